@@ -16,8 +16,11 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument("--linger", type=float, default=None, metavar="SECONDS")
+    parser.add_argument("--successor", action="store_true", help="only where no person ended the one before")
     arguments = parser.parse_args()
     workspace = Workspace(profiles=arguments.profiles, state=arguments.state)
+    if arguments.successor and workspace.agent_stopped.exists():
+        return 0
     return run_in_background(workspace, interval_seconds=arguments.interval, linger_seconds=arguments.linger)
 
 

@@ -14,7 +14,7 @@ KEPT = 3
 
 
 def rotate(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
-    """Begin the log anew where it has grown beyond the limit; True when it was. Raises OSError.
+    """Rotate the log if it exceeds the limit; True if it did. Raises OSError.
 
     Agent, sampler and whoever started them hold the file open for appending, so that it is copied and cut to zero
     rather than renamed. What is written during the copy is copied too.

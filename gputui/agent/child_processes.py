@@ -1,5 +1,5 @@
-"""Processes that outlive the agent, such as sinks and studies: it starts them, finds them again after its own death,
-and hears of their end."""
+"""Processes of the agent that outlive it, such as sinks and studies: start them, adopt those of an earlier agent, and
+read how they ended."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.runs.process_lock import holder
 
-# Which exit code says that another process does the work already: `gputui.reports.export.__main__`.
 _ELSEWHERE = 5
-_WORDS_BYTES = 4096
+"""Exit code for `Ended.is_elsewhere`: see `gputui.reports.export.__main__`."""
+
+_REPORT_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended: ``words`` say what went wrong, None where all is well. ``is_elsewhere``: another process,
-    which cannot be seen from here, does the work already."""
+    """How a process ended. ``problem`` is None if all is well. ``is_elsewhere``: another process, out of this one's
+    sight, does the work."""
 
-    words: str | None
+    problem: str | None
     is_elsewhere: bool = False
 
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One process. ``child`` is None where another agent, or a person, started it, ``words`` then too;
-    ``is_agents`` is False where a person did: it is never ended from here."""
+    """One process. ``child`` and ``report``, the descriptor from which its last message is read, are None where another
+    agent or a person started it. ``is_agents`` is False if a person did: such a process is never ended from here."""
 
     identity: ProcessIdentity | None
     child: subprocess.Popen[bytes] | None = None
-    words: int | None = None
+    report: int | None = None
     is_agents: bool = True
 
     def ended(self) -> Ended | None:
@@ -49,14 +50,14 @@ class ChildProcess:
         code = self.child.poll()
         if code is None:
             return None
-        words = self._last_words()
+        problem = self._read_report()
         if code in (0, _ELSEWHERE):
             return Ended(None, code == _ELSEWHERE)
         if code == -signal.SIGALRM:
             return Ended(f"a write did not end within {WRITE_SECONDS // 60} minutes")
         if code < 0:
-            return Ended(words or f"its process was ended by {signal.Signals(-code).name}")
-        return Ended(words or f"its process ended with code {code}")
+            return Ended(problem or f"its process was ended by {signal.Signals(-code).name}")
+        return Ended(problem or f"its process ended with code {code}")
 
     def kill(self) -> None:
         """End it, if it is there and an agent started it."""
@@ -65,22 +66,22 @@ class ChildProcess:
             self.child.wait()
         elif self.child is None and self.identity is not None and self.is_agents:
             send_signal(self.identity, signal.SIGKILL)
-        self._last_words()
+        self._read_report()
 
-    def _last_words(self) -> str:
-        if self.words is None:
+    def _read_report(self) -> str:
+        if self.report is None:
             return ""
         try:
-            text = os.read(self.words, _WORDS_BYTES).decode("utf-8", "replace").strip()
+            text = os.read(self.report, _REPORT_BYTES).decode("utf-8", "replace").strip()
         except OSError:
             text = ""
-        os.close(self.words)
-        self.words = None
+        os.close(self.report)
+        self.report = None
         return text
 
 
 def adopt(lock: Path) -> ChildProcess | None:
-    """The process that another agent, or a person, started and that took ``lock``; None where none lives."""
+    """The process that another agent, or a person, started and that took ``lock``; None if none lives."""
     found = holder(lock)
     if found is None or not is_alive(found.identity):
         return None
@@ -88,39 +89,39 @@ def adopt(lock: Path) -> ChildProcess | None:
 
 
 def start(module: str, arguments: Sequence[str], log: Path) -> ChildProcess:
-    """Start a module of gputui in a session of its own: it outlives this agent. It gets ``--tell`` with the descriptor
-    for its last words; what its libraries print goes to ``log``. Raises OSError."""
+    """Start a module of gputui in a new session: it outlives this agent. ``--tell`` has the descriptor
+    for its report of what went wrong; what its libraries print goes to ``log``. Raises OSError."""
     log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-    # An agent in the foreground may have been started from inside a run, and would hand that run's mark on.
+    # An agent in the foreground may have been started inside a run: that run's environment tag is not passed on.
     environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
     python, needed = own_python()
-    ours, its = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    report, its_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         child = subprocess.Popen(
-            [python, "-m", module, *arguments, "--tell", str(its)],
+            [python, "-m", module, *arguments, "--tell", str(its_end)],
             stdin=subprocess.DEVNULL,
             stdout=log_descriptor,
             stderr=log_descriptor,
             start_new_session=True,
             env=environment | needed | {AGENT_MARK: "1"},
             cwd="/",
-            pass_fds=(its,),
+            pass_fds=(its_end,),
         )
     except OSError:
-        os.close(ours)
+        os.close(report)
         raise
     finally:
-        os.close(its)
+        os.close(its_end)
         os.close(log_descriptor)
-    return ChildProcess(None, child, ours)
+    return ChildProcess(None, child, report)
 
 
 def forget_child(process: ChildProcess) -> None:
-    """Let go of a process that goes on after this agent."""
+    """Release a process that continues after this agent."""
     with suppress(OSError):
-        if process.words is not None:
-            os.close(process.words)
-            process.words = None
+        if process.report is not None:
+            os.close(process.report)
+            process.report = None
     if process.child is not None and process.child.poll() is None:
-        # It outlives this process on purpose; Popen would complain of it.
+        # Popen warns of a child that outlives it.
         process.child.returncode = 0

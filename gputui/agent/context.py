@@ -11,6 +11,7 @@ from functools import partial
 from gputui.agent.jobs import Jobs
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
+from gputui.agent.recording.write_ahead_log import WriteAheadLog
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.attempt_processes import ProcessScanner
@@ -21,9 +22,9 @@ from gputui.runs.executors import Executors
 class AgentContext:
     """``connection`` is the writer of the store and belongs to the loop's thread; ``now`` gives UTC unix seconds,
     ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
-    ``recorder`` knows the GPUs and the host as they are now, ``ingest`` stores metrics,
-    ``scanner`` finds the processes of attempts,
-    ``executors`` run them, each where its run's target says."""
+    ``log`` is what ``connection`` wrote last; ``recorder`` knows the GPUs and the host as they are now, ``ingest``
+    stores metrics, ``scanner`` finds the processes of attempts, ``executors`` run them, each where its run's target
+    says."""
 
     connection: sqlite3.Connection
     workspace: Workspace
@@ -31,6 +32,7 @@ class AgentContext:
     monotonic: Callable[[], float]
     wake: Callable[[], None]
     jobs: Jobs
+    log: WriteAheadLog
     recorder: Recorder
     ingest: MetricsIngest
     scanner: ProcessScanner = field(default_factory=ProcessScanner)
@@ -49,4 +51,5 @@ class AgentContext:
         """The context of the agent that serves ``workspace``."""
         jobs, recorder = Jobs(wake, monotonic), Recorder(connection, workspace.runs, now)
         ingest = MetricsIngest(connection, redactor_of=partial(redactor_of, workspace))
-        return cls(connection, workspace, now, monotonic, wake, jobs, recorder, ingest)
+        log = WriteAheadLog(connection, workspace.database, jobs, monotonic)
+        return cls(connection, workspace, now, monotonic, wake, jobs, log, recorder, ingest)

@@ -1,4 +1,4 @@
-"""What nobody foresaw, in one run or in one part of a turn, must not end the agent of all the others."""
+"""An unexpected error in one run or one part of a turn must not end the agent of all the others."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ErrorBarrier:
         except Exception as error:
             self._note(trouble, key, what, rest_seconds, run_id, error)
         else:
-            trouble.told = None
+            trouble.reported = None
 
     def _note(
         self, trouble: Trouble, key: str, what: str, rest_seconds: float, run_id: str | None, error: Exception
@@ -84,7 +84,7 @@ class ErrorBarrier:
         roll_back(self.context.connection)
         trouble.until = self.context.monotonic() + rest_seconds
         text = f"{error}" or type(error).__name__
-        if trouble.told == text:
+        if trouble.reported == text:
             return
         add_event(
             self.context.connection,
@@ -95,7 +95,7 @@ class ErrorBarrier:
             severity="error",
             run_id=run_id,
         )
-        trouble.told = text
+        trouble.reported = text
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class Parts:
     _cpu_at: float = 0.0
 
     def do(self, name: str, act: Callable[[], T]) -> T | None:
-        """What ``act`` returns; None where it failed, or rests after it did. An error of the database that may pass (a
+        """What ``act`` returns; None if it failed, or rests after it did. An error of the database that may pass (a
         full disk) is kept in ``unwritable``. Raises sqlite3.Error where nothing can be written now (a lock held
         elsewhere), or ever (damage)."""
         if self.guard.is_part_resting(name):

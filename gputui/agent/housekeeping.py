@@ -69,7 +69,7 @@ class Housekeeping:
         except OSError as error:
             # Said once: saying it again and again would make the log grow faster.
             if not self.log_is_stuck:
-                log.warning("%s cannot be begun anew: %s", self.context.workspace.agent_log, error)
+                log.warning("%s cannot be rotated: %s", self.context.workspace.agent_log, error)
             self.log_is_stuck = True
 
 

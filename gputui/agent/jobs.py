@@ -1,4 +1,4 @@
-"""Jobs: whatever may be slow (checkpoints, network file systems, deletes of folders) is done by one, never by the loop.
+"""Jobs: threads for slow work (checkpoints, network file systems, deletes of folders), which the loop never does.
 
 How to use it, always from the loop's thread:
 
@@ -35,7 +35,7 @@ class JobTimeoutError(OSError):
 
 
 class Job(Generic[T]):
-    """One piece of slow work in a daemon thread of its own. ``deadline_seconds`` counts from ``begun_at`` (monotonic
+    """One piece of slow work in a daemon thread. ``deadline_seconds`` counts from ``begun_at`` (monotonic
     seconds), which is None while the job waits for others to end. Made by ``Jobs.start`` alone."""
 
     def __init__(self, jobs: Jobs, name: str, work: Callable[[], T], deadline_seconds: float) -> None:
@@ -72,7 +72,7 @@ class Job(Generic[T]):
         return self._is_abandoned or self._has_ended.is_set()
 
     def _begin(self, now: float) -> None:
-        """Raises RuntimeError where the system has no thread left."""
+        """Raises RuntimeError if the system has no thread left."""
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
         self.begun_at = now
 
@@ -104,6 +104,8 @@ class Jobs:
     _running: list[Job[Any]] = field(default_factory=list)
     _waiting: deque[Job[Any]] = field(default_factory=deque)
     _abandoned: list[Job[Any]] = field(default_factory=list)
+    # No thread was left; reported once.
+    _is_short: bool = False
 
     def start(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T]:
         """Do ``work`` in a thread, now or when another job has ended."""
@@ -134,8 +136,11 @@ class Jobs:
                 job._begin(now)
             except RuntimeError as error:
                 # Tried again in the next turn: threads of others end.
-                log.warning("%s cannot begin: %s", job.name, error)
+                if not self._is_short:
+                    log.warning("%s cannot begin: %s", job.name, error)
+                self._is_short = True
                 return
+            self._is_short = False
             self._running.append(self._waiting.popleft())
 
     def _has_place(self, now: float) -> bool:

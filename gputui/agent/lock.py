@@ -18,7 +18,7 @@ class AgentRunningError(Exception):
 
 @dataclass(slots=True)
 class AgentLock:
-    """The held lock. Its file is never unlinked: a lock on an unlinked file would be nobody's."""
+    """The held lock. Its file is never unlinked: a lock on an unlinked file would protect nothing."""
 
     descriptor: int
 

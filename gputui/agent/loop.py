@@ -23,23 +23,22 @@ from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.exports.sinks import Sinks
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
-from gputui.agent.lifecycle.postmortem import note_first_steps
+from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.lock import AgentLock
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.free_pages import FreePages
-from gputui.agent.recording.write_ahead_log import WriteAheadLog
 from gputui.agent.slices import SliceSize
 from gputui.agent.studies import Studies
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import PUMP_SECONDS
-from gputui.runs.agent_process import anybody_looks
+from gputui.runs.agent_process import agent_argv, anybody_looks
 from gputui.runs.identity import boot_id, identify
 from gputui.store.database import StoreCorruptError, is_outdated, open_writer, set_aside, suspect_mark
-from gputui.store.events import add_event, has_event
+from gputui.store.events import add_event
 from gputui.store.retention import RAW_SECONDS
 from gputui.store.run_states import RunState
 from gputui.version import VERSION
@@ -68,7 +67,7 @@ TICKET_SECONDS = 3600.0
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """How this agent was asked to run. ``recording`` keeps it alive with nothing else to do; ``duration_seconds``
-    ends it by itself; ``linger_seconds`` is how long it stays once nobody needs it; ``output`` takes what is sampled,
+    ends it by itself; ``linger_seconds`` is how long it stays without clients; ``output`` takes what is sampled,
     besides the database."""
 
     recording: bool = False
@@ -105,10 +104,9 @@ class Agent:
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
         self.alerting = Alerting(context, self.supervisor.running, options.interval_seconds)
-        self.supervisor.outbox.alerts_by = self.alerting.told_by
+        self.supervisor.outbox.alerts_by = self.alerting.notice_target
         self.upkeep = Housekeeping(context, options.interval_seconds)
         self.free_pages = FreePages(connection, context.monotonic)
-        self.log = WriteAheadLog(connection, workspace.database, context.jobs, context.monotonic)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
         self._began_at = self._needed_at = self.context.monotonic()
@@ -124,6 +122,7 @@ class Agent:
                 state_dir=workspace.state,
                 interval_seconds=options.interval_seconds,
                 scenario=workspace.scenario if self.is_simulated else None,
+                successor=(*agent_argv(workspace)[1:], "--successor"),
             ),
             workspace.agent_log,
         )
@@ -135,7 +134,7 @@ class Agent:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until a signal, the duration, or until nobody needs an agent."""
+        """Run until a signal, the duration, or until no client needs an agent."""
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
         with self.supervisor.guard.around_part("looking for a former agent"):
@@ -160,7 +159,7 @@ class Agent:
             self._leave()
 
     def _begin(self) -> None:
-        """Go on where a former agent ended. What nobody foresaw in one step must not keep every agent from starting.
+        """Continue where a former agent ended. An unexpected error in one step must not keep every agent from starting.
         Raises sqlite3.Error where the database itself is in trouble."""
 
         def read_runs_back() -> None:
@@ -229,13 +228,13 @@ class Agent:
             due["reducing"] = now + REDUCE_SECONDS if parts.do("reducing", self._reduce) else math.inf
         if now >= due["removal"]:
             # Pages are free once the lines are gone; both are given little of each turn.
-            is_more = self.log.is_long or (
+            is_more = self.context.log.is_long or (
                 parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
             )
             due["removal"] = self.context.monotonic() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
             if is_more:
                 self._needed_at = now
-        parts.do("the log", self.log.turn)
+        parts.do("the log", self.context.log.turn)
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
@@ -258,7 +257,7 @@ class Agent:
         """After a turn in which something could not be done. What is ready stays so until it is looked at, so that a
         selector would not wait."""
         if unwritable is not None and unwritable != self._unwritable:
-            # Said once: where the disk is full, the log lies on it too.
+            # Logged once: where the disk is full, the log is on it too.
             log.warning("the database cannot be written now: %s", unwritable)
         elif unwritable is None and self._unwritable is not None:
             log.info("the database can be written again")
@@ -294,7 +293,7 @@ class Agent:
             return
 
     def _read_sampler(self) -> bool:
-        """Take in what the sampler has told; whether its tick is among it."""
+        """Take in the sampler's lines; whether its tick is among them."""
         messages = self.sampler.read()
         self.context.recorder.take(messages)
         if self.options.output is not None:
@@ -305,23 +304,13 @@ class Agent:
         return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
+        if self.context.log.is_behind:
+            return False
         # One turn has time for one file at length: what ended attempts left goes first.
         is_short = self.supervisor.is_reading_rest()
         report = self.context.ingest.pump(budget_seconds=SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS)
-        note_first_steps(self.context.connection, report, self.context.now())
+        note_report(self.context.connection, report, self.context.now())
         self.alerting.take(report)
-        for run_id, note in report.notes:
-            # What holds for all of a run is noticed again by each agent.
-            if not has_event(self.context.connection, note.kind, run_id=run_id, key=note.key):
-                add_event(
-                    self.context.connection,
-                    note.kind,
-                    note.text,
-                    now=self.context.now(),
-                    key=note.key,
-                    severity="warning",
-                    run_id=run_id,
-                )
         return report.more
 
     # --- once a second --------------------------------------------------------------------------------------------
@@ -351,7 +340,7 @@ class Agent:
         if self.options.recording or is_busy or anybody_looks(self.workspace):
             self._needed_at = now
         elif now - self._needed_at >= self.options.linger_seconds:
-            log.info("nobody needs an agent now")
+            log.info("no client needs an agent now")
             self.stopping = True
 
     def _show_longest_turn(self) -> None:
@@ -392,7 +381,7 @@ class Agent:
             add_event(
                 connection,
                 "database_replaced",
-                f"the database was damaged and set aside as {aside.name}; a new one was begun",
+                f"the database was damaged and set aside as {aside.name}; a new one was created",
                 now=self.started_at,
                 severity="error",
             )
@@ -401,7 +390,7 @@ class Agent:
 
     def _raw_seconds(self) -> float | None:
         """How long samples are kept here; by the standard where the settings are wrong."""
-        from gputui.profiles.record_file import load_retention
+        from gputui.profiles.home_files import load_retention
         from gputui.yaml_forms.problems import ProfileError
 
         try:

@@ -34,7 +34,7 @@ class RecordError(Exception):
 
 
 def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_seconds: float | None) -> int:
-    """The agent until nobody needs it. 0 also when another one runs already: then there is one, which is all that
+    """Run the agent until no client needs it. 0 also when another one runs: then there is one, which is all that
     was wanted."""
     log_to_stderr()
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gputui.agent.child_processes import ChildProcess, adopt, forget_child, start
 from gputui.agent.context import AgentContext
+from gputui.config import PRIVATE_DIR_MODE
 from gputui.store.events import add_event
 from gputui.studies.rows import LOCK_FILE, LOG_FILE
 
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # After each failure in a row the next try waits longer.
 AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
+STEADY_SECONDS = 600.0
+"""A process that lived for so long has worked: its end is the first failure in a row."""
 _NEEDED = """
 SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND EXISTS (
     SELECT 1 FROM trials AS t WHERE t.study_id = s.study_id
@@ -24,9 +27,11 @@ SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR stat
 
 @dataclass(slots=True)
 class _Served:
-    """One study. Times are monotonic; ``failures`` are in a row."""
+    """One study. Times are monotonic: ``since`` is when the process was started or adopted. ``failures`` are in a
+    row."""
 
     process: ChildProcess | None = None
+    since: float = 0.0
     failures: int = 0
     again_at: float = 0.0
     told: str | None = None
@@ -67,19 +72,23 @@ class Studies:
             if ended is None:
                 return
             served.process = None
-            if ended.words is not None:
-                self._note_failure(study_id, served, ended.words)
+            if now - served.since >= STEADY_SECONDS:
+                served.failures, served.told = 0, None
+            if ended.problem is not None:
+                self._note_failure(study_id, served, ended.problem)
             else:
                 served.failures, served.told = 0, None
                 served.again_at = now + AGAIN_SECONDS[0]
         if now < served.again_at:
             return
         folder = self.context.workspace.studies / study_id
+        served.since = now
         served.process = adopt(folder / LOCK_FILE)
         if served.process is not None:
             return
         home = ("--profiles", str(self.context.workspace.profiles), "--state", str(self.context.workspace.state))
         try:
+            folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             served.process = start("gputui.studies", (*home, "--study", study_id), folder / LOG_FILE)
         except OSError as error:
             self._note_failure(study_id, served, f"cannot be started: {error.strerror or error}")
@@ -92,7 +101,7 @@ class Studies:
         if served.told != words:
             # The same again is no news.
             served.told = words
-            text = f"study process: {words}; its trials go on, and it is started again"
+            text = f"study process: {words}; its trials continue; it will be restarted"
             now = self.context.now()
             add_event(
                 self.context.connection, "study_process_failed", text, now=now, severity="warning", subject=study_id

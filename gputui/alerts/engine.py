@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
-from gputui.alerts.in_force import InForce
 from gputui.alerts.moments import RuleReading
+from gputui.alerts.resolved_rules import ResolvedRule
 from gputui.alerts.rules import SubjectKind
 
 
@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class RuleState:
-    """How one rule stands for one subject. ``met_seconds``: for how long the value has been beyond its limit;
+    """The state of one rule for one subject. ``met_seconds``: for how long the value has been beyond its limit;
     ``well_seconds``: since when a raised one is well again; ``rest_seconds``: what is left of the cool-down. Times in
     which the value was unknown count in neither."""
 
@@ -55,7 +55,7 @@ class Engine:
 
     standings: dict[Key, RuleState] = field(default_factory=dict)
 
-    def look(self, rule: InForce, key: Key, reading: RuleReading, elapsed_seconds: float) -> AlertChange | None:
+    def look(self, rule: ResolvedRule, key: Key, reading: RuleReading, elapsed_seconds: float) -> AlertChange | None:
         """One rule at one moment, ``elapsed_seconds`` (monotonic) after the moment before."""
         standing = self.standings.get(key)
         if standing is None:
@@ -69,7 +69,7 @@ class Engine:
         return change
 
     def _step(
-        self, one: RuleState, rule: InForce, key: Key, reading: RuleReading, elapsed: float
+        self, one: RuleState, rule: ResolvedRule, key: Key, reading: RuleReading, elapsed: float
     ) -> AlertChange | None:
         if not rule.enabled:
             return self._clear(one, rule, key, reading, "the rule is off")
@@ -96,7 +96,9 @@ class Engine:
             return self._clear(one, rule, key, reading, "back to normal")
         return None
 
-    def _clear(self, one: RuleState, rule: InForce, key: Key, reading: RuleReading, why: str) -> AlertChange | None:
+    def _clear(
+        self, one: RuleState, rule: ResolvedRule, key: Key, reading: RuleReading, why: str
+    ) -> AlertChange | None:
         was_raised = one.raised
         rest = rule.cooldown_seconds if was_raised else one.rest_seconds
         one.raised, one.met_seconds, one.well_seconds, one.rest_seconds, one.last = False, 0.0, 0.0, rest, "unknown"
@@ -128,7 +130,7 @@ class Engine:
 
     @classmethod
     def from_json(cls, entries: Any) -> Engine:
-        """An engine that goes on where another ended; what cannot be understood is left out. Nothing is known of the
+        """An engine that continues where another ended; what cannot be understood is left out. Nothing is known of the
         time in between, so that it counts for nothing."""
         engine = cls()
         for entry in entries if isinstance(entries, list) else []:
@@ -138,7 +140,7 @@ class Engine:
         return engine
 
 
-def _place(reading: RuleReading, rule: InForce) -> Literal["met", "well", "between"]:
+def _place(reading: RuleReading, rule: ResolvedRule) -> Literal["met", "well", "between"]:
     if _is_beyond(reading, rule):
         return "met"
     assert reading.value is not None
@@ -150,7 +152,7 @@ def _place(reading: RuleReading, rule: InForce) -> Literal["met", "well", "betwe
     return "well" if is_well else "between"
 
 
-def _is_beyond(reading: RuleReading, rule: InForce) -> bool:
+def _is_beyond(reading: RuleReading, rule: ResolvedRule) -> bool:
     value = reading.value
     if value is None or math.isnan(value):
         return False

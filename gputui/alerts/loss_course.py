@@ -1,4 +1,4 @@
-"""Whether a noisy loss still becomes better. Pure; it can be stored as JSON, so that the next agent goes on.
+"""Whether a noisy loss still becomes better. Pure; it can be stored as JSON, so that the next agent continues.
 
 The loss of a step is noise: the best of many values is only the luckiest one, what is learnt slowly would never beat
 it, and on a plateau luck alone finds a new best now and then. So a loss has become better where both hold: its mean
@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gputui.alerts.moments import Stagnation
@@ -26,21 +26,32 @@ LINE_BLOCKS = 20
 LEAST_ERRORS = 1.5
 # An improvement smaller than this share of the best value is none.
 LEAST_IMPROVEMENT = 1e-4
+# A loss that has fallen to this share of its first value has converged: there is nothing left to improve.
+CONVERGED_SHARE = 0.01
 
 
 @dataclass(slots=True)
 class BestLoss:
-    """The best value of a metric of which less is better, and where it was."""
+    """The best value of a metric of which less is better, where it was, and how many seconds of training ago; and the
+    first value."""
 
     value: float | None = None
     step: int | None = None
     epoch: float | None = None
+    seconds_ago: float = 0.0
+    first: float | None = None
+
+    def wait(self, seconds: float) -> None:
+        """Count time that went by."""
+        self.seconds_ago += seconds
 
     def add(self, value: float, step: int | None, epoch: float | None) -> bool:
         """Whether it is the best by now."""
+        if self.first is None:
+            self.first = value
         if self.value is not None and value >= self.value - LEAST_IMPROVEMENT * abs(self.value):
             return False
-        self.value, self.step, self.epoch = value, step, epoch
+        self.value, self.step, self.epoch, self.seconds_ago = value, step, epoch, 0.0
         return True
 
     def stagnation(self, metric: str, step: int | None, epoch: float | None) -> Stagnation | None:
@@ -49,7 +60,11 @@ class BestLoss:
             return None
         steps = None if step is None or self.step is None else max(0, step - self.step)
         epochs = None if epoch is None or self.epoch is None else max(0.0, epoch - self.epoch)
-        return Stagnation(metric, self.value, self.step, steps, epochs)
+        is_converged = self.first is not None and abs(self.value) < CONVERGED_SHARE * abs(self.first)
+        return Stagnation(metric, self.value, self.step, steps, epochs, self.seconds_ago, is_converged)
+
+    def to_json(self) -> list[Any]:
+        return [self.value, self.step, self.epoch, self.seconds_ago, self.first]
 
 
 @dataclass(slots=True)
@@ -80,7 +95,7 @@ class LossCourse:
         found = self.best.stagnation("loss", step, epoch)
         if found is None or self.blocks_since >= PATIENCE_BLOCKS or found.steps is None:
             return found
-        return Stagnation("loss", found.best, found.step, min(found.steps, int(patience_steps)), None)
+        return replace(found, steps=min(found.steps, int(patience_steps)), epochs=None)
 
     def _judge(self, step: int, epoch: float | None) -> None:
         if len(self.blocks) < MEAN_BLOCKS:
@@ -94,13 +109,13 @@ class LossCourse:
         return {
             "blocks": list(self.blocks),
             "open": [self.total, self.count, self.begin],
-            "best": [self.best.value, self.best.step, self.best.epoch],
+            "best": self.best.to_json(),
             "blocks_since": self.blocks_since,
         }
 
     @classmethod
     def from_json(cls, data: Any) -> LossCourse:
-        """Raises TypeError, KeyError or ValueError where it cannot be understood."""
+        """Raises TypeError, KeyError or ValueError if it cannot be understood."""
         total, count, begin = data["open"]
         return cls(
             deque((float(mean) for mean in data["blocks"]), maxlen=LINE_BLOCKS),

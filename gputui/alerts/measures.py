@@ -60,7 +60,7 @@ def heat(gpu: GpuMoment, limits: Limits) -> RuleReading:
     if gpu.slowdown_celsius is not None and gpu.slowdown_celsius >= LEAST_SLOWDOWN_CELSIUS:
         near = gpu.slowdown_celsius - limits["margin_celsius"]
         if near < limit:
-            limit, detail = near, f"; it slows down at {gpu.slowdown_celsius:.0f} °C"
+            limit, detail = near, f"; throttles at {gpu.slowdown_celsius:.0f} °C"
     return RuleReading(gpu.temperature_celsius, limit, detail)
 
 

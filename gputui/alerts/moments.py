@@ -13,7 +13,7 @@ from gputui.gpu.model import GpuSlowSample
 
 @dataclass(frozen=True, slots=True)
 class RuleReading:
-    """What a rule reads at one moment: ``value`` and its ``limit``, in the rule's unit. ``applies`` is False where the
+    """What a rule reads at one moment: ``value`` and its ``limit``, in the rule's unit. ``applies`` is False if the
     question does not arise (no run claims the GPU), which clears an alert; ``detail`` goes into the sentence."""
 
     value: float | None = None
@@ -74,13 +74,16 @@ class HostMoment:
 
 @dataclass(frozen=True, slots=True)
 class Stagnation:
-    """How long a metric has not become better: the best value and how many steps and epochs ago it was."""
+    """How long a metric has not become better: the best value, and how many steps, epochs and seconds of training ago
+    it was. ``is_converged``: the best is next to nothing beside the first value."""
 
     metric: str
     best: float
     step: int | None
     steps: int | None
     epochs: float | None
+    seconds: float | None = None
+    is_converged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputui.alerts.in_force import Override, of_runs
-from gputui.alerts.rules import RULES, Severity
+from gputui.alerts.resolved_rules import Override
+from gputui.alerts.rules import RULES, RUN_RULE_IDS, Severity
 from gputui.alerts.schedules import RateSchedule
+from gputui.yaml_forms.quantities import parse_duration
 
 _TIMES = {"for": "for_seconds", "clear_after": "clear_seconds", "cooldown": "cooldown_seconds"}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)")
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MOST_SECONDS = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How alerts are told outside the screen: a command, a webhook, and from which severity on."""
+    """Where alerts are sent besides the screen, a command or a webhook, and from which severity on."""
 
     command: tuple[str, ...] = ()
     webhook: str | None = None
@@ -29,7 +26,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What one source changes."""
+    """What one file changes of the rules."""
 
     rules: Mapping[str, Override] = field(default_factory=dict)
     delivery: Delivery | None = None
@@ -41,7 +38,7 @@ def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
     if isinstance(alerts, Mapping):
         return overrides_from(alerts)
     is_off = alerts is None or alerts == "off"
-    return Overrides({name: {"enabled": False} for name in of_runs()}) if is_off else Overrides()
+    return Overrides({name: {"enabled": False} for name in RUN_RULE_IDS}) if is_off else Overrides()
 
 
 def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
@@ -80,13 +77,8 @@ def _schedule(given: str | Mapping[str, Any] | None) -> RateSchedule | None:
 
 
 def parse_seconds(value: object) -> float | None:
-    """A duration: a number of seconds, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; None where it is none."""
+    """A duration: a number of seconds, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; None if it is none."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, (int, float)):
-        seconds = float(value)
-    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        seconds = float(match[1]) * _UNITS[match[2]]
-    else:
-        return None
-    return seconds if math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS else None
+    seconds = parse_duration(value) if isinstance(value, str) else value if isinstance(value, (int, float)) else None
+    return float(seconds) if seconds is not None and 0 <= seconds <= MOST_SECONDS else None

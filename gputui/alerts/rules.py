@@ -3,7 +3,7 @@
 A new rule is a row here, a measure in ``measures`` (of a GPU or the host) or ``run_measures``, a case in
 ``tests/alerts/test_rules.py`` and ``python -m docs.alert_tables``.
 
-Where a threshold comes from stands with it: NVIDIA's documentation for what the hardware says, else experience with
+Each threshold names its origin: NVIDIA's documentation for hardware values, else experience with
 training runs, and then it is meant to be changed in ``alerts.yaml`` or in a profile.
 """
 
@@ -48,7 +48,7 @@ class Rule:
         clear_seconds: how long it must be well before the alert is cleared.
         cooldown_seconds: how long after that it is not raised again.
         of_run: it is about a run even where its subject is a GPU; a profile with ``alerts: off`` switches it off.
-        is_reported: what it tells stands among the events already, and is not said there again.
+        is_reported: the events already have it, so no event is added.
         sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{detail}``.
         remedy: what to do.
     """
@@ -80,7 +80,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(
         "gpu_lost", "gpu", "GPU lost", "error", measures.lost,
         "{subject} is lost: the driver does not answer for it",
-        "see gputui gpus and the kernel log; a reset or a reboot is mostly needed",
+        "see gputui gpus and the kernel log; it usually needs a reset or a reboot",
         clear_seconds=30.0, cooldown_seconds=60.0, is_reported=True,
     ),
     Rule(
@@ -92,25 +92,25 @@ _RULES: tuple[Rule, ...] = (
     Rule(
         "xid", "gpu", "XID", "warning", measures.xid_of_program,
         "{subject} reported {detail}",
-        "mostly an error of the program: look at the log of the rank on this GPU",
+        "usually a bug in the program: look at the log of the rank on this GPU",
         clear_seconds=900.0, cooldown_seconds=0.0, is_reported=True,
     ),
     Rule(
         "ecc", "gpu", "uncorrected memory errors", "error", measures.ecc,
         "{subject} counted {value} new uncorrected memory errors",
-        "restart what ran there; when it comes again, take the GPU out and have it tested",
+        "restart what ran there; if it repeats, take the GPU out and have it tested",
         clear_seconds=3600.0, cooldown_seconds=0.0,
     ),
     Rule(
         "row_remap", "gpu", "bad memory row", "warning", measures.row_remap,
         "{subject}: {detail}",
-        "reset the GPU when it is free (nvidia-smi --gpu-reset); one whose remapping failed needs a replacement",
+        "reset the GPU when it is free (nvidia-smi --gpu-reset); if remapping failed, replace it",
         clear_seconds=0.0, cooldown_seconds=0.0,
     ),
     Rule(
         "gpu_memory", "gpu", "GPU memory nearly full", "warning", measures.gpu_memory,
         "{subject} memory {value} used (limit {limit})",
-        "a smaller batch or gradient checkpointing keeps it from running out",
+        "use a smaller batch or gradient checkpointing",
         (_percent(95.0, "share of the memory in use"),),
         unit="%", for_seconds=300.0, hysteresis=2.0,
     ),
@@ -119,65 +119,65 @@ _RULES: tuple[Rule, ...] = (
         "{subject} at {value} (limit {limit}){detail}",
         "check fans, dust and the room's air; a lower power cap cools it at once",
         (
-            Threshold("above_celsius", 85.0, "°C", "too hot, whatever the driver's limit", 20.0, 150.0),
-            Threshold("margin_celsius", 5.0, "°C", "or so close to the driver's slowdown limit", 0.0, 60.0),
+            Threshold("above_celsius", 85.0, "°C", "absolute limit", 20.0, 150.0),
+            Threshold("margin_celsius", 5.0, "°C", "or this close to the driver's slowdown limit", 0.0, 60.0),
         ),
         unit="°C", for_seconds=30.0, hysteresis=3.0,
     ),
     Rule(
         "gpu_throttled", "gpu", "GPU throttled", "warning", measures.throttled,
         "{subject} was throttled by its hardware for {value} of the last minute{detail}",
-        "heat needs cooling, a power brake the power supply; a power cap alone is normal and raises no alert",
-        (_percent(20.0, "share of the last minute with a reason that means trouble"),),
+        "for heat check cooling, for a power brake the power supply; a power cap alone raises no alert",
+        (_percent(20.0, "share of the last minute with a harmful reason"),),
         unit="%", for_seconds=10.0, hysteresis=10.0,
     ),
     Rule(
         "gpu_underused", "gpu", "GPU underused", "warning", measures.underused,
         "{subject} is used {value} by {detail}, less than {limit}",
         "look at the run's data wait and communication: the GPU waits for something",
-        (_percent(50.0, "mean utilisation of a minute while a run trains on it", "below_percent"),),
+        (_percent(50.0, "mean utilisation over a minute while a run trains on it", "below_percent"),),
         unit="%", below=True, for_seconds=300.0, hysteresis=10.0, of_run=True,
     ),
     Rule(
         "gpu_parked", "gpu", "GPU memory held, nothing computed", "warning", measures.parked,
         "{subject} has {value} held{detail} and computes nothing",
-        "end the process that holds it, or wake it up; gputui gpus names it",
+        "end or resume the process that holds it; gputui gpus names it",
         (Threshold("above_gib", 1.0, "GiB", "memory held at 0 % utilisation"),),
         unit="GiB", for_seconds=1800.0, clear_seconds=30.0, cooldown_seconds=1800.0,
     ),
     Rule(
         "power_trend", "gpu", "power changed", "info", measures.power_trend,
         "{subject}: power {detail}",
-        "less power at the same work means waiting or a throttled clock: compare step time and clocks",
-        (_percent(25.0, "change of five minutes' mean against the hour before", "change_percent"),),
+        "less power for the same work means waiting or throttling: compare step time and clocks",
+        (_percent(25.0, "change of a five-minute mean against the hour before", "change_percent"),),
         unit="%", for_seconds=120.0, hysteresis=10.0, cooldown_seconds=3600.0, of_run=True,
     ),
     # --- the host
     Rule(
         "host_memory", "host", "host memory nearly full", "error", measures.host_memory,
         "host memory {value} used (limit {limit})",
-        "fewer data loader workers, a smaller cache, or end what is not needed, before the kernel does",
+        "use fewer data loader workers or a smaller cache, or end processes, before the kernel does",
         (_percent(92.0, "share of the memory in use, page cache not counted"),),
         unit="%", for_seconds=60.0, hysteresis=4.0,
     ),
     Rule(
         "host_memory_growth", "host", "host memory grows", "warning", measures.host_growth,
         "the host's memory fills by {value}{detail}",
-        "a leak: look for lists that grow in a data set or a training loop; restart the run before it is full",
+        "look for lists that grow in a data set or a training loop; restart the run before memory is full",
         (Threshold("above_gb_per_hour", 2.0, "GB/h", "growth over the last half hour, in both of its halves"),),
         unit="GB/h", for_seconds=120.0, hysteresis=1.0, clear_seconds=300.0, cooldown_seconds=3600.0,
     ),
     Rule(
         "disk", "host", "disk nearly full", "error", measures.disk,
         "state disk {value} full (limit {limit})",
-        "remove runs that are over (gputui rm) or old checkpoints",
+        "remove finished runs (gputui rm) or old checkpoints",
         (_percent(95.0, "share of the file system in use"),),
         unit="%", for_seconds=60.0, hysteresis=1.0, cooldown_seconds=3600.0,
     ),
     Rule(
         "shm", "host", "shared memory nearly full", "warning", measures.shared_memory,
         "/dev/shm {value} full (limit {limit})",  # noqa: S108 - a name for people
-        "fewer data loader workers, or a larger /dev/shm (--shm-size in containers)",
+        "use fewer data loader workers, or a larger /dev/shm (--shm-size in containers)",
         (_percent(90.0, "share of /dev/shm in use"),),
         unit="%", for_seconds=30.0, hysteresis=5.0,
     ),
@@ -185,7 +185,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(
         "nccl_errors", "run", "NCCL errors", "error", run_measures.nccl_errors,
         "{subject}: {detail}",
-        "gputui explain says which rank; NCCL_DEBUG=INFO under env says more",
+        "gputui explain names the rank; NCCL_DEBUG=INFO under env logs more",
         clear_seconds=900.0, cooldown_seconds=0.0, of_run=True,
     ),
     Rule(
@@ -194,7 +194,8 @@ _RULES: tuple[Rule, ...] = (
         "stop it, lower the learning rate, or accept that it has converged",
         (
             Threshold("steps", 1000.0, "steps", "without a better loss (means over half as many steps)", 1.0),
-            Threshold("epochs", 10.0, "epochs", "without a better val/loss, or loss where there is none", 0.1),
+            Threshold("epochs", 10.0, "epochs", "without a better val/loss (or loss, if there is none)", 0.1),
+            Threshold("minutes", 10.0, "min", "and for at least this long", 0.0),
         ),
         clear_seconds=0.0, cooldown_seconds=1800.0, of_run=True,
     ),
@@ -210,25 +211,25 @@ _RULES: tuple[Rule, ...] = (
         "{subject}: step time {value} (limit {limit}){detail}",
         "look at the ranks, at data wait and at the GPUs' clocks",
         (
-            Threshold("above_milliseconds", 200.0, "ms", "a step takes longer"),
-            Threshold("times_median", 2.0, "×", "and longer than the run's own median so many times", 0.0, 1000.0),
+            Threshold("above_milliseconds", 200.0, "ms", "a step takes longer than this"),
+            Threshold("times_median", 2.0, "×", "and this many times the run's own median", 0.0, 1000.0),
         ),
         unit="ms", for_seconds=60.0, hysteresis=10.0, of_run=True,
     ),
     Rule(
         "data_wait", "run", "waits for data", "warning", run_measures.data_wait,
         "{subject}: data wait {value} a step (limit {limit}){detail}",
-        "more data loader workers, a faster disk, or a cache",
+        "use more data loader workers, a faster disk, or a cache",
         (
-            Threshold("above_milliseconds", 50.0, "ms", "a step waits longer for its data"),
-            Threshold("above_percent", 10.0, "%", "and longer than this share of the step", 0.0, 100.0),
+            Threshold("above_milliseconds", 50.0, "ms", "a step waits longer than this for data"),
+            Threshold("above_percent", 10.0, "%", "and this share of the step", 0.0, 100.0),
         ),
         unit="ms", for_seconds=60.0, hysteresis=5.0, of_run=True,
     ),
     Rule(
         "cache_misses", "run", "cache misses", "info", run_measures.cache_misses,
         "{subject}: cache hits {value} (limit {limit})",
-        "a larger cache (--cache-bytes), or none: it costs memory and helps little",
+        "enlarge the cache (--cache-bytes) or turn it off: it costs memory and helps little",
         (_percent(80.0, "share found in the cache, after the first epoch", "below_percent"),),
         unit="%", below=True, for_seconds=120.0, hysteresis=5.0, of_run=True,
     ),
@@ -242,11 +243,14 @@ _RULES: tuple[Rule, ...] = (
     Rule(
         "lr_off_schedule", "run", "learning rate off its schedule", "warning", run_measures.lr_off_schedule,
         "{subject}: the learning rate {detail}",
-        "check the scheduler, above all after a resume: it may have begun anew",
-        (_percent(1.0, "difference from what the schedule says"),),
+        "check the scheduler, above all after a resume: it may have restarted",
+        (_percent(1.0, "difference from the schedule"),),
         unit="%", for_seconds=30.0, of_run=True,
     ),
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {rule.id: rule for rule in _RULES}
 """Every rule by its id, in the order in which they are shown."""
+
+RUN_RULE_IDS: tuple[str, ...] = tuple(rule.id for rule in _RULES if rule.of_run)
+"""The rules about a run, which a profile may change or switch off."""

@@ -13,11 +13,19 @@ LEAST_SAMPLES = 100
 
 
 def no_improvement(run: RunMoment, limits: Limits) -> RuleReading:
-    """For how many steps, or epochs, nothing became better; of all that is looked at, what is farthest over."""
+    """For how many steps, or epochs, nothing became better; of all that is looked at, what is farthest over. What has
+    converged, and a span of less than the limit in minutes, is not judged."""
     if not run.is_training:
         return IDLE
     found: RuleReading | None = None
-    for one in run.stagnation:
+    judged = [
+        one
+        for one in run.stagnation
+        if not one.is_converged and (one.seconds is None or one.seconds >= 60.0 * limits["minutes"])
+    ]
+    if run.stagnation and not judged:
+        return IDLE
+    for one in judged:
         for value, limit, unit in ((one.steps, limits["steps"], "steps"), (one.epochs, limits["epochs"], "epochs")):
             if value is not None and limit > 0 and (found is None or value / limit > (found.value or 0) / found.limit):
                 found = RuleReading(float(value), limit, _since(one, float(value), unit))

@@ -1,5 +1,5 @@
 """What is remembered of a run between two moments: its best values, its usual step time, what it skipped. Pure; all of
-it can be stored as JSON, so that the next agent goes on."""
+it can be stored as JSON, so that the next agent continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gputui.alerts.loss_course import BestLoss, LossCourse
@@ -45,7 +45,7 @@ class RunTrend:
     samples_before: float | None = None
 
     def take(self, step: int | None, values: Mapping[str, float], skipped: int, waited_seconds: float) -> None:
-        """New lines of the attempt: the newest of each metric, at ``step``; ``skipped`` samples were told of among
+        """New lines of the attempt: the newest of each metric, at ``step``; ``skipped`` samples were reported among
         them. ``waited_seconds`` is since the lines before."""
         before = self.step
         if step is not None:
@@ -56,6 +56,8 @@ class RunTrend:
         self.values.update(values)
         self.age_seconds = 0.0
         self.skipped += skipped
+        for best in (self.loss.best, self.best_validation):
+            best.wait(waited_seconds)
         self._take_losses(values)
         self._take_step_time(values.get("step_time"))
         for name, mean in self.times.items():
@@ -67,7 +69,7 @@ class RunTrend:
         if samples is not None and math.isfinite(samples) and self.samples_before is None:
             self.samples_before = samples
 
-    def moment(
+    def advance(
         self,
         run_id: str,
         elapsed_seconds: float,
@@ -77,7 +79,7 @@ class RunTrend:
         nccl_errors: int = 0,
         nccl_text: str = "",
     ) -> RunMoment:
-        """The run now, ``elapsed_seconds`` after the moment before."""
+        """Let ``elapsed_seconds`` pass and return what the rules measure of the run."""
         self.age_seconds += elapsed_seconds
         epoch = self.values.get("epoch")
         validation = self.best_validation.stagnation("val/loss", self.step, epoch)
@@ -85,10 +87,10 @@ class RunTrend:
         stagnation: list[Stagnation] = []
         if validation is not None:
             # Epochs are judged by what was not trained on, where that is known; steps by the loss of every step.
-            stagnation.append(Stagnation("val/loss", validation.best, validation.step, None, validation.epochs))
+            stagnation.append(replace(validation, steps=None))
         if loss is not None:
             epochs = None if validation is not None else loss.epochs
-            stagnation.append(Stagnation("loss", loss.best, loss.step, loss.steps, epochs))
+            stagnation.append(replace(loss, epochs=epochs))
         is_fresh = self.age_seconds <= OLD_SECONDS
         seen, share = self._skipped_share()
         return RunMoment(
@@ -137,9 +139,9 @@ class RunTrend:
         samples = self.values.get("samples")
         if samples is None or not math.isfinite(samples):
             return None, None
-        told = self.values.get("skipped_samples")
-        seen = samples if told is not None else samples - (self.samples_before or 0.0)
-        skipped = self.skipped if told is None else told
+        reported = self.values.get("skipped_samples")
+        seen = samples if reported is not None else samples - (self.samples_before or 0.0)
+        skipped = self.skipped if reported is None else reported
         whole = seen + skipped
         return whole, 100.0 * skipped / whole if whole > 0 else None
 
@@ -151,7 +153,7 @@ class RunTrend:
             "step": self.step,
             "values": self.values,
             "loss": self.loss.to_json(),
-            "best_validation": [self.best_validation.value, self.best_validation.step, self.best_validation.epoch],
+            "best_validation": self.best_validation.to_json(),
             "step_times": list(self.step_times),
             "times": {name: mean.to_json() for name, mean in self.times.items()},
             "cache_hit": self.cache_hit.to_json(),
@@ -161,7 +163,7 @@ class RunTrend:
 
     @classmethod
     def from_json(cls, data: Any) -> RunTrend:
-        """Raises TypeError, KeyError, AttributeError or ValueError where it cannot be understood. What was measured
+        """Raises TypeError, KeyError, AttributeError or ValueError if it cannot be understood. What was measured
         before says nothing of now: its values wait for the next line."""
         trend = cls(
             attempt=int(data["attempt"]),

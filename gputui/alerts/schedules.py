@@ -26,7 +26,7 @@ class RateSchedule:
     total_steps: int | None = None
 
     def at(self, step: int, *, peak: float | None, total_steps: int | None) -> float | None:
-        """The rate at ``step``; the arguments stand in for what the profile left out. None where it cannot be told."""
+        """The rate at ``step``; the arguments replace what the profile left out. None if unknown."""
         top = self.peak if self.peak is not None else peak
         if top is None:
             return None
@@ -52,8 +52,8 @@ def expected_rate(
             return (values[name], values[name]) if math.isfinite(values[name]) else None
     if schedule is None or step is None:
         return None
-    told = values.get("total_steps")
-    total = None if told is None or not math.isfinite(told) else int(told)
+    reported = values.get("total_steps")
+    total = None if reported is None or not math.isfinite(reported) else int(reported)
     rates = [schedule.at(max(0, one), peak=peak, total_steps=total) for one in (step - 1, step, step + 1)]
     known = [rate for rate in rates if rate is not None]
     return (min(known), max(known)) if len(known) == len(rates) else None

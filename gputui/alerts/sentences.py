@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gputui.alerts.in_force import STANDARD, InForce
 from gputui.alerts.moments import RuleReading
+from gputui.alerts.resolved_rules import STANDARD, ResolvedRule
 from gputui.alerts.rules import Rule
 from gputui.charts.units import UNKNOWN, count, metric_value
 
@@ -37,13 +37,13 @@ def in_unit(value: float | None, unit: str) -> str:
     return f"{value:.1f} {unit}" if is_fine else f"{count(value)} {unit}"
 
 
-def thresholds(one: InForce) -> str:
-    """Its numbers by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty for what is told when it is reported."""
+def thresholds(one: ResolvedRule) -> str:
+    """Its numbers by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty for rules without thresholds."""
     return ", ".join(f"{each.name} {in_unit(one.limits[each.name], each.unit)}" for each in one.rule.thresholds)
 
 
-def changed_by(one: InForce) -> str:
-    """Who set what is not the standard: ``alerts.yaml: above_celsius, for``; ``standard`` where nobody did."""
+def changed_by(one: ResolvedRule) -> str:
+    """Who set what is not the standard: ``alerts.yaml: above_celsius, for``; ``standard`` if no one did."""
     words = {"for_seconds": "for", "clear_seconds": "clear_after", "cooldown_seconds": "cooldown"}
     by: dict[str, list[str]] = {}
     for name, source in one.sources.items():

@@ -1,5 +1,5 @@
-"""What is remembered of GPUs and of the host between two moments: means over time, and how fast memory grows. Pure; all
-of it can be stored as JSON, so that the next agent goes on."""
+"""State of GPUs and of the host between two moments: means over time, and how fast memory grows. Pure. All of it can be
+stored as JSON, so that the next agent continues."""
 
 from __future__ import annotations
 
@@ -16,51 +16,67 @@ from gputui.gpu.throttle import TROUBLE
 MINUTE_SECONDS = 60.0
 POWER_SECONDS = 300.0
 POWER_BEFORE_SECONDS = 3600.0
-# A mean is a mean only once it holds so much of its span.
 LEAST_SHARE = 0.6
+"""The part of its span that a mean must hold before it has a value."""
 GROWTH_SAMPLES = 61
 GROWTH_EVERY_SECONDS = 30.0
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean in which a value counts the less the older it is: to 1/e after ``span_seconds``."""
+    """A mean in which older values weigh less.
+
+    Attributes:
+        span_seconds: the age at which a value's weight has fallen to 1/e.
+        weighted_sum: the values, each times its weight.
+        weight: the sum of the weights: 0 before the first value, towards 1 as the span fills.
+    """
 
     span_seconds: float
-    total: float = 0.0
+    weighted_sum: float = 0.0
     weight: float = 0.0
 
     def add(self, value: float | None, elapsed_seconds: float) -> None:
-        """``elapsed_seconds`` is since the value before; an unknown value is passed over."""
+        """Take in a value, ``elapsed_seconds`` after the one before; an unknown or non-finite one is left out."""
         if value is None or not math.isfinite(value):
             return
         share = 1.0 - math.exp(-elapsed_seconds / self.span_seconds)
-        self.total += (value - self.total) * share
+        self.weighted_sum += (value - self.weighted_sum) * share
         self.weight += (1.0 - self.weight) * share
 
     @property
     def value(self) -> float | None:
-        """The mean, None before there is enough of it."""
-        return self.total / self.weight if self.weight >= LEAST_SHARE else None
+        """The mean; None before `LEAST_SHARE` of the span is filled."""
+        return self.weighted_sum / self.weight if self.weight >= LEAST_SHARE else None
 
     @property
-    def early(self) -> float | None:
-        """The same as if nothing had been before: what came so far over the whole span."""
-        return self.total if self.weight > 0 else None
+    def zero_padded(self) -> float | None:
+        """The mean with zeros for the part of the span before the first value; None without a value."""
+        return self.weighted_sum if self.weight > 0 else None
 
     def to_json(self) -> list[float]:
-        return [self.total, self.weight]
+        """The sum and the weight."""
+        return [self.weighted_sum, self.weight]
 
     @classmethod
     def from_json(cls, span_seconds: float, data: Any) -> Mean:
-        total, weight = data
-        return cls(span_seconds, float(total), float(weight))
+        """Raises TypeError or ValueError."""
+        weighted_sum, weight = data
+        return cls(span_seconds, float(weighted_sum), float(weight))
 
 
 @dataclass(slots=True)
 class GpuTrend:
-    """One GPU. ``attempt`` is the run and attempt for which the power is compared; ``counts`` are the newest whole
-    numbers of the slow tier, by name."""
+    """State of one GPU.
+
+    Attributes:
+        attempt: the run and attempt that use and power belong to; another one resets them.
+        busy: utilisation in percent.
+        throttled: 100 while throttled for a harmful reason, else 0. It belongs to the GPU, whatever runs on it.
+        power: watts over the last minutes.
+        power_before: watts over the last hour, to compare with.
+        counts: the newest whole numbers of the slow tier, by name.
+    """
 
     attempt: str | None = None
     busy: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
@@ -69,7 +85,7 @@ class GpuTrend:
     power_before: Mean = field(default_factory=lambda: Mean(POWER_BEFORE_SECONDS))
     counts: dict[str, int] = field(default_factory=dict)
 
-    def moment(
+    def advance(
         self,
         sample: GpuSample | None,
         facts: GpuFacts,
@@ -80,12 +96,21 @@ class GpuTrend:
         xids: tuple[int, ...] = (),
         slow: GpuSlowSample | None = None,
     ) -> GpuMoment:
-        """The GPU now. ``sample`` is None while the driver says nothing; ``training`` is the run and attempt that
-        train on it."""
+        """Take in one moment and return what the rules measure of it.
+
+        Args:
+            sample: the newest sample; None while the driver does not answer.
+            facts: what does not change.
+            elapsed_seconds: since the moment before.
+            training: the run and attempt that train on the GPU.
+            holder: who holds its memory, in words.
+            xids: the codes of new XID errors.
+            slow: the newest sample of the slow tier.
+        """
         grown = self._grown(slow)
         attempt = None if training is None else f"{training[0]} {training[1]}"
         if attempt != self.attempt:
-            # What was drawn under another run says nothing of this one.
+            # Another run's use and power are no measure for this one.
             self.attempt = attempt
             self.busy = Mean(MINUTE_SECONDS)
             self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
@@ -95,8 +120,8 @@ class GpuTrend:
                 training_run=training[0] if training else None,
             )  # fmt: skip
         reasons = sample.throttle_reasons
-        held = None if reasons is None else 100.0 * any(reason in TROUBLE for reason in reasons)
-        self.throttled.add(held, elapsed_seconds)
+        throttled = None if reasons is None else 100.0 * any(reason in TROUBLE for reason in reasons)
+        self.throttled.add(throttled, elapsed_seconds)
         self.busy.add(sample.utilization_percent, elapsed_seconds)
         if training is not None:
             self.power.add(sample.power_watts, elapsed_seconds)
@@ -112,7 +137,7 @@ class GpuTrend:
             temperature_celsius=sample.temperature_celsius,
             slowdown_celsius=facts.temperature_slowdown_celsius,
             throttle_reasons=reasons,
-            throttled_percent=None if held is None else self.throttled.early,
+            throttled_percent=None if throttled is None else self.throttled.zero_padded,
             power_watts=None if sample.power_watts is None else self.power.value,
             power_before_watts=self.power_before.value,
             training_run=training[0] if training else None,
@@ -123,7 +148,7 @@ class GpuTrend:
         )
 
     def _grown(self, slow: GpuSlowSample | None) -> dict[str, int]:
-        """How much more than before; the first count, and a smaller one (the driver was loaded again), tell nothing."""
+        """How much each count has grown; 0 for the first and for a smaller one (the driver was loaded again)."""
         if slow is None:
             return {}
         counts = {each.name: value for each in fields(slow) if type(value := getattr(slow, each.name)) is int}
@@ -143,7 +168,7 @@ class GpuTrend:
 
     @classmethod
     def from_json(cls, data: Any) -> GpuTrend:
-        """Raises TypeError, KeyError or ValueError where it cannot be understood."""
+        """Raises AttributeError, KeyError, TypeError or ValueError."""
         return cls(
             attempt=data["attempt"],
             busy=Mean.from_json(MINUTE_SECONDS, data["busy"]),
@@ -156,24 +181,30 @@ class GpuTrend:
 
 @dataclass(slots=True)
 class Growth:
-    """How fast something grows: the last half hour in samples of half a minute. ``age_seconds`` is since the newest."""
+    """How fast a value grows.
+
+    Attributes:
+        samples: times of ``clock_seconds`` and values: the last half hour, one for each half minute.
+        age_seconds: since the newest sample.
+        clock_seconds: since this object was made.
+    """
 
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=GROWTH_SAMPLES))
     age_seconds: float = math.inf
     clock_seconds: float = 0.0
 
     def add(self, value: float | None, elapsed_seconds: float) -> None:
-        """One value, ``elapsed_seconds`` after the one before."""
+        """Take in a value, ``elapsed_seconds`` after the one before; an unknown or non-finite one is left out."""
         self.age_seconds += elapsed_seconds
         self.clock_seconds += elapsed_seconds
-        if value is not None and self.age_seconds >= GROWTH_EVERY_SECONDS:
+        if value is not None and math.isfinite(value) and self.age_seconds >= GROWTH_EVERY_SECONDS:
             self.samples.append((self.clock_seconds, value))
             self.age_seconds = 0.0
 
     @property
     def per_hour(self) -> float | None:
-        """The slower of the slopes of both halves, so that a jump (a run that begins) is no growth; None before the
-        half hour is full."""
+        """The smaller slope of the two halves, so that a jump (a run that begins) is no growth; None before the half
+        hour is full."""
         if len(self.samples) < GROWTH_SAMPLES:
             return None
         middle = GROWTH_SAMPLES // 2
@@ -181,11 +212,13 @@ class Growth:
         return 3600.0 * min(_slope(half) for half in halves)
 
     def to_json(self) -> list[list[float]]:
+        """The samples; their times are relative to now, at most 0."""
         return [[at - self.clock_seconds, value] for at, value in self.samples]
 
     @classmethod
     def from_json(cls, data: Any, down_seconds: float) -> Growth:
-        """``down_seconds``: for how long nobody has looked; a gap of more than some samples begins anew."""
+        """``down_seconds`` is the time without an agent; after more than four samples' time, or if the wall clock was
+        set back, it starts empty. Raises TypeError or ValueError."""
         growth = cls()
         if 0 <= down_seconds <= 4 * GROWTH_EVERY_SECONDS:
             growth.samples.extend((float(at) - down_seconds, float(value)) for at, value in data)
@@ -193,7 +226,7 @@ class Growth:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """Least squares, per second."""
+    """The slope of a straight line through the points by least squares, per second."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)

@@ -1,5 +1,5 @@
 """How fast host and GPUs, and the GPUs among themselves, really are: measured by the training environment's own torch,
-under its own torchrun, in processes that end at a deadline whatever they hang in."""
+under its own torchrun, in processes that end at a deadline in any case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gputui.doctor.gpu_reading import GpuReading
+from gputui.doctor.gpu_probe import GpuReading
 from gputui.host.child import ChildError, run_child
 from gputui.runs.agent_process import RANK_MARKS
 from gputui.runs.checks import CheckResult
@@ -104,7 +104,7 @@ class Bandwidth:
 
 
 def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
-    """The GPUs (as places in ``reading.facts``) on which a test disturbs nobody; None where there are none at all, and
+    """The GPUs (as places in ``reading.facts``) on which a test disturbs no one; None if there are none at all, and
     processes on the CPU are to be measured instead."""
     if reading.source != "nvml" or not reading.facts:
         return None
@@ -177,11 +177,11 @@ def _copies(measured: Bandwidth, reading: GpuReading, places: Sequence[int] | No
         link = pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max)
         if link is not None and min(to_gpu, from_gpu) < link * SLOW_COPY_FRACTION:
             slow.append(f"GPU {gpu.index} of {link / 1e9:.0f} GB/s")
-    said = "; ".join(words)
+    detail = "; ".join(words)
     if slow:
         remedy = "see the pcie check while a run works, and numactl --hardware: the far socket's memory is slower"
-        return CheckResult("copy bandwidth", "warn", f"{said}; less than half of the link: {', '.join(slow)}", remedy)
-    return CheckResult("copy bandwidth", "pass", said)
+        return CheckResult("copy bandwidth", "warn", f"{detail}; less than half of the link: {', '.join(slow)}", remedy)
+    return CheckResult("copy bandwidth", "pass", detail)
 
 
 def _all_reduce(measured: Bandwidth, reading: GpuReading, places: Sequence[int] | None) -> CheckResult:
@@ -189,7 +189,7 @@ def _all_reduce(measured: Bandwidth, reading: GpuReading, places: Sequence[int] 
     if bus is None or latency is None:
         return CheckResult("all-reduce", "skip", "needs two free GPUs")
     where = f"{measured.world} {'GPUs' if places is not None else 'processes on the CPU'} by {measured.backend}"
-    said = f"{bus / 1e9:.1f} GB/s bus bandwidth, {latency * 1e6:.0f} µs latency; {where}"
+    detail = f"{bus / 1e9:.1f} GB/s bus bandwidth, {latency * 1e6:.0f} µs latency; {where}"
     if places is not None:
         indices = {reading.facts[place].index for place in places}
         pairs = [pair for pair in reading.pairs if {pair.first, pair.second} <= indices]
@@ -199,11 +199,11 @@ def _all_reduce(measured: Bandwidth, reading: GpuReading, places: Sequence[int] 
         known = [link for link in links if link is not None]
         if pairs and all(pair.nvlink for pair in pairs) and known and bus < min(known):
             remedy = "NVLink seems unused: look for NCCL_P2P_DISABLE, and at NCCL_DEBUG=INFO for the path it took"
-            return CheckResult("all-reduce", "warn", f"{said}; slower than PCIe", remedy)
-    return CheckResult("all-reduce", "pass", said)
+            return CheckResult("all-reduce", "warn", f"{detail}; slower than PCIe", remedy)
+    return CheckResult("all-reduce", "pass", detail)
 
 
 def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:
-    """What a link carries in one direction; None where it is not known."""
+    """What a link carries in one direction; None if it is not known."""
     lane = PCIE_LANE_BYTES_PER_SECOND.get(generation) if generation is not None else None
     return None if lane is None or width is None else lane * width

@@ -27,7 +27,7 @@ from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError, open_reader
-from gputui.store.runs import read_incidents
+from gputui.store.run_history import read_incidents
 from gputui.version import VERSION
 
 LOG_TAIL_BYTES = 256 * 2**10
@@ -142,7 +142,7 @@ def _tail(path: Path) -> str:
 
 
 def _parsed(path: Path) -> Any:
-    """A small YAML or JSON file, None where it is neither."""
+    """A small YAML or JSON file, None if it is neither."""
     try:
         if path.stat().st_size > _SPEC_MAX_BYTES:
             return None

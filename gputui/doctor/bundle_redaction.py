@@ -30,7 +30,7 @@ class Scrubber(Redactor):
         return text.replace(self._home, "~") if self._home else text
 
     def named(self, name: str, value: Any) -> Any:
-        """A JSON value that stands under a name."""
+        """A JSON value under a name."""
         if isinstance(value, str | int) and is_secret(name, str(value)) and value != REDACTED:
             return REDACTED
         shown = self.value(value)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gputui.config import Workspace
 from gputui.doctor.bandwidth import TORCHRUN_MODULE, free_gpus, judge_bandwidth, measure
-from gputui.doctor.environment import judge_interpreter
+from gputui.doctor.environment import judge_interpreter, judge_silence
 from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
-from gputui.doctor.gpu_reading import GpuReading, read_gpus
+from gputui.doctor.gpu_probe import GpuReading, read_gpus
+from gputui.doctor.home_facts import read_home, read_leased, read_quarantine
 from gputui.doctor.home_judgements import judge_home
-from gputui.doctor.home_reading import read_home, read_leased, read_quarantine
+from gputui.doctor.host_facts import read_host
 from gputui.doctor.host_judgements import judge_host
-from gputui.doctor.host_reading import read_host
-from gputui.profiles.probe import ask
+from gputui.profiles.probe import InterpreterAnswer, ProbeError, ask_interpreter
 from gputui.runs.checks import CheckResult
 
 
@@ -34,8 +31,12 @@ class Interpreter:
 
 
 def current_interpreter() -> Interpreter:
-    """What ``python3`` means here, else the one that runs gputui."""
-    return Interpreter(shutil.which("python3") or sys.executable, dict(os.environ), str(Path.cwd()))
+    """That of a run whose profile names none."""
+    # It brings the forms of profiles along.
+    from gputui.profiles.resolve import interpreter
+
+    here = Path.cwd()
+    return Interpreter(interpreter(None, str(here), here, os.environ), dict(os.environ), str(here))
 
 
 def examine(
@@ -47,18 +48,24 @@ def examine(
     with ThreadPoolExecutor(3) as pool:
         gpus_to_come = pool.submit(read_gpus, scenario)
         python_to_come = pool.submit(
-            ask, interpreter.python, interpreter.environ, interpreter.workdir, needed=(TORCHRUN_MODULE,)
+            ask_interpreter, interpreter.python, interpreter.environ, interpreter.workdir, needed=(TORCHRUN_MODULE,)
         )
         home_to_come = pool.submit(read_home, workspace, now)
         host, held_back = read_host(), read_quarantine(workspace)
-    gpus, answer = gpus_to_come.result(), python_to_come.result()
+    gpus = gpus_to_come.result()
+    answer: InterpreterAnswer | None = None
+    try:
+        answer = python_to_come.result()
+        python_results = judge_interpreter(interpreter.python, answer, gpus)
+    except ProbeError as error:
+        python_results = [judge_silence(interpreter.python, error)]
     results = [
         judge_driver(gpus, has_hardware=host.nvidia_hardware),
         judge_gpus(gpus, held_back),
         judge_persistence(gpus),
         judge_pcie(gpus),
         judge_topology(gpus),
-        *judge_interpreter(interpreter.python, answer, gpus),
+        *python_results,
         *judge_host(host),
         *judge_home(home_to_come.result()),
     ]
@@ -68,9 +75,9 @@ def examine(
 
 
 def _bandwidth(
-    workspace: Workspace, interpreter: Interpreter, answer: Mapping[str, Any] | str, gpus: GpuReading
+    workspace: Workspace, interpreter: Interpreter, answer: InterpreterAnswer | None, gpus: GpuReading
 ) -> list[CheckResult]:
-    if isinstance(answer, str) or answer["torch"] is None or answer["missing"]:
+    if answer is None or answer.torch is None or answer.missing:
         return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
     places = free_gpus(gpus, read_leased(workspace))
     if places is not None and not places:

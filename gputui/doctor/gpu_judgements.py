@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputui.doctor.gpu_reading import GpuReading
+from gputui.doctor.gpu_probe import GpuReading
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.runs.checks import CheckResult
 
@@ -13,7 +13,7 @@ LOADED_PERCENT = 30.0
 
 
 def judge_driver(reading: GpuReading, *, has_hardware: bool) -> CheckResult:
-    """``has_hardware``: an NVIDIA GPU is plugged in, whatever the driver says."""
+    """``has_hardware``: an NVIDIA GPU is plugged in, even if the driver disagrees."""
     if reading.source == "simulated":
         return CheckResult("driver", "skip", "the GPUs of this home are simulated")
     if not reading.facts:
@@ -23,12 +23,12 @@ def judge_driver(reading: GpuReading, *, has_hardware: bool) -> CheckResult:
             return CheckResult("driver", "fail", problem, remedy)
         return CheckResult("driver", "warn", f"no NVIDIA GPU here: {problem}", "runs with --gpus 0 work all the same")
     cuda = "" if reading.cuda is None else f", for CUDA up to {reading.cuda[0]}.{reading.cuda[1]}"
-    said = f"NVIDIA driver {reading.driver_version or 'of unknown version'}{cuda}"
+    detail = f"NVIDIA driver {reading.driver_version or 'of unknown version'}{cuda}"
     if reading.problem:
         return CheckResult(
-            "driver", "fail", f"{said}; {reading.problem}", "see dmesg | grep -i nvrm; reboot helps often"
+            "driver", "fail", f"{detail}; {reading.problem}", "see dmesg | grep -i nvrm; reboot helps often"
         )
-    return CheckResult("driver", "pass", said)
+    return CheckResult("driver", "pass", detail)
 
 
 def judge_gpus(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckResult:
@@ -59,7 +59,7 @@ def judge_gpus(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckResu
 
 
 def judge_persistence(reading: GpuReading) -> CheckResult:
-    """Without persistence mode the driver unloads a GPU's state when nobody uses it, and every start pays for that:
+    """Without persistence mode the driver unloads a GPU's state when it is unused, and every start pays for that:
     https://docs.nvidia.com/deploy/driver-persistence/."""
     known = [gpu for gpu in reading.facts if gpu.persistence_mode is not None]
     if not known:
@@ -109,12 +109,12 @@ def judge_topology(reading: GpuReading) -> CheckResult:
     linked = sum(1 for pair in known if pair.nvlink)
     links = {count for count in reading.nvlinks.values() if count is not None}
     active = f" ({min(links)} links active on each)" if len(links) == 1 and linked else ""
-    said = f"{linked} of {len(known)} pairs by NVLink{active}" if linked else "no NVLink"
+    detail = f"{linked} of {len(known)} pairs by NVLink{active}" if linked else "no NVLink"
     if len(links) > 1:
         uneven = ", ".join(f"GPU {index}: {count}" for index, count in reading.nvlinks.items())
-        return CheckResult("topology", "warn", f"{said}; active links differ ({uneven})", "see nvidia-smi nvlink -s")
+        return CheckResult("topology", "warn", f"{detail}; active links differ ({uneven})", "see nvidia-smi nvlink -s")
     if apart:
         named = ", ".join(f"{pair.first}-{pair.second}" + (f" over {pair.path}" if pair.path else "") for pair in apart)
         remedy = "training works through host memory, slower; IOMMU or ACS in the BIOS often forbids it"
-        return CheckResult("topology", "warn", f"{said}; no direct access between {named}", remedy)
-    return CheckResult("topology", "pass", f"{said}, all pairs reach each other directly")
+        return CheckResult("topology", "warn", f"{detail}; no direct access between {named}", remedy)
+    return CheckResult("topology", "pass", f"{detail}, all pairs reach each other directly")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gputui.config import is_network_file_system
-from gputui.doctor.home_reading import HomeReading
+from gputui.doctor.home_facts import HomeReading
 from gputui.runs.checks import CheckResult
 from gputui.version import VERSION
-from gputui.yaml_forms.sizes import format_size
+from gputui.yaml_forms.quantities import format_size
 
 LITTLE_DISK_BYTES = 10 * 2**30
 TOO_LITTLE_DISK_BYTES = 2**30
@@ -30,13 +30,13 @@ def judge_disk(home: HomeReading) -> CheckResult:
     """Room for checkpoints and history?"""
     if home.disk_free_bytes is None or home.disk_total_bytes is None:
         return CheckResult("disk", "skip", f"cannot tell how full the disk of {home.state} is")
-    said = f"{format_size(home.disk_free_bytes)} of {format_size(home.disk_total_bytes)} free for {home.state}"
+    detail = f"{format_size(home.disk_free_bytes)} of {format_size(home.disk_total_bytes)} free for {home.state}"
     remedy = "delete old runs (gputui rm), or choose another --home"
     if home.disk_free_bytes < TOO_LITTLE_DISK_BYTES:
-        return CheckResult("disk", "fail", said, remedy)
+        return CheckResult("disk", "fail", detail, remedy)
     if home.disk_free_bytes < LITTLE_DISK_BYTES:
-        return CheckResult("disk", "warn", said, remedy)
-    return CheckResult("disk", "pass", said)
+        return CheckResult("disk", "warn", detail, remedy)
+    return CheckResult("disk", "pass", detail)
 
 
 def judge_write(home: HomeReading) -> CheckResult:
@@ -46,10 +46,10 @@ def judge_write(home: HomeReading) -> CheckResult:
         if home.write_problem == "too full to try":
             return CheckResult("disk speed", "skip", why)
         return CheckResult("disk speed", "fail", f"{home.state}: {why}", "check permissions, the mount and dmesg")
-    said = f"{home.write_bytes_per_second / 1e6:.0f} MB/s written and synced"
+    detail = f"{home.write_bytes_per_second / 1e6:.0f} MB/s written and synced"
     if home.write_bytes_per_second < SLOW_DISK_BYTES_PER_SECOND:
-        return CheckResult("disk speed", "warn", said, "checkpoints will be slow: put the home on a faster disk")
-    return CheckResult("disk speed", "pass", said)
+        return CheckResult("disk speed", "warn", detail, "checkpoints will be slow: put the home on a faster disk")
+    return CheckResult("disk speed", "pass", detail)
 
 
 def judge_file_system(home: HomeReading) -> CheckResult:
@@ -57,8 +57,8 @@ def judge_file_system(home: HomeReading) -> CheckResult:
     if home.file_system is None:
         return CheckResult("file system", "skip", f"unknown for {home.state}")
     if is_network_file_system(home.file_system):
-        said = f"{home.state} is on {home.file_system}, where the database cannot work"
-        return CheckResult("file system", "fail", said, "set GPUTUI_HOME, or --home, to a folder on a local disk")
+        detail = f"{home.state} is on {home.file_system}, where the database cannot work"
+        return CheckResult("file system", "fail", detail, "set GPUTUI_HOME, or --home, to a folder on a local disk")
     return CheckResult("file system", "pass", f"local ({home.file_system})")
 
 
@@ -83,16 +83,16 @@ def judge_agent(home: HomeReading) -> CheckResult:
     if agent.heartbeat_seconds is None:
         return CheckResult("agent", "warn", f"pid {agent.pid} has written nothing yet", "ask again in a moment")
     if agent.heartbeat_seconds > AGENT_SILENT_SECONDS + (agent.interval_seconds or 0.0):
-        remedy = "gputui agent stop, then start; runs go on meanwhile, and its log is agent.log"
+        remedy = "gputui agent stop, then start; runs continue meanwhile; the log is agent.log"
         return CheckResult("agent", "fail", f"pid {agent.pid} silent for {agent.heartbeat_seconds:.0f} s", remedy)
-    said = f"pid {agent.pid}, heard of {agent.heartbeat_seconds:.1f} s ago"
+    detail = f"pid {agent.pid}, heard of {agent.heartbeat_seconds:.1f} s ago"
     if agent.sampler_state not in (None, "ok", "starting"):
         remedy = "the driver may hang: see dmesg and agent.log"
-        return CheckResult("agent", "warn", f"{said}; its reader of the GPUs is {agent.sampler_state}", remedy)
+        return CheckResult("agent", "warn", f"{detail}; its reader of the GPUs is {agent.sampler_state}", remedy)
     if agent.version != VERSION:
-        remedy = "gputui agent stop; the next command starts the new one, and runs go on"
-        return CheckResult("agent", "warn", f"{said}, but of version {agent.version}, not {VERSION}", remedy)
-    return CheckResult("agent", "pass", said)
+        remedy = "gputui agent stop; the next command starts the new one, and runs continue"
+        return CheckResult("agent", "warn", f"{detail}, but of version {agent.version}, not {VERSION}", remedy)
+    return CheckResult("agent", "pass", detail)
 
 
 def judge_other_agents(home: HomeReading) -> CheckResult:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gputui.doctor.host_reading import HostReading
+from gputui.doctor.host_facts import HostReading
 from gputui.runs.checks import CheckResult
-from gputui.yaml_forms.sizes import format_size
+from gputui.yaml_forms.quantities import format_size
 
 LOW_MEMORY_FRACTION = 0.10
 MUCH_SWAP_FRACTION = 0.50
@@ -36,10 +36,10 @@ def judge_memory(host: HostReading) -> CheckResult:
     free, total = host.memory_available_bytes, host.memory_total_bytes
     if free is None or not total:
         return CheckResult("memory", "skip", "unknown")
-    said = f"{format_size(free)} of {format_size(total)} available"
+    detail = f"{format_size(free)} of {format_size(total)} available"
     if free < total * LOW_MEMORY_FRACTION:
-        return CheckResult("memory", "warn", said, "end what holds it (gputui orphans, ps aux --sort=-rss)")
-    return CheckResult("memory", "pass", said)
+        return CheckResult("memory", "warn", detail, "end what holds it (gputui orphans, ps aux --sort=-rss)")
+    return CheckResult("memory", "pass", detail)
 
 
 def judge_swap(host: HostReading) -> CheckResult:
@@ -49,10 +49,10 @@ def judge_swap(host: HostReading) -> CheckResult:
         return CheckResult("swap", "skip", "unknown")
     if total == 0:
         return CheckResult("swap", "pass", "none")
-    said = f"{format_size(used)} of {format_size(total)} in use"
+    detail = f"{format_size(used)} of {format_size(total)} in use"
     if used > total * MUCH_SWAP_FRACTION:
-        return CheckResult("swap", "warn", said, "training that swaps crawls: lower num_workers or the batch size")
-    return CheckResult("swap", "pass", said)
+        return CheckResult("swap", "warn", detail, "training that swaps crawls: lower num_workers or the batch size")
+    return CheckResult("swap", "pass", detail)
 
 
 def judge_shm(host: HostReading) -> CheckResult:
@@ -60,13 +60,13 @@ def judge_shm(host: HostReading) -> CheckResult:
     free, total = host.shm_free_bytes, host.shm_total_bytes
     if free is None or total is None:
         return CheckResult("shared memory", "skip", "there is no /dev/shm that can be read")
-    said = f"{format_size(free)} of {format_size(total)} free in /dev/shm"
+    detail = f"{format_size(free)} of {format_size(total)} free in /dev/shm"
     remedy = "give the container --shm-size=8g or --ipc=host, or mount -o remount,size=8G /dev/shm; else num_workers=0"
     if total <= SHM_TOO_SMALL_BYTES:
-        return CheckResult("shared memory", "fail", said, remedy)
+        return CheckResult("shared memory", "fail", detail, remedy)
     if free < SHM_SMALL_BYTES:
-        return CheckResult("shared memory", "warn", said, remedy)
-    return CheckResult("shared memory", "pass", said)
+        return CheckResult("shared memory", "warn", detail, remedy)
+    return CheckResult("shared memory", "pass", detail)
 
 
 def judge_files(host: HostReading) -> CheckResult:
@@ -74,13 +74,13 @@ def judge_files(host: HostReading) -> CheckResult:
     soft, hard = host.files_soft, host.files_hard
     if soft is None:
         return CheckResult("open files", "skip", "unknown")
-    said = f"at most {soft} open files (hard limit {hard})" if soft < 2**40 else "no limit"
+    detail = f"at most {soft} open files (hard limit {hard})" if soft < 2**40 else "no limit"
     remedy = "ulimit -n 65536, or nofile in /etc/security/limits.conf; then gputui agent stop, so that the next has it"
     if soft < FILES_TOO_FEW:
-        return CheckResult("open files", "fail", said, remedy)
+        return CheckResult("open files", "fail", detail, remedy)
     if soft < FILES_FEW:
-        return CheckResult("open files", "warn", said, remedy)
-    return CheckResult("open files", "pass", said)
+        return CheckResult("open files", "warn", detail, remedy)
+    return CheckResult("open files", "pass", detail)
 
 
 def judge_pidfds(host: HostReading) -> CheckResult:
@@ -127,7 +127,7 @@ def judge_oom(host: HostReading) -> CheckResult:
         return CheckResult("out of memory", "skip", "the kernel does not count")
     if not boot and not here:
         return CheckResult("out of memory", "pass", "nothing was killed since boot")
-    said = f"the kernel killed {max(boot or 0, here or 0)} processes since boot"
+    detail = f"the kernel killed {max(boot or 0, here or 0)} processes since boot"
     if here:
-        said += f", {here} of them in this control group"
-    return CheckResult("out of memory", "warn", said, "dmesg | grep -i 'out of memory' says which, and when")
+        detail += f", {here} of them in this control group"
+    return CheckResult("out of memory", "warn", detail, "dmesg | grep -i 'out of memory' says which, and when")

@@ -7,6 +7,7 @@ looked at with WNOHANG, and what cannot be sent now is replaced by what is to be
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -44,7 +45,8 @@ _REASON_MAX_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class SamplerCommand:
-    """How to start the sampler."""
+    """How to start the sampler. ``successor``: what it starts, behind its own interpreter, where this process dies
+    without having ended it; nothing if that is empty."""
 
     source: Literal["nvml", "simulated"]
     state_dir: Path
@@ -52,6 +54,7 @@ class SamplerCommand:
     scenario: Path | None = None
     gpu_count: int | None = None
     python: str | None = None
+    successor: tuple[str, ...] = ()
 
     def argv(self, epoch: float) -> list[str]:
         """The command line; ``epoch`` is when the session began, in UTC unix seconds."""
@@ -68,6 +71,8 @@ class SamplerCommand:
             argv += ["--scenario", str(self.scenario.absolute())]
         if self.gpu_count is not None:
             argv += ["--gpus", str(self.gpu_count)]
+        if self.successor:
+            argv += ["--agent", str(os.getpid()), "--successor", json.dumps(self.successor)]
         return argv
 
 
@@ -88,7 +93,7 @@ class SamplerClient:
     """One sampler and its successors; what they say is appended to the log at ``log_path``.
 
     ``read`` and ``check`` are to be called whenever ``fileno`` is readable, and at least once a second. The host's
-    messages may go on while the GPUs' have stopped: then the driver hangs.
+    messages may continue while the GPUs' have stopped: then the driver hangs.
     """
 
     def __init__(self, command: SamplerCommand, log_path: Path) -> None:
@@ -325,17 +330,17 @@ class SamplerClient:
                     os.close(log)
 
     def _last_words(self) -> str | None:
-        """What the process said last in the log, which others may write to as well."""
+        """The process's last line in the log, which others may write to as well."""
         try:
             with self._log_path.open("rb") as file:
                 file.seek(max(self._log_from, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return None
-        said = [line.removeprefix(LOG_PREFIX) for line in lines if line.startswith(LOG_PREFIX)]
-        if not said:
+        own = [line.removeprefix(LOG_PREFIX) for line in lines if line.startswith(LOG_PREFIX)]
+        if not own:
             return None
-        return "".join(character for character in said[-1] if character.isprintable())[:_REASON_MAX_CHARACTERS]
+        return "".join(character for character in own[-1] if character.isprintable())[:_REASON_MAX_CHARACTERS]
 
 
 def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:

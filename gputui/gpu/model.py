@@ -87,7 +87,7 @@ class SlowTick:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTick:
-    """The processes of every GPU: uuid → processes; None where the driver gave no (believable) list."""
+    """The processes of every GPU: uuid → processes; None if the driver gave no (believable) list."""
 
     at: float
     processes: dict[str, tuple[GpuProcess, ...] | None] = field(default_factory=dict)

@@ -81,7 +81,7 @@ class NvmlSource:
         except pynvml.NVMLError as error:
             self._mismatched = error.value == ERROR_LIB_RM_VERSION_MISMATCH
             if self._mismatched:
-                # The library that this process has loaded stays, whatever is installed meanwhile.
+                # The library that this process has loaded stays, independent of later installations.
                 if self._mismatched_before:
                     raise FreshProcessNeededError from error
                 self._mismatched_before = True

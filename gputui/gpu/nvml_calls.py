@@ -1,6 +1,6 @@
 """Asking the driver one thing: a value, or None for "not known", or an exception when there is no point in going on.
 
-NVML answers "not supported" for whatever a GPU, driver or mode lacks, and it does so at the price of a call. Such
+NVML answers "not supported" for what a GPU, driver or mode lacks, at the cost of a call. Such
 answers are remembered per GPU and question; errors that may pass are not.
 """
 
@@ -95,7 +95,7 @@ class Calls:
         return "".join(character for character in value if character.isprintable()).strip() or None
 
     def answers(self, gpu: str, function: str, *args: object) -> bool:
-        """Whether it is worth asking: the GPU has not said "not supported" yet."""
+        """Whether to ask: the GPU has not answered "not supported" yet."""
         return (gpu, function, *args) not in self._never
 
     def fields(self, gpu: str, handle: Any, wanted: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:

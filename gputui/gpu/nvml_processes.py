@@ -31,7 +31,7 @@ _PID_MAX = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the driver's lists. ``memory_bytes`` is None where the driver does not say."""
+    """One line of the driver's lists. ``memory_bytes`` is None if the driver does not say."""
 
     pid: int
     memory_bytes: int | None
@@ -73,7 +73,7 @@ class ProcessLists:
 
     def _seldom_rows(self, gpu: str, handle: Any) -> list[Row]:
         """Graphics and MPS rows, some of them remembered. A remembered one whose process has ended meanwhile is left
-        out, which can be told only of those that were visible here."""
+        out, which is known only for those visible here."""
         turn = self._turn.get(gpu, 0)
         if turn % _SELDOM_EVERY == 0:
             rows = [*(self._list(gpu, handle, "G") or ()), *(self._list(gpu, handle, "M") or ())]
@@ -150,7 +150,7 @@ class ProcessLists:
             if code != ERROR_INSUFFICIENT_SIZE:
                 break
             self._room = max(self._room * 2, count.value + _ROOM_FOR)
-        if code == ERROR_NOT_FOUND:  # nobody worked since then
+        if code == ERROR_NOT_FOUND:  # no process worked since then
             return {}
         nvml._nvmlCheckReturn(code)
         newest: dict[int, tuple[int, int]] = {}

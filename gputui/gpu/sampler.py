@@ -1,12 +1,13 @@
-"""The sampler: a process of its own that reads GPUs and host and writes one JSON object a line to standard output.
+"""The sampler: a separate process that reads GPUs and host and writes one JSON object a line to standard output.
 
     python -m gputui.gpu.sampler --source nvml --interval 1 --state-dir DIR
 
 A driver call may block for a minute, or for ever. So everything that touches the driver happens in one thread, the
 host is read by another, and the agent on the other end of the pipes waits for neither. Commands come in on standard
-input; its end means that the agent has gone, and ends the sampler too.
+input; its end means that the agent has gone, and ends the sampler too. An agent that was killed, rather than ended this
+process, is followed by another: runs may wait for their next attempt, and no view may be open.
 
-Exit status: 0 when told to end, 2 for a wrong argument or scenario, 70 after an error of ours, 75 when a fresh process
+Exit status: 0 when asked to end, 2 for a wrong argument or scenario, 70 after an error of ours, 75 when a fresh process
 is needed to get at the driver.
 """
 
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from gputui.config import own_python
 from gputui.gpu.model import Inventory
 from gputui.gpu.source import FreshProcessNeededError, Source, say
 from gputui.gpu.tiers import Cadence, ReadBackoff, Schedule, bounded_interval
@@ -39,6 +43,10 @@ HOST_AFTER_SECONDS = 0.03
 """The host is read so long after the GPUs' tick: by then most drivers have answered."""
 
 _CLOSING_SECONDS = 0.5
+# An agent that is killed closes its pipes a moment before it is gone.
+_DYING_SECONDS = 1.0
+# Agents that are killed again and again follow each other no faster.
+_SUCCESSOR_SECONDS = 5.0
 _RECHECK_FIRST_SECONDS = 10.0
 _RECHECK_LONGEST_SECONDS = 300.0
 _LINE_MAX_BYTES = 1 << 20
@@ -59,16 +67,16 @@ class Output:
         self._held: list[bytes] = []
 
     def write(self, message: Message) -> None:
-        """Write a line, and before it what waits. Raises OSError when nobody reads any more."""
+        """Write a line, and before it what waits. Raises OSError without a reader."""
         self._put(encode(message), is_last=True)
 
     def add(self, message: Message) -> None:
-        """Write a line, or leave it to the main thread when that is about to write. Raises OSError when nobody reads
-        any more."""
+        """Write a line, or leave it to the main thread when that is about to write. Raises OSError without a
+        reader."""
         self._put(encode(message), is_last=not 0.0 < self.next_line_at - self._clock() <= HOST_AFTER_SECONDS)
 
     def flush(self) -> None:
-        """Write what waits. Raises OSError when nobody reads any more."""
+        """Write what waits. Raises OSError without a reader."""
         self._put(b"", is_last=True)
 
     def _put(self, line: bytes, *, is_last: bool) -> None:
@@ -147,7 +155,7 @@ class GpuThread(threading.Thread):
             self._wake.clear()
 
     def _recheck(self, known: Inventory, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
-        """Open the source anew where it asks for that, each time after a longer wait."""
+        """Reopen the source where it asks for that, each time after a longer wait."""
         wanted = self._source.recheck_after_seconds()
         now = time.monotonic()
         if wanted is None:
@@ -184,6 +192,7 @@ class Sampler:
     """The main thread: commands, signals, the host."""
 
     def __init__(self, source: Source, host: HostSampler, interval_seconds: float) -> None:
+        self.should_end = False
         self._host = host
         self._interval = bounded_interval(interval_seconds)
         self._output = Output(sys.stdout.fileno())
@@ -194,13 +203,13 @@ class Sampler:
         self._pending = b""
 
     def run(self) -> int:
-        """Works until told to end; returns the exit status. A GPU thread that hangs in the driver does not keep the
+        """Works until asked to end; returns the exit status. A GPU thread that hangs in the driver does not keep the
         process from ending."""
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._signalled)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the agent
         self._gpus.start()
-        with contextlib.suppress(BrokenPipeError):  # nobody listens any more: as good as the end of standard input
+        with contextlib.suppress(BrokenPipeError):  # no reader any more: as good as the end of standard input
             self._loop(sys.stdin.fileno())
         self._gpus.end()
         self._gpus.join(_CLOSING_SECONDS)
@@ -244,11 +253,37 @@ class Sampler:
             self._gpus.tell(command)
 
     def _signalled(self, _signal: int, _frame: FrameType | None) -> None:
-        """Nothing to do here: the wake-up descriptor ends the loop."""
+        """The wake-up descriptor ends the loop."""
+        self.should_end = True
+
+
+def follow(agent: int, words: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
+    """Start another agent, by ``words`` behind the interpreter, where the process ``agent`` has died without ending
+    this one, which began at ``began_at`` (monotonic)."""
+    until = time.monotonic() + _DYING_SECONDS
+    while os.getppid() == agent:
+        if should_end() or time.monotonic() >= until:
+            return
+        time.sleep(0.01)
+    time.sleep(max(0.0, began_at + _SUCCESSOR_SECONDS - time.monotonic()))
+    python, needed = own_python()
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    try:
+        subprocess.Popen(
+            [python, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            stderr=sys.stderr,
+            env={**environment, **needed},
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        say(f"no agent can be started in place of the one that was killed: {error}")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and sample until told to end; returns the exit status."""
+    """Parse the command line and sample until asked to end; returns the exit status."""
     parser = argparse.ArgumentParser(prog="gputui.gpu.sampler", description="Reads GPUs and host, writes JSON lines.")
     parser.add_argument("--source", choices=("nvml", "simulated"), required=True)
     parser.add_argument(
@@ -258,13 +293,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epoch", type=float, help="when the simulation began, in UTC unix seconds")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between ticks")
     parser.add_argument("--state-dir", type=Path, required=True, help="whose file system's space is watched")
+    parser.add_argument("--agent", type=int, help="the process that reads this")
+    parser.add_argument("--successor", type=json.loads, help="JSON list: what to start in its place where it is killed")
     args = parser.parse_args(argv)
+    began_at = time.monotonic()
     try:
         source = _source(args)
     except (OSError, ValueError) as error:
         say(str(error))
         return EXIT_USAGE
-    return Sampler(source, HostSampler(args.state_dir), args.interval).run()
+    sampler = Sampler(source, HostSampler(args.state_dir), args.interval)
+    status = sampler.run()
+    if args.successor:
+        follow(args.agent, args.successor, began_at, lambda: sampler.should_end)
+    return status
 
 
 def _source(args: argparse.Namespace) -> Source:

@@ -12,7 +12,7 @@ from gputui.gpu.model import GpuSample, GpuSlowSample
 from gputui.gpu.scenario import Fault, FaultKind, Foreign, Scenario
 from gputui.yaml_forms.file import parse_file
 from gputui.yaml_forms.forms import Model, expected, validated, within
-from gputui.yaml_forms.sizes import parse_size
+from gputui.yaml_forms.quantities import parse_size
 
 _STANDARD, _FOREIGN, _FAULT = Scenario(), Foreign(), Fault("lost")
 _LONG_SECONDS = 1_000_000_000

@@ -1,5 +1,5 @@
-"""GPUs that do not exist, for the demo and for tests: their load follows the runs launched on them, and faults happen
-to them as a scenario plans. The same seed, times and occupants give the same values."""
+"""Simulated GPUs, for the demo and for tests: their load follows the runs launched on them, and a scenario plans their
+faults. The same seed, times and occupants give the same values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SimulatedSource:
         self._sleep = sleep
         self._scenario = Scenario()
         self._begun_at = self._epoch
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         self._stamp = _stamp(scenario_path)
         if scenario_path is not None and self._stamp is not None:
             self._adopt(load_scenario(scenario_path))
@@ -76,7 +76,7 @@ class SimulatedSource:
             source="simulated",
             driver_version="simulated",
             gpus=tuple(gpu.facts for gpu in self._gpus),
-            problem=None if self._gpus else "The simulation was told to have no GPUs. Give it some with: --gpus 8",
+            problem=None if self._gpus else "The simulation has no GPUs. Add some with --gpus 8",
         )
 
     def recheck_after_seconds(self) -> float | None:
@@ -112,8 +112,8 @@ class SimulatedSource:
         for gpu in self._gpus:
             uuid, index = gpu.facts.uuid, gpu.facts.index
             for fault in self._active(at, "xid", index):
-                if (id(fault), index) not in self._told:
-                    self._told.add((id(fault), index))
+                if (id(fault), index) not in self._reported:
+                    self._reported.add((id(fault), index))
                     found.append(GpuEvent(at=at, uuid=uuid, event="xid", code=fault.code, text=xid_text(fault.code)))
             if any(self._active(at, "lost", index)) != (index in self._lost):
                 self._lost ^= {index}
@@ -149,30 +149,38 @@ class SimulatedSource:
 
     def _listed(self, gpu: SimulatedGpu, at: float) -> tuple[GpuProcess, ...]:
         """Who is on a GPU, ours first. Together they never hold more than there is."""
-        uuid, index = gpu.facts.uuid, gpu.facts.index
-        processes = []
-        for key, (occupant, since) in self._occupants.items():
-            if key[0] == uuid:
-                if since is None:
-                    since = at
-                    self._occupants[key] = (occupant, at)
-                processes.append(self._ours(gpu, occupant, min(1.0, max(0.0, at - since) / _WARM_UP_SECONDS)))
-        for number, foreign in enumerate(self._scenario.foreign):
-            if foreign.gpu is None or foreign.gpu == index:
-                processes.append(_foreign(foreign, _FOREIGN_PIDS_FROM + number))
-        for number, fault in enumerate(self._scenario.faults):
-            if fault.kind == "busy" and fault.hits(index) and fault.active(at - self._begun_at):
-                processes.append(_foreign(fault.process, _FOREIGN_PIDS_FROM + 1000 + number))
+        index = gpu.facts.index
+        processes = [*self._occupying(gpu, at), *self._foreign_on(index, at)]
         for fault in self._active(at, "memory_leak", index):
             if processes:
                 leaked = int(fault.bytes_per_second * (at - self._begun_at - fault.at_seconds))
                 processes[0] = replace(processes[0], memory_bytes=(processes[0].memory_bytes or 0) + leaked)
         left = (gpu.facts.memory_total_bytes or 0) - RESERVED_BYTES
-        for number, process in enumerate(processes):
+        fitting = []
+        for process in processes:
             held = min(process.memory_bytes or 0, left)
-            processes[number] = replace(process, memory_bytes=held)
+            fitting.append(replace(process, memory_bytes=held))
             left -= held
-        return tuple(processes)
+        return tuple(fitting)
+
+    def _occupying(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
+        """Processes of runs. Load and memory grow while one warms up."""
+        for key, (occupant, since) in list(self._occupants.items()):
+            if key[0] != gpu.facts.uuid:
+                continue
+            if since is None:
+                since = at
+                self._occupants[key] = (occupant, at)
+            yield self._ours(gpu, occupant, min(1.0, max(0.0, at - since) / _WARM_UP_SECONDS))
+
+    def _foreign_on(self, index: int, at: float) -> Iterator[GpuProcess]:
+        """Processes that the scenario has, always or for the time of a ``busy`` fault."""
+        for number, foreign in enumerate(self._scenario.foreign):
+            if foreign.gpu is None or foreign.gpu == index:
+                yield _foreign(foreign, _FOREIGN_PIDS_FROM + number)
+        for number, fault in enumerate(self._scenario.faults):
+            if fault.kind == "busy" and fault.hits(index) and fault.active(at - self._begun_at):
+                yield _foreign(fault.process, _FOREIGN_PIDS_FROM + 1000 + number)
 
     def _ours(self, gpu: SimulatedGpu, occupant: Occupant, warm: float) -> GpuProcess:
         who = self._reader.look(occupant.pid)
@@ -211,7 +219,7 @@ class SimulatedSource:
 
     def _adopt(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._told.clear()
+        self._reported.clear()
         self._begun_at = max(self._epoch, self._stamp[0] / 1e9) if self._stamp else self._epoch
 
     def _reread(self) -> None:

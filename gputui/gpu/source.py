@@ -29,7 +29,7 @@ class Source(Protocol):
     that is gone has its state, and a machine without a driver is an Inventory with its ``problem``."""
 
     def inventory(self, at: float) -> Inventory:
-        """Open the source, or open it anew, and say which GPUs there are.
+        """Open or reopen the source, and list its GPUs.
 
         Raises FreshProcessNeededError.
         """

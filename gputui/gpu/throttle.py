@@ -18,7 +18,7 @@ TROUBLE = frozenset({"hardware slowdown", "software thermal", "hardware thermal"
 """Reasons that mean heat, a fault or failing power. A power cap, a board's limit and synchronised boost are what a busy
 GPU always meets, and of a reason that has no name nothing is concluded."""
 
-# Idle, application clocks and display clocks: nothing is wrong and nobody has to act, so they are not listed.
+# Idle, application clocks and display clocks: nothing is wrong and needs no action, so they are not listed.
 # Utilisation shows idleness already.
 _BENIGN = 0x001 | 0x002 | 0x100
 

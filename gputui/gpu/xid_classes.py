@@ -37,7 +37,7 @@ _MEMBERS: dict[XidClass, tuple[int, ...]] = {
 }
 
 XID_CLASSES: dict[int, XidClass] = {code: name for name, codes in _MEMBERS.items() for code in codes}
-"""Every XID with a class of its own; any other is a notice."""
+"""Every XID with a class; any other is a notice."""
 
 
 def xid_class(code: int | None) -> XidClass:

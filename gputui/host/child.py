@@ -1,4 +1,4 @@
-"""A short-lived child process that cannot keep its caller waiting: whatever hangs in it ends at a deadline."""
+"""A short-lived child process that cannot block its caller: it ends at a deadline, even if it hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# A process that waits in the kernel dies only when that ends; nobody waits for it for longer.
+# A process that waits in the kernel dies only when that ends; its caller waits no longer.
 UNKILLABLE_SECONDS = 1.0
 
 

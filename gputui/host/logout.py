@@ -25,7 +25,7 @@ class LogoutEnd(NamedTuple):
 
 
 def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> LogoutEnd | None:
-    """What a logout of ``user`` does to a process; None where it does not end it. ``cgroup`` is the text of its
+    """What a logout of ``user`` does to a process; None if it does not end it. ``cgroup`` is the text of its
     /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, a later one overriding the earlier."""
     if re.search(r"/session-[^/]+\.scope\b", cgroup):
         if _kills(settings, user):
@@ -56,7 +56,7 @@ def _kills(settings: Sequence[str], user: str) -> bool:
 
 
 def what_a_logout_does() -> LogoutEnd | None:
-    """`would_end` for this process, or None where there is no systemd or it cannot be told."""
+    """`would_end` for this process, or None without systemd or if unknown."""
     try:
         user = getpass.getuser()
         cgroup = Path("/proc/self/cgroup").read_text("utf-8", "replace")

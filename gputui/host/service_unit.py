@@ -29,7 +29,7 @@ def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
             "",
             "[Service]",
             "Type=exec",
-            # A dollar sign stands for itself in Environment=, and for a variable here.
+            # A dollar sign is literal in Environment=, and a variable here.
             f"ExecStart={' '.join(quoted(word).replace('$', '$$') for word in command)}",
             *lines,
             "Restart=on-failure",

@@ -42,6 +42,7 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     for place, problem, meant in sink_problems(data.get("sinks")):
         yield CrossFinding(place, problem, meant)
     yield from _scopes(data)
+    yield from _phases(data)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []
@@ -65,6 +66,30 @@ def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str,
         yield CrossFinding(("python",), f"launcher {launcher.name} uses no interpreter of its own; name it in command")
     if not launcher.starts_ranks and "nproc" in data:
         yield CrossFinding(("nproc",), f"launcher {launcher.name} starts one process; remove the line")
+
+
+def _phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """Phases follow each other by the steps of checkpoints."""
+    given = data.get("phases")
+    phases = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    if phases and "checkpoints" not in data:
+        yield CrossFinding(("phases",), "each phase continues from a checkpoint; give checkpoints, too")
+    params = data.get("params")
+    names = list(params) if isinstance(params, dict) else []
+    before = 0
+    for number, phase in enumerate(phases):
+        until = phase.get("until")
+        if until is None and number < len(phases) - 1:
+            yield CrossFinding(("phases", number), "only the last phase may leave out until")
+        elif isinstance(until, int) and until <= before:
+            yield CrossFinding(("phases", number, "until"), f"is not behind the phase before, which ends at {before}")
+        before = until if isinstance(until, int) else before
+        changed = phase.get("params")
+        for name in changed if isinstance(changed, dict) else ():
+            if name not in names:
+                yield CrossFinding(
+                    ("phases", number, "params", name), f"{name} is not a parameter", nearest(name, names)
+                )
 
 
 def _scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:

@@ -12,10 +12,11 @@ from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
 from gputui.redaction import Redactor, redact_argv, redact_params
 from gputui.runs.command import Launch, build_launch, substitute, values_for
+from gputui.runs.executors import Executors
 from gputui.runs.launchers.base import Placement
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
-from gputui.yaml_forms.sizes import format_size
+from gputui.yaml_forms.quantities import format_size
 
 RUN_ID = "RUN"
 """Stands for the run's id, which it gets when it is launched."""
@@ -23,16 +24,17 @@ RUN_ID = "RUN"
 
 def preview_launch(spec: RunSpec, *, runs: Path, gpus: Sequence[GpuFacts] = ()) -> Launch:
     """The first attempt's command as it would be now. ``runs`` is the folder of all runs; ``gpus`` those it would get.
-    The run's id is `RUN_ID`, and port 0 stands for a free one."""
+    The run's id is `RUN_ID`, and port 0 means a free one."""
     uuids = tuple(gpu.uuid for gpu in gpus) or spec.gpus.uuids
     visible = uuids if spec.visible == "uuid" else tuple(str(gpu.index) for gpu in gpus)
+    here = Placement.here(visible, spec.nproc, port=0)
     return build_launch(
         spec,
         run_id=RUN_ID,
         run_dir=str(runs / RUN_ID),
         attempt=1,
         params=spec.params,
-        placement=Placement.here(visible, spec.nproc, port=0),
+        placement=here if spec.target is None else Executors().of(spec.target).placement(spec),
         checkpoint=None,
     )
 
@@ -100,5 +102,5 @@ def _checkpoints(spec: RunSpec, values: Mapping[str, str]) -> str:
     if spec.checkpoints is None:
         return "none; a new attempt begins from the start"
     resume = shlex.join(redact_argv(spec.checkpoints.resume))
-    how = f"resumed with {resume}" if resume else "resumed by $GPUTUI_CHECKPOINT"
+    how = f"resumed with {resume}" if resume else "a new attempt finds its path in $GPUTUI_CHECKPOINT"
     return f"{substitute(spec.checkpoints.directory, values)}/{spec.checkpoints.pattern}, {how}"

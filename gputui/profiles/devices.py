@@ -72,7 +72,7 @@ def parse_selection(given: object) -> Selection:
 
 
 def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, memory_bytes: int | None) -> GpuRequest:
-    """The request that the scheduler works on. ``inventory`` is None where the driver has not been asked, and empty
+    """The request that the scheduler works on. ``inventory`` is None if the driver has not been asked, and empty
     where it shows no GPU.
 
     Raises SelectionError with what to do instead.

@@ -10,17 +10,27 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from gputui.profiles.params import UNDECIDED
 from gputui.profiles.printed_patterns import DraftPattern, patterns_of
-from gputui.profiles.script_survey import Option, Survey, options_in, survey_script
-from gputui.profiles.typed_command import DraftError, TypedCommand, as_number, make_variables, script_file, take_apart
+from gputui.profiles.script_survey import Option, Survey, SurveyError, options_in, survey_script
+from gputui.profiles.typed_command import (
+    SHELLS,
+    DraftError,
+    TypedCommand,
+    as_number,
+    command_options,
+    script_file,
+    starting_text,
+    take_apart,
+)
 from gputui.runs.command import format_value
 from gputui.runs.launchers import FOR_RANKS, FOR_SCRIPT
 from gputui.runs.spec import ROLE_NAMES, Scalar
 
 Preset = Literal["hf", "lightning", "accelerate", "timm", "nanogpt", "makefile"]
-PRESETS: tuple[Preset, ...] = ("hf", "lightning", "accelerate", "timm", "nanogpt", "makefile")
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 
 OUT = "{run_dir}/out"
 
@@ -36,20 +46,41 @@ _ROLE_ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 _OUTPUT_OPTIONS = (
     "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
-    "logdir", "log_dir", "results_dir", "project_dir", "save_path",
+    "logdir", "log_dir", "results_dir", "project_dir", "save_path", "work_dir",
 )  # fmt: skip
+# How long it trains is what a person changes first.
+_LENGTH = re.compile(
+    r"(?:(?:max|num|n|total|train|training)_?)+(?:step|iter|iteration|epoch|update)s?"
+    r"|steps|iters|iterations|epochs|updates",
+    re.IGNORECASE,
+)
+# How often the Trainer saves is how often its metrics can be read.
+_HF_INTERVALS = ("save_steps", "logging_steps")
+# An option for the file that it saves, and loads where it is there.
+_SAVED_FILE = re.compile(r"^(?!.*(?:load|resume|init|pretrain)).*(?:snapshot|checkpoint|ckpt|save)", re.IGNORECASE)
 _RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path", "load_checkpoint", "checkpoint")
 _PARALLEL = ("init_process_group", "DistributedDataParallel", "DDP", "fully_shard", "FullyShardedDataParallel")
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The text of a profile, its name, what was recognised (one line each), and what a person must still decide."""
+    """The text of a profile, its name, what was recognised (one line each), what is only usual for such a script, and
+    what a person must still decide."""
 
     name: str
     text: str
     found: tuple[str, ...]
+    guesses: tuple[str, ...]
     open_points: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedAt:
+    """A folder, "" where it is unknown, and a glob below it. ``is_guess``: the script does not show all of it."""
+
+    folder: str
+    pattern: str
+    is_guess: bool = False
 
 
 @dataclass(slots=True)
@@ -61,6 +92,7 @@ class _Lines:
     args: list[str] = field(default_factory=list)
     out_options: dict[str, str] = field(default_factory=dict)
     found: list[str] = field(default_factory=list)
+    guesses: list[str] = field(default_factory=list)
     open_points: list[str] = field(default_factory=list)
 
 
@@ -82,7 +114,8 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         survey = survey_script(script)
         if command.launcher.takes_command and command.script is None:
             # Its options are those of the file that starts it, not of what is typed.
-            survey.options, survey.style = make_variables(command, folder), None
+            survey.options, survey.style = command_options(command, folder), None
+            survey.text += starting_text(command, folder)
     chosen = preset or _recognised(survey, command)
     if chosen == "makefile" and not command.launcher.takes_command:
         raise DraftError("preset makefile goes with a command: gputui init --preset makefile -- make train")
@@ -90,13 +123,13 @@ def draft(words: Sequence[str], folder: Path, *, preset: Preset | None = None, g
         command.launcher = FOR_SCRIPT
     lines = _Lines()
     if chosen is not None:
-        lines.found.append(f"built on {_TITLES[chosen]}" + ("" if preset is None else ", as said"))
-    if survey.style is not None:
+        lines.found.append(f"built on {_TITLES[chosen]}" + ("" if preset is None else ", as given"))
+    if survey.style is not None and survey.options:
         lines.found.append(f"{len(survey.options)} options ({survey.style})")
     _arguments(lines, survey, command, chosen)
     name = _name(command, folder)
     text = _text(name, lines, survey, command, chosen, gpus, folder)
-    return Draft(name, text, tuple(lines.found), tuple(lines.open_points))
+    return Draft(name, text, tuple(lines.found), tuple(lines.guesses), tuple(lines.open_points))
 
 
 _TITLES: Mapping[Preset, str] = {
@@ -114,15 +147,24 @@ def _recognised(survey: Survey, command: TypedCommand) -> Preset | None:
         return "makefile"
     if survey.uses("lightning", "pytorch_lightning"):
         return "lightning"
-    if survey.uses("timm") and "create_model" in survey.calls and "resume" in survey.options:
+    if survey.uses("timm") and (
+        "CheckpointSaver" in survey.calls or ("create_model" in survey.calls and "resume" in survey.options)
+    ):
         return "timm"
     if survey.style == "globals":
         return "nanogpt"
-    if survey.uses("transformers", "trl") and any(
-        name.endswith(("Trainer", "TrainingArguments")) for name in survey.calls
-    ):
+    if _has_hf_trainer(survey):
         return "hf"
     return "accelerate" if survey.uses("accelerate") else None
+
+
+def _has_hf_trainer(survey: Survey) -> bool:
+    """Its own, one built on it, or a script that keeps its files and options."""
+    packages = ("transformers", "trl", "sentence_transformers", "optimum")
+    names = survey.calls | survey.taken_from(*packages)
+    if survey.uses(*packages) and any(name.endswith(("Trainer", "TrainingArguments")) for name in names):
+        return True
+    return "trainer_state.json" in survey.text and "per_device_train_batch_size" in survey.options
 
 
 def _is_parallel(survey: Survey, preset: Preset | None) -> bool:
@@ -130,7 +172,8 @@ def _is_parallel(survey: Survey, preset: Preset | None) -> bool:
     if preset in ("hf", "accelerate", "timm", "nanogpt"):
         return True
     return preset != "lightning" and (
-        bool(survey.calls & set(_PARALLEL)) or "LOCAL_RANK" in survey.text or "WORLD_SIZE" in survey.text
+        bool(survey.calls & set(_PARALLEL))
+        or re.search(r"LOCAL_RANK|WORLD_SIZE|['\"]RANK['\"]", survey.text) is not None
     )
 
 
@@ -144,6 +187,7 @@ def _arguments(lines: _Lines, survey: Survey, command: TypedCommand, preset: Pre
     if preset == "lightning" and survey.style == "lightning" and words[:1] != ["fit"] and not command.program:
         words.insert(0, "fit")
     typed: set[str] = set()
+    places = [option for option in options.values() if not option.flag]
     position = 0
     while position < len(words):
         word = words[position]
@@ -159,7 +203,19 @@ def _arguments(lines: _Lines, survey: Survey, command: TypedCommand, preset: Pre
                 lines.args.append(_literal(word))
                 continue
         elif not equals and not (option is not None and option.is_flag):
-            lines.args.append(_literal(word))
+            place = places.pop(0) if places else None
+            number = as_number(word)
+            if place is not None:
+                typed.add(place.name)
+            if place is not None and place.name.lower() in _OUTPUT_OPTIONS:
+                lines.args.append(OUT)
+                lines.out_options[place.name] = OUT
+                lines.found.append(f"{word} became {OUT}, a folder of each run's own")
+            elif place is None or number is None:
+                lines.args.append(_literal(word))
+            else:
+                lines.params[place.name] = number
+                lines.args.append(f"{{{place.name}}}")
             continue
         typed.add(name)
         separator = "=" if equals else " "
@@ -178,35 +234,69 @@ def _arguments(lines: _Lines, survey: Survey, command: TypedCommand, preset: Pre
             lines.args.append(f"{flag}{separator}{_literal(value)}")
     for name, option in options.items():
         if name not in typed:
-            _untyped(lines, name, option, "=" if survey.style in ("globals", "hydra") or preset == "makefile" else " ")
+            _untyped(lines, survey, name, option, _separator(survey, preset) if option.flag else "")
+
+
+def _separator(survey: Survey, preset: Preset | None) -> str:
+    """The text between an option and its value."""
+    return "=" if survey.style in ("globals", "config", "hydra") or preset == "makefile" else " "
+
+
+def script_option(command: TypedCommand, folder: Path, name: str) -> tuple[Scalar, str] | None:
+    """Default and argument of a parameter that would pass the script's option ``name``, as in ``--steps {steps}``; None
+    where no such option is seen."""
+    script = script_file(command, folder)
+    try:
+        survey = Survey() if script is None else survey_script(script)
+    except SurveyError:
+        return None
+    if command.launcher.takes_command and command.script is None:
+        survey.options, survey.style = command_options(command, folder), None
+    preset = _recognised(survey, command)
+    option = _known_options(survey, preset).get(name.replace("-", "_"))
+    if option is None:
+        return None
+    word = f"{option.flag}{_separator(survey, preset) if option.flag else ''}{{{name}}}"
+    return option.default, f"[{word}]" if option.is_flag or (option.default is None and option.flag) else word
 
 
 def _known_options(survey: Survey, preset: Preset | None) -> dict[str, Option]:
     options = dict(survey.options)
     if preset == "hf" and survey.style == "hf":
         known: dict[str, Scalar] = {
-            "output_dir": None, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
-            "learning_rate": 5e-5, "max_grad_norm": 1.0,
+            "output_dir": None, "num_train_epochs": 3.0, "max_steps": -1, "save_steps": 500, "logging_steps": 500,
+            "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-5,
+            "max_grad_norm": 1.0,
         }  # fmt: skip
         for name, default in known.items():
             options.setdefault(name, Option(f"--{name}", name, default))
     if preset == "lightning" and survey.style == "lightning":
-        options["default_root_dir"] = Option("--trainer.default_root_dir", "default_root_dir")
+        for name in ("default_root_dir", "max_epochs", "max_steps"):
+            options[name] = Option(f"--trainer.{name}", name)
     return options
 
 
-def _untyped(lines: _Lines, name: str, option: Option, separator: str) -> None:
+def _untyped(lines: _Lines, survey: Survey, name: str, option: Option, separator: str) -> None:
+    if survey.named_files == {option.default} and _SAVED_FILE.search(name):
+        lines.args.append(f"{option.flag}{separator}{OUT}/{str(option.default).rpartition('/')[2]}")
+        lines.out_options[name] = OUT
+        return
     if name.lower() in _OUTPUT_OPTIONS and not option.is_flag:
         lines.args.append(f"{option.flag}{separator}{OUT}")
         lines.out_options[name] = OUT
         return
     if option.is_required:
-        lines.params[name] = "TODO"
+        lines.params[name] = UNDECIDED
         lines.args.append(f"{option.flag}{separator}{{{name}}}")
-        lines.open_points.append(f"the script requires {option.flag}: give it as params: {name}")
+        lines.open_points.append(f"the script requires {option.flag or name}: give it as params: {name}")
         return
-    role = _role_of(name)
-    if role is None or not option.is_known:
+    if not option.flag:
+        # Those behind it have their places by it.
+        lines.params[name] = option.default
+        lines.args.append(f"{{{name}}}")
+        _note_role(lines, name)
+        return
+    if not option.is_known or not (_role_of(name) or _LENGTH.fullmatch(name) or name in _HF_INTERVALS):
         return
     if option.is_flag or option.default is None:
         if option.is_flag and option.default is True:
@@ -276,6 +366,9 @@ def _text(
     out.append(f"gpus: {wanted}" + ("                         # 0: processes on the CPU" if not wanted else ""))
     if command.launcher.starts_ranks and not wanted and command.nproc:
         out.append(f"nproc: {command.nproc}")
+    elif command.launcher.starts_ranks and not wanted:
+        needed = ", which train one model only with --use_cpu" if preset == "hf" else ""
+        out.append(f"# nproc: 2                    # ranks on the CPU{needed}; one without this line")
     if lines.params:
         out.append("params:")
         shared = [key for key in lines.params if key in survey.shared and _role_of(key) in ("batch_size", "grad_accum")]
@@ -295,7 +388,7 @@ def _text(
     elif not any(_role_of(param) == "batch_size" for param in lines.params):
         out.append("# no batch size was found that recovery could lower: roles: {batch_size: its_name}")
     out += _metrics(lines, survey, preset)
-    out += _checkpoints(lines, survey, command, preset)
+    out += _checkpoints(lines, survey, command, preset, folder)
     return "\n".join(out) + "\n"
 
 
@@ -336,7 +429,11 @@ def _metrics(lines: _Lines, survey: Survey, preset: Preset | None) -> list[str]:
         block = ["source: output                 # stdout and stderr of the first rank", *step]
         if units:
             block.append("units: {" + ", ".join(f"{name}: {unit}" for name, unit in units.items()) + "}")
-        block += ["patterns:", *(f"  - {_single(each.pattern)}" for each in ready)]
+        patterns = [each.pattern for each in ready]
+        if not any("(?P<loss>" in pattern for pattern in patterns):
+            # Alerts and recovery watch the loss by this name.
+            patterns = [pattern.replace("(?P<train_loss>", "(?P<loss>") for pattern in patterns]
+        block += ["patterns:", *(f"  - {_single(pattern)}" for pattern in patterns)]
         block += _spares(spare)
         sources.append(block)
         lines.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
@@ -378,12 +475,19 @@ def _output_directory(lines: _Lines, survey: Survey) -> str | None:
     return None
 
 
-def _checkpoints(lines: _Lines, survey: Survey, command: TypedCommand, preset: Preset | None) -> list[str]:
+def _checkpoints(
+    lines: _Lines, survey: Survey, command: TypedCommand, preset: Preset | None, folder: Path
+) -> list[str]:
     place = _saved_at(lines, survey, preset)
-    if place is not None and not place[0]:
-        lines.open_points.append(f"in which folder it saves {place[1]} cannot be seen: write it as checkpoints: dir")
+    if place is not None and not place.folder:
+        lines.open_points.append(
+            f"in which folder it saves {place.pattern} cannot be seen: write it as checkpoints: dir"
+        )
         place = None
     resume, comment = _resume(lines, survey, preset)
+    is_passed = re.search(r"--\S*resume", starting_text(command, folder)) is not None
+    if is_passed:
+        resume, comment = None, ["what it starts is given its own option to resume"]
     if place is None:
         lines.open_points.append("no checkpoints were found: a new attempt begins from the start")
         words = resume or "--resume {checkpoint}"
@@ -391,37 +495,52 @@ def _checkpoints(lines: _Lines, survey: Survey, command: TypedCommand, preset: P
             "# No checkpoints were found; with them a new attempt would go on from the newest one:",
             f'# checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{words}"}}',
         ]
-    folder, pattern = place
-    lines.found.append(f"checkpoints {folder}/{pattern}")
-    shown = ["checkpoints:", f"  dir: {_quoted(folder)}", f"  pattern: {_quoted(pattern)}"]
+    where = f"checkpoints {place.folder}/{place.pattern}"
+    if place.is_guess:
+        lines.guesses.append(f"{where}: a guess; gputui explain says after a run whether a file matched")
+    else:
+        lines.found.append(where)
+    shown = ["checkpoints:", f"  dir: {_quoted(place.folder)}", f"  pattern: {_quoted(place.pattern)}"]
+    if place.is_guess:
+        shown[-1] += "     # a guess"
     if resume is not None:
         shown.append(f"  resume: {_quoted(resume)}")
-    elif "GPUTUI_CHECKPOINT" not in survey.text:
+    elif "GPUTUI_CHECKPOINT" not in survey.text and not is_passed and not _loads_what_is_there(survey):
         lines.open_points.append("the script has no option to resume: a new attempt would begin from the start")
     return shown + [f"  # {line}" for line in comment]
 
 
-def _saved_at(lines: _Lines, survey: Survey, preset: Preset | None) -> tuple[str, str] | None:
+def _saved_at(lines: _Lines, survey: Survey, preset: Preset | None) -> _SavedAt | None:
     out_dir = _output_directory(lines, survey)
     if preset == "hf":
-        return out_dir or "out", "checkpoint-*"
+        return _SavedAt(out_dir or "out", "checkpoint-*", is_guess=out_dir is None)
     if preset == "timm":
-        return out_dir or "output", "**/*.pth.tar"
+        # Its saver writes this one again with each epoch; model_best.pth.tar beside it may be older.
+        return _SavedAt(out_dir or "output", "**/last.pth.tar", is_guess=True)
     paths = [options_in(path, {**lines.out_options, "run_dir": "{run_dir}"}) for path in survey.saves]
-    paths = [path for path in paths if "*" not in path.rpartition("/")[0] or path.startswith(("*/", "lightning_logs"))]
     if preset == "lightning":
         paths = [path for path in paths if path.endswith(".ckpt") and not path.startswith("*")]
         if not paths or paths[0].startswith("lightning_logs"):
-            return out_dir or ".", "lightning_logs/version_*/checkpoints/*.ckpt"
+            return _SavedAt(out_dir or ".", "lightning_logs/version_*/checkpoints/*.ckpt", is_guess=out_dir is None)
     ranked = sorted(paths, key=lambda path: ("best" in path, "*" not in path.rpartition("/")[2]))
     for path in ranked:
         folder, _, pattern = path.rpartition("/")
-        if folder.startswith("*"):
-            folder = out_dir or ""
-            if pattern.strip("*"):
-                return folder, pattern
-        if pattern.strip("*") and "*" not in folder:
-            return folder or ".", pattern
+        if not pattern.strip("*"):
+            continue
+        known, star, _ = folder.partition("*")
+        if not star:
+            return _SavedAt(folder or ".", pattern)
+        # What is not known of the folder may be any number of folders.
+        known = known.rpartition("/")[0] or out_dir or ""
+        return _SavedAt(known, f"**/{pattern}", is_guess=True)
+    if len(survey.named_files) == 1:
+        (path,) = survey.named_files
+        option = next((name for name, each in survey.options.items() if each.default == path), None)
+        if option is not None and option in lines.out_options:
+            return _SavedAt(OUT, path.rpartition("/")[2], is_guess=True)
+        if out_dir is not None:
+            return _SavedAt(out_dir, f"**/{path.rpartition('/')[2]}", is_guess=True)
+        return _SavedAt(path.rpartition("/")[0] or ".", path.rpartition("/")[2], is_guess=True)
     return None
 
 
@@ -437,7 +556,7 @@ def _resume(lines: _Lines, survey: Survey, preset: Preset | None) -> tuple[str |
         return None, ['one line makes it resume: trainer.fit(model, ckpt_path=os.environ.get("GPUTUI_CHECKPOINT"))']
     if preset == "hf" and survey.style == "hf" and "resume_from_checkpoint" in survey.text:
         return "--resume_from_checkpoint {checkpoint}", []
-    separator = "=" if survey.style in ("globals", "hydra") else " "
+    separator = _separator(survey, preset)
     for name in _RESUME_OPTIONS:
         option = survey.options.get(name)
         if option is not None:
@@ -447,12 +566,21 @@ def _resume(lines: _Lines, survey: Survey, preset: Preset | None) -> tuple[str |
         return None, [
             'one line makes it resume: trainer.train(resume_from_checkpoint=os.environ.get("GPUTUI_CHECKPOINT"))'
         ]
-    return None, ["the script would begin anew; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"]
+    if _loads_what_is_there(survey):
+        return None, ["the script seems to load its own checkpoint where that is there"]
+    return None, ["the script would begin again; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"]
+
+
+def _loads_what_is_there(survey: Survey) -> bool:
+    return "load" in survey.calls and bool(survey.calls & {"exists", "is_file", "isfile"})
 
 
 def _name(command: TypedCommand, folder: Path) -> str:
-    source = command.script or command.module or (command.program[0] if command.program else "")
-    stem = Path(source).stem if command.script else source.rpartition(".")[2]
+    program = (
+        command.program[-1:] if command.program[:1] and Path(command.program[0]).name in SHELLS else command.program
+    )
+    source = command.script or command.module or (program[0] if program else "")
+    stem = source.rpartition(".")[2] if command.module else Path(source).stem
     if stem in ("train", "main", "run", "__main__", "make", "bash", "sh", "accelerate", "just"):
         stem = f"{folder.resolve().name}-{stem}" if folder.resolve().name else stem
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:64] or "training"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.yaml_forms.sizes import format_size
+from gputui.yaml_forms.quantities import format_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From a profile's file to a Profile, with everything that is wrong said at once; and finding profiles by name."""
+"""From a profile's file to a Profile, reporting every mistake at once; and finding profiles by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gputui.runs.launchers import FOR_COMMAND
 from gputui.yaml_forms.document import Place
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.yaml_forms.forms import findings
-from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.nearest import nearest, nearest_file
 from gputui.yaml_forms.problems import ProfileError, shown_path
 
 SUFFIXES = (".yaml", ".yml")
@@ -119,6 +119,9 @@ def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
     for entry in entries:
         if entry.profile is not None and entry.profile.name == name_or_path:
             return entry.path
+    beside = next((name_or_path + suffix for suffix in SUFFIXES if _is_there(cwd / f"{name_or_path}{suffix}")), None)
+    if name_or_path and beside is not None:
+        raise ProfileNotFoundError(clean(f"no profile goes by the name {name_or_path!r}; did you mean ./{beside}?"))
     looked = ", ".join(shown_path(folder) for folder, _ in folders)
     names = {entry.name for entry in entries} | {entry.profile.name for entry in entries if entry.profile is not None}
     meant = nearest(name_or_path, sorted(names))
@@ -158,7 +161,7 @@ def _by_path(text: str, cwd: Path) -> Path:
         raise ProfileNotFoundError(f"{clean(text)}: no such user's home") from error
     if _is_there(path):
         return path
-    meant = nearest(path.name, [entry.name for entry in _files(path.parent)])
+    meant = nearest_file(path.name, [entry.name for entry in _files(path.parent)])
     hint = f"; did you mean {shown_path(path.with_name(meant))}?" if meant else ""
     raise ProfileNotFoundError(clean(f"{text}: no such file{hint}"))
 

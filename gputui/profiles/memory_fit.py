@@ -1,4 +1,4 @@
-"""Whether a run will fit into its GPUs' memory, told from what earlier runs of its profile took; pure."""
+"""Whether a run will fit into its GPUs' memory, predicted from earlier runs of its profile; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.costs import PastPeak
-from gputui.yaml_forms.sizes import format_size
+from gputui.yaml_forms.quantities import format_size
 
 MARGIN = 0.95
 """Of a GPU's memory more than this is not counted on: the CUDA context and fragmentation take their part."""
@@ -16,7 +16,7 @@ MARGIN = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """The peak expected on a GPU in bytes, the number of runs it is told from, and whether it was scaled by the batch
+    """The peak expected on a GPU in bytes, the number of runs it is based on, and whether it was scaled by the batch
     size rather than seen."""
 
     peak_bytes: int
@@ -30,7 +30,7 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
 
     With the same batch size it is the largest peak seen. Else memory is taken to grow linearly with the batch: through
     the two nearest batch sizes seen, or, where only one was, in proportion, which for a larger batch is too much rather
-    than too little. None where nothing was seen.
+    than too little. None if nothing was seen.
     """
     batch_name = spec.role("batch_size", spec.params)
     batch = _batch(spec.params.get(batch_name)) if batch_name is not None else None
@@ -77,20 +77,20 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, memory_total_bytes: in
         None,
     )  # fmt: skip
     if ran_out is not None and batch_name is not None:
-        told = f"{ran_out.run_id} ran out of GPU memory with {batch_name} {ran_out.params[batch_name]}"
-        return CheckResult("memory", "warn", told, f"lower {batch_name}, or leave it to recovery")
+        message = f"{ran_out.run_id} ran out of GPU memory with {batch_name} {ran_out.params[batch_name]}"
+        return CheckResult("memory", "warn", message, f"lower {batch_name}, or leave it to recovery")
     expected = expect(past, spec)
     if expected is None:
-        return CheckResult("memory", "skip", "no earlier run of this profile tells how much GPU memory it takes")
+        return CheckResult("memory", "skip", "unknown: no earlier run of this profile measured its GPU memory")
     runs = "1 earlier run" if expected.run_count == 1 else f"{expected.run_count} earlier runs"
     how = f"expected from {runs}" + (" with another batch size" if expected.is_scaled else "")
     if memory_total_bytes is None:
         return CheckResult("memory", "skip", f"{format_size(expected.peak_bytes)} per GPU {how}")
-    told = f"{format_size(expected.peak_bytes)} of {format_size(memory_total_bytes)} per GPU {how}"
+    message = f"{format_size(expected.peak_bytes)} of {format_size(memory_total_bytes)} per GPU {how}"
     if expected.peak_bytes > memory_total_bytes * MARGIN:
         remedy = f"lower {batch_name}" if batch_name is not None else "choose GPUs with more memory"
-        return CheckResult("memory", "warn", told, remedy)
-    return CheckResult("memory", "pass", told)
+        return CheckResult("memory", "warn", message, remedy)
+    return CheckResult("memory", "pass", message)
 
 
 def _is_like(past: PastPeak, spec: RunSpec, batch_name: str | None) -> bool:

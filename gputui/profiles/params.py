@@ -19,6 +19,9 @@ NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 RESERVED_NAMES = ("run_dir", "checkpoint")
 """Placeholders that are not parameters."""
 
+UNDECIDED = "TODO"
+"""The value of a parameter that a person must still give, in a drafted profile."""
+
 MAX_INTEGER = 2**63 - 1
 """The largest that SQLite and JSON readers keep exactly."""
 
@@ -73,7 +76,7 @@ class Parameter:
             "int": "a whole number",
             "float": "a number",
             "str": "text",
-            "any": "a number" if self._is_bounded else "text, a number or none",
+            "any": "a number" if self.is_bounded else "text, a number or none",
         }[self.kind]
         if self.multiple_of is not None:
             words = f"a multiple of {self.multiple_of}"
@@ -102,7 +105,7 @@ class Parameter:
         if self.choices:
             if not any(_same(value, choice) for choice in self.choices):
                 raise self._error(given)
-        elif self._is_bounded:
+        elif self.is_bounded:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise self._error(given)
             if not (self.minimum is None or value >= self.minimum) or not (
@@ -114,7 +117,8 @@ class Parameter:
         return value
 
     @property
-    def _is_bounded(self) -> bool:
+    def is_bounded(self) -> bool:
+        """Whether it has a least or a greatest value."""
         return self.minimum is not None or self.maximum is not None
 
     @property
@@ -187,7 +191,7 @@ def split_assignments(items: Iterable[str]) -> dict[str, str]:
 
 
 def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Every parameter's value: the override where there is one, else the default; in the profile's order.
+    """Every parameter's value: the override if there is one, else the default; in the profile's order.
 
     Raises ParameterError with everything that is wrong.
     """

@@ -1,7 +1,7 @@
-"""What is looked at before a run is launched: everything that can be known to fail is said now, with what to do.
+"""Checks before a launch: they report everything that is known to fail, with a remedy.
 
-`quick_checks` reads the file system and takes no noticeable time; `check_interpreter` (in `gputui.profiles.probe`)
-starts a process. A screen shows the first at once and the second when it comes; `check` is both.
+`quick_checks` reads the file system and takes no noticeable time; `check_interpreter` (in `interpreter_checks`) starts
+a process. A screen shows the first at once and the second when it comes; `check` is both.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from gputui.config import Workspace
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
+from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.memory_fit import check_memory
-from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES
-from gputui.profiles.probe import DEADLINE_SECONDS, check_interpreter
+from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
+from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
 from gputui.redaction import redact_params
 from gputui.runs.checks import CheckResult
@@ -24,8 +25,8 @@ from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.costs import PastPeak
-from gputui.yaml_forms.nearest import nearest
-from gputui.yaml_forms.sizes import format_size
+from gputui.yaml_forms.nearest import nearest, nearest_file
+from gputui.yaml_forms.quantities import format_size
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"
@@ -109,7 +110,7 @@ def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
     script = Path(first)
     if not script.exists():
         beside = [entry.name for entry in script.parent.iterdir()] if script.parent.is_dir() else []
-        meant = nearest(script.name, beside)
+        meant = nearest_file(script.name, beside)
         remedy = f"did you mean {meant}?" if meant else "script: is relative to the profile's folder"
         return CheckResult("program", "fail", f"{script} does not exist", remedy)
     if not script.is_file():
@@ -179,11 +180,15 @@ def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(spec: RunSpec) -> CheckResult:
-    """A parameter that reaches nobody is a mistake: changing it, as recovery may, would change nothing."""
+    """An unused parameter is a mistake: changing it, as recovery may, would change nothing."""
     if not spec.params:
         return CheckResult("parameters", "skip", "the profile has none")
     if spec.args is None:
         return CheckResult("parameters", "pass", f"{len(spec.params)} given as --name value")
+    undecided = [name for name, value in spec.params.items() if value == UNDECIDED]
+    if undecided:
+        remedy = f"give each a value in params:, or {' '.join(f'--set {name}=…' for name in undecided)}"
+        return CheckResult("parameters", "fail", f"{', '.join(undecided)} is still {UNDECIDED}", remedy)
     used = {name for _, text in _templates(spec) for name in _PLACEHOLDER.findall(text)}
     unused = [name for name in spec.params if name not in used]
     if unused:
@@ -255,11 +260,14 @@ def _checkpoints(spec: RunSpec) -> CheckResult:
 
 
 def _resume(spec: RunSpec) -> CheckResult:
-    """Whether a script that is started again is told where to go on; what it does with that cannot be known."""
+    """Whether a restarted script gets a checkpoint; what it does with that cannot be known."""
     if spec.checkpoints is None:
         return CheckResult("resume", "skip", "the profile names no checkpoints")
-    if spec.checkpoints.resume or any("{checkpoint}" in text for _, text in _templates(spec)):
+    if any("{checkpoint}" in text for _, text in _templates(spec)):
         return CheckResult("resume", "pass", "the script is given the checkpoint")
+    if spec.checkpoints.resume:
+        words = " ".join(spec.checkpoints.resume)
+        return CheckResult("resume", "pass", f"the script is given {words} and finds its checkpoint itself")
     return CheckResult(
         "resume",
         "warn",

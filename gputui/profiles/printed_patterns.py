@@ -99,7 +99,7 @@ def _draft(printed: Printed, has_epochs: bool) -> DraftPattern | None:
     steps: Steps = "epoch" if not is_step else "global"
     if "iter" in names:
         steps = "in_epoch" if "total" in names else "unclear"
-    # What stands behind the last number says nothing, and may change.
+    # The text behind the last number has no meaning, and may change.
     pattern = pattern[: pattern.rindex(")") + 1]
     return DraftPattern(pattern, steps, units, printed.line)
 
@@ -121,7 +121,7 @@ def _first_line(parts: tuple[str | tuple[str, str], ...]) -> Iterable[str | tupl
 
 
 def _kinds(parts: list[str | tuple[str, str]]) -> list[str]:
-    """For each part what `_kind` says, and "total" for how many of what stands before it there are."""
+    """For each part its `_kind`, and "total" for the total of the part before it."""
     kinds = [_kind(parts, index) if isinstance(part, tuple) else "" for index, part in enumerate(parts)]
     for index, part in enumerate(parts):
         if isinstance(part, tuple) and not _is_plain(parts, index) and index > 1 and kinds[index - 2]:
@@ -183,7 +183,7 @@ def _word_before(parts: list[str | tuple[str, str]], index: int) -> str:
 
 
 def _label(parts: list[str | tuple[str, str]], index: int) -> str:
-    """The name of a metric: what stands before the number, else what the script calls it; "" where it is none."""
+    """The name of a metric: the text before the number, else the script's name for it; "" where it is none."""
     part = parts[index]
     expression, shape = ("", "") if isinstance(part, str) else part
     before = parts[index - 1] if index else ""

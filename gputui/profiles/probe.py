@@ -1,32 +1,86 @@
 """Asking the interpreter of a training environment what it has, without importing any of it.
 
 Importing torch takes seconds and may touch the driver; that it can be found, its version and the CUDA that it was built
-for stand in files. The question is put in the run's working directory and environment, with a deadline.
+for stand in files.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gputui.host.child import ChildError, run_child
-from gputui.runs.checks import CheckResult
-from gputui.runs.command import substitute, values_for
-from gputui.runs.launch_shell import passed_on
-from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.spec import RunSpec
 
 DEADLINE_SECONDS = 20.0
 
 _MARK = "gputui-probe:"
 
-# Runs in a foreign Python, so it keeps to what every Python 3 understands. A package's parts are looked up on its path:
-# find_spec with a dotted name would import the package.
+
+class ProbeError(Exception):
+    """The interpreter gave no answer; the text is the end of a sentence about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterAnswer:
+    """What an interpreter has. Versions are texts."""
+
+    python: str
+    # None if torch is not installed, "unknown" if its version cannot be read.
+    torch: str | None
+    # The CUDA that torch was built for, None if for none.
+    cuda: str | None
+    # The NCCL that is installed beside torch, None if it is built into torch.
+    nccl: str | None
+    # Where the module that was asked about is, None if it was not found or not asked about.
+    module: str | None
+    # Whether ``-m`` can run that module.
+    runnable: bool
+    # Which of the modules asked for are not installed.
+    missing: tuple[str, ...]
+
+
+def ask_interpreter(
+    python: str,
+    environ: Mapping[str, str],
+    workdir: str,
+    module: str = "",
+    deadline_seconds: float = DEADLINE_SECONDS,
+    needed: Sequence[str] = (),
+) -> InterpreterAnswer:
+    """Ask in a run's environment and working directory, or in / if there is no such folder. ``module`` is the module to
+    run, ``needed`` are others that must be installed. Starts one process. Raises ProbeError."""
+    folder = workdir if Path(workdir).is_dir() else "/"
+    try:
+        answered = run_child(
+            [python, "-c", _SCRIPT, module, _MARK, *needed],
+            deadline_seconds=deadline_seconds,
+            environ=environ,
+            workdir=folder,
+        )
+    except ChildError as error:
+        raise ProbeError(str(error)) from error
+    for line in reversed(answered.output.splitlines()):
+        if line.startswith(_MARK):
+            answer = json.loads(line.removeprefix(_MARK))
+            return InterpreterAnswer(**{**answer, "missing": tuple(answer["missing"])})
+    raise ProbeError(f"does not answer as a Python: {answered.last_words}")
+
+
+# Runs in a foreign Python, so it keeps to what every Python 3 understands. The standard library is imported before the
+# working directory counts, where json.py may be a file of the training (metadata uses email.parser). A package's parts
+# are looked up on its path: find_spec with a dotted name would import the package.
 _SCRIPT = r"""
-import importlib.machinery, importlib.util, json, os, re, sys
+import sys
+workdir = sys.path[:1] if sys.path[:1] == [""] else []
+del sys.path[:len(workdir)]
+import email.parser, importlib.machinery, importlib.util, json, os, re
+try:
+    from importlib import metadata
+except ImportError:
+    metadata = None
+sys.path[:0] = workdir
 def find(name):
     parts = name.split(".")
     spec = importlib.util.find_spec(parts[0])
@@ -55,126 +109,10 @@ if torch is not None and torch.submodule_search_locations:
     except OSError:
         pass
     try:
-        from importlib import metadata
-        for cuda_major in (answer["cuda"] or "").split(".")[:1]:
-            answer["nccl"] = metadata.version("nvidia-nccl-cu" + cuda_major)
+        if answer["cuda"] and metadata:
+            answer["nccl"] = metadata.version("nvidia-nccl-cu" + answer["cuda"].split(".")[0])
     except Exception:
         pass
 answer["missing"] = [name for name in sys.argv[3:] if find(name) is None]
 sys.stdout.write("\n" + sys.argv[2] + json.dumps(answer) + "\n")
 """
-
-
-def check_interpreter(
-    spec: RunSpec,
-    environ: Mapping[str, str],
-    *,
-    simulated_gpus: bool = False,
-    deadline_seconds: float = DEADLINE_SECONDS,
-) -> list[CheckResult]:
-    """Does the interpreter run, has it torch where torchrun needs it, and does it find the module? Starts one process
-    and waits for it, at most until the deadline. With ``simulated_gpus`` a torch without CUDA will do: the processes
-    then work on the CPU."""
-    if spec.python is None:
-        return [CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")]
-    module = spec.program[1] if spec.program[0] == "-m" else ""
-    answer = _ask(spec, module, environ, deadline_seconds)
-    if isinstance(answer, str):
-        remedy = "set python: in the profile to the training environment's interpreter"
-        return [CheckResult("interpreter", "fail", f"{spec.python} {answer}", remedy)]
-    results = [CheckResult("interpreter", "pass", f"Python {answer['python']} at {spec.python}")]
-    results.append(_torch(spec, answer, simulated_gpus))
-    results += _launcher(spec, answer)
-    if module:
-        results.append(_module(spec, module, answer))
-    return results
-
-
-def _torch(spec: RunSpec, answer: Mapping[str, Any], simulated_gpus: bool) -> CheckResult:
-    version, cuda = answer["torch"], answer["cuda"]
-    if version is None:
-        if not LAUNCHERS[spec.launcher].modules:
-            return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
-        package = "'gputui[train]'" if spec.python == sys.executable else "torch"
-        return CheckResult(
-            "torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs",
-            f"install it there ({spec.python} -m pip install {package}), or set python: to an interpreter that has it",
-        )  # fmt: skip
-    built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
-    if spec.gpus.count and simulated_gpus:
-        return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
-    if spec.gpus.count and cuda is None:
-        return CheckResult(
-            "torch", "fail", f"{built}, but the run asks for GPUs",
-            "install a build of torch with CUDA there, or use --gpus 0",
-        )  # fmt: skip
-    return CheckResult("torch", "pass", built)
-
-
-def _launcher(spec: RunSpec, answer: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """What its launcher needs beside torch."""
-    if answer["torch"] is None:
-        return
-    for module, package in LAUNCHERS[spec.launcher].modules:
-        if module in answer["missing"]:
-            yield CheckResult(
-                "launcher", "fail", f"{spec.python} has no {module}, which launcher {spec.launcher} needs",
-                f"install {package} there ({spec.python} -m pip install '{package}')",
-            )  # fmt: skip
-        else:
-            yield CheckResult("launcher", "pass", f"{module} is there")
-
-
-def _module(spec: RunSpec, module: str, answer: Mapping[str, Any]) -> CheckResult:
-    if answer["module"] is None:
-        where = spec.workdir if Path(spec.workdir).is_dir() else "the run's folder"
-        return CheckResult(
-            "module", "fail", f"{spec.python} finds no module {module} from {where}",
-            "set workdir: to the folder that holds it, or install it into that environment",
-        )  # fmt: skip
-    if not answer["runnable"]:
-        return CheckResult(
-            "module", "fail", f"{module} is a package without __main__.py ({answer['module']})",
-            f"name the module to run, such as {module}.train",
-        )  # fmt: skip
-    return CheckResult("module", "pass", f"{module} from {answer['module']}")
-
-
-def _ask(spec: RunSpec, module: str, environ: Mapping[str, str], deadline_seconds: float) -> dict[str, Any] | str:
-    """The answer, or what went wrong as the end of a sentence."""
-    needed = [name for name, _ in LAUNCHERS[spec.launcher].modules]
-    return ask(str(spec.python), environment_of(spec, environ), spec.workdir, module, deadline_seconds, needed)
-
-
-def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a run gets of the shell whose environment is ``environ``, with what the profile adds to it."""
-    values = values_for(spec.params, "/nowhere", None)
-    return {**passed_on(environ), **{name: substitute(text, values) for name, text in spec.env.items()}}
-
-
-def ask(
-    python: str,
-    environ: Mapping[str, str],
-    workdir: str,
-    module: str = "",
-    deadline_seconds: float = DEADLINE_SECONDS,
-    needed: Sequence[str] = (),
-) -> dict[str, Any] | str:
-    """What an interpreter has: ``python``, ``torch``, ``cuda`` and ``nccl`` versions (None where it has none),
-    ``missing`` which of the modules ``needed`` are not there, ``module`` and ``runnable`` about the one asked for. Or
-    what went wrong, as the end of a sentence."""
-    folder = workdir if Path(workdir).is_dir() else "/"
-    try:
-        answered = run_child(
-            [python, "-c", _SCRIPT, module, _MARK, *needed],
-            deadline_seconds=deadline_seconds,
-            environ=environ,
-            workdir=folder,
-        )
-    except ChildError as error:
-        return str(error)
-    for line in reversed(answered.output.splitlines()):
-        if line.startswith(_MARK):
-            answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-            return answer
-    return f"does not answer as a Python: {answered.last_words}"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import PlainValidator, model_validator
 
-from gputui.store.retention import DAY_SECONDS, LEAST_BYTES, LEAST_RAW_SECONDS, Retention
+from gputui.store.retention import LEAST_BYTES, LEAST_RAW_SECONDS, Retention
 from gputui.yaml_forms.file import parse_file
 from gputui.yaml_forms.forms import Model, expected, problem, validated
-from gputui.yaml_forms.sizes import parse_size
+from gputui.yaml_forms.quantities import parse_duration, parse_size
 
-_DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?) ?(h|d|w|y)")
-_DURATIONS = {"h": 3600.0, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS, "y": 365 * DAY_SECONDS}
 _STANDARD = Retention()
 
 
@@ -24,10 +21,9 @@ def _age(least_seconds: float) -> Callable[[object], float | None]:
     def read(given: object) -> float | None:
         if given is False or given in ("off", "forever"):
             return None
-        match = _DURATION.fullmatch(given.strip()) if isinstance(given, str) else None
-        if match is None:
+        seconds = parse_duration(given) if isinstance(given, str) else None
+        if seconds is None:
             raise expected("a time such as 36h, 7d, 8w or 5y, or forever")
-        seconds = float(match[1]) * _DURATIONS[match[2]]
         if seconds < least_seconds:
             raise expected(f"{least_seconds / 3600:g}h or more")
         return seconds

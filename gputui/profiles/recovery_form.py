@@ -38,7 +38,7 @@ def _entry(given: object) -> object:
 def _stop_alone(rung: list[_Actions]) -> list[_Actions]:
     names = [name for entry in rung for name in entry.model_fields_set]
     if "stop" in names and len(names) > 1:
-        raise problem("stop stands alone")
+        raise problem("stop must be the only action of its rung")
     return rung
 
 
@@ -94,7 +94,7 @@ class BackoffForm(Model):
 
 
 class RecoveryForm(Model):
-    """A ready policy by its name, and what is changed of it."""
+    """A built-in policy by name, with overrides."""
 
     policy: PolicyName = "standard"
     max_attempts: Times = 1

@@ -17,12 +17,14 @@ from gputui.config import shipped_profiles
 from gputui.gpu.model import GpuFacts
 from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
 from gputui.profiles.loading import Profile
-from gputui.profiles.params import ParameterError, apply
+from gputui.profiles.params import ParameterError, apply, unknown_parameter
 from gputui.profiles.schema import Metrics, ProfileForm
 from gputui.reports.export.formats import FORMATS, is_format
-from gputui.runs.command import substitute, values_for
+from gputui.runs.command import format_value, substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
+from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar
+from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.problems import shown_path
 
 RUN_DIR = "{run_dir}"
 
@@ -62,11 +64,18 @@ def resolve(
     is_refusal = True
     params: dict[str, Scalar] = {}
     request = GpuRequest()
+    given = dict(overrides or {})
+    unknown = {name: given.pop(name) for name in list(given) if name not in profile.parameters}
+    problems += [f"{name}: {_unknown(profile, name, value)}" for name, value in unknown.items()]
+    phases: list[Phase] = []
     try:
-        params = apply(profile.parameters, overrides or {})
+        for one in form.phases:
+            parsed = apply(profile.parameters, one.params)
+            phases.append(Phase(one.until, {name: parsed[name] for name in one.params}))
+        params = apply(profile.parameters, {**(phases[0].params if phases else {}), **given})
     except ParameterError as error:
         problems += error.problems
-        is_refusal = False
+    is_refusal = not problems
     try:
         selection = form.gpus if gpus_override is None else parse_selection(gpus_override)
         request = _with_minimum(request_gpus(selection, inventory, form.requires.gpu_memory), form)
@@ -103,6 +112,7 @@ def resolve(
         priority=form.priority,
         gates=dict(form.gates),
         sinks=_sinks(form, workdir, params, env),
+        phases=tuple(phases),
     )
 
 
@@ -165,6 +175,27 @@ def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
 def _holds_module(root: Path, module: str) -> bool:
     path = root.joinpath(*module.split("."))
     return path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file()
+
+
+def _unknown(profile: Profile, name: str, given: Scalar) -> str:
+    """What is wrong with a parameter that the profile does not have, and the lines with which it would have it."""
+    from gputui.profiles.draft import script_option
+    from gputui.profiles.typed_command import TypedCommand
+
+    form = profile.form
+    launcher = LAUNCHERS[form.launcher]
+    command = TypedCommand(launcher, None, form.script, form.module, list(form.command or ()))
+    option = script_option(command, profile.folder, name)
+    if option is None and nearest(name, profile.parameters) is not None:
+        return unknown_parameter(name, profile.parameters)
+    default, argument = option if option is not None else (None, f"--{name} {{{name}}}")
+    line = f'"{name}: {format_value(given if default is None else default)}" to params:'
+    if launcher.takes_command or form.args is not None:
+        line += f' and "{argument}" to {"command" if launcher.takes_command else "args"}:'
+    where = f"add {line} of {shown_path(profile.path)}"
+    if option is not None:
+        return f"no parameter of the profile, but an option of the script: {where}"
+    return f"{unknown_parameter(name, profile.parameters)}; if it is an option of the script, {where}"
 
 
 def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:

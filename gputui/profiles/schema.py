@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    StringConstraints,
     WithJsonSchema,
     model_validator,
 )
@@ -39,7 +39,7 @@ from gputui.profiles.values import (
 )
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
 from gputui.yaml_forms.document import Place
-from gputui.yaml_forms.forms import Model, problem
+from gputui.yaml_forms.forms import Model, Name, problem
 
 if TYPE_CHECKING:
     LauncherName = str
@@ -152,12 +152,29 @@ class Checkpoints(Model):
     )
 
 
+class PhaseForm(Model):
+    """A part of a run with parameters of its own."""
+
+    until: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="the step whose checkpoint the next phase continues from; left out for the last"
+    )
+    params: dict[ParameterName, Value] = Field(min_length=1, description="parameters that differ from then on")
+
+
 class ProfileForm(Model):
     """A profile: how an existing training script is started, watched and recovered."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = Field(
-        None, description="what runs are called after; the file's name when left out"
-    )
+    other_names: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("processes", "nproc_per_node", "num_processes", "ranks", "world_size", "workers"), "nproc"),
+        **dict.fromkeys(("num_gpus", "gpu_count", "devices"), "gpus"),
+        **dict.fromkeys(("arguments", "argv", "flags"), "args"),
+        **dict.fromkeys(("environment", "variables"), "env"),
+        **dict.fromkeys(("cwd", "directory", "working_directory"), "workdir"),
+        **dict.fromkeys(("interpreter", "executable"), "python"),
+        **dict.fromkeys(("parameters", "hyperparameters"), "params"),
+    }
+
+    name: Name | None = Field(None, description="what runs are called after; the file's name when left out")
     description: str | None = Field(None, description="one sentence for lists and the launch page")
     launcher: LauncherName = Field(FOR_RANKS.name, description="what starts the processes; command for anything else")
     script: Text | None = Field(None, description="the script, relative to the profile's folder")
@@ -173,7 +190,7 @@ class ProfileForm(Model):
         Selection(count=1), description=EXPECTED_GPUS + "; 0 for the CPU", json_schema_extra={"default": 1}
     )
     min_gpus: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        None, description="with how few GPUs recovery may go on when others fail; not fewer if left out"
+        None, description="with how few GPUs recovery may continue when others fail; not fewer if left out"
     )
     nproc: Processes = Field("gpus", description='processes that the launcher starts; "gpus" is one for each GPU')
     visible: Literal["uuid", "index"] = Field("uuid", description="what CUDA_VISIBLE_DEVICES holds")
@@ -229,6 +246,9 @@ class ProfileForm(Model):
     roles: dict[str, str] = Field(default_factory=dict, description="which parameter recovery may change as what")
     grace: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = Field(
         30.0, description="seconds that a stop waits for the processes before it kills them"
+    )
+    phases: list[PhaseForm] = Field(
+        default_factory=list, description="parts of the run with parameters of their own, one after the other"
     )
     targets: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="where else the run may run, as in targets.yaml; --on names one"

@@ -12,7 +12,7 @@ from typing import Literal
 
 from gputui.runs.spec import Scalar
 
-Style = Literal["argparse", "click", "typer", "hf", "lightning", "globals", "hydra"]
+Style = Literal["argparse", "click", "typer", "hf", "lightning", "globals", "config", "hydra"]
 
 MOST_BYTES = 2 << 20
 MOST_MODULES = 20
@@ -20,6 +20,7 @@ _DEPTH = 6
 _UNKNOWN = "*"
 # Around the name of an option within a path, so that braces of the script's own stay what they are.
 _BEGIN, _END = "\x01", "\x02"
+_IS_CHECKPOINT = re.compile(r"[\w./-]*\w\.(pt|pth|ckpt)")
 _SAVERS = {"save_state": 0, "save_checkpoint": 0, "save_pretrained": 0, "save_file": 1, "save": 1}
 _LOGGERS = frozenset(
     {"print", "info", "warning", "debug", "log", "write", "print_log", "main_print", "print0", "rank_zero_info"}
@@ -32,8 +33,8 @@ class SurveyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the script. ``flag`` is how it is written; ``default`` counts where ``is_known``, else it is an
-    expression; a flag (``is_flag``) takes no value."""
+    """An option of the script. ``flag`` is how it is written, "" for a positional argument; ``default`` counts where
+    ``is_known``, else it is an expression; a flag (``is_flag``) takes no value."""
 
     flag: str
     name: str
@@ -45,7 +46,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """One line that the script prints: pieces of text and, between them, expressions (as they stand in the script) with
+    """One line that the script prints: pieces of text and, between them, expressions (as written in the script) with
     their format, such as ``("iter ", ("iter_num", ""), ": loss ", ("loss", ".4f"))``."""
 
     parts: tuple[str | tuple[str, str], ...]
@@ -54,38 +55,66 @@ class Printed:
 
 @dataclass(slots=True)
 class Survey:
-    """All that was found. ``saves`` are paths of what it saves, with ``*`` for what is not known and ``{option}`` for
-    options; ``calls`` the names of what it calls; ``keywords`` literal keyword arguments of some of these calls;
-    ``shared`` the names of what it divides among the ranks."""
+    """All that was found. ``modules`` are what it imports, names from modules too; ``saves`` are paths of what it
+    saves, with ``*`` for what is not known and ``{option}`` for options; ``calls`` what it calls or
+    derives from; ``keywords`` literal keyword arguments of some of these calls; ``shared`` the names of what it divides
+    among the ranks; ``named_files`` checkpoint files that it names anywhere. ``sections`` of a configuration are filled
+    by the classes that they name, from ``class_defaults``."""
 
     style: Style | None = None
     options: dict[str, Option] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     calls: set[str] = field(default_factory=set)
     keywords: dict[str, dict[str, str]] = field(default_factory=dict)
+    sections: dict[str, str] = field(default_factory=dict)
+    class_defaults: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     saves: list[str] = field(default_factory=list)
+    named_files: set[str] = field(default_factory=set)
     printed: list[Printed] = field(default_factory=list)
     text: str = ""
 
     def uses(self, *modules: str) -> bool:
         """Whether it imports any of these packages."""
-        return any(name == module or name.startswith(f"{module}.") for name in self.modules for module in modules)
+        return bool(self.taken_from(*modules))
+
+    def taken_from(self, *modules: str) -> set[str]:
+        """What it imports of these packages, by the last part of each name."""
+        return {
+            name.rpartition(".")[2]
+            for name in self.modules
+            if any(name == module or name.startswith(f"{module}.") for module in modules)
+        }
 
 
 def survey_script(path: Path) -> Survey:
-    """Look at a script and the modules beside it that it imports. Raises SurveyError."""
+    """Look at a script, the modules beside it that it imports, and those that these import. Raises SurveyError."""
     survey = Survey()
     _visit(survey, path)
-    named = (path.parent.joinpath(*name.split(".")).with_suffix(".py") for name in sorted(survey.modules))
-    beside = [file for file in named if file != path and file.is_file()]
-    for file in beside[:MOST_MODULES]:
-        if len(survey.text) < MOST_BYTES:
-            try:
-                _visit(survey, file)
-            except SurveyError:
-                continue  # the script itself could be read
+    seen, folders = {path}, [path.parent]
+    while len(seen) <= MOST_MODULES and len(survey.text) < MOST_BYTES:
+        file = next((file for file in _beside(survey.modules, folders) if file not in seen), None)
+        if file is None:
+            break
+        seen.add(file)
+        if file.parent not in folders:
+            folders.append(file.parent)
+        try:
+            _visit(survey, file)
+        except SurveyError:
+            continue  # the script itself could be read
+    for section, name in survey.sections.items():
+        for key, value in survey.class_defaults.get(name, {}).items():
+            survey.options.setdefault(key, Option(f"--{section}.{key}", key, value))
     return survey
+
+
+def _beside(modules: set[str], folders: Sequence[Path]) -> Iterator[Path]:
+    """The files of modules in these folders, in a fixed order."""
+    for name in sorted(modules):
+        for folder in folders:
+            path = folder.joinpath(*name.split("."))
+            yield from (file for file in (path.with_name(f"{path.name}.py"), path / "__init__.py") if file.is_file())
 
 
 def _visit(survey: Survey, path: Path) -> None:
@@ -121,14 +150,19 @@ class _Surveyor:
         for node in nodes:
             if isinstance(node, ast.Import):
                 self.survey.modules |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                self.survey.modules.add(node.module)
+            elif isinstance(node, ast.ImportFrom):
+                before = [node.module] if node.module else []
+                self.survey.modules |= {*before, *(".".join([*before, alias.name]) for alias in node.names)}
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self.assigned.setdefault(node.targets[0].id, []).append(node)
             elif isinstance(node, ast.AugAssign) and _is_by_ranks(node.op, node.value):
                 self.survey.shared.add(_name(node.target))
             elif isinstance(node, ast.BinOp) and _is_by_ranks(node.op, node.right):
                 self.survey.shared.add(_name(node.left))
+            elif isinstance(node, ast.ClassDef):
+                self.survey.calls |= {_name(base) for base in node.bases}
+            elif isinstance(node, ast.Constant) and _IS_CHECKPOINT.fullmatch(str(node.value)):
+                self.survey.named_files.add(str(node.value))
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         for call in calls:
             name = _name(call.func)
@@ -166,14 +200,19 @@ class _Surveyor:
         elif re.search(r"exec\(open\(.*configurator\.py", survey.text):
             survey.style = "globals"
             self._globals()
+        if survey.style in (None, "config") and "argv" in survey.text:
+            self._configuration(nodes)
 
     def _declared(self, call: ast.Call, style: Style) -> None:
         flags = [_constant(arg) for arg in call.args]
         longs = [flag for flag in flags if isinstance(flag, str) and flag.startswith("--")]
+        words = {word.arg: word.value for word in call.keywords if word.arg}
         if not longs:
+            first = flags[0] if flags else None
+            if style == "argparse" and isinstance(first, str) and not first.startswith("-") and "nargs" not in words:
+                self._add(Option("", first.replace("-", "_"), is_required=True), style)
             return
         flag = max(longs[0].split("/")[0].split(), key=len)
-        words = {word.arg: word.value for word in call.keywords if word.arg}
         action = _constant(words["action"]) if "action" in words else None
         is_flag = action in ("store_true", "store_false") or _constant(words.get("is_flag")) is True
         is_flag = is_flag or ("action" in words and _name(words["action"]) == "BooleanOptionalAction")
@@ -232,6 +271,31 @@ class _Surveyor:
                 if value is not None and not name.startswith("_"):
                     self._add(Option(f"--{name}", name, value), "globals")
 
+    def _configuration(self, nodes: Sequence[ast.AST]) -> None:
+        """minGPT's way: ``--section.key=value`` sets what the script keeps as ``C.section.key``, or in a dictionary."""
+        for node in nodes:
+            if isinstance(node, ast.Dict):
+                keys = [_constant(key) for key in node.keys]
+                pairs = [
+                    (key, value)
+                    for key, value in zip(keys, node.values, strict=True)
+                    if isinstance(key, str) and re.fullmatch(r"\w+(\.\w+)+", key)
+                ]
+                for key, value in pairs if len(pairs) == len(keys) else ():
+                    self._add(Option(f"--{key}", key.rpartition(".")[2], _constant(value)), "config")
+            elif isinstance(node, ast.ClassDef):
+                for item in node.body:
+                    if isinstance(item, ast.FunctionDef) and item.name == "get_default_config":
+                        found = self.survey.class_defaults.setdefault(node.name, {})
+                        found |= {path[0]: _constant(value) for path, value in _set_below(item) if len(path) == 1}
+            elif isinstance(node, ast.FunctionDef):
+                for path, value in _set_below(node):
+                    made = value.func if isinstance(value, ast.Call) else None
+                    if isinstance(made, ast.Attribute) and made.attr == "get_default_config":
+                        self.survey.sections[".".join(path)] = _name(made.value)
+                    elif len(path) > 1 and "merge_from_args" in self.survey.calls:
+                        self._add(Option(f"--{'.'.join(path)}", path[-1], _constant(value)), "config")
+
     # --- what it saves ----------------------------------------------------------------------------------------------
 
     def _saved(self, call: ast.Call) -> None:
@@ -287,8 +351,14 @@ class _Surveyor:
             return f"{_BEGIN}{node.attr}{_END}" if is_option else _UNKNOWN
         if isinstance(node, ast.BinOp):
             return self._joined(node, depth)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            # An option, or what counts while it is not given.
+            return self.path(node.values[0], depth + 1)
         if isinstance(node, ast.Call):
             return self._called(node, depth)
+        if isinstance(node, ast.Subscript) and self.survey.style == "config":
+            name = str(_constant(node.slice) or "").rpartition(".")[2]
+            return f"{_BEGIN}{name}{_END}" if name in self.survey.options else _UNKNOWN
         if isinstance(node, ast.Subscript) and _name(node.value) == "environ":
             return f"{_BEGIN}run_dir{_END}" if _constant(node.slice) == "GPUTUI_RUN_DIR" else _UNKNOWN
         return _UNKNOWN
@@ -347,12 +417,21 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def _set_below(function: ast.FunctionDef) -> Iterator[tuple[list[str], ast.expr]]:
+    """What a function sets as ``C.a.b = value``: the names behind the first dot, and the value."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
+            names = ast.unparse(node.targets[0]).split(".")
+            if names[0] != "self" and all(name.isidentifier() for name in names):
+                yield names[1:], node.value
+
+
 def _owner(call: ast.Call) -> str:
     return _name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _constant(node: ast.expr | None) -> Scalar:
-    """A plain value, or None where it is anything else."""
+    """A plain value, or None if it is anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _constant(node.operand)
         return -value if isinstance(value, int | float) else None

@@ -10,21 +10,19 @@ from pydantic import ValidationError
 
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
 from gputui.yaml_forms.document import Place
-from gputui.yaml_forms.forms import findings
+from gputui.yaml_forms.forms import NAME_PATTERN, findings
 from gputui.yaml_forms.nearest import nearest
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def target_findings(given: object, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """What is wrong with a mapping of targets that stands at ``place``: each with its place and the fields of a
+    """What is wrong with a mapping of targets at ``place``: each with its place and the fields of a
     Problem."""
     if not isinstance(given, Mapping):
         yield place, {"problem": "targets are a mapping (name: {kind: …})"}
         return
     for name, one in given.items():
         at = (*place, name)
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name == LOCAL:
+        if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or name == LOCAL:
             yield at, {"problem": "a target's name has letters, digits, '_', '.' and '-', and is not local"}
         elif not isinstance(one, Mapping) or "kind" not in one:
             yield at, {"problem": f"a target has a kind: {', '.join(REMOTE_KINDS)}"}

@@ -1,4 +1,4 @@
-"""``targets.yaml``: where else runs may run. A profile may carry targets of its own, which win."""
+"""``targets.yaml``: where else runs may run. Targets in a profile override these."""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from gputui.profiles.script_survey import Option
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, FOR_SCRIPT, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 
+SHELLS = ("bash", "sh", "zsh")
+
 
 class DraftError(Exception):
     """No profile can be drafted; one line that says why and what to do."""
@@ -38,6 +40,8 @@ def take_apart(words: Sequence[str], folder: Path) -> TypedCommand:
             "name a script (gputui init train.py) or a command (gputui init -- torchrun train.py --lr 0.1)"
         )
     first = Path(words[0]).name
+    if words[0].startswith("-"):
+        raise DraftError(f"no option {words[0]} of gputui init; a command that begins so goes behind --")
     if len(words) == 1 and words[0].endswith(".py"):
         if not (folder / words[0]).is_file():
             raise DraftError(f"{words[0]}: no such file")
@@ -75,6 +79,9 @@ def _whole(words: Sequence[str], folder: Path) -> TypedCommand:
     if first in ("make", "bash", "sh", "just"):
         end = next((index for index, word in enumerate(words) if "=" in word), len(words))
         script = None
+    if first in SHELLS:
+        # What follows the shell script are its arguments.
+        end = next((index + 1 for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
     return TypedCommand(
         launcher=FOR_COMMAND,
         script=None if script is None else words[script],
@@ -154,6 +161,37 @@ def _script_behind(command: TypedCommand, folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+def command_options(command: TypedCommand, folder: Path) -> dict[str, Option]:
+    """What the Makefile or shell script of a command takes: variables, or arguments that it gives a name."""
+    return make_variables(command, folder) or _shell_arguments(command, folder)
+
+
+def starting_text(command: TypedCommand, folder: Path) -> str:
+    """The Makefile or shell script that a command runs, "" for none."""
+    file = _starting_file(command, folder) if command.launcher.takes_command and command.program else None
+    return "" if file is None else file.read_text("utf-8", "replace")
+
+
+def _shell_arguments(command: TypedCommand, folder: Path) -> dict[str, Option]:
+    """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, in the order of the arguments, as far as all are named."""
+    if Path(command.program[0]).name not in SHELLS and not command.program[0].endswith(".sh"):
+        return {}
+    pairs = re.findall(
+        r"^[ \t]*(?:export |local )?([A-Za-z_]\w*)=\"?\$\{?(\d)(?::?-([^}\s]*))?\}?\"?[ \t]*$",
+        starting_text(command, folder),
+        re.MULTILINE,
+    )
+    named = {int(place): (name, default) for name, place, default in reversed(pairs)}
+    options: dict[str, Option] = {}
+    for place in range(1, len(named) + 1):
+        if place not in named:
+            break
+        name, text = named[place]
+        value = text if (number := as_number(text)) is None else number
+        options[name] = Option("", name, value, is_required=not text)
+    return options
+
+
 def make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
     """``BATCH ?= 32`` of a Makefile."""
     file = _starting_file(command, folder)
@@ -166,7 +204,7 @@ def make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
 
 
 def as_number(text: str) -> int | float | None:
-    """The number that a word is; None where it is none."""
+    """The number that a word is; None if it is none."""
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):

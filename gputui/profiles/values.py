@@ -28,7 +28,7 @@ from gputui.runs.command import PieceError, find_pieces
 from gputui.runs.spec import Scalar
 from gputui.yaml_forms.forms import IN_QUOTES, expected, problem
 from gputui.yaml_forms.nearest import one_of
-from gputui.yaml_forms.sizes import SIZE_PATTERN, parse_size
+from gputui.yaml_forms.quantities import SIZE_PATTERN, parse_size
 
 # What gputui sets itself: another value would break the leases, the evidence of a failure or the metrics.
 _OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")

@@ -24,7 +24,7 @@ from gputui.store.database import is_outdated
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
-# What is over sooner need not be told.
+# A shorter wait needs no message.
 _TOLD_SECONDS = 1.0
 # With less a new database cannot be made: its schema and the log of its first transaction.
 LEAST_FREE_BYTES = 64 << 10
@@ -227,10 +227,10 @@ def anybody_looks(workspace: Workspace) -> bool:
 
 
 def last_words(workspace: Workspace) -> str:
-    """Why an agent that was started has ended at once, as far as that can be told."""
+    """Why a started agent exited at once, if known."""
     try:
         if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:
-            # Its log is on the same disk: what stands there is of another time.
+            # Its log is on the same disk: its content is older.
             return f"the disk of {workspace.state} is full; free some space"
     except OSError as error:
         return f"cannot use {workspace.state}: {error.strerror}; choose another --home"

@@ -53,7 +53,7 @@ _Place = tuple[int | None, int | None]
 @dataclass(frozen=True, slots=True)
 class AttemptProcess:
     """A living process. ``rank`` is None for what has none, such as torchrun; ``local_world_size`` is the number of
-    ranks on this machine, None where nothing tells it."""
+    ranks on this machine, None if nothing tells it."""
 
     identity: ProcessIdentity
     rank: int | None = None
@@ -142,7 +142,7 @@ def is_tagged(environment: Mapping[str, str]) -> bool:
 
 def owner_of(pid: int, runs: Path | str) -> Owner | None:
     """The run and rank that a process belongs to: by its tag or, where it has none, by that of the nearest process
-    above it. None where that is not of the home whose runs are in ``runs``."""
+    above it. None if that is not of the home whose runs are in ``runs``."""
     rank = None
     for _ in range(_DEEPEST):
         environment = environment_of(pid) or {}
@@ -216,7 +216,7 @@ def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]
                 identity = ProcessIdentity(int(entry["pid"]), int(entry["start_ticks"]), boot_id())
                 found[identity] = _whole(entry.get("rank")), _whole(entry.get("local_world_size"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # Written anew a second later, or by nobody; the tree and the tags tell most of it.
+            # The shim rewrites it a second later, if alive; the tree and the tags have most of it.
             continue
     return found
 

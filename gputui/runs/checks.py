@@ -11,7 +11,7 @@ Status = Literal["pass", "warn", "fail", "skip"]
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """One thing looked at before a launch. ``detail`` is what was found, in one sentence; ``remedy`` what to do about
-    it, None where nothing is to be done."""
+    it, None if nothing is to be done."""
 
     name: str
     status: Status

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
-from gputui.runs.logs import FIRST_NODE
+from gputui.runs.logs import NODES
 from gputui.runs.spec import RunSpec, Scalar, known_spec
 from gputui.store.runs import Run
 
@@ -50,6 +50,11 @@ def format_value(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def shown_param(value: Scalar) -> str:
+    """A parameter as a profile has it, for a person to read: ``null``, not nothing, where it has no value."""
+    return "null" if value is None else format_value(value)
 
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
@@ -127,7 +132,7 @@ def _is_true_parameter(word: str, values: Mapping[str, Scalar]) -> bool:
 
 
 def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:
-    """What placeholders stand for."""
+    """The values of placeholders."""
     return {
         **{k: format_value(v) for k, v in params.items()},
         "run_dir": run_dir,
@@ -147,7 +152,7 @@ def build_launch(
 ) -> Launch:
     """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile asks."""
     values = values_for(params, run_dir, checkpoint)
-    node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / FIRST_NODE)
+    node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
     if checkpoint is not None and spec.checkpoints is not None:
         arguments += tuple(substitute(token, values) for token in spec.checkpoints.resume)
@@ -176,6 +181,18 @@ def build_launch(
         env["GPUTUI_CHECKPOINT"] = checkpoint
     env |= {name: substitute(text, values) for name, text in spec.env.items()}
     return Launch(argv, env, substitute(spec.workdir, values), spec.grace_seconds + SHIM_MARGIN_SECONDS)
+
+
+def without_gpus(launch: Launch) -> Launch:
+    """The launch where another scheduler says which GPUs there are."""
+    return replace(
+        launch,
+        env={
+            name: value
+            for name, value in launch.env.items()
+            if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+        },
+    )
 
 
 def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:

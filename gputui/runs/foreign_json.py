@@ -22,7 +22,7 @@ _LATEST = 253_402_300_799.0
 
 def read_foreign_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
     """The value in a regular file. Raises OSError, also for anything that is no file (a FIFO would be waited for), and
-    ValueError where there is no JSON in it or far too much."""
+    ValueError if there is no JSON in it or far too much."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

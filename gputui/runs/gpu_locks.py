@@ -40,7 +40,7 @@ class HeldLocks:
 
 @dataclass(frozen=True, slots=True)
 class GpuLocks:
-    """The places of lock files: folders of this user, and one that all users share (None where there is none)."""
+    """The places of lock files: folders of this user, and one that all users share (None if there is none)."""
 
     own: tuple[Path, ...]
     shared: Path | None
@@ -66,7 +66,7 @@ class GpuLocks:
         return own if self.shared is None else [*own, self.shared / f"gputui-{uuid}.lock"]
 
     def holder(self, uuid: str) -> str | None:
-        """Who else holds a GPU, in words that follow "is held by"; None where nobody does. Makes no file."""
+        """Who else holds a GPU, in words that follow "is held by"; None if no one does. Makes no file."""
         for path in self.paths(uuid):
             try:
                 descriptor = open_lock(str(path), create=False)
@@ -107,7 +107,7 @@ class GpuLocks:
 
 
 def make_private(folder: Path) -> str | None:
-    """Make a folder of locks and the one above it, both of this user and for nobody else. Returns why that is not
+    """Make a folder of locks and the one above it, both owned by and private to this user. Returns why that is not
     possible, and what to do."""
     for place in (folder.parent, folder):
         try:
@@ -120,7 +120,7 @@ def make_private(folder: Path) -> str | None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Why a folder of locks cannot be used, and what to do; None where it and the one above it are this user's, or are
+    """Why a folder of locks cannot be used, and what to do; None if it and the one above it are this user's, or are
     not there."""
     for place in (folder.parent, folder):
         try:

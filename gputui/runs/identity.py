@@ -84,7 +84,7 @@ def asker() -> dict[str, int | str]:
 
 
 def is_gone(asked: object) -> bool:
-    """Whether what `asker` told is known to be no more; not where nothing was told, or of another container."""
+    """Whether the process in `asker` is known to be gone; False without one, or for another container."""
     if not isinstance(asked, Mapping) or asked.get("pid_namespace") != _pid_namespace():
         return False
     try:
@@ -107,7 +107,7 @@ def is_of_another_user(pid: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of the process that has ``pid`` now, readable when it ends. None where there is none to be had: the
+    """A descriptor of the process that has ``pid`` now, readable when it ends. None if there is none to be had: the
     kernel is older than 5.3, the sandbox forbids the call, or no descriptor is left.
 
     Raises ProcessLookupError when no process has that number.
@@ -125,7 +125,7 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
     """Signal this very process; False when it is gone or the kernel does not allow it, which is logged.
 
     A pidfd is opened first and the identity checked after, so that a PID given to another process in between is
-    never hit. Where there are no pidfds, the check right before the signal leaves a window of microseconds.
+    never hit. If there are no pidfds, the check right before the signal leaves a window of microseconds.
     """
     if identity.boot_id != boot_id():
         return False
@@ -145,8 +145,19 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
             os.close(descriptor)
 
 
+def is_being_killed(identity: ProcessIdentity) -> bool:
+    """Whether a SIGKILL waits for this very process, which is stuck in the kernel: no instruction of its program will
+    run again (proc_pid_status(5), SigPnd and ShdPnd)."""
+    try:
+        lines = Path(f"/proc/{identity.pid}/status").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return is_alive(identity) and any(signals >> (signal.SIGKILL - 1) & 1 for signals in pending)
+
+
 def deliver(pid: int, descriptor: int | None, number: int) -> bool:
-    """Signal through a pidfd, or by number where there is none or the sandbox forbids its use. True when it was sent.
+    """Signal through a pidfd, or by number if there is none or the sandbox forbids its use. True when it was sent.
 
     Raises ProcessLookupError and PermissionError as kill(2).
     """
@@ -201,7 +212,7 @@ Owner = tuple[str, int | None]
 
 
 def owner_in(environment: Mapping[str, str], runs: Path | str) -> Owner | None:
-    """The run and rank that an environment is marked with; None where it is not marked by the home whose runs are in
+    """The run and rank that an environment is marked with; None if it is not marked by the home whose runs are in
     ``runs``: a run of another home is a stranger here."""
     run_id = environment.get("GPUTUI_RUN_ID")
     if not run_id or environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}":

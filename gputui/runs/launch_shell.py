@@ -50,7 +50,7 @@ class LaunchShell:
 
     @classmethod
     def from_json(cls, data: Any) -> LaunchShell | None:
-        """A stored one. What cannot be given to a program is left out; None where nothing was stored."""
+        """A stored one. What cannot be given to a program is left out; None if nothing was stored."""
         if not isinstance(data, Mapping):
             return None
         environment, limits, affinity = data.get("environment"), data.get("limits"), data.get("affinity")

@@ -1,7 +1,7 @@
 """The log files of an attempt, read in bounded pieces.
 
 They are in a folder for each node of the attempt, ``nodes/<number>``. torchrun writes each rank's streams there to
-``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``; whatever the launcher itself prints, or the only
+``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``; the launcher's own output, or the only
 process of a run without torchrun, is in ``output.log``. What comes out of here is text as programs wrote it: pass it
 through `gputui.charts.safe_text.clean` before it reaches a terminal.
 """
@@ -16,13 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gputui.runs.foreign_json import read_foreign_json
+
 Stream = Literal["output", "stdout", "stderr"]
 
-FIRST_NODE = "nodes/0"
+NODES = "nodes"
+"""Below an attempt's folder: a folder for each node, by its number."""
+
+FIRST_NODE = f"{NODES}/0"
 """Below an attempt's folder: logs, error files and reports of its first node."""
 
 MAX_LINE_CHARACTERS = 4000
-"""A longer line is cut and ends in "…": nobody reads on, and patterns need not look further."""
+"""A longer line is cut and ends in "…"; neither people nor patterns need the rest."""
 
 # Progress bars end their "lines" with a carriage return alone.
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -59,24 +64,38 @@ def node_folder(attempt_dir: Path) -> Path:
     return folder if folder.is_dir() else attempt_dir
 
 
+def node_folders(attempt_dir: Path) -> list[tuple[int, Path]]:
+    """The folders of an attempt's nodes, each with the number of its first rank."""
+    first = node_folder(attempt_dir)
+    others = [path for path in attempt_dir.glob(f"{NODES}/[1-9]*") if path.name.isdigit()]
+    if not others:
+        return [(0, first)]
+    try:
+        ranks = int(read_foreign_json(attempt_dir / "attempt.json")["asks"]["ranks"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [(0, first)]
+    return [(0, first), *((int(path.name) * ranks, path) for path in sorted(others, key=lambda one: int(one.name)))]
+
+
 def rank_logs(attempt_dir: Path) -> list[RankLog]:
     """The log files of an attempt that exist: the launcher's, then each rank's standard output and error."""
-    node = node_folder(attempt_dir)
+    nodes = node_folders(attempt_dir)
     found: dict[tuple[int, Stream], tuple[int, Path]] = {}
     streams: tuple[Stream, ...] = ("stdout", "stderr")
-    for stream in streams:
-        for path in node.glob(f"ranks/*/attempt_*/*/{stream}.log"):
-            name = path.parent.name
-            if not (name.isascii() and name.isdigit()):
-                continue
-            key = (int(name), stream)
-            changed = _modified_ns(path)
-            if key not in found or found[key][0] < changed:
-                found[key] = (changed, path)
+    for first_rank, node in nodes:
+        for stream in streams:
+            for path in node.glob(f"ranks/*/attempt_*/*/{stream}.log"):
+                name = path.parent.name
+                if not (name.isascii() and name.isdigit()):
+                    continue
+                key = (first_rank + int(name), stream)
+                changed = _modified_ns(path)
+                if key not in found or found[key][0] < changed:
+                    found[key] = (changed, path)
     order = sorted(found, key=lambda key: (key[0], streams.index(key[1])))
     logs = [RankLog(rank, stream, found[rank, stream][1]) for rank, stream in order]
-    launcher = node / "output.log"
-    return [RankLog(None, "output", launcher), *logs] if launcher.is_file() else logs
+    launchers = [RankLog(None, "output", node / "output.log") for _, node in nodes]
+    return [*(log for log in launchers if log.path.is_file()), *logs]
 
 
 def lines_of(text: str) -> list[str]:
@@ -110,11 +129,11 @@ def _cut(line: str) -> str:
 def tail_text(path: Path, max_bytes: int) -> str:
     """The end of a log: whole lines of its last ``max_bytes`` bytes, ending in line feeds.
 
-    UTF-8; what is not becomes "\ufffd". Raises OSError where the file cannot be read or is not a regular one.
+    UTF-8; what is not becomes "\ufffd". Raises OSError if the file cannot be read or is not a regular one.
     """
     data, start, _ = _read(path, None, max_bytes)
     if start > 0:
-        # The first line is cut off somewhere. Where there is no other, its end is better than nothing.
+        # The first line is cut off somewhere. If there is no other, its end is better than nothing.
         ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]
         if ends and min(ends) + 1 < len(data):
             data = data[min(ends) + 1 :]

@@ -11,11 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """``env``: variables that win over the profile's; ``gates``: what is waited for, as plain data; ``since``: when
-    that was decided (UTC unix seconds)."""
+    """``env``: variables that win over the profile's; ``preconditions``: what it waits for, as plain data;
+    ``since``: when that was decided (UTC unix seconds)."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    gates: tuple[Mapping[str, Any], ...] = ()
+    preconditions: tuple[Mapping[str, Any], ...] = ()
     since: float = 0.0
 
 
@@ -24,28 +24,30 @@ def put(
     run_id: str,
     *,
     env: Mapping[str, str],
-    gates: Sequence[Mapping[str, Any]],
+    preconditions: Sequence[Mapping[str, Any]],
     now: float,
 ) -> None:
     """Note it in place of what was noted before. Works inside the caller's transaction."""
     take_away(connection, run_id)
-    if env or gates:
+    if env or preconditions:
         connection.execute(
-            "INSERT INTO next_attempts (run_id, env, gates, since) VALUES (?, ?, ?, ?)",
-            (run_id, json.dumps(dict(env)), json.dumps([dict(gate) for gate in gates]), now),
+            "INSERT INTO next_attempts (run_id, env, preconditions, since) VALUES (?, ?, ?, ?)",
+            (run_id, json.dumps(dict(env)), json.dumps([dict(one) for one in preconditions]), now),
         )
 
 
 def get(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
-    """What is noted; nothing where nothing is."""
-    row = connection.execute("SELECT env, gates, since FROM next_attempts WHERE run_id = ?", (run_id,)).fetchone()
+    """What is noted; nothing if nothing is."""
+    row = connection.execute(
+        "SELECT env, preconditions, since FROM next_attempts WHERE run_id = ?", (run_id,)
+    ).fetchone()
     return NextAttempt() if row is None else NextAttempt(json.loads(row[0]), tuple(json.loads(row[1])), row[2])
 
 
-def set_gates(connection: sqlite3.Connection, run_id: str, gates: Sequence[Mapping[str, Any]]) -> None:
-    """Those that are still closed."""
-    text = json.dumps([dict(gate) for gate in gates])
-    connection.execute("UPDATE next_attempts SET gates = ? WHERE run_id = ?", (text, run_id))
+def set_preconditions(connection: sqlite3.Connection, run_id: str, preconditions: Sequence[Mapping[str, Any]]) -> None:
+    """Store those that are not met yet."""
+    text = json.dumps([dict(one) for one in preconditions])
+    connection.execute("UPDATE next_attempts SET preconditions = ? WHERE run_id = ?", (text, run_id))
 
 
 def take_away(connection: sqlite3.Connection, run_id: str) -> None:

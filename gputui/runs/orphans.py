@@ -1,4 +1,4 @@
-"""Processes of this home's runs that outlived their attempt: found by their mark, told apart by what the database says,
+"""Processes of this home's runs that outlived their attempt: found by their tag, classified by the database,
 ended only when proven ours."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.05
 @dataclass(frozen=True, slots=True)
 class MarkedProcess:
     """A living process of this user that carries the tag of one of this home's runs, or hangs below one that does.
-    ``attempt`` is None where the tag does not tell it."""
+    ``attempt`` is None if the tag does not tell it."""
 
     identity: ProcessIdentity
     run_id: str
@@ -50,7 +50,7 @@ class RunStanding:
 
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every such process of the runs in the folder ``runs``, and what hangs below one without a tag of its own."""
+    """Every such process of the runs in the folder ``runs``, and what hangs below one without its own tag."""
     needle = b"\0GPUTUI_RUN_DIR=" + os.fsencode(runs) + b"/"
     found: dict[int, MarkedProcess] = {}
     for pid in all_pids():
@@ -100,7 +100,7 @@ def _is_over(process: MarkedProcess, run: RunStanding | None) -> bool:
 
 
 def without_ancestors(processes: Sequence[MarkedProcess], pid: int) -> list[MarkedProcess]:
-    """All but ``pid`` and what it was started from: nobody saws off the branch that he sits on."""
+    """All but ``pid`` and what it was started from: ending these would end the command itself."""
     chain = set()
     while pid > 1 and pid not in chain:
         chain.add(pid)

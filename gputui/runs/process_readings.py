@@ -22,7 +22,7 @@ _STATE, _TIMES, _START = 0, slice(11, 15), 19
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
     """One process now. CPU time includes children that were waited for; ``queued_seconds`` is how long its main thread
-    waited for a core; ``private_bytes`` is resident memory that it shares with nobody. None cannot be seen."""
+    waited for a core; ``private_bytes`` is unshared resident memory. None is unknown."""
 
     pid: int
     start_ticks: int
@@ -54,7 +54,7 @@ def read_process(identity: ProcessIdentity) -> ProcessReading | None:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Whether a process handles a signal."""
     try:
         for line in _text(pid, "status").splitlines():
             if line.startswith("SigCgt:"):
@@ -145,14 +145,32 @@ def reaches_out(pid: int) -> bool:
         return True
 
 
-def _remote_inodes(tables: Path) -> set[str]:
-    """The sockets of the process's network whose other end has an address that nothing here has."""
-    rows = [
+def is_connected(pid: int) -> bool:
+    """Whether a process has a TCP or connected UDP socket, wherever its other end is; True also where that cannot be
+    seen. A process that has ended has none."""
+    folder = Path(_PROC, str(pid))
+    try:
+        inodes = {f"socket:[{row[_INODE]}]" for row in _rows(folder / "net") if _host_of(row[_REMOTE]).strip("0")}
+        return bool(inodes) and any(name in inodes for name in _sockets(folder / "fd"))
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except (OSError, ValueError, IndexError):
+        return True
+
+
+def _rows(tables: Path) -> list[list[str]]:
+    """The sockets of the process's network."""
+    return [
         line.split()
         for name in _SOCKET_TABLES
         if (tables / name).exists()
         for line in (tables / name).read_text("ascii").splitlines()[1:]
     ]
+
+
+def _remote_inodes(tables: Path) -> set[str]:
+    """The sockets of the process's network whose other end has an address that nothing here has."""
+    rows = _rows(tables)
     here = {_host_of(row[_LOCAL]) for row in rows}
     return {
         f"socket:[{row[_INODE]}]"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,8 +31,8 @@ _DEEPEST = 64
 @dataclass(frozen=True, slots=True)
 class HostProcess:
     """One process now. ``cpu_percent`` is of one core, over the time since the reading before (None in the first);
-    ``memory_bytes`` is resident memory that it shares with nobody. ``run_id`` and ``rank`` are told by its
-    environment tag, or by the processes above it."""
+    ``memory_bytes`` is unshared resident memory. ``run_id`` and ``rank`` come from its
+    environment tag, or by the processes above it. ``running_seconds`` is since its start."""
 
     pid: int
     parent_pid: int
@@ -44,6 +44,7 @@ class HostProcess:
     memory_bytes: int | None
     run_id: str | None = None
     rank: int | None = None
+    running_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ class ProcessTable:
             if not known.is_tagged:
                 known.owner = self._owner_above(pid, stats)
         return {
-            pid: _reading(pid, fields, self._known[pid], elapsed)
+            pid: _reading(pid, fields, self._known[pid], elapsed, up_seconds)
             for pid, fields in stats.items()
             if self._known[pid].owner is not None or pid in asked
         }
@@ -123,7 +124,7 @@ class ProcessTable:
         return known.owner if rank is None else (known.owner[0], rank)
 
 
-def _reading(pid: int, fields: list[bytes], known: _Known, elapsed: float | None) -> HostProcess:
+def _reading(pid: int, fields: list[bytes], known: _Known, elapsed: float | None, up_seconds: float) -> HostProcess:
     if known.command is None:
         known.command, known.user = _command(pid), _user(pid)
     cpu_seconds = (int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS
@@ -143,6 +144,33 @@ def _reading(pid: int, fields: list[bytes], known: _Known, elapsed: float | None
         memory_bytes=_private_bytes(pid),
         run_id=run_id,
         rank=rank,
+        running_seconds=max(0.0, up_seconds - known.start_ticks / _TICKS),
+    )
+
+
+def core_times(path: Path = Path("/proc/stat")) -> list[tuple[int, int]]:
+    """(busy, all) clock ticks of each core since boot; empty if the kernel does not tell them."""
+    found = []
+    try:
+        lines = path.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    for line in lines:
+        name, *fields = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            ticks = [int(field) for field in fields[:8]]
+            # Idle, and waiting for a disk.
+            found.append((sum(ticks) - sum(ticks[3:5]), sum(ticks)))
+    return found
+
+
+def core_percents(before: Sequence[tuple[int, int]], now: Sequence[tuple[int, int]]) -> tuple[float | None, ...]:
+    """How busy each core was between two readings; None if no time passed, nothing where cores came or went."""
+    if len(before) != len(now):
+        return ()
+    return tuple(
+        100.0 * (busy - busy_before) / (total - total_before) if total > total_before else None
+        for (busy_before, total_before), (busy, total) in zip(before, now, strict=True)
     )
 
 

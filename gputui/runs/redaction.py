@@ -1,4 +1,4 @@
-"""Secrets in launches and specifications; pure. What is a secret is told by `gputui.redaction`."""
+"""Secrets in launches and specifications; pure. `gputui.redaction` decides what is a secret."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gputui.redaction import BY_LOOK, REDACTED, Redactor, redact_argv, redact_params, secrets_in
+from gputui.runs.code_version import without_diff
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec, Scalar
 
@@ -42,6 +43,7 @@ def redact_spec(spec: RunSpec) -> RunSpec:
         args=None if spec.args is None else own.argv(spec.args),
         params=redact_params(spec.params),
         shell=None,
+        code=without_diff(spec.code),
         env=own.env(spec.env),
         recovery=_redact_recovery(spec.recovery),
         sinks={name: own.text(target) for name, target in spec.sinks.items()},

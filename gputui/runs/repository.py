@@ -40,7 +40,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def fitting_name(text: str) -> str:
-    """A run's name as it may stand in a folder name and on a command line."""
+    """A run's name as allowed in a folder name and on a command line."""
     return _UNFIT_IN_NAME.sub("-", text).strip("-.")[:60] or "run"
 
 
@@ -48,7 +48,10 @@ def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[st
     """A new id ``name-N`` (N counts per name; ids whose folder still exists are passed over) and the run's place in
     the order of all runs."""
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
-    taken = taken_folders | {row[0] for row in connection.execute("SELECT run_id FROM runs WHERE name = ?", (name,))}
+    # By id: a run that was renamed keeps the id of its launch.
+    start = f"{name}-"
+    rows = connection.execute("SELECT run_id FROM runs WHERE substr(run_id, 1, ?) = ?", (len(start), start))
+    taken = taken_folders | {row[0] for row in rows}
     number = 1
     while f"{name}-{number}" in taken:
         number += 1
@@ -108,7 +111,7 @@ def move(
             cause if target.is_over or target is RunState.RECOVERING else None,
             target.is_over,
             now,
-            # A run that goes on after an incident keeps its place in the queue.
+            # A run that continues after an incident keeps its place in the queue.
             target is RunState.QUEUED and run.state is not RunState.RECOVERING,
             now,
             run.run_id,
@@ -121,7 +124,7 @@ def move(
 
 
 def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | None:
-    """Why the run's study had it stopped; None where it is of none, or a person stopped it."""
+    """Why the run's study had it stopped; None if it is of none, or a person stopped it."""
     row = connection.execute(
         "SELECT t.cause, t.actor, r.study_id FROM transitions AS t JOIN runs AS r USING (run_id) "
         "WHERE t.run_id = ? AND t.to_state = 'stopping' ORDER BY t.transition_id DESC LIMIT 1",

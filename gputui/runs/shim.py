@@ -4,10 +4,15 @@ It becomes a session leader and child subreaper, holds the GPU lock files, start
 going to a file, forwards a stop, and when the command has ended makes sure that no descendant is left. Then it writes
 ``exit.json``. It never restarts anything and never looks at the database, so it outlives the agent and loses no exit.
 
-Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start (see `plan_to_json` in
-gputui.runs.attempt). The descriptors are its GPUs' locks where the agent has taken them already.
+Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start (docs/attempts.md). The descriptors
+are its GPUs' locks where the agent has taken them already.
 
-SIGTERM or SIGINT ask for a graceful stop; SIGUSR2 kills at once; SIGHUP is nobody's business.
+SIGTERM or SIGINT ask for a graceful stop; SIGUSR2 kills at once; SIGHUP is ignored.
+
+It is one file on purpose. Couriers copy it to machines that have no gputui, `python -I -S` finds no module beside it,
+and an upgrade replaces it in one step: no shim ever starts with one half of each version. Its sections, each used by
+those above it: `Shim`; the processes of the run; procfs; kills for lack of memory; the locks of GPUs; what the
+launching shell had; an agent where none is alive; records.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ RECORD_BYTES = 4096
 LOCK_SECONDS = 0.04
 # A kill for lack of memory explains an end that follows it within one or two of these, not one hours later.
 OOM_LOOK_SECONDS = 60.0
-# Ranks are there by then, in whatever control groups they are put.
+# By then ranks exist, in their final control groups.
 FIRST_OOM_LOOK_SECONDS = 5.0
 # The one namespace whose PIDs the kernel's log tells (PROC_PID_INIT_INO, linux/proc_ns.h).
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
@@ -50,554 +55,21 @@ VICTIM = re.compile(rb"Killed process (\d+) \(")
 TREE_SECONDS = 1.0
 TREE_SHARE = 0.001
 YOUNG_SECONDS = 10.0
+# How often an agent is looked for. Another is started after two looks without one: an agent that hands over to the
+# next, or is killed and followed by its sampler's, is away for a moment.
+AGENT_SECONDS = 15.0
+AGENT_LOOKS = 2
+# What may be over in a moment: no process, memory or descriptor is left, or the program is just being written.
+PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
+PASSING_SECONDS = 60.0
 DEAD = ("Z", "X", "x")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
 
 
-def reserve_record(path: Path) -> None:
-    """Take room for a record while there is some: the command may fill the disk, and its end must still be told."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path.with_name(path.name + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, RECORD_BYTES)
-        finally:
-            os.close(descriptor)
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON so that it is either there whole, also after a power cut, or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    # Not emptied before: what was reserved would be lost.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(record, file)
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def stat_of(pid: int) -> tuple[int, str, int] | None:
-    """(parent, state letter, start ticks) of a process, or None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    fields = text[text.rfind(")") + 2 :].split()
-    return int(fields[1]), fields[0], int(fields[19])
-
-
-def status_of_dead(pid: int, start_ticks: int) -> int | None:
-    """The wait status of a process that has ended and whose parent has not asked for it yet; None for any other."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return None
-    fields = text[text.rfind(")") + 2 :].split()
-    return int(fields[49]) if fields[0] in DEAD and int(fields[19]) == start_ticks else None
-
-
-def is_of_another(pid: int, run_dir: bytes) -> bool:
-    """Whether a process is an agent that was started from inside this run, or of a run which that agent started:
-    they hang below this shim, and are none of its business."""
-    return names_another(environment_of(pid), run_dir)
-
-
-def names_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
-    """The same, told by an environment."""
-    return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
-
-
-def descendants(run_dir: bytes) -> set[int]:
-    """Every living process below this one that belongs to the run in ``run_dir``. As a subreaper the shim inherits
-    what its descendants leave behind, so the parent chain is complete however often they forked or called setsid."""
-    children: dict[int, list[int]] = {}
-    for pid in all_pids():
-        stat = stat_of(pid)
-        if stat is not None and stat[1] not in DEAD:
-            children.setdefault(stat[0], []).append(pid)
-    return below({os.getpid()}, children, lambda pid: is_of_another(pid, run_dir))
-
-
-def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
-    """Everything that hangs below ``roots`` in a process tree, without them; what is barred is left out with all that
-    hangs below it."""
-    found: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            if pid not in found and pid not in roots and not is_barred(pid):
-                found.add(pid)
-                waiting.append(pid)
-    return found
-
-
-def all_pids() -> list[int]:
-    """Every PID that procfs shows."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def newest_pid() -> int | None:
-    """The number that the kernel gave last, to a process or a thread; None where it does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/loadavg").read_text("ascii").split()[4]) or None
-    return None
-
-
-def environment_of(pid: int) -> dict[bytes, bytes]:
-    """A process's environment as it was started with; nothing where it may not be read or the process wiped it."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    return {name: value for name, is_pair, value in (item.partition(b"=") for item in raw.split(b"\0")) if is_pair}
-
-
-def number_in(environment: dict[bytes, bytes], name: bytes) -> int | None:
-    """A variable that is a whole number, or None."""
-    value = environment.get(name, b"")
-    return int(value) if value.isdigit() else None
-
-
-def rank_in(environment: dict[bytes, bytes]) -> int | None:
-    """The rank that an environment tells. Launchers of one machine (Lightning's) tell the local one alone."""
-    rank = number_in(environment, b"RANK")
-    is_first_node = not any(number_in(environment, name) for name in (b"NODE_RANK", b"GROUP_RANK"))
-    return number_in(environment, b"LOCAL_RANK") if rank is None and is_first_node else rank
-
-
-def rank_by_output(pid: int, folder: str) -> int | None:
-    """The rank to whose log a process writes, where torchrun keeps that in or below ``folder``; it has one node, so
-    that the local rank is the rank. A program cannot lose this by setting its title."""
-    try:
-        path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
-    except OSError:
-        return None
-    # …/attempts/N/ranks/ID/attempt_0/RANK/stdout.log
-    parts = path.split("/")
-    is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
-    return int(parts[-2]) if is_log and parts[-2].isdigit() else None
-
-
-class Descendant:
-    """A process of the run. Its rank and how many ranks there are stay None where nothing tells."""
-
-    def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
-        self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
-        self.rank: int | None = None
-        self.size: int | None = None
-        self.tells_rank = False
-        # A fork shows its parent's environment until it has called exec: so long it is read again.
-        self.young_until = until
-
-    def to_json(self) -> dict[str, int | None]:
-        return {"pid": self.pid, "start_ticks": self.start_ticks, "rank": self.rank, "local_world_size": self.size}
-
-
-class Family:
-    """The processes of the run below this one, remembered as they were when they were young.
-
-    A look is cheap: nothing happens while the kernel has given out no new number, and of new processes only the
-    parent is read. Whose child a process is, is settled at its birth: below a subreaper nobody moves in or out.
-    """
-
-    def __init__(self, run_dir: bytes, folder: str) -> None:
-        self.run_dir, self.folder = run_dir, folder
-        self.own = os.getpid()
-        self.members: dict[int, Descendant] = {}
-        # Agents that were started from inside the run, and what hangs below them.
-        self.others: set[int] = set()
-        self.strangers: set[int] = set()
-        self.newest: int | None = None
-        self.first: Descendant | None = None
-
-    def look(self, now: float) -> bool:
-        """Whether anything is to be told that was not before. ``now`` is monotonic."""
-        before = {pid: member.to_json() for pid, member in self.members.items()}
-        newest = newest_pid()
-        if newest is None or newest != self.newest:
-            if newest is None or self.newest is None or newest < self.newest:
-                self.begin_anew()
-            self.newest = newest
-            self.admit(now)
-        for member in list(self.members.values()):
-            if now < member.young_until and member.pid in self.members:
-                self.read(member)
-        self.find_first_rank()
-        return before != {pid: member.to_json() for pid, member in self.members.items()}
-
-    def leader(self, pid: int) -> Descendant | None:
-        """The member with this PID where it is a rank itself; its helpers have the rank from it."""
-        member = self.members.get(pid)
-        parent = None if member is None else self.members.get(member.parent)
-        is_leader = member is not None and member.rank is not None and (parent is None or parent.rank != member.rank)
-        return member if is_leader else None
-
-    def begin_anew(self) -> None:
-        """Numbers are being given out from the beginning again: any of them may name another process now."""
-        self.strangers.clear()
-        self.others.clear()
-        for member in list(self.members.values()):
-            stat = stat_of(member.pid)
-            if stat is None or stat[2] != member.start_ticks:
-                del self.members[member.pid]
-
-    def admit(self, now: float) -> None:
-        """Sort every new process into members, others and strangers; forget those that are gone."""
-        pids = set(all_pids())
-        for pid in self.members.keys() - pids:
-            del self.members[pid]
-        self.strangers &= pids
-        self.others &= pids
-        new: dict[int, tuple[int, str, int]] = {}
-        for pid in pids - self.members.keys() - self.strangers - self.others - {self.own}:
-            stat = stat_of(pid)
-            if stat is not None and stat[1] not in DEAD:
-                new[pid] = stat
-        found = True
-        while found:
-            found = False
-            for pid, (parent, _, start_ticks) in list(new.items()):
-                if parent in self.others:
-                    self.others.add(pid)
-                elif parent == self.own or parent in self.members:
-                    self.members[pid] = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
-                    self.read(self.members[pid])
-                else:
-                    continue
-                del new[pid]
-                found = True
-        # Of one whose parent has just gone, nothing is known before the next look: it may hang below this one by then.
-        self.strangers |= {
-            pid for pid, stat in new.items() if not stat[0] or stat[0] in new or stat[0] in self.strangers
-        }
-
-    def find_first_rank(self) -> None:
-        """A script that starts the other ranks itself is the first, and what it sets in its own environment cannot be
-        seen from outside: the parent of ranks from 1 on, where none of them is 0."""
-        told = [member for member in self.members.values() if member.tells_rank and member.rank is not None]
-        if any(member.rank == 0 for member in told):
-            if self.first is not None:
-                # It is a launcher, which had begun another rank before the first.
-                self.first.rank, self.first = None, None
-            return
-        parent = self.members.get(min(told, key=lambda member: member.rank or 0).parent) if told else None
-        if parent is not None and parent.rank is None:
-            parent.rank, parent.size = 0, told[0].size
-            self.first = parent
-
-    def read(self, member: Descendant) -> None:
-        """Learn what a member's environment tells, or its output, or its parent's."""
-        environment = environment_of(member.pid)
-        if names_another(environment, self.run_dir):
-            del self.members[member.pid]
-            self.others.add(member.pid)
-            return
-        parent = self.members.get(member.parent)
-        rank = rank_in(environment)
-        if rank is None:
-            rank = rank_by_output(member.pid, self.folder)
-        if rank is None and member.rank is None and parent is not None:
-            rank = parent.rank
-        member.tells_rank = member.tells_rank or rank_in(environment) is not None
-        if rank is not None:
-            member.rank = rank
-        size = number_in(environment, b"LOCAL_WORLD_SIZE")
-        if size is None and b"RANK" not in environment and b"LOCAL_RANK" in environment:
-            size = number_in(environment, b"WORLD_SIZE")
-        if size is None and member.size is None and parent is not None:
-            size = parent.size
-        if size is not None:
-            member.size = size
-
-
-def signal_all(pids: set[int], number: int) -> None:
-    """Signal descendants. A stopped one must be continued to notice."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-            if number != signal.SIGKILL:
-                os.kill(pid, signal.SIGCONT)
-
-
-def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
-    """How many processes the kernel has killed for lack of memory so far: in this control group, and on the host."""
-    return {"cgroup": kills_of_group(proc, groups), "host": counter_in(proc / "vmstat")}
-
-
-def kills_of_group(proc: Path, groups: Path) -> int | None:
-    """The count of this process's own control group, of version 2 or, where memory is still with that, of 1."""
-    counts = (counter_in(path) for path in counters_of("self", proc, groups))
-    return next((count for count in counts if count is not None), None)
-
-
-def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Where the kernel may count the OOM kills in the control group of a process."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        own = group.lstrip("/")
-        if not controllers:
-            found.append(groups / own / "memory.events")
-        elif "memory" in controllers.split(","):
-            found.append(groups / "memory" / own / "memory.oom_control")
-    return found
-
-
-def counter_in(path: Path) -> int | None:
-    """The count of OOM kills among the lines of a kernel's file of counters, or None where it tells none."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text("ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None
-
-
-class OomWatch:
-    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims, where that may be
-    read; and by the counters of the host, of the shim's own control group and of those that its descendants are in."""
-
-    def __init__(self) -> None:
-        self.log = self.open_log()
-        self.seen = [set[int](), set[int]()]
-        self.places: set[Path] = set()
-        self.counts = [self.count(), self.count()]
-
-    def look(self, pids: set[int]) -> None:
-        """Note what there is by now, ``pids`` being the descendants."""
-        found = {path for pid in pids for path in counters_of(pid)} - set(counters_of("self"))
-        self.places |= {path for path in found if counter_in(path) is not None}
-        self.counts = [self.counts[1], self.count()]
-        self.seen = [self.seen[1], self.read_log()]
-
-    def record(self) -> dict[str, Any]:
-        """What is written of them. ``oom_victims`` are PIDs; null where the log was not read, or not all of it.
-        ``processes`` counts in groups that descendants were in."""
-        before, after = {**self.counts[1], **self.counts[0]}, self.count()
-        grown = {name: growth(before[name], after[name]) for name in after}
-        victims = self.seen[0] | self.seen[1] | self.read_log()
-        own, host = grown.pop("cgroup"), grown.pop("host")
-        known = [count for count in grown.values() if count is not None]
-        elsewhere = sum(known) if any(known) or len(known) == len(grown) else None
-        return {
-            "oom_kills": {"cgroup": own, "host": host, "processes": elsewhere},
-            "oom_victims": None if self.log is None else sorted(victims),
-        }
-
-    def count(self) -> dict[str, int | None]:
-        return {**oom_kills(), **{str(path): counter_in(path) for path in self.places}}
-
-    def open_log(self) -> int | None:
-        """The kernel's log from here on, or None where it may not be read or tells other PIDs than those seen here."""
-        with contextlib.suppress(OSError):
-            if Path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE:
-                descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                os.lseek(descriptor, 0, os.SEEK_END)
-                return descriptor
-        return None
-
-    def read_log(self) -> set[int]:
-        """The victims that the log has named since it was last read."""
-        found: set[int] = set()
-        while self.log is not None:
-            try:
-                record = os.read(self.log, KMSG_RECORD_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                # Some of it was overwritten before it was read.
-                os.close(self.log)
-                self.log = None
-                break
-            found |= {int(pid) for pid in VICTIM.findall(record)}
-        return found
-
-
-def boot_id() -> str:
-    """The kernel's random name of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-
-
-def free_bytes(directory: Path) -> int | None:
-    """What is left on a folder's disk, or None when it cannot be told."""
-    with contextlib.suppress(OSError):
-        status = os.statvfs(directory)
-        return status.f_bavail * status.f_frsize
-    return None
-
-
-def growth(before: int | None, after: int | None) -> int | None:
-    """How much a counter grew, or None when it cannot be read."""
-    return None if before is None or after is None else after - before
-
-
-def open_lock(name: str, *, create: bool = True) -> int:
-    """Open a lock file, to be locked and never written. It may lie where everybody may make files: no link is followed,
-    no FIFO is waited for, and one of another user is only read, for which flock(2) is enough.
-
-    Raises OSError where it cannot be opened or is no plain file of one name.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    while True:
-        try:
-            descriptor = os.open(name, flags)
-            break
-        except FileNotFoundError:
-            if not create:
-                raise
-        # Only who makes it says O_CREAT: the kernel refuses that on another's file in a sticky folder
-        # (fs.protected_regular).
-        with contextlib.suppress(FileExistsError):
-            mode = 0o644 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
-            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
-            os.fchmod(descriptor, mode)
-            break
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a plain file", name)
-    return descriptor
-
-
-def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order. Returns the descriptors and the paths that were taken. What cannot be
-    opened is left out: it must keep nobody from a GPU."""
-    held: list[int] = []
-    deadline = time.monotonic() + LOCK_SECONDS
-    for name in sorted(paths):
-        try:
-            descriptor = take_lock(name, deadline)
-        except BlockingIOError:
-            for other in held:
-                os.close(other)
-            return [], [name]
-        except OSError:
-            continue
-        held.append(descriptor)
-    return held, []
-
-
-def take_lock(name: str, deadline: float) -> int:
-    """Open and lock a file, trying until ``deadline`` (monotonic): whoever only looks holds it for an instant.
-
-    Raises BlockingIOError where it is held, OSError where it cannot be opened.
-    """
-    while True:
-        descriptor = open_lock(name)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who tidied up may have removed the file between opening and locking it.
-            if os.path.samestat(os.fstat(descriptor), Path(name).lstat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except OSError:
-            if time.monotonic() >= deadline:
-                os.close(descriptor)
-                raise
-            time.sleep(0.01)
-        os.close(descriptor)
-
-
-def start_agent(agent: dict[str, Any]) -> bool:
-    """Start an agent where none lives and no person ended it on purpose; whether one was started. ``agent`` is that
-    entry of attempt.json."""
-    if Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
-        return False
-    environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
-    descriptor = os.open(agent["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        process = subprocess.Popen(
-            agent["argv"],
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=descriptor,
-            start_new_session=True,
-            env={**environment, **agent["set"]},
-            cwd="/",
-            preexec_fn=restore_signals,
-        )
-    finally:
-        os.close(descriptor)
-    # It outlives this process, and nobody waits for it.
-    process.returncode = 0
-    return True
-
-
-def lives(lock: Path) -> bool:
-    """Whether the process that an agent's lock file names is alive. The lock is not tried: an agent that starts at this
-    moment would find it taken."""
-    try:
-        holder = json.loads(lock.read_text("utf-8"))
-        stat = stat_of(int(holder["pid"]))
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return (
-            stat is not None and (stat[2], boot) == (holder["start_ticks"], holder["boot_id"]) and stat[1] not in "ZXx"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def restore_signals() -> None:
-    """What the command is to find as any program does; runs between fork and exec."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[int, int]]], list[str]]:
-    """Resource limits as far as this process may set them, and the names of those that it may not grant in full."""
-    found, refused = [], []
-    for name, (soft, hard) in wanted.items():
-        number = getattr(resource, f"RLIMIT_{name}", None)
-        if number is None:
-            continue
-        most = resource.getrlimit(number)[1]
-        if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
-            if hard == resource.RLIM_INFINITY or hard > most:
-                hard = most
-            if soft == resource.RLIM_INFINITY or soft > hard:
-                soft = hard
-                refused.append(name)
-        found.append((number, (soft, hard)))
-    return found, refused
-
-
-def nice_to_set(wanted: int | None) -> int | None:
-    """The nice value as far as this process may set it: only root lowers it below its own, or below what the limit
-    allows (getrlimit(2), RLIMIT_NICE)."""
-    if wanted is None or os.geteuid() == 0:
-        return wanted
-    allowed = resource.getrlimit(resource.RLIMIT_NICE)[0]
-    lowest = -20 if allowed == resource.RLIM_INFINITY else 20 - allowed
-    return max(wanted, min(lowest, os.getpriority(os.PRIO_PROCESS, 0)))
-
-
-def apply_shell(
-    limits: list[tuple[int, tuple[int, int]]], nice: int | None, affinity: list[int] | None, umask: int | None
-) -> None:
-    """Give this process what the launching shell had; runs between fork and exec. What the kernel refuses all the same
-    (a CPU that is gone) stays as it is: the command is to start."""
-    if nice is not None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
-    if affinity:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, affinity)
-    if umask is not None:
-        os.umask(umask)
-    for number, pair in limits:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(number, pair)
+def main() -> int:
+    os.umask(0o077)
+    return Shim(Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]).run()
 
 
 class Shim:
@@ -628,17 +100,15 @@ class Shim:
         self.family = Family(self.run_dir, str(directory))
         self.tree_at = time.monotonic()
         self.is_listed = True
+        self.agent = AgentWatch(self.plan.get("agent"))
         # The ranks that a signal ended, in their order, until this process sends any itself.
         self.killed_ranks: dict[int, dict[str, int]] = {}
         self.watched_ranks: set[int] = set()
         self.sends_signals = False
 
     def run(self) -> int:
+        """Serve the attempt until exit.json is written; returns the exit code of this process."""
         started_at = time.time()
-        record: dict[str, Any] = {
-            "code": None, "signal": None, "started_at": started_at, "stop_requested": False, "forced": False,
-            "survivors": [], "error": None, "lease_conflict": None,
-        }  # fmt: skip
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if not self.claim():
@@ -647,13 +117,33 @@ class Shim:
         reserve_record(self.directory / "started.json")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         locks, conflict = (self.locks, []) if self.locks else take_locks(self.plan["lock_files"])
-        if conflict:
-            record["lease_conflict"] = conflict
-        else:
-            record["error"] = self.start()
+        error = None if conflict else self.start()
         survivors = self.supervise() if self.child else []
+        record = {
+            **self.outcome(survivors),
+            "started_at": started_at,
+            "error": error,
+            "lease_conflict": conflict or None,
+        }
+        self.note_start()
+        if survivors:
+            self.list_processes()
+        self.remove_working_files(keep_list=bool(survivors))
+        write_record(self.directory / "exit.json", record)
+        for descriptor in locks:
+            os.close(descriptor)
+        # Whoever asked it to stop gracefully knows of the end, and a machine that goes down needs no agent.
+        if not self.asked_politely:
+            self.agent.start()
+        return 0
+
+    def outcome(self, survivors: list[int]) -> dict[str, Any]:
+        """How the command ended and what it took, as exit.json has it. ``survivors`` could not be killed."""
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        record |= {
+        code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
+        return {
+            "code": code if code is not None and code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
             "ended_at": time.time(),
             "stop_requested": self.stop_requested,
             "forced": self.forced,
@@ -665,27 +155,12 @@ class Shim:
             "killed_ranks": list(self.killed_ranks.values()),
             **self.oom.record(),
         }
-        if self.status is not None:
-            code = os.waitstatus_to_exitcode(self.status)
-            record["code" if code >= 0 else "signal"] = abs(code)
-        self.note_start()
-        if survivors:
-            self.list_processes()
-        for name in ("started.json.tmp", "processes.json", "processes.json.tmp"):
-            # The list stays where it names somebody who could not be ended.
-            if not survivors or name != "processes.json":
-                with contextlib.suppress(OSError):
-                    (self.directory / name).unlink()
-        write_record(self.directory / "exit.json", record)
-        for descriptor in locks:
-            os.close(descriptor)
-        # Whoever asked it to stop gracefully knows of the end, and a machine that goes down needs no agent.
-        if "agent" in self.plan and not self.asked_politely:
-            try:
-                start_agent(self.plan["agent"])
-            except OSError as error:
-                print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
-        return 0
+
+    def remove_working_files(self, *, keep_list: bool) -> None:
+        """The list of processes stays where it names somebody who could not be ended."""
+        for name in ("started.json.tmp", "processes.json.tmp", *(() if keep_list else ("processes.json",))):
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
 
     def claim(self) -> bool:
         """Whether this attempt is this shim's: an agent that was killed while starting one may have its successor
@@ -710,21 +185,25 @@ class Shim:
             restore_signals()
             apply_shell(limits, nice, shell.get("affinity"), shell.get("umask"))
 
-        try:
-            with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
-                process = subprocess.Popen(
-                    self.plan["argv"],
-                    cwd=self.plan["cwd"],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    # The shim has one thread by now, so that code between fork and exec is safe here.
-                    preexec_fn=prepare,
-                )
-        except OSError as error:
-            return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
+        until = time.monotonic() + PASSING_SECONDS
+        while True:
+            try:
+                with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
+                    process = subprocess.Popen(
+                        self.plan["argv"],
+                        cwd=self.plan["cwd"],
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        # The shim has one thread by now, so that code between fork and exec is safe here.
+                        preexec_fn=prepare,
+                    )
+                break
+            except OSError as error:
+                if error.errno not in PASSING or not self.may_try_again(until):
+                    return f"{error.strerror or error}: {error.filename or self.plan['argv'][0]}"
         self.child = process.pid
         # Only `reap` may ask how a child ended. A Popen that does not know asks once more when it is forgotten, and
         # would take the status of a command that has ended by then.
@@ -743,6 +222,17 @@ class Shim:
         self.note_start()
         return None
 
+    def may_try_again(self, until: float) -> bool:
+        """Let a second pass; False where ``until`` (monotonic) comes before, or a stop does."""
+        again_at = time.monotonic() + 1.0
+        while again_at < until and not self.stop_requested:
+            left = again_at - time.monotonic()
+            if left <= 0:
+                return True
+            # What was forked in vain has sent SIGCHLD, which ends no pause.
+            self.wait_for_signal(left)
+        return False
+
     def note_start(self) -> None:
         """Write who was started. A full disk does not undo the start: it is tried again with every look."""
         if self.started is not None:
@@ -754,7 +244,7 @@ class Shim:
         """Wait for the command, then for everything it left behind. Returns what could not be killed."""
         while self.status is None:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
-            due = min(self.look_at, self.tree_at, *(() if deadline is None else (deadline,)))
+            due = min(self.look_at, self.tree_at, self.agent.due, *(() if deadline is None else (deadline,)))
             self.wait_for_signal(due - time.monotonic())
             self.reap()
             if time.monotonic() >= self.look_at and self.status is None:
@@ -762,6 +252,8 @@ class Shim:
                 self.look_at = time.monotonic() + OOM_LOOK_SECONDS
             if time.monotonic() >= self.tree_at and self.status is None:
                 self.list_processes()
+            if time.monotonic() >= self.agent.due and self.status is None and not self.asked_politely:
+                self.agent.look()
             if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
                 self.last_call_at = None
                 signal_all(self.descendants(), signal.SIGTERM)
@@ -790,7 +282,7 @@ class Shim:
         self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
 
     def watch_ranks(self) -> None:
-        """Where a script starts its ranks itself, it alone is told how they end, and tells nobody: a thread for each
+        """If a script starts its ranks itself, only it learns how they end: a thread for each
         sees it before the script does. Without pidfd_open there is none."""
         for pid, member in self.family.members.items() if self.family.first is not None else ():
             if pid in (self.child, *self.watched_ranks) or self.family.leader(pid) is None:
@@ -889,9 +381,599 @@ class Shim:
                 self.free_bytes = free_bytes(self.directory)
 
 
-def main() -> int:
-    os.umask(0o077)
-    return Shim(Path(sys.argv[1]), [int(word) for word in sys.argv[2:]]).run()
+# --- the processes of the run -----------------------------------------------------------------------------------------
+
+
+def descendants(run_dir: bytes) -> set[int]:
+    """Every living process below this one that belongs to the run in ``run_dir``. As a subreaper the shim inherits
+    what its descendants leave behind, so the parent chain is complete however often they forked or called setsid."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        stat = stat_of(pid)
+        if stat is not None and stat[1] not in DEAD:
+            children.setdefault(stat[0], []).append(pid)
+    return below({os.getpid()}, children, lambda pid: is_of_another(pid, run_dir))
+
+
+def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
+    """Everything that hangs below ``roots`` in a process tree, without them; what is barred is left out with all that
+    hangs below it."""
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found and pid not in roots and not is_barred(pid):
+                found.add(pid)
+                waiting.append(pid)
+    return found
+
+
+class Family:
+    """The processes of the run below this one, remembered as they were when they were young.
+
+    A look is cheap: nothing happens while the kernel has given out no new number, and of new processes only the
+    parent is read. Whose child a process is, is settled at its birth: below a subreaper no process moves in or out.
+    """
+
+    def __init__(self, run_dir: bytes, folder: str) -> None:
+        self.run_dir, self.folder = run_dir, folder
+        self.own = os.getpid()
+        self.members: dict[int, Descendant] = {}
+        # Agents that were started from inside the run, and what hangs below them.
+        self.others: set[int] = set()
+        self.strangers: set[int] = set()
+        self.newest: int | None = None
+        self.first: Descendant | None = None
+
+    def look(self, now: float) -> bool:
+        """Update the members; whether the list of processes changed. ``now`` is monotonic."""
+        before = {pid: member.to_json() for pid, member in self.members.items()}
+        newest = newest_pid()
+        if newest is None or newest != self.newest:
+            if newest is None or self.newest is None or newest < self.newest:
+                self.forget_reused_pids()
+            self.newest = newest
+            self.admit(now)
+        for member in list(self.members.values()):
+            if now < member.young_until and member.pid in self.members:
+                self.read(member)
+        self.find_first_rank()
+        return before != {pid: member.to_json() for pid, member in self.members.items()}
+
+    def leader(self, pid: int) -> Descendant | None:
+        """The member with this PID where it is a rank itself; its helpers have the rank from it."""
+        member = self.members.get(pid)
+        parent = None if member is None else self.members.get(member.parent)
+        is_leader = member is not None and member.rank is not None and (parent is None or parent.rank != member.rank)
+        return member if is_leader else None
+
+    def forget_reused_pids(self) -> None:
+        """PIDs have wrapped around: any number may be another process now."""
+        self.strangers.clear()
+        self.others.clear()
+        for member in list(self.members.values()):
+            stat = stat_of(member.pid)
+            if stat is None or stat[2] != member.start_ticks:
+                del self.members[member.pid]
+
+    def admit(self, now: float) -> None:
+        """Sort every new process into members, others and strangers; forget those that are gone."""
+        pids = set(all_pids())
+        for pid in self.members.keys() - pids:
+            del self.members[pid]
+        self.strangers &= pids
+        self.others &= pids
+        new: dict[int, tuple[int, str, int]] = {}
+        for pid in pids - self.members.keys() - self.strangers - self.others - {self.own}:
+            stat = stat_of(pid)
+            if stat is not None and stat[1] not in DEAD:
+                new[pid] = stat
+        found = True
+        while found:
+            found = False
+            for pid, (parent, _, start_ticks) in list(new.items()):
+                if parent in self.others:
+                    self.others.add(pid)
+                elif parent == self.own or parent in self.members:
+                    self.members[pid] = Descendant(pid, parent, start_ticks, now + YOUNG_SECONDS)
+                    self.read(self.members[pid])
+                else:
+                    continue
+                del new[pid]
+                found = True
+        # Of one whose parent has just gone, nothing is known before the next look: it may hang below this one by then.
+        self.strangers |= {
+            pid for pid, stat in new.items() if not stat[0] or stat[0] in new or stat[0] in self.strangers
+        }
+
+    def find_first_rank(self) -> None:
+        """A script that starts the other ranks itself is the first, and what it sets in its own environment cannot be
+        seen from outside: the parent of ranks from 1 on, where none of them is 0."""
+        known = [member for member in self.members.values() if member.has_own_rank and member.rank is not None]
+        if any(member.rank == 0 for member in known):
+            if self.first is not None:
+                # It is a launcher, which had begun another rank before the first.
+                self.first.rank, self.first = None, None
+            return
+        parent = self.members.get(min(known, key=lambda member: member.rank or 0).parent) if known else None
+        if parent is not None and parent.rank is None:
+            parent.rank, parent.size = 0, known[0].size
+            self.first = parent
+
+    def read(self, member: Descendant) -> None:
+        """Learn what a member's environment tells, or its output, or its parent's."""
+        environment = environment_of(member.pid)
+        if names_another(environment, self.run_dir):
+            del self.members[member.pid]
+            self.others.add(member.pid)
+            return
+        parent = self.members.get(member.parent)
+        rank = rank_in(environment)
+        if rank is None:
+            rank = rank_by_output(member.pid, self.folder)
+        if rank is None and member.rank is None and parent is not None:
+            rank = parent.rank
+        member.has_own_rank = member.has_own_rank or rank_in(environment) is not None
+        if rank is not None:
+            member.rank = rank
+        size = number_in(environment, b"LOCAL_WORLD_SIZE")
+        if size is None and b"RANK" not in environment and b"LOCAL_RANK" in environment:
+            size = number_in(environment, b"WORLD_SIZE")
+        if size is None and member.size is None and parent is not None:
+            size = parent.size
+        if size is not None:
+            member.size = size
+
+
+class Descendant:
+    """A process of the run. ``rank`` and ``size``, the number of ranks here, are None if nothing says."""
+
+    def __init__(self, pid: int, parent: int, start_ticks: int, until: float) -> None:
+        self.pid, self.parent, self.start_ticks = pid, parent, start_ticks
+        self.rank: int | None = None
+        self.size: int | None = None
+        self.has_own_rank = False
+        # A fork shows its parent's environment until it has called exec: so long it is read again.
+        self.young_until = until
+
+    def to_json(self) -> dict[str, int | None]:
+        return {"pid": self.pid, "start_ticks": self.start_ticks, "rank": self.rank, "local_world_size": self.size}
+
+
+def is_of_another(pid: int, run_dir: bytes) -> bool:
+    """Whether a process is an agent that was started from inside this run, or of a run which that agent started:
+    they hang below this shim, and are none of its business."""
+    return names_another(environment_of(pid), run_dir)
+
+
+def names_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
+    """The same, from an environment."""
+    return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
+
+
+def signal_all(pids: set[int], number: int) -> None:
+    """Signal descendants. A stopped one must be continued to notice."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            if number != signal.SIGKILL:
+                os.kill(pid, signal.SIGCONT)
+
+
+# --- procfs -----------------------------------------------------------------------------------------------------------
+
+
+def all_pids() -> list[int]:
+    """Every PID that procfs shows."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def newest_pid() -> int | None:
+    """The number that the kernel gave last, to a process or a thread; None if it does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/loadavg").read_text("ascii").split()[4]) or None
+    return None
+
+
+def stat_of(pid: int) -> tuple[int, str, int] | None:
+    """(parent, state letter, start ticks) of a process, or None when there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    return int(fields[1]), fields[0], int(fields[19])
+
+
+def status_of_dead(pid: int, start_ticks: int) -> int | None:
+    """The wait status of a process that has ended and whose parent has not asked for it yet; None for any other."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    fields = text[text.rfind(")") + 2 :].split()
+    return int(fields[49]) if fields[0] in DEAD and int(fields[19]) == start_ticks else None
+
+
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    """A process's environment as it was started with; nothing if it may not be read or the process wiped it."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return {name: value for name, is_pair, value in (item.partition(b"=") for item in raw.split(b"\0")) if is_pair}
+
+
+def rank_in(environment: dict[bytes, bytes]) -> int | None:
+    """The rank that an environment tells. Launchers of one machine (Lightning's) tell the local one alone."""
+    rank = number_in(environment, b"RANK")
+    is_first_node = not any(number_in(environment, name) for name in (b"NODE_RANK", b"GROUP_RANK"))
+    return number_in(environment, b"LOCAL_RANK") if rank is None and is_first_node else rank
+
+
+def number_in(environment: dict[bytes, bytes], name: bytes) -> int | None:
+    """A variable that is a whole number, or None."""
+    value = environment.get(name, b"")
+    return int(value) if value.isdigit() else None
+
+
+def rank_by_output(pid: int, folder: str) -> int | None:
+    """The rank to whose log a process writes, where torchrun keeps that in or below ``folder``; it has one node, so
+    that the local rank is the rank. A program cannot lose this by setting its title."""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/1")  # noqa: PTH115 - for every process, every second
+    except OSError:
+        return None
+    # …/attempts/N/ranks/ID/attempt_0/RANK/stdout.log
+    parts = path.split("/")
+    is_log = path.startswith(folder + "/") and parts[-1] == "stdout.log" and parts[-5:-4] == ["ranks"]
+    return int(parts[-2]) if is_log and parts[-2].isdigit() else None
+
+
+def boot_id() -> str:
+    """The kernel's random name of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+# --- kills for lack of memory -----------------------------------------------------------------------------------------
+
+
+class OomWatch:
+    """The kernel's OOM kills within the last one or two looks: by its log, which names the victims, where that may be
+    read; and by the counters of the host, of the shim's own control group and of those that its descendants are in."""
+
+    def __init__(self) -> None:
+        self.log = self.open_log()
+        self.seen = [set[int](), set[int]()]
+        self.places: set[Path] = set()
+        self.counts = [self.count(), self.count()]
+
+    def look(self, pids: set[int]) -> None:
+        """Note what there is by now, ``pids`` being the descendants."""
+        found = {path for pid in pids for path in counters_of(pid)} - set(counters_of("self"))
+        self.places |= {path for path in found if counter_in(path) is not None}
+        self.counts = [self.counts[1], self.count()]
+        self.seen = [self.seen[1], self.read_log()]
+
+    def record(self) -> dict[str, Any]:
+        """What is written of them. ``oom_victims`` are PIDs; null if the log was not read, or not all of it.
+        ``processes`` counts in groups that descendants were in."""
+        before, after = {**self.counts[1], **self.counts[0]}, self.count()
+        grown = {name: growth(before[name], after[name]) for name in after}
+        victims = self.seen[0] | self.seen[1] | self.read_log()
+        own, host = grown.pop("cgroup"), grown.pop("host")
+        known = [count for count in grown.values() if count is not None]
+        elsewhere = sum(known) if any(known) or len(known) == len(grown) else None
+        return {
+            "oom_kills": {"cgroup": own, "host": host, "processes": elsewhere},
+            "oom_victims": None if self.log is None else sorted(victims),
+        }
+
+    def count(self) -> dict[str, int | None]:
+        return {**oom_kills(), **{str(path): counter_in(path) for path in self.places}}
+
+    def open_log(self) -> int | None:
+        """The kernel's log from here on, or None if it may not be read or tells other PIDs than those seen here."""
+        with contextlib.suppress(OSError):
+            if Path("/proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE:
+                descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(descriptor, 0, os.SEEK_END)
+                return descriptor
+        return None
+
+    def read_log(self) -> set[int]:
+        """The victims that the log has named since it was last read."""
+        found: set[int] = set()
+        while self.log is not None:
+            try:
+                record = os.read(self.log, KMSG_RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                # Some of it was overwritten before it was read.
+                os.close(self.log)
+                self.log = None
+                break
+            found |= {int(pid) for pid in VICTIM.findall(record)}
+        return found
+
+
+def oom_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int | None]:
+    """How many processes the kernel has killed for lack of memory so far: in this control group, and on the host."""
+    return {"cgroup": kills_of_group(proc, groups), "host": counter_in(proc / "vmstat")}
+
+
+def kills_of_group(proc: Path, groups: Path) -> int | None:
+    """The count of this process's own control group, of version 2 or, where memory is still with that, of 1."""
+    counts = (counter_in(path) for path in counters_of("self", proc, groups))
+    return next((count for count in counts if count is not None), None)
+
+
+def counters_of(pid: int | str, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+    """Where the kernel may count the OOM kills in the control group of a process."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        own = group.lstrip("/")
+        if not controllers:
+            found.append(groups / own / "memory.events")
+        elif "memory" in controllers.split(","):
+            found.append(groups / "memory" / own / "memory.oom_control")
+    return found
+
+
+def counter_in(path: Path) -> int | None:
+    """The count of OOM kills among the lines of a kernel's file of counters, or None if it tells none."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text("ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
+def growth(before: int | None, after: int | None) -> int | None:
+    """How much a counter grew, or None when it cannot be read."""
+    return None if before is None or after is None else after - before
+
+
+# --- the locks of GPUs ------------------------------------------------------------------------------------------------
+
+
+def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
+    """Lock files, all or none, in sorted order. Returns the descriptors and the paths that were taken. What cannot be
+    opened is left out: it must not block a GPU."""
+    held: list[int] = []
+    deadline = time.monotonic() + LOCK_SECONDS
+    for name in sorted(paths):
+        try:
+            descriptor = take_lock(name, deadline)
+        except BlockingIOError:
+            for other in held:
+                os.close(other)
+            return [], [name]
+        except OSError:
+            continue
+        held.append(descriptor)
+    return held, []
+
+
+def take_lock(name: str, deadline: float) -> int:
+    """Open and lock a file, trying until ``deadline`` (monotonic): whoever only looks holds it for an instant.
+
+    Raises BlockingIOError if it is held, OSError where it cannot be opened.
+    """
+    while True:
+        descriptor = open_lock(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who tidied up may have removed the file between opening and locking it.
+            if os.path.samestat(os.fstat(descriptor), Path(name).lstat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise
+            time.sleep(0.01)
+        os.close(descriptor)
+
+
+def open_lock(name: str, *, create: bool = True) -> int:
+    """Open a lock file, to be locked and never written. It may lie where everybody may make files: no link is followed,
+    no FIFO is waited for, and one of another user is only read, for which flock(2) is enough.
+
+    Raises OSError if it cannot be opened or is no plain file of one name.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        try:
+            descriptor = os.open(name, flags)
+            break
+        except FileNotFoundError:
+            if not create:
+                raise
+        # Only who makes it says O_CREAT: the kernel refuses that on another's file in a sticky folder
+        # (fs.protected_regular).
+        with contextlib.suppress(FileExistsError):
+            mode = 0o644 if Path(name).parent.stat().st_mode & stat.S_IWOTH else 0o600
+            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
+            os.fchmod(descriptor, mode)
+            break
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", name)
+    return descriptor
+
+
+# --- what the launching shell had -------------------------------------------------------------------------------------
+
+
+def limits_to_set(wanted: dict[str, list[int]]) -> tuple[list[tuple[int, tuple[int, int]]], list[str]]:
+    """Resource limits as far as this process may set them, and the names of those that it may not grant in full."""
+    found, refused = [], []
+    for name, (soft, hard) in wanted.items():
+        number = getattr(resource, f"RLIMIT_{name}", None)
+        if number is None:
+            continue
+        most = resource.getrlimit(number)[1]
+        if os.geteuid() != 0 and most != resource.RLIM_INFINITY:
+            if hard == resource.RLIM_INFINITY or hard > most:
+                hard = most
+            if soft == resource.RLIM_INFINITY or soft > hard:
+                soft = hard
+                refused.append(name)
+        found.append((number, (soft, hard)))
+    return found, refused
+
+
+def nice_to_set(wanted: int | None) -> int | None:
+    """The nice value as far as this process may set it: only root lowers it below its own, or below what the limit
+    allows (getrlimit(2), RLIMIT_NICE)."""
+    if wanted is None or os.geteuid() == 0:
+        return wanted
+    allowed = resource.getrlimit(resource.RLIMIT_NICE)[0]
+    lowest = -20 if allowed == resource.RLIM_INFINITY else 20 - allowed
+    return max(wanted, min(lowest, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def apply_shell(
+    limits: list[tuple[int, tuple[int, int]]], nice: int | None, affinity: list[int] | None, umask: int | None
+) -> None:
+    """Give this process what the launching shell had; runs between fork and exec. What the kernel refuses all the same
+    (a CPU that is gone) stays as it is: the command is to start."""
+    if nice is not None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+    if affinity:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, affinity)
+    if umask is not None:
+        os.umask(umask)
+    for number, pair in limits:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(number, pair)
+
+
+def restore_signals() -> None:
+    """What the command is to find as any program does; runs between fork and exec."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# --- an agent where none is alive -------------------------------------------------------------------------------------
+
+
+class AgentWatch:
+    """Looks for an agent while an attempt lives. One that is killed with its sampler has no other follower, and without
+    one a hang is never seen. ``agent`` is that entry of attempt.json, None for no look at all."""
+
+    def __init__(self, agent: dict[str, Any] | None) -> None:
+        self.agent = agent
+        self.due = time.monotonic() + AGENT_SECONDS
+        self.missed = 0
+        self.child: int | None = None
+
+    def look(self) -> None:
+        """Start an agent if none was there for some looks."""
+        self.due = time.monotonic() + AGENT_SECONDS
+        if self.child is not None:
+            # An agent that this process started is its child, which only it can reap.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.child, os.WNOHANG)
+        self.missed = 0 if self.agent is None or lives(Path(self.agent["lock"])) else self.missed + 1
+        if self.missed >= AGENT_LOOKS:
+            self.missed = 0
+            self.start()
+
+    def start(self) -> None:
+        """Start an agent if none lives."""
+        if self.agent is not None:
+            try:
+                self.child = start_agent(self.agent) or self.child
+            except OSError as error:
+                print(f"no agent could be started: {error}", file=sys.stderr)  # noqa: T201 - for shim.log
+
+
+def start_agent(agent: dict[str, Any]) -> int | None:
+    """Start an agent where none lives and no person ended it on purpose; its PID if one was started. ``agent`` is that
+    entry of attempt.json."""
+    if Path(agent["stopped"]).exists() or lives(Path(agent["lock"])):
+        return None
+    environment = {name: value for name, value in os.environ.items() if name not in agent["unset"]}
+    descriptor = os.open(agent["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            agent["argv"],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            start_new_session=True,
+            env={**environment, **agent["set"]},
+            cwd="/",
+            preexec_fn=restore_signals,
+        )
+    finally:
+        os.close(descriptor)
+    # It outlives this process, which does not wait for it.
+    process.returncode = 0
+    return process.pid
+
+
+def lives(lock: Path) -> bool:
+    """Whether the process that an agent's lock file names is alive. The lock is not tried: an agent that starts at this
+    moment would find it taken."""
+    try:
+        holder = json.loads(lock.read_text("utf-8"))
+        stat = stat_of(int(holder["pid"]))
+        named = (holder["start_ticks"], holder["boot_id"])
+        return stat is not None and stat[1] not in DEAD and (stat[2], boot_id()) == named
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write JSON so that it is either there whole, also after a power cut, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    # Not emptied before: what was reserved would be lost.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def reserve_record(path: Path) -> None:
+    """Take room for a record while there is some: the command may fill the disk, and its end must still be recorded."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path.with_name(path.name + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, RECORD_BYTES)
+        finally:
+            os.close(descriptor)
+
+
+def free_bytes(directory: Path) -> int | None:
+    """What is left on a folder's disk, or None if unknown."""
+    with contextlib.suppress(OSError):
+        status = os.statvfs(directory)
+        return status.f_bavail * status.f_frsize
+    return None
 
 
 if __name__ == "__main__":

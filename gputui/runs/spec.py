@@ -42,7 +42,7 @@ class SpecError(ValueError):
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
     """Which GPUs a run asks for: any ``count`` free ones, or exactly those in ``uuids``. A CPU run asks for none.
-    ``min_count``: with how few recovery may go on when GPUs fail; None is not fewer than asked for."""
+    ``min_count``: with how few recovery may continue when GPUs fail; None is not fewer than asked for."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
@@ -74,6 +74,14 @@ class CheckpointSpec:
     directory: str
     pattern: str
     resume: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a run with parameters of its own, up to the checkpoint of a step; the last has no such end."""
+
+    until: int | None
+    params: Mapping[str, Scalar]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +120,18 @@ class RunSpec:
     gates: Mapping[str, float] = field(default_factory=dict)
     # Form of export → where to, with {run_dir}, {run_id} and parameters.
     sinks: Mapping[str, str] = field(default_factory=dict)
-    # Where it runs, as its target said at the launch: name, kind and what that kind has; None for this machine.
+    # Where it runs, from its target at launch: name, kind and the kind's fields; None for this machine.
     target: Mapping[str, Any] | None = None
     # The study and the trial that the run is of; ``tuned`` are parameters that recovery must leave alone.
     study_id: str | None = None
     trial: int | None = None
     tuned: tuple[str, ...] = ()
+    # The ids of runs that must have succeeded before its first attempt starts.
+    after: tuple[str, ...] = ()
+    # The code of its working directory at the launch (`code_version`); its diff is in the private specification only.
+    code: Mapping[str, Any] | None = None
+    # Parameters that change at checkpoints; those of the first phase are in ``params`` already.
+    phases: tuple[Phase, ...] = ()
     # Of the shell that launched the run; in the private specification only.
     shell: LaunchShell | None = None
 
@@ -150,6 +164,8 @@ class RunSpec:
                 values["checkpoints"] = CheckpointSpec(**_known(CheckpointSpec, checkpoints))
             values["program"] = tuple(values["program"])
             values["tuned"] = tuple(values.get("tuned") or ())
+            values["after"] = tuple(values.get("after") or ())
+            values["phases"] = tuple(Phase(**_known(Phase, one)) for one in values.get("phases") or ())
             values["shell"] = LaunchShell.from_json(values.get("shell"))
             if values.get("args") is not None:
                 values["args"] = tuple(values["args"])
@@ -176,14 +192,14 @@ def parse_spec(text: str) -> RunSpec:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """What a run was launched with. Raises SpecError, also where the parameters of its next attempt cannot be read."""
+    """What a run was launched with. Raises SpecError, also if the parameters of its next attempt cannot be read."""
     if run.params is UNREADABLE:
         raise SpecError("its parameters are damaged")
     return parse_spec(run.spec_json)
 
 
 def known_spec(run: Run) -> RunSpec | None:
-    """The same, None where this gputui cannot understand it."""
+    """The same, None if this gputui cannot understand it."""
     try:
         return spec_of(run)
     except SpecError:

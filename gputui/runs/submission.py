@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.runs.code_version import read_code
 from gputui.runs.identity import asker
 from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec, SpecError
@@ -24,11 +25,13 @@ SPEC_FILE = "spec.json"
 def submit_run(
     workspace: Workspace, connection: sqlite3.Connection, spec: RunSpec, *, name: str | None, actor: str, now: float
 ) -> int:
-    """Ask the agent to queue a run, with what this process's shell has. Returns the command's id.
+    """Ask the agent to queue a run, with what this process's shell has and the state of its code. Returns the command's
+    id.
 
     Raises OSError or sqlite3.Error.
     """
-    return submit_ticket(workspace, connection, "run", replace(spec, shell=capture()), {"name": name}, actor, now=now)
+    spec = replace(spec, shell=capture(), code=read_code(Path(spec.workdir)))
+    return submit_ticket(workspace, connection, "run", spec, {"name": name}, actor, now=now)
 
 
 def submit_ticket(

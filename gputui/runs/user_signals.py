@@ -1,5 +1,4 @@
-"""A person's own signal to a process: sent only to the very process that was pointed at, and only where that can be
-told for sure."""
+"""Signals from a person to a process: sent only if PID, start time and owner prove that it is the chosen one."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
     """Signal the process that has ``pid`` and began at ``start_ticks`` (field 22 of /proc/PID/stat).
 
     A pidfd is opened first and everything checked after, so that a PID that goes to another process in between is
-    never hit; where there are no pidfds, the check comes right before the signal. Raises SignalRefusedError.
+    never hit; if there are no pidfds, the check comes right before the signal. Raises SignalRefusedError.
     """
     if start_ticks is None:
         raise SignalRefusedError(
@@ -59,4 +58,4 @@ def _check_ours(pid: int) -> None:
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             raise SignalRefusedError(f"PID {pid} has ended.") from None
-        raise SignalRefusedError(f"It cannot be told whose PID {pid} is ({error.strerror}).") from None
+        raise SignalRefusedError(f"gputui cannot identify PID {pid} ({error.strerror}).") from None

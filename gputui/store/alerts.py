@@ -23,7 +23,7 @@ _SEVEREST_FIRST = "CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 
 @dataclass(frozen=True, slots=True)
 class AlertView:
     """One alert. Times are UTC unix seconds; ``cleared_at`` is None while it lasts. ``value`` and ``threshold`` are in
-    ``unit``, None where there is none or it is not finite."""
+    ``unit``, None if there is none or it is not finite."""
 
     alert_id: int
     rule: str
@@ -53,7 +53,7 @@ class AlertView:
         return self.silenced_until is not None and self.silenced_until > now
 
     def is_news(self, now: float) -> bool:
-        """Whether it still wants somebody to look: it lasts, nobody has acknowledged it, and it is not silenced."""
+        """Whether it needs attention: it is active, neither acknowledged nor silenced."""
         return self.lasts and self.acknowledged_at is None and not self.is_silenced(now)
 
 

@@ -64,11 +64,16 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """An attempt of another run in the same checkpoint folder. ``ended_at`` is None while it lives."""
+    """An attempt of another run in the same checkpoint folder, or in one below it, which is then ``below``: what lies
+    there is its own. ``ended_at`` is None while it lives."""
 
     run_id: str
     begun_at: float
     ended_at: float | None
+    below: str | None = None
+
+    def may_have_written(self, path: str) -> bool:
+        return self.below is None or path.startswith(f"{self.below}/")
 
 
 _COLUMNS = (
@@ -105,24 +110,86 @@ def attempts_before_ledger(connection: sqlite3.Connection, run_id: str) -> froze
 
 
 def step_of(connection: sqlite3.Connection, run_id: str, path: str | None) -> int | None:
-    """The step of one entry, None where it is unknown or there is no such entry."""
+    """The step of one entry, None if it is unknown or there is no such entry."""
     row = connection.execute("SELECT step FROM checkpoints WHERE run_id = ? AND path = ?", (run_id, path)).fetchone()
     return None if row is None else row[0]
 
 
-def neighbours(connection: sqlite3.Connection, run_id: str, folder: str, since: float) -> list[Neighbour]:
-    """The attempts of other runs that may have written into a folder since a moment (UTC unix seconds)."""
+def folders(connection: sqlite3.Connection, run_id: str, folder: str) -> set[str]:
+    """The names of a run's checkpoint folder: as its profile has it, and those that were noted of its attempts."""
     rows = connection.execute(
-        "SELECT run_id, created_at, ended_at FROM attempts WHERE checkpoint_folder = ? AND run_id != ? "
-        "AND (ended_at IS NULL OR ended_at >= ?)",
-        (folder, run_id, since),
+        "SELECT DISTINCT checkpoint_folder FROM attempts WHERE run_id = ? AND checkpoint_folder IS NOT NULL", (run_id,)
     )
-    return [Neighbour(*row) for row in rows.fetchall()]
+    return {folder, *(row[0] for row in rows)}
+
+
+def neighbours(connection: sqlite3.Connection, run_id: str, folder: str, since: float) -> list[Neighbour]:
+    """The attempts of other runs that may have written into a folder since a moment (UTC unix seconds), or into one
+    below it; runs that were removed among them."""
+    found = []
+    for name in sorted(folders(connection, run_id, folder)):
+        # All that begins with the name and a slash lies between these two.
+        first, after = f"{name.rstrip('/')}/", f"{name.rstrip('/')}0"
+        rows = connection.execute(
+            "SELECT run_id, created_at, ended_at, checkpoint_folder FROM attempts "
+            "WHERE (checkpoint_folder = ?1 OR (checkpoint_folder >= ?4 AND checkpoint_folder < ?5)) AND run_id != ?2 "
+            "AND (ended_at IS NULL OR ended_at >= ?3) "
+            "UNION ALL SELECT run_id, begun_at, ended_at, checkpoint_folder FROM former_neighbours "
+            "WHERE (checkpoint_folder = ?1 OR (checkpoint_folder >= ?4 AND checkpoint_folder < ?5)) "
+            "AND ended_at >= ?3",
+            (name, run_id, since, first, after),
+        )
+        for other, begun_at, ended_at, place in rows:
+            below = None if place == name else f"{folder.rstrip('/')}/{place[len(first) :]}"
+            found.append(Neighbour(other, begun_at, ended_at, below))
+    return found
+
+
+def forget_run(connection: sqlite3.Connection, run_id: str) -> None:
+    """A run is about to be removed: what others must still know of its attempts is kept. Works inside the caller's
+    transaction."""
+    connection.execute(
+        "INSERT OR IGNORE INTO former_neighbours "
+        "SELECT a.checkpoint_folder, a.run_id, a.created_at, a.ended_at FROM attempts AS a "
+        "WHERE a.run_id = ? AND a.checkpoint_folder IS NOT NULL AND a.ended_at IS NOT NULL AND EXISTS "
+        "(SELECT 1 FROM attempts AS o WHERE o.checkpoint_folder = a.checkpoint_folder AND o.run_id != a.run_id "
+        "AND o.created_at <= a.ended_at AND (o.ended_at IS NULL OR o.ended_at >= a.created_at))",
+        (run_id,),
+    )
+    # If no attempt of that time is left in the folder, it concerns no run any more.
+    connection.execute(
+        "DELETE FROM former_neighbours AS f WHERE NOT EXISTS (SELECT 1 FROM attempts AS a "
+        "WHERE a.checkpoint_folder = f.checkpoint_folder AND a.run_id NOT IN (f.run_id, ?) "
+        "AND a.created_at <= f.ended_at AND (a.ended_at IS NULL OR a.ended_at >= f.begun_at))",
+        (run_id,),
+    )
+
+
+def unplaced(connection: sqlite3.Connection, run_id: str, since: float) -> list[tuple[Neighbour, str]]:
+    """The same, of attempts whose folder was not noted (they are older than the ledger, or were read back from their
+    folders), each with its run's specification as text; but those of runs with a checkpoint folder of their own."""
+    rows = connection.execute(
+        "SELECT run_id, a.created_at, a.ended_at, r.spec FROM attempts AS a JOIN runs AS r USING (run_id) "
+        "WHERE a.checkpoint_folder IS NULL AND run_id != ? AND (a.ended_at IS NULL OR a.ended_at >= ?) "
+        "AND json_valid(r.spec) AND instr(r.spec ->> '$.checkpoints.directory', '{run_dir}') = 0",
+        (run_id, since),
+    )
+    return [(Neighbour(*row[:3]), row[3]) for row in rows.fetchall()]
 
 
 def note_folder(connection: sqlite3.Connection, run_id: str, number: int, folder: str) -> None:
-    """Where an attempt writes its checkpoints."""
+    """Where an attempt writes its checkpoints, as its profile has it."""
     connection.execute(
         "UPDATE attempts SET checkpoint_folder = ? WHERE run_id = ? AND number = ? AND checkpoint_folder IS NULL",
         (folder, run_id, number),
     )
+
+
+def note_real_folder(connection: sqlite3.Connection, run_id: str, number: int, folder: str) -> bool:
+    """Where the folder of an attempt is with its links resolved, by which those of other runs are compared with it;
+    False if that was known."""
+    cursor = connection.execute(
+        "UPDATE attempts SET checkpoint_folder = ?1 WHERE run_id = ?2 AND number = ?3 AND checkpoint_folder IS NOT ?1",
+        (folder, run_id, number),
+    )
+    return cursor.rowcount > 0

@@ -19,7 +19,7 @@ class WithdrawnError(Exception):
 
 
 class NotWithdrawnError(Exception):
-    """A command that nobody answered in time could not be withdrawn either: it may still be carried out."""
+    """A command without an answer in time could not be withdrawn either: it may still be carried out."""
 
 
 # A disk may be full for a moment only.
@@ -31,15 +31,27 @@ RESUME_SECONDS = 1800.0
 CommandState = Literal["pending", "done", "refused"]
 
 
+NO_CHECKPOINT = "no_checkpoint"
+"""A kind of refusal: nothing that was saved can be resumed from, and waiting does not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """What became of a command. ``reason`` is a sentence when it was refused; ``result`` e.g. ``{id, state}``."""
+    """What became of a command, ``answered_at`` in UTC unix seconds, None if it was withdrawn. ``reason`` is a
+    sentence when it was refused; ``result`` e.g. ``{id, state}``, of a refusal ``{refusal}`` with its kind, if it has
+    one."""
 
     command_id: int
     verb: str
     state: CommandState
     reason: str | None
     result: dict[str, Any] | None
+    answered_at: float | None
+
+    @property
+    def refusal(self) -> str | None:
+        """The kind of a refusal."""
+        return None if self.state != "refused" or self.result is None else self.result.get("refusal")
 
 
 def submit(
@@ -65,13 +77,20 @@ def submit(
 
 
 def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | None:
-    """What the agent said, or None while it has not."""
+    """The agent's answer, or None while there is none."""
     row = connection.execute(
-        "SELECT verb, state, reason, result FROM commands WHERE command_id = ? AND state <> 'pending'", (command_id,)
+        "SELECT verb, state, reason, result, answered_at FROM commands WHERE command_id = ? AND state <> 'pending'",
+        (command_id,),
     ).fetchone()
     if row is None:
         return None
-    return CommandAnswer(command_id, row[0], row[1], row[2], json.loads(row[3]) if row[3] else None)
+    return CommandAnswer(command_id, row[0], row[1], row[2], json.loads(row[3]) if row[3] else None, row[4])
+
+
+def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]:
+    """What was asked for. Raises sqlite3.Error."""
+    row = connection.execute("SELECT args FROM commands WHERE command_id = ?", (command_id,)).fetchone()
+    return {} if row is None else _arguments(row[0])
 
 
 def patience_seconds(verb: str) -> float:
@@ -88,7 +107,7 @@ def wait_for_answer(
     pause: Callable[[float], None] = time.sleep,
 ) -> CommandAnswer | None:
     """The agent's answer, or None when none came in time; the command is withdrawn then, so that it cannot act on
-    it long after the asker has gone. Raises NotWithdrawnError where that cannot be written, sqlite3.Error."""
+    it long after the asker has gone. Raises NotWithdrawnError if that cannot be written, sqlite3.Error."""
     deadline = clock() + timeout_seconds
     while (found := answer(connection, command_id)) is None:
         if clock() >= deadline:
@@ -141,7 +160,7 @@ def give_answer(
     result: Mapping[str, Any] | None = None,
 ) -> None:
     """Answer a command in place; only the agent does. What a command does is done in the transaction of its answer, so
-    that either both are or none is. Raises WithdrawnError where the command waits no more."""
+    that either both are or none is. Raises WithdrawnError if the command waits no more."""
     answered = connection.execute(
         "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "
         "WHERE command_id = ? AND state = 'pending'",

@@ -19,8 +19,8 @@ Reading = tuple[float, float]
 
 
 def consumed_joules(earlier: Reading, later: Reading) -> float:
-    """Between two readings of one counter. Where the driver was loaded anew in between, the counter began at 0, and
-    what it stands at is the least that was consumed."""
+    """Between two readings of one counter. If the driver was reloaded in between, the counter restarted at 0, and
+    its value is the least that was consumed."""
     (began, before), (ended, after) = earlier, later
     if after >= before:
         return after - before
@@ -31,7 +31,7 @@ def consumed_joules(earlier: Reading, later: Reading) -> float:
 
 
 def energy_between(readings: Iterable[Reading], begin: float, end: float, longest_seconds: float) -> float | None:
-    """Joules consumed from ``begin`` to ``end``; None where no two neighbouring readings tell of any of it.
+    """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings tell of any of it.
 
     Readings are in the order of their times. Between two readings the GPU is taken to draw evenly, and two more than
     ``longest_seconds`` apart say nothing of what lay between.
@@ -52,7 +52,7 @@ JOULES_PER_KWH = 3.6e6
 @dataclass(frozen=True, slots=True)
 class AttemptCost:
     """What one attempt took so far. ``seconds`` and ``gpu_hours`` are None while it has not begun; ``energy_joules`` is
-    the sum over those ``measured_gpus`` of its ``gpu_count`` GPUs whose counter told something, None where none did.
+    the sum over those ``measured_gpus`` of its ``gpu_count`` GPUs whose counter was readable, None if none was.
     ``is_final``: the attempt is over and its energy read to the end."""
 
     attempt: int
@@ -66,7 +66,7 @@ class AttemptCost:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """The sum over a run's attempts. ``energy_is_partial``: a GPU of an attempt told nothing, so that it is at least so
+    """The sum over a run's attempts. ``energy_is_partial``: a GPU of an attempt reported nothing: it is at least so
     much. A run without GPUs costs 0 GPU-hours, and its energy is None."""
 
     gpu_hours: float | None
@@ -128,7 +128,7 @@ RUNS_LOOKED_AT = 50
 
 @dataclass(frozen=True, slots=True)
 class PastPeak:
-    """One attempt: its parameters, how many GPUs it had, the largest peak of its ranks in bytes (None where none told
+    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks in bytes (None if none reported
     any), and whether GPU memory ran out in it."""
 
     run_id: str

@@ -17,8 +17,8 @@ from pathlib import Path
 from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 from gputui.store.machine import other_machine
 from gputui.store.retention import RAW_SECONDS
+from gputui.store.sample_packs import unpack
 from gputui.store.series import GPU, HOST, SLOW
-from gputui.store.unpacking import unpack
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
@@ -117,8 +117,8 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 def is_outdated(path: Path) -> bool:
-    """Whether an older gputui made the database and no newer one has opened it for writing since; False where that
-    cannot be told."""
+    """Whether an older gputui made the database and no newer one has opened it for writing since; False if
+    unknown."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
             version = _version(connection)
@@ -236,7 +236,7 @@ def _refuse_network_file_system(path: Path) -> None:
 
 
 def refuse_other_machine(state: Path) -> None:
-    """Raises StoreError where the home belongs to another machine."""
+    """Raises StoreError if the home belongs to another machine."""
     why = other_machine(state)
     if why is not None:
         raise StoreError(why)
@@ -273,7 +273,7 @@ def _explain(error: sqlite3.Error, path: Path) -> StoreError:
 
 @contextmanager
 def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is read inside is from one moment: that of the transaction which the connection is in, or of one of its own.
+    """What is read inside is from one moment: that of the transaction which the connection is in, or of a new one.
     Inside a new one nothing is to be written: it is rolled back. Raises sqlite3.Error."""
     if connection.in_transaction:
         yield

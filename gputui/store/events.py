@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gputui.redaction import redact_text
-from gputui.store.runs import newest_rows
+from gputui.store.run_history import newest_rows
 
-# What ``key`` names is in brackets; NULL where nothing is.
+# What ``key`` names is in brackets; NULL if nothing is.
 EventKind = Literal[
     # the life of a run
     "launched",
@@ -25,11 +25,12 @@ EventKind = Literal[
     "succeeded",
     "failed",  # without an attempt of its own
     "requeued",  # [restart, resume]
+    "labelled",  # [name, tags, note]
     "placed",  # [state at the run's target]
     "incident",  # [kind of incident]
     "decision",  # [retry, stop]
     "observation",  # [kind of observation]
-    "wait_timed_out",  # [kind of gate]
+    "wait_timed_out",  # [kind of precondition]
     "process_unkillable",
     "orphan",  # [pid]
     "orphan_killed",  # [pid]
@@ -45,6 +46,7 @@ EventKind = Literal[
     "sink_failed",  # [name of the sink]
     "sink_incomplete",  # [name of the sink]
     "sink_recovered",  # [name of the sink]
+    "checkpoints_unmatched",  # [pattern]
     "checkpoints_unordered",
     "checkpoints_unreadable",  # [folder]
     "checkpoint_replaced",  # [path]
@@ -88,6 +90,10 @@ EventKind = Literal[
 KINDS: frozenset[str] = frozenset(get_args(EventKind))
 EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "kind", "key", "message")
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
+DATA_KINDS: tuple[EventKind, ...] = (
+    *SINK_KINDS, "steps_restarted", "checkpoints_unmatched", "checkpoints_unordered", "checkpoints_unreadable",
+)  # fmt: skip
+"""What a person who looks at one run must know of what is read and kept of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +171,18 @@ def read_events(
 
 
 def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
-    """The number of a run's newest event, 0 where it has none."""
+    """The number of a run's newest event, 0 if it has none."""
     return int(
         connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()[0]
     )
 
 
-def read_sink_events(
+def read_data_events(
     connection: sqlite3.Connection, run_id: str, at: float | None = None, *, after_id: int = 0
 ) -> list[EventView]:
-    """What was reported of a run's sinks, oldest first, or since an event."""
+    """What was reported of a run's metrics, checkpoints and sinks, oldest first, or since an event."""
     found = read_events(connection, run_id, at, after_id=after_id)
-    return [event for event in found if event.kind in SINK_KINDS]
+    return [event for event in found if event.kind in DATA_KINDS]
 
 
 def _storable(text: str) -> str:

@@ -49,7 +49,7 @@ SETS_READ = 500
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """One process that holds memory of a GPU. ``start_ticks`` is None where the PID is not visible on this machine."""
+    """One process that holds memory of a GPU. ``start_ticks`` is None if the PID is not visible on this machine."""
 
     pid: int
     user: str | None
@@ -68,7 +68,7 @@ class GpuView:
 
     ``state`` is ``stale`` when the newest sample is older than the driver should need; ``age_seconds`` is that
     sample's age. ``run_id`` is who leases the GPU, ``rank`` the rank of that run's process on it. ``processes`` is
-    None where the driver gave no list. ``event_text`` is the newest thing that the driver reported by itself.
+    None if the driver gave no list. ``event_text`` is the newest thing that the driver reported by itself.
     """
 
     uuid: str
@@ -422,7 +422,7 @@ def host_history(connection: sqlite3.Connection, since: float, until: float, buc
 
 @lru_cache(maxsize=256)
 def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
-    """The processes of a GPU, None where the driver gave no list."""
+    """The processes of a GPU, None if the driver gave no list."""
     if text is None:
         return None
     return tuple(
@@ -463,5 +463,5 @@ def quarantine(
 
 
 def clear(connection: sqlite3.Connection, uuid: str) -> bool:
-    """Let runs have a GPU again; False where it was not in quarantine."""
+    """Let runs have a GPU again; False if it was not in quarantine."""
     return connection.execute("DELETE FROM gpu_quarantine WHERE gpu_uuid = ?", (uuid,)).rowcount > 0

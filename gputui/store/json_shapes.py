@@ -8,10 +8,12 @@ from typing import Any
 
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
+from gputui.store.attempts import Attempt
 from gputui.store.costs import AttemptCost, RunCost
 from gputui.store.hardware import GpuView, Quarantined
 from gputui.store.placements import PlacementView
-from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
+from gputui.store.run_history import DecisionView, IncidentView
+from gputui.store.runs import Run
 from gputui.store.series import SLOW
 
 Shape = dict[str, Any]
@@ -124,6 +126,8 @@ def run_shape(run: Run) -> Shape:
         "placement": None if run.placement is None else _placement_shape(run.placement),
         "study": run.study_id,
         "trial": run.trial,
+        "tags": list(run.tags),
+        "note": run.note,
     }
 
 

@@ -24,7 +24,7 @@ class Machine:
     boot_id: str
 
     def is_same(self, other: Machine) -> bool:
-        """Also where only one of them is a container with an id or a name of its own: a kernel boots on one machine."""
+        """Also where only one of them is a container with its own id or name: a kernel boots on one machine."""
         return self.machine_id == other.machine_id or self.boot_id == other.boot_id
 
 
@@ -72,7 +72,7 @@ def owner_file(state: Path) -> Path:
 
 
 def read_owner(state: Path) -> Machine | None:
-    """The machine that last had an agent here, or None where that is not known."""
+    """The machine that last had an agent here, or None if that is not known."""
     try:
         return Machine(**json.loads(owner_file(state).read_text("utf-8")))
     except (OSError, ValueError, TypeError):

@@ -16,7 +16,7 @@ from gputui.store import json_columns
 if TYPE_CHECKING:
     import sqlite3
 
-# A courier reports every few seconds; silence beyond this means that nobody knows.
+# A courier reports every few seconds; silence beyond this means an unknown state.
 UNKNOWN_AFTER_SECONDS = 60.0
 STATES = ("submitting", "pending", "configuring", "running", "ending", "requeued", "ended")
 _MAX_TEXT = 300
@@ -26,7 +26,7 @@ _COLUMNS = "job, state, reason, expected_start, nodes, limit_at, restarts, conta
 @dataclass(frozen=True, slots=True)
 class PlacementView:
     """``state`` is one of STATES; ``reason`` and ``problem`` are the target's own words, ``problem`` why the last try
-    to reach it failed, None where it did not. ``limit_at`` is when the target ends the attempt, ``contact_at`` when the
+    to reach it failed, None if it did not. ``limit_at`` is when the target ends the attempt, ``contact_at`` when the
     target was last heard; UTC unix seconds."""
 
     job: str | None
@@ -41,7 +41,7 @@ class PlacementView:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlacementView:
-        """A placement.json; what is missing or of another type is unknown. Raises ValueError where it has no state."""
+        """A placement.json; what is missing or of another type is unknown. Raises ValueError if it has no state."""
         if data.get("state") not in STATES:
             raise ValueError(f"no state of an attempt: {data.get('state')!r}")
         nodes, restarts = data.get("nodes"), data.get("restarts")
@@ -63,7 +63,7 @@ class PlacementView:
         return self.state == "running" and self.problem is None and is_fresh
 
     def is_unknown(self, now: float) -> bool:
-        """Whether nobody knows how the attempt is by now, though its target was reached before."""
+        """Whether the attempt's state is unknown by now, though its target was reached before."""
         if self.state == "ended" or self.contact_at is None:
             return False
         return now - self.contact_at >= UNKNOWN_AFTER_SECONDS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlite3
 
-# Higher priorities first; among equals whoever waits longer. A run that goes on after an incident keeps its place.
+# Higher priorities first; among equals whoever waits longer. A run that continues after an incident keeps its place.
 ORDER = "priority DESC, queued_at, sequence"
 
 
@@ -45,8 +45,8 @@ def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
 
 
 def moved(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
-    """New priorities that move a run so many places (negative: earlier) in the queue as it stands. Only those that
-    must change are named; nobody's falls, and at an end of the queue nothing changes.
+    """New priorities that move a run so many places (negative: earlier) in the current queue. Only those that
+    must change are named; none falls, and at an end of the queue nothing changes.
 
     Priorities rise by as little as the wanted order needs: among equals whoever waits longer stays in front.
     """

@@ -49,7 +49,7 @@ class RecordStatus:
 
 
 def record_status(connection: sqlite3.Connection | None, retention: Retention, problem: str | None) -> RecordStatus:
-    """``connection`` is None where nothing is recorded yet. Raises sqlite3.Error."""
+    """``connection`` is None if nothing is recorded yet. Raises sqlite3.Error."""
     if connection is None:
         return RecordStatus(retention, problem)
     began = first_sample(connection)

@@ -22,7 +22,7 @@ GPU_MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "tempera
 
 @dataclass(frozen=True, slots=True)
 class GpuHistory:
-    """One GPU over time: equally wide buckets, oldest first; the mean of each, None where nothing was sampled."""
+    """One GPU over time: equally wide buckets, oldest first; the mean of each, None if nothing was sampled."""
 
     utilization_percent: tuple[float | None, ...]
     memory_used_bytes: tuple[float | None, ...]
@@ -43,7 +43,7 @@ class HostHistory:
 
 
 class Bounds(NamedTuple):
-    """Samples, and minutes, are there from these moments on; 0 where none was ever deleted."""
+    """Samples, and minutes, are there from these moments on; 0 if none was ever deleted."""
 
     raw_since: float
     minutes_since: float
@@ -119,7 +119,7 @@ def completed(
 
 def gpu_then(connection: sqlite3.Connection, gpu_id: int, at: float, limits: Bounds) -> dict[str, Any] | None:
     """The means of a GPU in the minute or hour in which a moment lies, by the names of a sample's columns, with ``at``,
-    when that begins; None where nothing is known of it. Raises sqlite3.Error."""
+    when that begins; None if nothing is known of it. Raises sqlite3.Error."""
     name = spans_for(limits, at)
     row = connection.execute(
         "SELECT at, utilization_percent_mean, memory_used_bytes_mean, temperature_celsius_mean, power_watts_mean, "  # noqa: S608
@@ -246,7 +246,7 @@ class Gathered:
     samples: int = 0
     answered: int = 0
     _columns: list[list[float]] = field(default_factory=list)
-    _told: int = 0
+    _known: int = 0
     _throttled: int = 0
 
     def add(
@@ -260,15 +260,15 @@ class Gathered:
             self._columns = [[] for _ in self.kept]
         self.samples += len(columns[0])
         self.answered += states.count("ok")
-        told = [given for given in reasons if given is not None]
-        self._told += len(told)
-        self._throttled += len(told) - told.count("[]")
+        known = [given for given in reasons if given is not None]
+        self._known += len(known)
+        self._throttled += len(known) - known.count("[]")
         for own, column in zip(self._columns, columns, strict=True):
             # Sorted runs are sorted together in a fraction of the time.
             own += sorted(value for value in column if value is not None)
 
     def summary(self) -> list[float | int | None]:
-        """The values under `names`; None where no sample knew it."""
+        """The values under `names`; None if no sample knew it."""
         found: list[float | int | None] = []
         for one, values in zip(self.kept, self._columns or [[]] * len(self.kept), strict=True):
             values.sort()
@@ -278,8 +278,8 @@ class Gathered:
 
     @property
     def throttled_fraction(self) -> float | None:
-        """The share of samples that name a reason for lower clocks; None where none was told."""
-        return None if not self._told else round(self._throttled / self._told, 4)
+        """The share of samples that name a reason for lower clocks; None if none was reported."""
+        return None if not self._known else round(self._throttled / self._known, 4)
 
 
 def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
@@ -296,7 +296,7 @@ Values = tuple[int, float | None, float | None, float | None]
 
 
 class SampleSpan(NamedTuple):
-    """What samples said in one span. ``number`` counts spans; times are UTC unix seconds. ``count``, ``low``, ``high``
+    """Values of samples in one span. ``number`` counts spans; times are UTC unix seconds. ``count``, ``low``, ``high``
     and ``mean`` have a value for each column asked for: how many samples knew it, its extremes and its mean."""
 
     number: int

@@ -1,7 +1,7 @@
-"""Runs, attempts, incidents, decisions and moves, as they are or as they were at a past moment.
+"""Runs with their newest attempts, as they are or as they were at a past moment.
 
-Every reader takes ``at``, UTC unix seconds; None is now. The past is told by the moves, attempts, incidents and
-decisions up to it. A run that was removed since is not known any more. Every function raises sqlite3.Error.
+Readers take ``at``, UTC unix seconds; None is now. A past run is worked out from the moves, attempts and decisions up
+to that moment. A run that was removed since is not known any more. Every function raises sqlite3.Error.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gputui.store import json_columns, placements
+from gputui.store.attempts import attempt_at, ended_seconds, is_by, newest_attempt, read_attempts
 from gputui.store.placements import PlacementView
 from gputui.store.queue import ORDER
+from gputui.store.run_history import read_decisions
 from gputui.store.run_states import RunState
 
 if TYPE_CHECKING:
@@ -22,8 +24,25 @@ if TYPE_CHECKING:
 Json = Any
 
 _OVER = tuple(str(state) for state in RunState if state.is_over)
+KILL = "kill"
+"""What an attempt's row has as ``stop_requested`` where a stop gives no grace."""
 QUEUED_WORDS = "in the queue"
 """What a waiting run waited for at a past moment is not recorded."""
+
+
+class StopRequest(NamedTuple):
+    """A stop under way: since when (UTC unix seconds), after how many seconds what is left is killed (None is
+    unknown), and whether it is killed at once. ``saved_step`` is that of its newest checkpoint, None if none is known;
+    ``has_checkpoints`` is off where its profile names no place for them."""
+
+    since: float
+    grace_seconds: float | None = None
+    is_kill: bool = False
+    saved_step: int | None = None
+    has_checkpoints: bool = True
+
+
+_ALIVE = ("starting", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +55,10 @@ class Run:
     whose row cannot be understood can still be stopped, removed and shown. A higher ``priority`` goes first in the
     queue. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than the specification asks for.
     ``target`` is the name of where it runs, None for this machine; ``placement`` its newest attempt's, None at a past
-    moment. ``study_id`` and ``trial`` are those that it is of.
+    moment. ``study_id`` and ``trial`` are those that it is of. ``ended_seconds`` is how long its ended attempts ran
+    together, None if none has ended. ``usual_start_seconds`` is known while it starts: what the newest attempt of
+    the profile took to its first step. ``stop`` is known while it stops. ``name``, ``tags`` and ``note`` are those of
+    now, also at a past moment.
     """
 
     run_id: str
@@ -67,6 +89,22 @@ class Run:
     holds_gpus: bool = False
     study_id: str | None = None
     trial: int | None = None
+    ended_seconds: float | None = None
+    usual_start_seconds: float | None = None
+    stop: StopRequest | None = None
+    tags: tuple[str, ...] = ()
+    note: str | None = None
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether a person gave it another name than that of its launch."""
+        return is_renamed(self.run_id, self.name)
+
+    def trained_seconds(self, now: float) -> float | None:
+        """How long its attempts ran together, without what lay between them; None before the first has started."""
+        if self.ended_at is not None or self.attempt_started_at is None or self.attempt_state not in _ALIVE:
+            return self.ended_seconds
+        return (self.ended_seconds or 0.0) + max(0.0, now - self.attempt_started_at)
 
     @property
     def told_reason(self) -> str | None:
@@ -74,83 +112,13 @@ class Run:
         return None if self.reason == self.state else self.reason
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt of a run: what it was started with and how it ended. ``executor`` is who serves it, as the fields of
-    a `runs.identity.ProcessIdentity`, None until that is known."""
-
-    run_id: str
-    number: int
-    state: str
-    params: Mapping[str, Json]
-    gpus: tuple[str, ...]
-    launch: Mapping[str, Json]
-    created_at: float
-    started_at: float | None = None
-    first_step_at: float | None = None
-    ended_at: float | None = None
-    exit_code: int | None = None
-    exit_signal: int | None = None
-    exit: Mapping[str, Json] | None = None
-    resumed_from: str | None = None
-    resumed_step: int | None = None
-    first_step: int | None = None
-    last_step: int | None = None
-    stop_requested: str | None = None
-    executor: tuple[int, int, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentView:
-    """Why an attempt ended, with its evidence. ``witnesses``, of which there may be fewer, say whose each line of it
-    is (`recovery.classify.Witness`)."""
-
-    incident_id: int
-    run_id: str
-    attempt: int
-    at: float
-    kind: str
-    rank: int | None
-    step: int | None
-    summary: str
-    evidence: tuple[Json, ...]
-    witnesses: tuple[Json, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionView:
-    """What recovery decided about an incident. ``params`` are the parameters that it changed."""
-
-    decision_id: int
-    incident_id: int
-    run_id: str
-    attempt: int
-    at: float
-    rung: int
-    verdict: str
-    actions: tuple[Json, ...]
-    params: Mapping[str, Json]
-    resume_from: str | None
-    delay_seconds: float
-    reason: str
-    outcome: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TransitionView:
-    """One move of a run from state to state."""
-
-    transition_id: int
-    run_id: str
-    at: float
-    from_state: str | None
-    to_state: str
-    cause: str
-    actor: str
+def is_renamed(run_id: str, name: str) -> bool:
+    """Whether a name is another than that of the launch, which the id keeps."""
+    return name not in (run_id, run_id.rpartition("-")[0])
 
 
 class RunLookupError(LookupError):
-    """A run could not be told from what was typed; the text says what to do."""
+    """The typed text names no single run; the message says what to do."""
 
 
 class RunNotFoundError(RunLookupError):
@@ -176,10 +144,22 @@ SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.
     a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
     r.priority, r.gpu_count, r.target,
     p.job, p.state, p.reason, p.expected_start, p.nodes, p.limit_at, p.restarts, p.contact_at, p.problem,
-    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.study_id, r.trial
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.study_id, r.trial,
+    (SELECT sum(max(0.0, ended_at - coalesce(started_at, ended_at))) FROM attempts WHERE run_id = r.run_id
+        AND ended_at IS NOT NULL),
+    CASE r.state WHEN 'starting' THEN (
+        SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
+        WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1) END,
+    CASE r.state WHEN 'stopping' THEN (
+        SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END,
+    a.launch ->> '$.grace_seconds', a.stop_requested, l.tags, l.note,
+    CASE r.state WHEN 'stopping' THEN (
+        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'struck')) END,
+    CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
+LEFT JOIN run_labels AS l ON l.run_id = r.run_id
 """
 
 
@@ -217,19 +197,20 @@ def queued_runs(connection: sqlite3.Connection) -> list[Run]:
     return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state = 'queued' ORDER BY {ORDER}")]
 
 
-def runs_mark(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Moves when a run was added, removed, or went from state to state: what is known of runs that are over holds as
-    long as it does not."""
+def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Moves when a run was added, removed, renamed, tagged, or went from state to state: what is known of runs that are
+    over holds as long as it does not."""
     row = connection.execute(
-        "SELECT (SELECT count(*) FROM runs), (SELECT coalesce(max(transition_id), 0) FROM transitions)"
+        "SELECT (SELECT count(*) FROM runs), (SELECT coalesce(max(transition_id), 0) FROM transitions), "
+        "(SELECT coalesce(max(change_id), 0) FROM run_labels)"
     ).fetchone()
-    return row[0], row[1]
+    return row[0], row[1], row[2]
 
 
 def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = None) -> Run:
     """The run meant by ``wanted``: its id, else the only one whose id begins so, else the newest with that name.
 
-    Raises RunNotFoundError, also where it had not been launched by ``at``, or AmbiguousRunError.
+    Raises RunNotFoundError, also if it had not been launched by ``at``, or AmbiguousRunError.
     """
     found = _find(connection, wanted)
     if at is None:
@@ -241,7 +222,7 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
         "ORDER BY transition_id DESC LIMIT 1",
         (found.run_id, at),
     ).fetchone()
-    return _as_it_was(connection, found, _move(*row) if row else _told_by_the_row(found, at), at)
+    return _as_it_was(connection, found, _move(*row) if row else _move_of_row(found, at), at)
 
 
 def _find(connection: sqlite3.Connection, wanted: str) -> Run:
@@ -270,127 +251,14 @@ def _run(row: Any) -> Run:
     leased = json_columns.items(row[33])
     params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
     placement = None if row[25] is None else placements.from_row(row[24:33])
-    last = (placement, bool(leased), *row[34:])
+    stop = None if row[38] is None else StopRequest(row[38], row[39], row[40] == KILL, row[43], row[44] != 0)
+    last = (placement, bool(leased), *row[34:38], stop, json_columns.items(row[41]), row[42])
     return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
 
 
 def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:
     """Which run holds a GPU: (id, name) by UUID."""
     return {uuid: (run.run_id, run.name) for run in found if run.holds_gpus for uuid in run.gpus}
-
-
-_ATTEMPTS = (
-    "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
-    "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested, "
-    "shim_pid, shim_start_ticks, boot_id FROM attempts"
-)
-
-
-def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
-    """The attempts of a run, first to last; at a past moment each without what came later."""
-    found = [_attempt(row) for row in connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))]
-    return found if at is None else [_attempt_at(one, at) for one in found if one.created_at <= at]
-
-
-def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Attempt | None:
-    row = connection.execute(f"{_ATTEMPTS} WHERE run_id = ? AND number = ?", (run_id, number)).fetchone()
-    return None if row is None else _attempt(row)
-
-
-def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> Attempt | None:
-    """The newest attempt that there was at a moment (UTC unix seconds), as it is known now."""
-    row = connection.execute(
-        f"{_ATTEMPTS} WHERE run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", (run_id, at)
-    ).fetchone()
-    return None if row is None else _attempt(row)
-
-
-def _attempt(row: Any) -> Attempt:
-    exit_report = json_columns.optional_mapping(row[12])
-    values = [
-        *row[:3],
-        json_columns.mapping(row[3]),
-        tuple(json_columns.items(row[4])),
-        json_columns.mapping(row[5]),
-        *row[6:12],
-        exit_report,
-        *row[13:18],
-        None if row[18] is None else tuple(row[18:]),
-    ]
-    return Attempt(*values)
-
-
-def read_incidents(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
-    after_id: int = 0,
-) -> list[IncidentView]:
-    """Incidents with an id above ``after_id``, oldest first; ``limit`` keeps the newest so many."""
-    columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence, witnesses"
-    rows = newest_rows(connection, "incidents", "incident_id", columns, run_id, at, limit, after_id)
-    return [IncidentView(*row[:8], *(tuple(json_columns.items(text)) for text in row[8:10])) for row in rows]
-
-
-def read_decisions(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
-    after_id: int = 0,
-) -> list[DecisionView]:
-    """What recovery decided, in the same manner."""
-    columns = (
-        "decision_id, incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
-        "delay_seconds, reason, outcome"
-    )
-    rows = newest_rows(connection, "decisions", "decision_id", columns, run_id, at, limit, after_id)
-    return [
-        DecisionView(*[*row[:7], tuple(json_columns.items(row[7])), json_columns.mapping(row[8]), *row[9:]])
-        for row in rows
-    ]
-
-
-def read_transitions(
-    connection: sqlite3.Connection,
-    run_id: str | None = None,
-    at: float | None = None,
-    *,
-    limit: int | None = None,
-    after_id: int = 0,
-) -> list[TransitionView]:
-    """Moves of runs from state to state, in the same manner."""
-    columns = "transition_id, run_id, at, from_state, to_state, cause, actor"
-    rows = newest_rows(connection, "transitions", "transition_id", columns, run_id, at, limit, after_id)
-    return [TransitionView(*row) for row in rows]
-
-
-def newest_rows(
-    connection: sqlite3.Connection,
-    table: str,
-    key: str,
-    columns: str,
-    run_id: str | None,
-    at: float | None,
-    limit: int | None,
-    after_id: int,
-) -> list[Any]:
-    """Rows of a table that only grows, oldest first, in the manner of `read_incidents`. Names are the program's own."""
-    where, arguments = f"{key} > ?", [after_id]
-    for condition, value in (("run_id = ?", run_id), ("at <= ?", at)):
-        if value is not None:
-            where += f" AND {condition}"
-            arguments.append(value)  # type: ignore[arg-type]
-    order = key if at is None else f"at DESC, {key}"
-    rows = connection.execute(
-        f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order} DESC LIMIT ?",  # noqa: S608
-        (*arguments, -1 if limit is None else limit),
-    ).fetchall()
-    rows.reverse()
-    return rows
 
 
 # --- the past -------------------------------------------------------------------------------------------------------
@@ -421,7 +289,7 @@ def _runs_at(
 ) -> list[Run]:
     moves = {row[0]: _move(*row[1:]) for row in connection.execute(_MOVES, (at,)).fetchall()}
     known = [run for run in read_runs(connection) if run.created_at <= at]
-    found = [(run, moves.get(run.run_id) or _told_by_the_row(run, at)) for run in known]
+    found = [(run, moves.get(run.run_id) or _move_of_row(run, at)) for run in known]
     if active_only or over_only:
         found = [one for one in found if one[1].state.is_over == over_only]
     if limit is not None:
@@ -432,52 +300,23 @@ def _runs_at(
     return [_as_it_was(connection, run, move, at) for run, move in found]
 
 
-def _attempt_at(attempt: Attempt, at: float) -> Attempt:
-    """An attempt without what happened after a moment."""
-    started = attempt.started_at if _by(attempt.started_at, at) else None
-    # When the first step was is not known of a run that was rebuilt from its folder.
-    stepped = _by(attempt.first_step_at if attempt.first_step_at is not None else attempt.started_at, at)
-    known = replace(
-        attempt,
-        started_at=started,
-        first_step_at=attempt.first_step_at if stepped else None,
-        first_step=attempt.first_step if stepped else None,
-    )
-    if _by(attempt.ended_at, at):
-        return known
-    return replace(
-        known,
-        state="starting" if started is None else "running",
-        ended_at=None,
-        exit_code=None,
-        exit_signal=None,
-        exit=None,
-        last_step=None,
-        stop_requested=None,
-    )
-
-
-def _by(time: float | None, at: float) -> bool:
-    return time is not None and time <= at
-
-
-def _told_by_the_row(run: Run, at: float) -> _Move:
+def _move_of_row(run: Run, at: float) -> _Move:
     """For a run without moves, as one is whose history was lost and rebuilt from its folder."""
-    if run.state.is_over and _by(run.ended_at, at):
+    if run.state.is_over and is_by(run.ended_at, at):
         return _Move(None, run.state, run.ended_at or at, run.reason or "")
-    if _by(run.started_at, at):
+    if is_by(run.started_at, at):
         return _Move(None, RunState.RUNNING, run.started_at or at, "")
     return _Move(None, RunState.QUEUED, run.created_at, "")
 
 
 def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float) -> Run:
     is_over, is_queued = move.state.is_over, move.state is RunState.QUEUED
-    # A run that goes on after an incident keeps its GPUs while it waits for its turn.
+    # A run that continues after an incident keeps its GPUs while it waits for its turn.
     holds = not is_over and (not is_queued or move.origin == RunState.RECOVERING)
     if is_over and run.state == move.state and run.ended_at == move.at:
         return replace(run, holds_gpus=holds)
     found = newest_attempt(connection, run.run_id, at)
-    attempt = None if found is None else _attempt_at(found, at)
+    attempt = None if found is None else attempt_at(found, at)
     number = 0 if attempt is None else attempt.number
     decided = [each for each in read_decisions(connection, run.run_id, at) if each.attempt == number]
     params = run.params if attempt is None else attempt.params
@@ -490,7 +329,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float)
         attempt=number,
         params=params,
         not_before=decided[-1].at + decided[-1].delay_seconds if is_again else None,
-        started_at=run.started_at if _by(run.started_at, at) else None,
+        started_at=run.started_at if is_by(run.started_at, at) else None,
         ended_at=move.at if is_over else None,
         reason=move.cause if is_over or move.state is RunState.RECOVERING else None,
         waiting_for=QUEUED_WORDS if is_queued else None,
@@ -502,4 +341,7 @@ def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float)
         gpus=() if attempt is None else attempt.gpus,
         placement=None,
         holds_gpus=holds,
+        ended_seconds=ended_seconds(read_attempts(connection, run.run_id, at)),
+        usual_start_seconds=None,
+        stop=StopRequest(move.at) if move.state is RunState.STOPPING else None,
     )

@@ -81,7 +81,7 @@ def sample_means(
     until: float,
     buckets: int,
 ) -> list[list[float | None]]:
-    """The mean of each column in each of ``buckets`` equal parts of [since, until), UTC unix seconds; None where no
+    """The mean of each column in each of ``buckets`` equal parts of [since, until), UTC unix seconds; None if no
     sample knew it. Raises sqlite3.Error."""
     where, key = series.key(gpu_id)
     per_second = buckets / (until - since)

@@ -138,6 +138,15 @@ CREATE INDEX runs_by_state ON runs (state);
 -- The study and the trial that a run is of.
 CREATE INDEX runs_by_study ON runs (study_id, trial) WHERE study_id IS NOT NULL;
 
+-- The tags (JSON list) and the note that a person gave a run. A change replaces the row, so that the highest number
+-- says whether anything changed, the name in `runs` too.
+CREATE TABLE run_labels (
+    change_id INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE REFERENCES runs (run_id) ON DELETE CASCADE,
+    tags TEXT NOT NULL DEFAULT '[]',
+    note TEXT
+) STRICT;
+
 CREATE TABLE transitions (
     transition_id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
@@ -348,7 +357,7 @@ CREATE TABLE gpu_quarantine (
 CREATE TABLE next_attempts (
     run_id TEXT PRIMARY KEY REFERENCES runs (run_id) ON DELETE CASCADE,
     env TEXT NOT NULL DEFAULT '{}',
-    gates TEXT NOT NULL DEFAULT '[]',
+    preconditions TEXT NOT NULL DEFAULT '[]',
     since REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
@@ -693,6 +702,7 @@ CREATE TABLE line_marks (
 -- enqueued, and for the run that the agent makes of a trial.
 -- state: running, paused, stopping, finished, stopped, failed. `spec` is what the study's file resolved to (JSON), `source`
 -- the file's text; neither holds a secret. `sampler` is what the sampler remembers of the study (JSON).
+-- `removed_gpu_seconds` is what those of its runs took that were removed since.
 CREATE TABLE studies (
     study_id TEXT PRIMARY KEY,
     sequence INTEGER NOT NULL UNIQUE,
@@ -704,7 +714,8 @@ CREATE TABLE studies (
     source TEXT NOT NULL,
     sampler TEXT NOT NULL DEFAULT '{}',
     created_at REAL NOT NULL,
-    ended_at REAL
+    ended_at REAL,
+    removed_gpu_seconds REAL NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE study_moves (
@@ -720,8 +731,8 @@ CREATE TABLE study_moves (
 CREATE INDEX study_moves_by_study ON study_moves (study_id, at);
 
 -- One point of a study's space. `number` counts from 0 without gaps: samplers know a trial by it.
--- state: enqueued (by a person), launching, running, pruning, stopping; then one verdict: complete, pruned, infeasible,
--- failed, stopped. `origin`: sampled, enqueued, warm (an earlier run of the profile) or exploit (population-based).
+-- state: enqueued (by a person, or to go on), launching, running, pruning, stopping; then one verdict: complete, pruned,
+-- infeasible, failed, stopped. `origin`: sampled, enqueued, warm (an earlier run of the profile) or rerun (of its parent, to the end).
 -- `params` are the tuned values alone. `rung` is the last one that was passed. `value` is that of the first objective,
 -- `objective_values` (JSON list) those of all where there are several; both NULL while unknown or withheld.
 -- `constraint_values` (JSON): at most 0 where a constraint is kept. `starts` counts how often a run was asked for,
@@ -780,4 +791,14 @@ CREATE TABLE placements (
     contact_at REAL,
     problem TEXT,
     PRIMARY KEY (run_id, attempt)
+) STRICT, WITHOUT ROWID;
+
+-- When attempts of runs that were removed had a checkpoint folder which others had at the same time: what was written
+-- then is still nobody's. Times are UTC unix seconds.
+CREATE TABLE former_neighbours (
+    checkpoint_folder TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    begun_at REAL NOT NULL,
+    ended_at REAL NOT NULL,
+    PRIMARY KEY (checkpoint_folder, run_id, begun_at)
 ) STRICT, WITHOUT ROWID;

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import sqlite3
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -109,7 +110,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True)
 class RungValue:
-    """What a trial had reached at a rung, with the step and the attempt that passed it. ``value`` is None where it was
+    """What a trial had reached at a rung, with the step and the attempt that passed it. ``value`` is None if it was
     no number."""
 
     number: int
@@ -139,7 +140,7 @@ def read_studies(connection: sqlite3.Connection, at: float | None = None) -> lis
 
 
 def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> StudyRecord | None:
-    """The study of this id; None where there is none, or was none."""
+    """The study of this id; None if there is none, or was none."""
     row = connection.execute(f"{_STUDIES} WHERE study_id = ?", (study_id,)).fetchone()
     found = None if row is None else _study(row)
     if found is None or at is None:
@@ -185,8 +186,42 @@ def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None 
     return [_trial_at(one, begun.get(one.number), passed.get(one.number), at) for one in found]
 
 
-def read_rungs(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> list[RungValue]:
-    """The values at rungs in the order of trials and rungs."""
+class TrialReader:
+    """Reads the trials of a study again and again: those that are over once, so that a look costs what goes on and not
+    what there was. Of one that is over only its run may change, which may be removed; that is not noticed."""
+
+    def __init__(self, connection: sqlite3.Connection, study_id: str) -> None:
+        self._connection = connection
+        self._study_id = study_id
+        self._known: list[TrialRecord] = []
+
+    def read(self) -> list[TrialRecord]:
+        """The trials in the order of their numbers, which count from 0 without a gap."""
+        unread = (
+            "number >= ? OR number IN (SELECT value FROM json_each(?)) OR state NOT IN (SELECT value FROM json_each(?))"
+        )
+        going_on = [one.number for one in self._known if not one.state.is_over]
+        verdicts = json.dumps(sorted(_VERDICTS))
+        rows = self._connection.execute(
+            f"{_TRIALS} WHERE study_id = ? AND ({unread}) ORDER BY number",
+            (self._study_id, len(self._known), json.dumps(going_on), verdicts),
+        )
+        for one in map(_trial, rows.fetchall()):
+            self._known[one.number : one.number + 1] = [one]
+        return list(self._known)
+
+
+def read_rungs(
+    connection: sqlite3.Connection, study_id: str, at: float | None = None, *, numbers: Collection[int] | None = None
+) -> list[RungValue]:
+    """The values at rungs in the order of trials and rungs, of some trials or of all."""
+    if numbers is not None:
+        some = connection.execute(
+            "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ? "
+            "AND number IN (SELECT value FROM json_each(?)) AND (? IS NULL OR at <= ?) ORDER BY number, rung",
+            (study_id, json.dumps(list(numbers)), at, at),
+        )
+        return [RungValue(*row) for row in some.fetchall()]
     rows = connection.execute(
         "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ? AND (? IS NULL OR at <= ?) "
         "ORDER BY number, rung",
@@ -196,13 +231,25 @@ def read_rungs(connection: sqlite3.Connection, study_id: str, at: float | None =
 
 
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:
-    """What all runs of a study took up to ``now`` (UTC unix seconds), 0 on the CPU."""
+    """What all runs of a study took up to ``now`` (UTC unix seconds), those that were removed included; 0 on the
+    CPU."""
     row = connection.execute(
         "SELECT coalesce(sum(json_array_length(a.gpus) * max(0, min(coalesce(a.ended_at, ?1), ?1) - a.started_at)), 0) "
+        "+ coalesce((SELECT removed_gpu_seconds FROM studies WHERE study_id = ?2), 0) "
         "FROM attempts AS a JOIN runs AS r USING (run_id) WHERE r.study_id = ?2 AND a.started_at <= ?1",
         (now, study_id),
     ).fetchone()
     return float(row[0]) / SECONDS_PER_HOUR
+
+
+def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float) -> float:
+    """How long a study was running or stopping up to ``now`` (UTC unix seconds): not while it was paused or over."""
+    moves = connection.execute(
+        "SELECT at, to_state FROM study_moves WHERE study_id = ? AND at <= ? ORDER BY move_id", (study_id, now)
+    ).fetchall()
+    ends = [at for at, _ in moves[1:]] + [now]
+    goes_on = (StudyState.RUNNING, StudyState.STOPPING)
+    return math.fsum(max(0.0, end - at) for (at, state), end in zip(moves, ends, strict=True) if state in goes_on)
 
 
 def studies_in(connection: sqlite3.Connection, states: tuple[StudyState, ...]) -> list[str]:
@@ -221,8 +268,8 @@ def _study(row: Any) -> StudyRecord:
 
 def _trial(row: Any) -> TrialRecord:
     values = () if row[7] is None else tuple(json_columns.items(row[8])) or (row[7],)
-    told = [json_columns.mapping(row[5]), row[6], values, tuple(json_columns.items(row[9]))]
-    return TrialRecord(*[*row[:3], TrialState(row[3]), row[4], *told, *row[10:15], json.loads(row[15]), *row[16:]])
+    reported = [json_columns.mapping(row[5]), row[6], values, tuple(json_columns.items(row[9]))]
+    return TrialRecord(*[*row[:3], TrialState(row[3]), row[4], *reported, *row[10:15], json.loads(row[15]), *row[16:]])
 
 
 def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> StudyRecord:
@@ -256,7 +303,7 @@ def _trial_at(trial: TrialRecord, begun: tuple[str, float | None] | None, rung: 
 
 def expected_seconds(connection: sqlite3.Connection, profile: str, params: Mapping[str, Any]) -> float | None:
     """How long a run of a profile with these parameters usually takes: the median of its newest runs that succeeded;
-    None where there is none."""
+    None if there is none."""
     found: list[float] = []
     rows = connection.execute(
         "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "

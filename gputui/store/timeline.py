@@ -1,6 +1,6 @@
 """What was recorded when: the extent of the record, its gaps, and what happened along it.
 
-The host is sampled whenever the recorder runs, whatever the driver does, so its samples tell when it ran. No function
+The host is sampled whenever the recorder runs, independent of the driver, so its samples show when it ran. No function
 walks through them: each looks at a few places. Times are UTC unix seconds.
 """
 
@@ -19,7 +19,7 @@ from gputui.store.rollups import bounds, first_sample, sampled_around, sampled_b
 TickKind = Literal["incident", "alert", "checkpoint", "event"]
 
 GAP_SECONDS = 10.0
-"""Samples this far apart or less belong together, at whatever interval they were taken."""
+"""Samples this far apart or less belong together, at any sampling interval."""
 
 GAP_INTERVALS = 3.0
 """Samples further apart belong together when they are not more than so many times as far apart as those before."""
@@ -62,7 +62,7 @@ class Timeline:
 
 
 def began_at(connection: sqlite3.Connection) -> float | None:
-    """When the record begins: with the first sample, or with what is told of before it."""
+    """When the record begins: with the first sample, or earlier aggregates."""
     row = connection.execute(
         "SELECT min(at) FROM (SELECT ? AS at UNION ALL SELECT min(at) FROM events UNION ALL "
         "SELECT min(at) FROM transitions)",
@@ -72,7 +72,7 @@ def began_at(connection: sqlite3.Connection) -> float | None:
 
 
 def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
-    """The stretch without samples in which a moment lies; None where the recorder ran."""
+    """The stretch without samples in which a moment lies; None if the recorder ran."""
     before, after = sampled_around(connection, at)
     if before is None:
         return Span(None, after)

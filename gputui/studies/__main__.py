@@ -14,7 +14,7 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gputui.config import Workspace
+from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.redaction import redact_text
 from gputui.runs import process_lock
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
@@ -55,8 +55,11 @@ def main() -> int:
 
 def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
     """Serve a study until it needs no process: an exit code, and what went wrong, in one line."""
+    folder = workspace.studies / study_id
     try:
-        process_lock.take(workspace.studies / study_id / rows.LOCK_FILE, is_agents=True)
+        # Also one whose folder was removed can be stopped.
+        folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+        process_lock.take(folder / rows.LOCK_FILE, is_agents=True)
         with closing(open_commander(workspace.database)) as connection:
             _loop(workspace, connection, StudyProcess(workspace, connection, study_id, time.time))
     except HeldElsewhereError:

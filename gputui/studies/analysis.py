@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gputui.runs.spec import Scalar
-from gputui.store.studies import TrialRecord, TrialState
-from gputui.studies.spec import Dimension, Objective
+from gputui.store.studies import StudyRecord, TrialRecord, TrialState
+from gputui.studies.spec import Dimension, Objective, known_study_spec
 
 LEAST_TRIALS = 4
 """Fewer complete trials say nothing about which parameter mattered."""
@@ -52,6 +52,12 @@ def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> li
         return pareto_front(trials, objectives)
     sign = 1.0 if objectives[0].direction == "minimize" else -1.0
     return sorted(complete(trials), key=lambda one: (sign * one.values[0], one.number))
+
+
+def best_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The complete trials of a stored study as `ranked`; none where this gputui cannot read the study."""
+    spec = known_study_spec(study)
+    return [] if spec is None else ranked(trials, spec.objectives)
 
 
 def best_trial(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:

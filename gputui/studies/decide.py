@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gputui.charts.units import count, duration, metric_value
 from gputui.runs.spec import RunSpec, Scalar
@@ -71,6 +71,32 @@ def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> f
     if not numbers:
         return math.nan
     return min(numbers) if objective.direction == "minimize" else max(numbers)
+
+
+class PassedRung(NamedTuple):
+    """What a trial had reached at a rung, by the line that passed it. ``value`` is None where that is no number."""
+
+    rung: int
+    step: int
+    value: float | None
+    attempt: int
+
+
+def rungs_passed(
+    points: Sequence[ObjectivePoint], pruner: PrunerSpec, objective: Objective, *, behind: int
+) -> list[PassedRung]:
+    """Every rung after the rung ``behind`` that the values have passed, in order: what is known of a trial does not
+    depend on when it is looked at."""
+    found: list[PassedRung] = []
+    last = rung_passed(points[-1].position, pruner) if points else 0
+    place = 0
+    for rung in range(behind + 1, last + 1):
+        while rung_passed(points[place].position, pruner) < rung:
+            place += 1
+        value = objective_value(points[: place + 1], objective)
+        number = None if value is None or math.isnan(value) else value
+        found.append(PassedRung(rung, points[place].step, number, points[place].attempt))
+    return found
 
 
 def rung_passed(position: float, pruner: PrunerSpec) -> int:
@@ -169,7 +195,7 @@ def constraint_values(spec: StudySpec, peak_bytes: float | None, step_seconds: f
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a study took so far. ``wall_seconds`` is since its begin."""
+    """What a study took so far. ``wall_seconds`` is how long it went on."""
 
     gpu_hours: float = 0.0
     wall_seconds: float = 0.0
@@ -178,32 +204,60 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Next:
     """What the study does now. ``launch``: one more trial may begin; ``stop_trials``: all that live are asked to stop,
-    and why; ``over``: the study is over, and why; ``is_failed``: because it cannot work."""
+    and why; ``rerun``: the points of these trials run once more, to the end; ``over``: the study is over, and why."""
 
     launch: bool = False
     stop_trials: str | None = None
+    rerun: tuple[int, ...] = ()
     over: str | None = None
-    is_failed: bool = False
 
 
-def next_move(spec: StudySpec, trials: Sequence[TrialRecord], usage: Usage, room: int, *, exhausted: bool) -> Next:
+def next_move(
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    usage: Usage,
+    room: int,
+    *,
+    exhausted: bool,
+    reached: Mapping[int, float] | None = None,
+) -> Next:
     """What a running study does. ``room`` is how many trials fit at a time; ``exhausted``: the sampler has no other
-    point."""
-    own = [trial for trial in trials if trial.origin != "warm"]
-    living = [trial for trial in own if not trial.state.is_over and trial.state is not TrialState.ENQUEUED]
+    point; ``reached`` is the value of each trial at its last rung."""
+    own = [trial for trial in trials if trial.origin not in ("warm", "rerun")]
+    living = [trial for trial in trials if not trial.state.is_over and trial.state is not TrialState.ENQUEUED]
     spent = spent_words(spec.budget, usage)
     if spent is not None:
         return Next(stop_trials=spent if living else None, over=None if living else spent)
-    waiting = any(trial.state is TrialState.ENQUEUED for trial in own)
+    waiting = any(trial.state is TrialState.ENQUEUED for trial in trials)
     begun = len(own) - sum(trial.state is TrialState.ENQUEUED for trial in own)
     limit = spec.budget.trials if spec.pbt is None else spec.pbt.members
     is_full = limit is not None and begun >= limit
     if (is_full or exhausted) and not waiting:
+        again = () if living else to_rerun(spec, trials, reached or {})
+        if again:
+            return Next(rerun=again)
         done = f"its {count(begun)} trials are done" if is_full else "every point of its grid is done"
         return Next(over=None if living else done)
     # One at a time waits in the queue, so that a point is chosen when it can start.
     queued = any(trial.state is TrialState.LAUNCHING for trial in living)
-    return Next(launch=len(living) < room and not queued)
+    # One that is cut short saves nothing and ends at once: the next is prepared meanwhile.
+    staying = sum(trial.state is not TrialState.PRUNING for trial in living)
+    return Next(launch=staying < room and not queued)
+
+
+def to_rerun(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:
+    """The trials with the best ``spec.rerun`` values that were cut short, best first: what they reached is all that is
+    known of them, and the best of a study is to be known of full runs."""
+    again = {trial.parent for trial in trials if trial.origin == "rerun"}
+    values = {trial.number: trial.values[0] for trial in trials if trial.state is TrialState.COMPLETE and trial.values}
+    cut = {
+        trial.number: reached[trial.number]
+        for trial in trials
+        if trial.state is TrialState.PRUNED and trial.number in reached and trial.number not in again
+    }
+    sign = 1.0 if spec.objectives[0].direction == "minimize" else -1.0
+    best = sorted({**values, **cut}.items(), key=lambda one: (sign * one[1], one[0]))[: spec.rerun]
+    return tuple(number for number, _ in best if number in cut)[: max(0, spec.rerun - len(again))]
 
 
 def spent_words(budget: Budget, usage: Usage) -> str | None:
@@ -226,17 +280,20 @@ def same_error(ends: Sequence[tuple[str | None, bool]]) -> bool:
 
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int) -> int:
     """How many trials may run at a time: of ``gpus`` in service ``others`` are leased to, or awaited by, runs that are
-    not of this study; a trial without GPUs takes ``ranks`` of ``cores``."""
+    not of this study; a trial without GPUs takes ``ranks`` of ``cores``.
+
+    One may always wait in the queue: there it holds back later runs of its priority, so that a trial that needs many
+    GPUs is not passed over for ever by those that need few."""
     if not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
-    fitting = max(0, gpus - others) // spec.gpus_per_trial
+    fitting = max(1, max(0, gpus - others) // spec.gpus_per_trial)
     return fitting if spec.parallel is None else min(spec.parallel, fitting)
 
 
 def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scalar] | None:
     """The first point of the grid that no trial has; None where there is none left."""
-    taken = [dict(trial.params) for trial in trials]
-    return next((point for point in spec.grid() or () if point not in taken), None)
+    taken = {tuple(trial.params.get(name) for name in spec.tuned) for trial in trials}
+    return next((point for point in spec.grid() or () if tuple(point.values()) not in taken), None)
 
 
 def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, params: Mapping[str, Any]) -> RunSpec:

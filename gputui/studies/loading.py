@@ -1,4 +1,4 @@
-"""From a study's file, or from points on the command line, to a study: with everything that is wrong said at once."""
+"""From a study's file, or from points on the command line, to a study: with every mistake reported at once."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ _ROLE_OF_ACTION = {
     "longer_timeout": "timeout",
 }
 """What each action of recovery changes."""
+STEPS_NAMES = ("steps", "max_steps")
+"""The usual names of the parameter that says how many steps a run has."""
 
 
 class StudyFileNotFoundError(LookupError):
@@ -118,7 +120,7 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyF
 def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) -> tuple[Profile | None, list[Problem]]:
     name = document.data.get("profile")
     if not isinstance(name, str) or not name:
-        return None, []  # said already
+        return None, []  # reported already
     is_path = "/" in name or name.endswith(SUFFIXES)
     try:
         return load(find_profile(name, workspace, path.resolve().parent if is_path else cwd)), []
@@ -129,10 +131,19 @@ def _profile(document: Document, path: Path, workspace: Workspace, cwd: Path) ->
 
 
 def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
+    def number_of(name: str) -> float | None:
+        value = form.params.get(name, profile.parameters[name].default if name in profile.parameters else None)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
     length = form.pruner.length
     if isinstance(length, str):
-        value = form.params.get(length, profile.parameters[length].default if length in profile.parameters else None)
-        length = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        length = number_of(length)
+    pbt = None
+    if form.pbt is not None:
+        fixed = [name for name in STEPS_NAMES if name in profile.parameters and name not in form.space]
+        steps = form.pbt.length or next(iter(fixed), None)
+        steps = number_of(steps) if isinstance(steps, str) else steps
+        pbt = PbtSpec(**{**form.pbt.model_dump(), "factors": tuple(form.pbt.factors), "length": steps})
     gpus = form.gpus_per_trial
     return StudySpec(
         name=form.name or path.stem,
@@ -149,7 +160,8 @@ def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
         priority=form.priority,
         seed=form.seed,
         warm_start=form.warm_start,
-        pbt=None if form.pbt is None else PbtSpec(**{**form.pbt.model_dump(), "factors": tuple(form.pbt.factors)}),
+        rerun=form.rerun if form.pruner.kind != "none" else 0,
+        pbt=pbt,
     )
 
 
@@ -178,8 +190,12 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
     yield from _of_pruner(form, spec, profile)
     if form.budget.gpu_hours is not None and profile.form.gpus.is_none and not form.gpus_per_trial:
         yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
-    if spec.grid() is None and spec.pbt is None and spec.budget == Budget():
-        yield CrossFinding((), "a budget is needed (trials, gpu_hours or wall), for its space has no end")
+    if spec.sampler.kind != "grid" and spec.pbt is None and spec.budget == Budget():
+        yield CrossFinding((), f"a budget is needed (trials, gpu_hours or wall): {spec.sampler.kind} has no end")
+    named = [one.metric for one in spec.objectives]
+    for number, metric in enumerate(named):
+        if metric in named[:number]:
+            yield CrossFinding(("objective", number, "metric"), f"{metric} is an objective already")
 
 
 def _of_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
@@ -239,16 +255,20 @@ def _of_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
                 yield CrossFinding((key,), "pbt has its own way; remove the line")
         if len(spec.objectives) > 1:
             yield CrossFinding(("objective",), "pbt compares members by one objective")
+        of_length = list(_of_length(("pbt", "length"), spec.pbt.length, form.pbt and form.pbt.length, spec, profile))
+        yield from of_length
+        if not of_length and spec.pbt.length is not None and spec.pbt.length <= spec.pbt.every:
+            what = f"nothing is ever compared: a full run has {spec.pbt.length:g} steps"
+            yield CrossFinding(("pbt", "every"), what)
         if profile.form.checkpoints is None:
-            yield CrossFinding(("pbt",), f"members go on from checkpoints, and {profile.name} names none")
+            yield CrossFinding(("pbt",), f"members continue from checkpoints, and {profile.name} names none")
         return
     if kind == "grid":
-        points = spec.grid()
-        for one in spec.space if points is None else ():
-            if one.grid() is None:
+        for one in spec.space:
+            if one.grid_size is None:
                 yield CrossFinding(("space", one.name), "a grid needs a step or a list of values")
-        if points is not None and len(points) > MOST_POINTS:
-            yield CrossFinding(place, f"the grid has {len(points)} points; {MOST_POINTS} at most")
+        if (spec.grid_size or 0) > MOST_POINTS:
+            yield CrossFinding(place, f"the grid has {spec.grid_size} points; {MOST_POINTS} at most")
     if kind == "cmaes" and len(numbers) < 2:
         yield CrossFinding(place, "cmaes needs two parameters that are numbers")
     if kind == "nsga2" and len(spec.objectives) < 2:
@@ -263,16 +283,22 @@ def _of_pruner(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[C
         return
     if len(spec.objectives) > 1:
         yield CrossFinding(("pruner",), "trials with several objectives cannot be pruned; write pruner: none")
-    length = form.pruner.length
-    if not isinstance(length, str):
+    yield from _of_length(("pruner", "length"), pruner.length, form.pruner.length, spec, profile)
+
+
+def _of_length(
+    place: tuple[str, str], length: float | None, given: object, spec: StudySpec, profile: Profile
+) -> Iterator[CrossFinding]:
+    """What is wrong with the parameter that ``given`` names as the length of a full run."""
+    if not isinstance(given, str):
         return
-    if length not in profile.parameters:
-        meant = nearest(length, profile.parameters)
-        yield CrossFinding(("pruner", "length"), f"{length} is not a parameter of {profile.name}", meant)
-    elif length in spec.tuned:
-        yield CrossFinding(("pruner", "length"), f"{length} is tuned, so that trials have no common length")
-    elif not pruner.length or pruner.length <= 0:
-        yield CrossFinding(("pruner", "length"), f"{length} is no number greater than 0 in {profile.name}")
+    if given not in profile.parameters:
+        meant = nearest(given, profile.parameters)
+        yield CrossFinding(place, f"{given} is not a parameter of {profile.name}", meant)
+    elif given in spec.tuned:
+        yield CrossFinding(place, f"{given} is tuned, so that trials have no common length")
+    elif not length or length <= 0:
+        yield CrossFinding(place, f"{given} is no number greater than 0 in {profile.name}")
 
 
 def sweep_study(
@@ -309,8 +335,8 @@ def sweep_study(
         gpus_per_trial=profile.form.gpus.count or len(profile.form.gpus.devices),
         parallel=parallel,
     )
-    if len(spec.grid() or ()) > MOST_POINTS:
-        raise ParameterError([f"the grid has more than {MOST_POINTS} points"])
+    if (spec.grid_size or 0) > MOST_POINTS:
+        raise ParameterError([f"the grid has {spec.grid_size} points; {MOST_POINTS} at most"])
     return spec
 
 

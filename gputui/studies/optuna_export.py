@@ -34,8 +34,8 @@ def export_study(connection: sqlite3.Connection, study: StudyRecord, spec: Study
         frozen.datetime_start = datetime.fromtimestamp(trial.created_at)
         if frozen.state.is_finished() and trial.ended_at is not None:
             frozen.datetime_complete = datetime.fromtimestamp(trial.ended_at)
-        told = {"run": trial.run_id, "state": trial.state.value, "reason": trial.reason, "origin": trial.origin}
-        for name, value in told.items():
+        facts = {"run": trial.run_id, "state": trial.state.value, "reason": trial.reason, "origin": trial.origin}
+        for name, value in facts.items():
             frozen.set_user_attr(f"gputui:{name}", value)
         exported.add_trial(frozen)
     storage.engine.dispose()

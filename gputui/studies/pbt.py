@@ -18,13 +18,14 @@ from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 
 class PopulationMember(NamedTuple):
-    """A member that trains. ``value`` is the objective at the milestone, NaN where it was no number. ``can_give``: a
-    checkpoint of it is known to be whole."""
+    """A member. ``value`` is the objective at the milestone, NaN where it was no number. ``can_give``: a checkpoint of
+    it is known to be whole; ``trains``: it has not ended, and may go on from another."""
 
     number: int
     params: Mapping[str, Scalar]
     value: float
     can_give: bool
+    trains: bool = True
 
 
 class Exploit(NamedTuple):
@@ -42,10 +43,15 @@ def first_point(space: Sequence[Dimension], seed: int, number: int) -> dict[str,
 
 
 def due_milestone(values: Collection[Mapping[int, float]], decided: int) -> int | None:
-    """The newest milestone behind ``decided`` that every member has passed; None where one has not. ``values`` has what
-    each member had reached at its milestones (from 1)."""
+    """The newest milestone behind ``decided`` that every member that trains has passed; None where one has not.
+    ``values`` has what each of them had reached at its milestones (from 1)."""
     passed = min((max(one, default=0) for one in values), default=0)
-    return passed if passed > decided and len(values) > 1 else None
+    return passed if passed > decided else None
+
+
+def is_last(milestone: int, spec: PbtSpec) -> bool:
+    """Whether nothing is left to train behind a milestone."""
+    return spec.length is not None and milestone * spec.every >= spec.length
 
 
 def exploits(
@@ -67,7 +73,7 @@ def exploits(
     ranked = sorted(members, key=lambda one: (loss(one), one.number))
     share = max(1, int(len(ranked) * spec.quantile))
     best = [one for one in ranked[:share] if one.can_give and loss(one) < math.inf]
-    worst = [one for one in ranked[-share:] if one not in ranked[:share]]
+    worst = [one for one in ranked[-share:] if one not in ranked[:share] and one.trains]
     found = []
     for one in worst:
         donors = [other for other in best if loss(other) < loss(one)]

@@ -77,11 +77,12 @@ def insert_trial(
     now: float,
     sampler: Mapping[str, Any] | None = None,
     command_id: int | None = None,
+    parent: int | None = None,
 ) -> None:
     """A new trial. Raises sqlite3.IntegrityError where another has its number."""
     connection.execute(
-        "INSERT INTO trials (study_id, number, state, origin, params, sampler, starts, command_id, created_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO trials (study_id, number, state, origin, params, sampler, starts, command_id, parent, created_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             study_id,
             number,
@@ -91,8 +92,19 @@ def insert_trial(
             json.dumps(dict(sampler or {})),
             int(command_id is not None),
             command_id,
+            parent,
             now,
         ),
+    )
+
+
+def take_up_stopped(connection: sqlite3.Connection, study_id: str) -> None:
+    """The trials that were stopped together with a study wait for their launch again, each in its run."""
+    connection.execute(
+        "UPDATE trials SET state = 'enqueued', reason = NULL, command_id = NULL, starts = 0, ended_at = NULL "
+        "WHERE study_id = ?1 AND state = 'stopped' AND ended_at >= "
+        "(SELECT max(at) FROM study_moves WHERE study_id = ?1 AND to_state = 'stopping')",
+        (study_id,),
     )
 
 
@@ -100,6 +112,16 @@ def next_number(connection: sqlite3.Connection, study_id: str) -> int:
     """The number of the study's next trial."""
     row = connection.execute("SELECT coalesce(max(number), -1) + 1 FROM trials WHERE study_id = ?", (study_id,))
     return int(row.fetchone()[0])
+
+
+def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
+    """What a run that is about to be removed took counts for its study still."""
+    connection.execute(
+        "UPDATE studies SET removed_gpu_seconds = removed_gpu_seconds + (SELECT "
+        "coalesce(sum(json_array_length(gpus) * max(0, coalesce(ended_at, started_at) - started_at)), 0) "
+        "FROM attempts WHERE run_id = ?1) WHERE study_id = (SELECT study_id FROM runs WHERE run_id = ?1)",
+        (run_id,),
+    )
 
 
 def adopt_run(connection: sqlite3.Connection, study_id: str, number: int, command_id: int, run_id: str) -> bool:

@@ -7,16 +7,21 @@ that is killed loses nothing. Only a study's process imports this module.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
+import json
 import math
+import shlex
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies.spec import Dimension, StudySpec
 
-INSTALL = 'pip install "gputui[tune]"'
 _NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
 """Libraries that samplers need besides Optuna."""
 _LEAST_SOLUTIONS = 10
@@ -29,12 +34,23 @@ _STATES = {
 }
 
 
+def install_command() -> str:
+    """What installs Optuna beside this gputui: where that is a checkout, no package of its name is meant."""
+    try:
+        origin = json.loads(importlib.metadata.distribution("gputui").read_text("direct_url.json") or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    if origin.get("dir_info", {}).get("editable"):
+        return f"pip install -e {shlex.quote(unquote(urlsplit(origin['url']).path) + '[tune]')}"
+    return 'pip install "gputui[tune]"'
+
+
 def missing_library(spec: StudySpec) -> str | None:
     """One line with the command that installs what the study lacks; None where nothing is missing."""
     if not spec.needs_optuna:
         return None
     if importlib.util.find_spec("optuna") is None:
-        return f"Optuna is not installed; {INSTALL}"
+        return f"Optuna is not installed; {install_command()}"
     lacking = [name for name in _NEEDS.get(spec.sampler.kind, ()) if importlib.util.find_spec(name) is None]
     return f"the sampler {spec.sampler.kind} needs {lacking[0]}; pip install {lacking[0]}" if lacking else None
 
@@ -72,8 +88,8 @@ class OptunaMirror:
         return len(self.study.get_trials(deepcopy=False))
 
     def sync(self, trials: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
-        """Take over what the store has: new trials, values at rungs, verdicts. What is known already changes
-        nothing."""
+        """Take over what the store has: new trials, values at rungs (of `unsettled` trials at least), verdicts. What is
+        known already changes nothing."""
         values: dict[int, dict[int, float]] = {}
         for one in rungs:
             if one.value is not None and not math.isnan(one.value):
@@ -91,6 +107,14 @@ class OptunaMirror:
                     self.report(trial.number, rung, value)
             if trial.state.is_over:
                 self._tell(trial)
+
+    def unsettled(self, trials: Sequence[TrialRecord]) -> list[int]:
+        """The trials whose values at rungs may not be known here."""
+        return [trial.number for trial in trials if trial.number not in self._over]
+
+    def is_outdated(self, trials: Sequence[TrialRecord]) -> bool:
+        """Whether a trial that was over goes on, which Optuna does not know of."""
+        return any(trial.number in self._over and not trial.state.is_over for trial in trials)
 
     def report(self, number: int, rung: int, value: float) -> None:
         """A value of a living trial at a rung, once for each."""
@@ -136,6 +160,7 @@ class OptunaMirror:
             case "cmaes":
                 # Its state is a pickle, which is not read back from a file: another process begins from what is known.
                 if self._sampler is None:
+                    _import_cmaes()
                     known = self._solutions()
                     self._sampler = samplers.CmaEsSampler(
                         seed=seed,
@@ -169,11 +194,31 @@ class OptunaMirror:
             distributions={name: self._distributions[name] for name in params},
             values=list(trial.values) if state is states.COMPLETE else None,
             intermediate_values=dict(rungs) if trial.state is not TrialState.INFEASIBLE else {},
-            system_attrs=dict(trial.sampler),
+            system_attrs={**trial.sampler, **self._completed_rungs(trial, rungs)},
             constraints=_constraints(trial),
         )
         self._earlier.append(frozen)
         return frozen
+
+    def _completed_rungs(self, trial: TrialRecord, values: Mapping[int, float]) -> dict[str, float]:
+        """What successive halving compares: the value with which a trial completed each of its own rungs. Optuna notes
+        it while the trial is judged, so for one that another process judged it is made up for."""
+        pruner: Any = self.study.pruner
+        kind = self.spec.pruner.kind
+        if kind not in ("halving", "hyperband") or trial.origin == "rerun":
+            return {}
+        if kind == "hyperband":
+            if not pruner._pruners:
+                pruner._try_initialization(self.study)
+            pruner = pruner._pruners[pruner._get_bracket_id(self.study, SimpleNamespace(number=trial.number))]
+        judged = sorted(rung for rung in values if rung < self.spec.pruner.rungs)
+        found: dict[str, float] = {}
+        while judged:
+            needed = pruner._min_resource * pruner._reduction_factor ** (pruner._min_early_stopping_rate + len(found))
+            judged = [rung for rung in judged if rung >= needed]
+            if judged:
+                found[f"completed_rung_{len(found)}"] = values[judged[0]]
+        return found
 
     def _tell(self, trial: TrialRecord) -> None:
         states = self._optuna.trial.TrialState
@@ -188,6 +233,18 @@ class OptunaMirror:
         storage = self.study._storage
         trial_id = storage.get_trial_id_from_study_id_trial_number(self.study._study_id, number)
         return self._optuna.trial.Trial(self.study, trial_id)
+
+
+def _import_cmaes() -> None:
+    """Import the library without scipy.stats, which takes seconds and most of a study's memory: only its variants with
+    margin ask for that, and they do without where it cannot be imported."""
+    absent: Any = None
+    is_hidden = sys.modules.setdefault("scipy.stats", absent) is None
+    try:
+        importlib.import_module("cmaes")
+    finally:
+        if is_hidden:
+            del sys.modules["scipy.stats"]
 
 
 def _state_name(trial: TrialRecord) -> str:

@@ -7,12 +7,14 @@ file.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from gputui.runs.spec import Scalar
+from gputui.store.studies import StudyRecord
 
 DimensionKind = Literal["float", "int", "choice"]
 Direction = Literal["minimize", "maximize"]
@@ -56,19 +58,30 @@ class Dimension:
         steps = (value - (self.low or 0)) / (self.step or 1)
         return (self.step is None and self.kind == "float") or self.log or abs(steps - round(steps)) < 1e-9
 
+    @property
+    def _grid_step(self) -> float | None:
+        return self.step if self.step is not None else 1 if self.kind == "int" and not self.log else None
+
+    @property
+    def grid_size(self) -> int | None:
+        """How many values it can take; None where there is no end of them."""
+        if self.kind == "choice":
+            return len(self.choices)
+        assert self.low is not None and self.high is not None
+        # Steps that add up to the upper end but for rounding include it.
+        step = self._grid_step
+        return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
+
     def grid(self) -> tuple[Scalar, ...] | None:
         """Every value that it can take, in order; None where there is no end of them."""
         if self.kind == "choice":
             return self.choices
-        assert self.low is not None and self.high is not None
-        step = self.step if self.step is not None else 1 if self.kind == "int" and not self.log else None
-        if step is None:
+        count, step, low = self.grid_size, self._grid_step, self.low
+        if count is None or step is None or low is None:
             return None
-        # Steps that add up to the upper end but for rounding include it.
-        count = math.floor((self.high - self.low) / step + 1e-9) + 1
         if self.kind == "int":
-            return tuple(int(self.low + step * place) for place in range(count))
-        return tuple(float(f"{self.low + step * place:.12g}") for place in range(count))
+            return tuple(int(low + step * place) for place in range(count))
+        return tuple(float(f"{low + step * place:.12g}") for place in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +151,22 @@ class Budget:
 @dataclass(frozen=True, slots=True)
 class PbtSpec:
     """Population-based training: ``members`` runs; every ``every`` steps the worst ``quantile`` of them goes on from a
-    checkpoint of one of the best, with parameters drawn anew (with probability ``resample``) or multiplied by one of
-    ``factors``."""
+    checkpoint of one of the best, with parameters drawn again (with probability ``resample``) or multiplied by one of
+    ``factors``. A full run has ``length`` steps, None where that is not known."""
 
     members: int
     every: int
     quantile: float = 0.25
     resample: float = 0.25
     factors: tuple[float, ...] = (0.8, 1.2)
+    length: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StudySpec:
     """A study. ``params`` are fixed values that differ from the profile's; ``parallel`` is how many trials may run at a
-    time (None: as many as fit); ``warm_start`` how many earlier runs of the profile the sampler learns from."""
+    time (None: as many as fit); ``warm_start`` how many earlier runs of the profile the sampler learns from; ``rerun``
+    how many of the best trials run to the end after all, where they were cut short."""
 
     name: str
     profile: str
@@ -167,6 +182,7 @@ class StudySpec:
     priority: int = PRIORITY
     seed: int = 0
     warm_start: int = 0
+    rerun: int = 0
     pbt: PbtSpec | None = None
 
     @property
@@ -176,6 +192,12 @@ class StudySpec:
     @property
     def needs_optuna(self) -> bool:
         return self.pbt is None and (self.sampler.kind not in WITHOUT_OPTUNA or self.pruner.kind != "none")
+
+    @property
+    def grid_size(self) -> int | None:
+        """How many points the space has; None where there is no end of them."""
+        sizes = [one.grid_size for one in self.space]
+        return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
     def grid(self) -> list[dict[str, Scalar]] | None:
         """Every point of the space, the last parameter changing fastest; None where there is no end of them."""
@@ -205,6 +227,14 @@ class StudySpec:
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StudySpecError(f"not a study: {error}") from error
+
+
+def known_study_spec(study: StudyRecord) -> StudySpec | None:
+    """What a stored study is; None where this gputui cannot read it."""
+    try:
+        return StudySpec.from_json(json.loads(study.spec_json))
+    except ValueError:
+        return None
 
 
 _PARTS: dict[str, type] = {

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gputui.alerts.engine import AlertChange, Engine, Key
-from gputui.alerts.in_force import InForce, changed, standard
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
+from gputui.alerts.resolved_rules import ResolvedRule, standard, with_overrides
 from gputui.alerts.sentences import sentence
 from gputui.gpu.model import GpuSlowSample
 
@@ -72,7 +72,7 @@ class Stage:
     """One rule, one subject, one engine."""
 
     def __init__(self, rule_id: str, engine: Engine | None = None, **override: object) -> None:
-        self.rule: InForce = changed(standard(), {rule_id: override} if override else {}, "test")[rule_id]
+        self.rule: ResolvedRule = with_overrides(standard(), {rule_id: override} if override else {}, "test")[rule_id]
         self.engine = engine or Engine()
         self.key = Key(rule_id, self.rule.rule.subject, "x")
         self.changes: list[AlertChange] = []

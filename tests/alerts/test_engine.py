@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.alerts.engine import Engine, Key, RuleState
-from gputui.alerts.in_force import standard
 from gputui.alerts.moments import RuleReading
+from gputui.alerts.resolved_rules import standard
 from tests.alerts.scenes import GIB, Stage, gpu
 
 FULL, EDGE, FREE = gpu(memory_used_bytes=78 * GIB), gpu(memory_used_bytes=75 * GIB), gpu(memory_used_bytes=40 * GIB)

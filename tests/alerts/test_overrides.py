@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gputui.alerts.in_force import changed, standard
 from gputui.alerts.overrides import overrides_from, parse_seconds
+from gputui.alerts.resolved_rules import standard, with_overrides
 from gputui.alerts.rules import RULES
 from gputui.alerts.schedules import RateSchedule
-from gputui.profiles.alert_file import load_alerts, read_alerts
+from gputui.profiles.home_files import load_alerts, read_alerts
 from gputui.profiles.loading import read_profile
 from gputui.yaml_forms.problems import ProfileError
 
@@ -19,7 +19,7 @@ FILE = Path("alerts.yaml")
 
 def test_what_is_left_out_stays_the_standard() -> None:
     found = read_alerts("gpu_hot: {above_celsius: 80, for: 2 min, severity: error}\nxid: off\ndisk: on\n", FILE)
-    rules = changed(standard(), found.rules, "alerts.yaml")
+    rules = with_overrides(standard(), found.rules, "alerts.yaml")
     hot, shipped = rules["gpu_hot"], standard()["gpu_hot"]
     assert (hot.limits["above_celsius"], hot.limits["margin_celsius"]) == (80.0, 5.0)
     assert (hot.for_seconds, hot.severity, hot.cooldown_seconds) == (120.0, "error", shipped.cooldown_seconds)
@@ -29,11 +29,21 @@ def test_what_is_left_out_stays_the_standard() -> None:
 
 
 def test_a_profile_goes_before_the_machine() -> None:
-    machine = changed(standard(), read_alerts("slow_steps: off\n", FILE).rules, "alerts.yaml")
+    machine = with_overrides(standard(), read_alerts("slow_steps: off\n", FILE).rules, "alerts.yaml")
     own = overrides_from({"slow_steps": {"times_median": 3}})
-    rule = changed(machine, own.rules, "profile")["slow_steps"]
+    rule = with_overrides(machine, own.rules, "profile")["slow_steps"]
     assert rule.enabled and rule.limits["times_median"] == 3.0
     assert rule.sources == {"enabled": "profile", "times_median": "profile"}
+
+
+def test_a_profile_that_switches_a_rule_on_is_its_source() -> None:
+    machine = with_overrides(standard(), read_alerts("lr_off_schedule: off\n", FILE).rules, "alerts.yaml")
+    own = overrides_from({"lr_off_schedule": {"schedule": "cosine"}})
+    assert own.rules == {"lr_off_schedule": {}}
+    for override in ({}, {"for_seconds": 5.0}):
+        rule = with_overrides(machine, {"lr_off_schedule": override}, "profile")["lr_off_schedule"]
+        assert rule.enabled and rule.source("enabled") == "profile"
+    assert with_overrides(standard(), own.rules, "profile")["lr_off_schedule"].sources == {}
 
 
 def test_nothing_there_changes_nothing(tmp_path: Path) -> None:

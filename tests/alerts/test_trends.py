@@ -35,7 +35,7 @@ def test_a_gpu_that_works_in_bursts_is_judged_by_its_mean() -> None:
         sample = GpuSample(
             "GPU-a", utilization_percent=100.0 if second % 10 < 8 else 0.0, throttle_reasons=("power cap",)
         )
-        moment = trend.moment(sample, FACTS, 1.0, training=("r", 1), holder=None)
+        moment = trend.advance(sample, FACTS, 1.0, training=("r", 1), holder=None)
     assert moment.busy_percent == pytest.approx(80.0, abs=6.0)
     assert moment.throttled_percent == 0.0, "a power cap is no trouble"
 
@@ -43,13 +43,13 @@ def test_a_gpu_that_works_in_bursts_is_judged_by_its_mean() -> None:
 def test_power_is_compared_under_one_attempt_only() -> None:
     trend = GpuTrend()
     for _ in range(4000):
-        moment = trend.moment(GpuSample("GPU-a", power_watts=600.0), FACTS, 1.0, training=("r", 1), holder=None)
+        moment = trend.advance(GpuSample("GPU-a", power_watts=600.0), FACTS, 1.0, training=("r", 1), holder=None)
     assert moment.power_before_watts == pytest.approx(600.0)
     for _ in range(600):
-        moment = trend.moment(GpuSample("GPU-a", power_watts=300.0), FACTS, 1.0, training=("r", 1), holder=None)
+        moment = trend.advance(GpuSample("GPU-a", power_watts=300.0), FACTS, 1.0, training=("r", 1), holder=None)
     assert moment.power_watts is not None and moment.power_watts < 350 and moment.power_before_watts is not None
     assert moment.power_before_watts > 500
-    moment = trend.moment(GpuSample("GPU-a", power_watts=300.0), FACTS, 1.0, training=("r", 2), holder=None)
+    moment = trend.advance(GpuSample("GPU-a", power_watts=300.0), FACTS, 1.0, training=("r", 2), holder=None)
     assert moment.power_watts is None and moment.power_before_watts is None
 
 
@@ -58,7 +58,9 @@ def test_counted_errors_tell_only_what_is_new() -> None:
     sample = GpuSample("GPU-a")
     counts = [7, 7, None, 9, 9, 2, 3]
     found = [
-        trend.moment(sample, FACTS, 1.0, training=None, holder=None, slow=GpuSlowSample("GPU-a", ecc_uncorrected=count))
+        trend.advance(
+            sample, FACTS, 1.0, training=None, holder=None, slow=GpuSlowSample("GPU-a", ecc_uncorrected=count)
+        )
         for count in counts
     ]
     grown = [moment.grown.get("ecc_uncorrected") for moment in found]
@@ -72,7 +74,7 @@ def test_a_rule_sees_every_value_of_the_slow_tier_and_how_its_counts_grow() -> N
     for value in (3, 5):
         numbers = {each.name: value for each in fields(GpuSlowSample) if each.name != "uuid"}
         slow = GpuSlowSample("GPU-a", **numbers)  # type: ignore[arg-type]
-        moment = trend.moment(None, FACTS, 1.0, training=None, holder=None, slow=slow)
+        moment = trend.advance(None, FACTS, 1.0, training=None, holder=None, slow=slow)
         assert moment.slow == slow
     assert dict(moment.grown) == dict.fromkeys(numbers, 2)
 
@@ -84,6 +86,14 @@ def test_growth_is_the_slower_of_both_halves() -> None:
         step.add(5e10 if second > 400 else 1e10, 1.0)
     assert ramp.per_hour == pytest.approx(3.6e9)
     assert step.per_hour == pytest.approx(0.0, abs=1.0)
+
+
+def test_a_value_that_is_no_number_is_no_growth() -> None:
+    growth = Growth()
+    for second in range(1900):
+        growth.add(math.nan if second % 2 else second * 1e6, 1.0)
+    assert growth.per_hour == pytest.approx(3.6e9)
+    assert all(math.isfinite(value) for _, value in growth.samples)
 
 
 def test_growth_goes_on_after_a_short_gap_only() -> None:
@@ -106,9 +116,9 @@ def test_everything_remembered_can_be_stored() -> None:
                         "val/loss": 3.0, "samples": 32.0 * step, "grad_norm": math.nan}, 1, 1.0)  # fmt: skip
     again = RunTrend.from_json(json.loads(json.dumps(run.to_json())))
     assert again.loss == run.loss and again.median_step_seconds == 0.3 and again.skipped == 100
-    assert again.moment("r", 1.0, is_training=True).values == {}, "what was measured before says nothing of now"
+    assert again.advance("r", 1.0, is_training=True).values == {}, "what was measured before says nothing of now"
     gpu = GpuTrend()
-    gpu.moment(GpuSample("GPU-a", utilization_percent=5.0), FACTS, 1.0, training=("r", 1), holder=None)
+    gpu.advance(GpuSample("GPU-a", utilization_percent=5.0), FACTS, 1.0, training=("r", 1), holder=None)
     assert GpuTrend.from_json(json.loads(json.dumps(gpu.to_json()))) == gpu
 
 
@@ -116,15 +126,15 @@ def test_going_back_to_a_checkpoint_begins_anew() -> None:
     trend = RunTrend(1)
     for step in [*range(1000, 2200, 100), *range(500, 1700, 100)]:
         trend.take(step, {"loss": 1.0 if step > 1700 else 3.0}, 0, 1.0)
-    found = trend.moment("r", 1.0, is_training=True).stagnation[0]
+    found = trend.advance("r", 1.0, is_training=True).stagnation[0]
     assert found.best == 3.0 and found.step is not None and found.step <= 1600
 
 
 def test_metrics_grow_old() -> None:
     trend = RunTrend(1)
     trend.take(1, {"grad_norm": 99.0}, 0, 1.0)
-    assert trend.moment("r", 100.0, is_training=True).values
-    assert not trend.moment("r", 300.0, is_training=True).values
+    assert trend.advance("r", 100.0, is_training=True).values
+    assert not trend.advance("r", 300.0, is_training=True).values
 
 
 def test_the_usual_step_time_is_not_moved_by_slow_steps() -> None:
@@ -163,6 +173,6 @@ def test_a_loader_that_reads_ahead_is_judged_by_its_mean() -> None:
     trend = RunTrend(1)
     for step in range(600):
         trend.take(step, {"step_time": 0.3, "data_time": 0.8 if step % 8 == 0 else 0.0}, 0, 0.3)
-    means = trend.moment("r", 1.0, is_training=True).means
+    means = trend.advance("r", 1.0, is_training=True).means
     assert means["data_time"] == pytest.approx(0.1, abs=0.03) and means["step_time"] == pytest.approx(0.3)
-    assert not trend.moment("r", 400.0, is_training=True).means
+    assert not trend.advance("r", 400.0, is_training=True).means

@@ -21,6 +21,7 @@ from tests.conftest import wait_until
 from tests.gpu.conftest import Start
 from tests.gpu.watched import Watched
 from tests.pace import Waited
+from tests.texts import mentions
 
 # Far above what a call takes, far below any time for which a sampler may hang.
 AT_ONCE_SECONDS = 0.5
@@ -89,7 +90,7 @@ def test_a_hang_makes_it_silent_and_nothing_waits(start: Start, tmp_path: Path) 
     scenario.write_text("{gpus: 2, faults: [{kind: hang, for: 6}]}")
     silent = watched.next_health("silent")
     assert silent.for_seconds > SILENT_MIN_SECONDS
-    assert silent.reason == "the driver does not answer"
+    assert mentions(silent.reason, "driver")
     assert watched.longest_wait_seconds < AT_ONCE_SECONDS
     assert watched.next(HostSample).cpu_count, "the host goes on"
     back = watched.next_health("ok")
@@ -130,7 +131,7 @@ def test_a_killed_sampler_is_started_again(start: Start) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     restarting = watched.next_health("restarting")
-    assert restarting.reason == "the sampler was killed by SIGKILL"
+    assert mentions(restarting.reason, "SIGKILL")
     second = watched.next(Inventory)
     assert second.gpus == first.gpus
     back = watched.next_health("ok")
@@ -157,7 +158,7 @@ def test_the_wait_before_a_restart_grows(tmp_path: Path) -> None:
         else:
             time.sleep(0.005)  # the script still runs
     client.close()
-    assert health.reason == "the sampler ended with status 3"
+    assert mentions(health.reason, "status 3")
     gaps = [later - earlier for earlier, later in zip([0.0, *starts], starts, strict=False)]
     assert gaps == pytest.approx([1, 2, 4, 8], abs=0.5)
 
@@ -196,7 +197,7 @@ def test_silence_for_a_minute_ends_in_a_kill_and_a_successor(tmp_path: Path) -> 
     restarting = wait_until(
         lambda: health if (health := client.check(GIVE_UP_SECONDS + 1.1)).state == "restarting" else None
     )
-    assert restarting.reason == "the sampler was killed by SIGKILL"
+    assert mentions(restarting.reason, "SIGKILL")
     assert client.check(GIVE_UP_SECONDS + 3).pid not in (pid, None)
     client.close()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from gputui.gpu.nvml_processes import Row, merged, senseless
+from gputui.gpu.nvml_calls import Calls
+from gputui.gpu.nvml_processes import ProcessLists, Row, merged, senseless
+from gputui.gpu.processes import GpuProcessReader
 
 TOTAL = 80 * 2**30
 
@@ -44,3 +48,22 @@ def test_a_process_in_two_lists_is_one_with_the_larger_memory() -> None:
         Row(4, None, "M"),
     ]
     assert merged([Row(1, 300, "G"), Row(1, None, "C")]) == [Row(1, 300, "C")]
+
+
+class Interrupted(ProcessLists):
+    """The driver goes away while the first list of graphics processes is read."""
+
+    has_failed = False
+
+    def _list(self, gpu: str, handle: Any, kind: Any) -> list[Row] | None:
+        if kind == "G" and not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("the driver is gone")
+        return []
+
+
+def test_a_first_read_that_was_interrupted_is_followed_by_another() -> None:
+    lists = Interrupted(Calls(None), GpuProcessReader())
+    with pytest.raises(RuntimeError):
+        lists.read("GPU-1", None, TOTAL)
+    assert lists.read("GPU-1", None, TOTAL) == ()

@@ -78,7 +78,7 @@ def test_the_mistakes_shown_are_those_said() -> None:
 def test_the_names_of_the_checks(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("")
     (tmp_path / "x.yaml").write_text("module: trainer")
-    section = PAGE.split("## What `gputui check` looks at")[1].split("\n## ")[0]
+    section = PAGE.split("## What `gputui check` checks")[1].split("\n## ")[0]
     for result in check(resolve(load(tmp_path / "x.yaml"), gpus_override="0"), state=tmp_path):
         assert f"`{result.name}`" in section
 

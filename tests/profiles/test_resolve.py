@@ -17,6 +17,7 @@ from gputui.profiles.resolve import ResolveError, resolve, wants_gpus
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import GpuRequest, RunSpec, Scalar
+from tests.texts import mentions
 
 UUIDS = [f"GPU-0000000{index}-aaaa-bbbb-cccc-dddddddddddd" for index in range(4)]
 FOUR = [GpuFacts(uuid=uuid, index=index, name="H200") for index, uuid in enumerate(UUIDS)]
@@ -274,7 +275,7 @@ def test_everything_wrong_at_once(project: Path) -> None:
 def test_a_machine_without_gpus_refuses_with_a_way_out(project: Path) -> None:
     with pytest.raises(ResolveError) as caught:
         spec_of(project, "script: a.py\ngpus: 2", inventory=[])
-    assert str(caught.value) == "gpus: no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU"
+    assert mentions(str(caught.value), "gpus: ", "--gpus 0")
     assert caught.value.is_refusal
     assert spec_of(project, "script: a.py\ngpus: 2", inventory=[], gpus="0").gpus == GpuRequest()
 

@@ -106,12 +106,11 @@ def test_a_script_that_starts_the_other_ranks_itself_is_the_first(attempt: Attem
     """Lightning's own launcher: RANK is nowhere, and the first rank's environment was set from inside."""
     run_dir = begin(attempt, code=LIGHTNING)
 
-    def places() -> list[tuple[int | None, int | None]]:
-        return sorted(
-            (process.rank, process.local_world_size) for process in processes_of(run_dir, 1) if process.rank is not None
-        )
+    def ranks() -> list[AttemptProcess]:
+        return [process for process in processes_of(run_dir, 1) if process.rank is not None]
 
-    wait_until(lambda: places() == [(0, 3), (1, 3), (2, 3)], 20, "the ranks")
+    wait_until(lambda: {process.rank for process in ranks()} == {0, 1, 2}, 20, "the ranks")
+    assert {process.local_world_size for process in ranks()} == {3}
 
 
 def test_a_launcher_with_a_first_rank_below_it_is_none(attempt: Attempt) -> None:  # noqa: F811

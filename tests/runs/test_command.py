@@ -15,6 +15,7 @@ from gputui.runs.command import (
     find_pieces,
     flag_tokens,
     format_value,
+    shown_param,
     substitute,
 )
 from gputui.runs.launchers.base import Placement
@@ -157,3 +158,7 @@ def test_a_launch_and_a_specification_survive_storage() -> None:
     assert Launch.from_json(made.to_json()) == made
     spec = replace(SPEC, gpus=GpuRequest(2, ("GPU-a", "GPU-b"), 10 << 30), args=("--x", "{lr}"))
     assert RunSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_parameter_without_a_value_is_shown_as_a_profile_has_it() -> None:
+    assert [shown_param(value) for value in (None, True, 5e-5, "a b", 3)] == ["null", "true", "5e-05", "a b", "3"]

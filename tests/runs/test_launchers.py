@@ -14,11 +14,13 @@ import pytest
 
 import gputui
 from gputui.profiles.draft import draft
-from gputui.profiles.probe import check_interpreter
+from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.recovery.classify import classify
 from gputui.recovery.evidence import ExitRecord, collect
+from gputui.recovery.findings import reports_of
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import OUTPUT, Invocation, Launcher, Node, Placement
+from gputui.runs.launchers.reports import LauncherReport
 from gputui.runs.spec import GpuRequest, RunSpec
 
 INVOCATION = Invocation(("train.py", "--lr", "0.1"), "/runs/r-1/attempts/2", "r-1.2")
@@ -55,9 +57,13 @@ def test_only_files_that_are_there_hold_what_the_first_rank_printed(launcher: La
 
 
 @EVERY
-def test_an_output_always_gives_a_report(launcher: Launcher) -> None:
-    assert [report.root for report in launcher.read_report("")] == [None]
-    (report,) = launcher.read_report("step 1\n")
+def test_evidence_always_gives_a_report(launcher: Launcher, tmp_path: Path) -> None:
+    def reports() -> list[LauncherReport]:
+        return reports_of(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None, launcher=launcher.name))
+
+    assert [report.root for report in reports()] == [None]
+    (tmp_path / "output.log").write_text("step 1\n")
+    (report,) = reports()
     assert (report.root, report.rest) == (None, "step 1\n")
 
 
@@ -110,11 +116,10 @@ class TestDeepspeed:
     def test_its_report_says_how_a_process_ended_and_not_which(self, tmp_path: Path) -> None:
         """It names the command that it started last, whichever ended."""
         line = "[E launch.py:325:h] ['/v/python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9"
-        (report,) = self.deepspeed.read_report(f"step 1\n{line}\n")
-        assert report.root is None
         (tmp_path / "output.log").write_text(f"step 1\n{line}\n")
-        exit_record = ExitRecord(code=247)
-        incident = classify(collect(tmp_path, exit=exit_record, ended_at=None, launcher=self.deepspeed.name))
+        evidence = collect(tmp_path, exit=ExitRecord(code=247), ended_at=None, launcher=self.deepspeed.name)
+        assert [report.root for report in reports_of(evidence)] == [None]
+        incident = classify(evidence)
         assert (incident.kind, incident.rank) == ("killed", None)
 
     def test_one_process_for_each_gpu(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gputui.runs import process_readings
-from gputui.runs.process_readings import reaches_out
+from gputui.runs.process_readings import is_connected, reaches_out
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 MAPPED = "0000000000000000FFFF0000"
@@ -68,3 +68,21 @@ def test_a_process_that_is_gone_reaches_nobody_and_one_that_cannot_be_seen_may(
 def test_peers_on_this_machine_are_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         assert reaches_out(os.getpid()) is False
+
+
+def test_a_connection_within_the_machine_is_one_and_a_socket_that_listens_is_none() -> None:
+    code = (
+        "import socket; server = socket.create_server(('127.0.0.1', 0)); print(flush=True); input();"
+        "peer = socket.create_connection(server.getsockname()); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        assert is_connected(process.pid) is False
+        process.stdin.write("\n")
+        process.stdout.readline()
+        assert is_connected(process.pid) is True
+        process.stdin.write("\n")
+    assert is_connected(process.pid) is False

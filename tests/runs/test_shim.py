@@ -62,6 +62,15 @@ class Attempt:
         wait_until(path.exists, what="the start")
         return dict(json.loads(path.read_text()))
 
+    def has_tried(self) -> bool:
+        """Whether the shim has done what it does around the start of its command, and waits or has ended."""
+        assert self.process is not None
+        if not (self.folder / "output.log").exists() or self.process.poll() is not None:
+            return self.process.poll() is not None
+        own = Path(f"/proc/{self.process.pid}")
+        is_asleep = own.joinpath("stat").read_text().rpartition(") ")[2].startswith("S")
+        return is_asleep and not own.joinpath(f"task/{self.process.pid}/children").read_text()
+
     def ended(self) -> dict[str, Any]:
         assert self.process is not None
         self.process.wait(40)
@@ -113,6 +122,27 @@ def test_a_command_that_cannot_start_is_said(attempt: Attempt) -> None:
     assert ended["code"] is None
     assert "No such file" in ended["error"]
     assert "/does/not/exist" in ended["error"]
+
+
+def test_a_command_that_cannot_start_for_the_moment_is_tried_again(attempt: Attempt) -> None:
+    program = attempt.folder / "program"
+    shutil.copy("/bin/true", program)
+    with program.open("ab"):
+        attempt.start("", argv=[str(program)])
+        wait_until(attempt.has_tried, what="the first try")
+    ended = attempt.ended()
+    assert (ended["code"], ended["error"]) == (0, None)
+
+
+def test_a_stop_ends_a_command_that_cannot_start_for_the_moment(attempt: Attempt) -> None:
+    program = attempt.folder / "program"
+    shutil.copy("/bin/true", program)
+    with program.open("ab"):
+        attempt.start("", argv=[str(program)])
+        wait_until(attempt.has_tried, what="the first try")
+        attempt.signal(signal.SIGTERM)
+        ended = attempt.ended()
+    assert ended["stop_requested"] and ended["code"] is None and "busy" in ended["error"]
 
 
 def test_the_record_names_living_processes(attempt: Attempt) -> None:
@@ -424,6 +454,42 @@ def test_no_agent_is_started_where_none_is_wanted(attempt: Attempt, why: str) ->
         os.kill(attempt.started()["pid"], signal.SIGKILL)
     attempt.ended()
     assert not (attempt.folder / "agent.log").exists()
+
+
+IMPATIENT = f"""
+import sys
+sys.path.insert(0, {str(Path(shim.__file__).parents[2])!r})
+from gputui.runs import shim
+shim.AGENT_SECONDS = 0.05
+shim.main()
+"""
+
+
+def test_an_agent_that_died_is_followed_by_another_while_the_run_lives(attempt: Attempt, tmp_path: Path) -> None:
+    """Also where its sampler, which would start the next one, died with it, and each time that happens."""
+    program = tmp_path / "impatient.py"
+    program.write_text(IMPATIENT)
+    code = f"import os\nwith open({str(tmp_path / 'agents')!r}, 'a') as file: file.write(f'{{os.getpid()}}\\n')"
+    agent = {**agent_entry(attempt.folder), "argv": [sys.executable, "-c", code]}
+    attempt.start("import time; time.sleep(600)", agent=agent, program=str(program))
+    started = attempt.started()
+
+    def agents() -> list[int]:
+        path = tmp_path / "agents"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    first, second, *_ = wait_until(lambda: found if len(found := agents()) > 1 else None, what="two agents")
+    assert first != second
+    # What the shim started is no process of the attempt, and no zombie is left of it.
+    wait_until(lambda: identify(first) is None, what="the first agent's end")
+    assert first not in attempt_members(attempt)
+    os.kill(started["pid"], signal.SIGKILL)
+    assert attempt.ended()["signal"] == signal.SIGKILL
+
+
+def attempt_members(attempt: Attempt) -> set[int]:
+    listed = json.loads((attempt.folder / "processes.json").read_text())["processes"]
+    return {entry["pid"] for entry in listed}
 
 
 RANKS = """

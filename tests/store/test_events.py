@@ -11,7 +11,7 @@ import pytest
 
 from gputui.store.database import migrations
 from gputui.store.events import KINDS, SINK_KINDS, add_event, has_event, last_kind
-from gputui.store.runs import read_incidents
+from gputui.store.run_history import read_incidents
 from tests.stores import open_store
 
 NO_KIND = (None, None)

@@ -10,7 +10,7 @@ import pytest
 
 from gputui.config import locate
 from gputui.store.hardware import GpuView, Idleness, idleness, present_since, read_gpus
-from gputui.tui.data.idle_gpus import IdleReader
+from gputui.tui.data.machine import IdleReader
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
-from gputui.store.database import open_reader
+from gputui.store.attempts import read_attempts
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
-from gputui.store.runs import (
-    RunNotFoundError,
-    find_run,
-    holders,
-    read_attempts,
-    read_decisions,
-    read_incidents,
-    read_runs,
-)
+from gputui.store.run_history import read_decisions, read_incidents
+from gputui.store.runs import RunNotFoundError, find_run, holders, read_runs
 from gputui.tui.data.reader import in_order
 from tests.tui.filling import GIB, NOW, Filler, uuid
-
-
-@pytest.fixture
-def filler(tmp_path: Path) -> Iterator[Filler]:
-    made = Filler(locate(tmp_path))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
-    connection = open_reader(filler.workspace.database)
-    yield connection
-    connection.close()
-
 
 # --- hardware
 

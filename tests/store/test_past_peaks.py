@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from gputui.config import Workspace
 from gputui.store.costs import past_peaks
 from tests.tui.filling import Filler
-
-
-@pytest.fixture
-def filler(workspace: Workspace) -> Iterator[Filler]:
-    made = Filler(workspace)
-    yield made
-    made.close()
 
 
 def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Filler) -> None:

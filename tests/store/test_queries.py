@@ -5,43 +5,18 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
 from gputui.store import json_shapes
 from gputui.store.agent import read_agent
-from gputui.store.database import data_version, open_reader
+from gputui.store.attempts import read_attempts
+from gputui.store.database import data_version
 from gputui.store.events import read_events
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
-from gputui.store.runs import (
-    AmbiguousRunError,
-    RunNotFoundError,
-    find_run,
-    read_attempts,
-    read_decisions,
-    read_incidents,
-    read_runs,
-    read_transitions,
-    runs_mark,
-)
+from gputui.store.run_history import read_decisions, read_incidents, read_transitions
+from gputui.store.runs import AmbiguousRunError, RunNotFoundError, find_run, read_runs, runs_mark
 from tests.tui.filling import GIB, NOW, Filler, uuid
-
-
-@pytest.fixture
-def filler(tmp_path: Path) -> Iterator[Filler]:
-    made = Filler(locate(tmp_path))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
-    connection = open_reader(filler.workspace.database)
-    yield connection
-    connection.close()
 
 
 def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None:
@@ -184,8 +159,8 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
     )
     assert list(shown) == [
         "id", "name", "profile", "state", "attempt", "gpus", "params", "created_at", "started_at", "ended_at", "reason",
-        "target", "placement", "study", "trial", "attempts", "cost_of_failures", "gpu_hours", "energy_joules",
-        "energy_is_partial",
+        "target", "placement", "study", "trial", "tags", "note", "attempts", "cost_of_failures", "gpu_hours",
+        "energy_joules", "energy_is_partial",
     ]  # fmt: skip
     first, second, third = shown["attempts"]
     assert shown["cost_of_failures"] is None and first["incident"]["lost_steps"] is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.profiles.record_file import load_retention
+from gputui.profiles.home_files import load_retention
 from gputui.profiles.record_form import read_retention
 from gputui.store.retention import DAY_SECONDS, Retention, age_words
 from gputui.yaml_forms.problems import ProfileError

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
 from gputui.store import timeline
-from gputui.store.database import open_reader
 from tests.tui.filling import NOW, Filler
-
-
-@pytest.fixture
-def filler(tmp_path: Path) -> Iterator[Filler]:
-    made = Filler(locate(tmp_path))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def reader(filler: Filler) -> Iterator[sqlite3.Connection]:
-    connection = open_reader(filler.workspace.database)
-    yield connection
-    connection.close()
 
 
 def sampled(filler: Filler, first_ago: int, last_ago: int, every: int = 1) -> None:

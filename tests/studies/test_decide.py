@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gputui.recovery.classify import Incident
+from gputui.recovery.decide import AttemptReach, decide
 from gputui.recovery.policies import policy_from
-from gputui.recovery.policy import AttemptReach, decide
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
@@ -29,6 +29,7 @@ from gputui.studies.decide import (
     ruling,
     rung_passed,
     same_error,
+    to_rerun,
     trial_spec,
 )
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec
@@ -186,7 +187,7 @@ def test_a_point_by_hand_is_run_beyond_the_budget_and_earlier_runs_do_not_count(
 
 def test_a_study_gives_way_to_other_runs() -> None:
     spec = study(gpus_per_trial=2)
-    assert [room_for(spec, 8, others, 4, 1) for others in (0, 1, 7, 9)] == [4, 3, 0, 0]
+    assert [room_for(spec, 8, others, 4, 1) for others in (0, 1, 7, 9)] == [4, 3, 1, 1]
     assert room_for(study(gpus_per_trial=2, parallel=3), 8, 0, 4, 1) == 3
     assert room_for(study(), 0, 0, 8, 2) == 4 and room_for(study(), 0, 0, 2, 4) == 1
     assert room_for(study(parallel=3), 0, 0, 2, 4) == 3
@@ -245,3 +246,26 @@ def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
                      study(), "s-1", 0, {})  # fmt: skip
     assert not policy_from(off.recovery).enabled
     assert RunSpec.from_json(made.to_json()) == made
+
+
+def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None:
+    done = [
+        trial(
+            number,
+            TrialState.COMPLETE if value is not None else TrialState.PRUNED,
+            values=() if value is None else (value,),
+        )
+        for number, value in enumerate((0.3, 0.5, None, None, None))
+    ]
+    reached = {2: 0.4, 3: 0.2, 4: 0.9}
+    assert to_rerun(study(rerun=2), done, reached) == (3,)
+    assert to_rerun(study(rerun=3), done, reached) == (3, 2)
+    assert to_rerun(study(), done, reached) == ()
+    upwards = study(rerun=2, objectives=(Objective("accuracy", "maximize"),))
+    assert to_rerun(upwards, done, reached) == (4,)
+    # Once each, and never more than so many.
+    again = trial(5, TrialState.COMPLETE, origin="rerun", parent=3, values=(0.8,))
+    assert to_rerun(study(rerun=2), [*done, again], reached) == (2,)
+    assert (
+        to_rerun(study(rerun=2), [*done, again, trial(6, TrialState.COMPLETE, origin="rerun", parent=2)], reached) == ()
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.cli.study_launch import impossible_budget
 from gputui.config import Workspace, shipped_studies
 from gputui.profiles.params import ParameterError
 from gputui.studies.loading import (
@@ -18,9 +19,10 @@ from gputui.studies.loading import (
     source_of,
     sweep_study,
 )
-from gputui.studies.schema import json_schema, parse_duration
-from gputui.studies.spec import Dimension, Objective, StudySpec
+from gputui.studies.schema import json_schema
+from gputui.studies.spec import Budget, Dimension, Objective, StudySpec
 from gputui.yaml_forms.problems import ProfileError
+from gputui.yaml_forms.quantities import parse_duration
 
 PROFILE = """
 name: net
@@ -33,6 +35,7 @@ params:
   steps: {default: 100, min: 1}
   width: {default: 64, multiple_of: 8}
   optimizer: {default: adam, choices: [adam, sgd]}
+  seed: 0
 """
 
 STUDY = """
@@ -126,6 +129,16 @@ budget: {wall: soon}
         (STUDY + "pruner: {kind: median, length: lr}\n", "pruner.length"),
         (STUDY + "trials_per_gpu: 2\n", "trials_per_gpu"),
         (STUDY + "priority: 5\n", "priority"),
+        (STUDY + "rerun: -1\n", "rerun"),
+        (STUDY.replace("objective: {metric: loss}", "objective: loss"), "objective"),
+        (STUDY.replace("{metric: loss}", "[{metric: loss}, {metric: loss}]"), "objective.1.metric"),
+        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "seed: {type: int, min: 0, max: 9999999}")
+         + "sampler: grid\n", "sampler"),
+        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "seed: [1, 2]").replace(
+            "budget: {trials: 4}", "sampler: random"), ""),
+        (STUDY + "pbt: {members: 4, every: 10, length: 10}\n", "pbt.every pbt"),
+        (STUDY + "pbt: {members: 4, every: 10, length: lr}\n", "pbt.length pbt"),
+        (STUDY + "pbt: {members: 4, every: 10, length: stepz}\n", "pbt.length pbt"),
         (STUDY + "sampler: tpe\npbt: {members: 4, every: 10}\n", "sampler pbt"),
     ],
 )  # fmt: skip
@@ -203,3 +216,10 @@ def test_the_schema_for_editors_knows_every_key() -> None:
     schema = json_schema()
     assert {"profile", "space", "objective", "pbt"} <= schema["properties"].keys()
     assert set(schema["required"]) == {"profile", "space", "objective"}
+
+
+def test_a_budget_into_which_no_run_fits_is_refused() -> None:
+    spec = StudySpec("s", "net", (), (), gpus_per_trial=2, budget=Budget(gpu_hours=1.0, wall_seconds=3600.0))
+    assert impossible_budget(spec, None) == impossible_budget(spec, 1800.0) == []
+    assert [one.partition(":")[0] for one in impossible_budget(spec, 1801.0)] == ["budget.gpu_hours"]
+    assert [one.partition(":")[0] for one in impossible_budget(spec, 3601.0)] == ["budget.wall", "budget.gpu_hours"]

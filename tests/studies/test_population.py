@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import wait_until
 from tests.machine import Machine
-from tests.studies.test_process import process_of, state, verdicts, wait_for, write
+from tests.studies.test_process import WAIT_SECONDS, process_of, verdicts, wait_for, write
 
-# The loss falls by the share ``rate`` with every step; a checkpoint holds the loss.
+# The loss falls by the share ``rate`` with every step; a checkpoint holds the loss. No step is made from the one in the
+# file `until` on: tests decide when members pass a milestone, not the machine's pace.
 LEARNER = """
 import argparse, json, os, pathlib, time, zipfile
 options = argparse.ArgumentParser()
@@ -28,9 +29,19 @@ begin, loss = 0, 1.0
 if options.resume:
     with zipfile.ZipFile(options.resume) as archive:
         begin, loss = json.loads(archive.read("state"))
+until = pathlib.Path(__file__).with_name("until")
+
+def is_held(step):
+    try:
+        return step >= int(until.read_text())
+    except FileNotFoundError:
+        return False
+
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for step in range(begin, options.steps):
     time.sleep(options.seconds)
+    while is_held(step):
+        time.sleep(0.02)
     loss *= 1 - options.rate
     os.write(out, (json.dumps({"step": step, "time": time.time(), "loss": loss}) + "\\n").encode())
     if (step + 1) % 5 == 0:
@@ -45,7 +56,7 @@ name: learner
 launcher: python
 script: learner.py
 gpus: 0
-params: {rate: 0.01, steps: 120, seconds: 0.15}
+params: {rate: 0.01, steps: 120, seconds: 0.01}
 metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
 checkpoints: {dir: "{run_dir}/checkpoints", pattern: "step_*.pt", resume: "--resume {checkpoint}"}
 """
@@ -65,6 +76,37 @@ def lab(machine: Machine) -> Machine:
     (machine.folder / "learner.py").write_text(LEARNER)
     (machine.folder / "learner.yaml").write_text(PROFILE)
     return machine
+
+
+def train_until(lab: Machine, step: int | None) -> None:
+    """Members go on up to a step, or with None to their ends."""
+    file = lab.folder / "until"
+    if step is None:
+        file.unlink()
+        return
+    # The script never reads half of it.
+    file.with_suffix(".new").write_text(str(step))
+    file.with_suffix(".new").rename(file)
+
+
+def decided(lab: Machine) -> int:
+    """The last milestone at which the members were compared."""
+    found = lab.rows("SELECT sampler ->> '$.milestone' FROM studies")
+    return int(found[0][0] or 0) if found else 0
+
+
+def begin(lab: Machine) -> None:
+    """A population of which every member has a checkpoint that the agent knows, short of the first milestone."""
+    train_until(lab, 15)
+    lab.gputui("study", "run", write(lab, STUDY))
+    givers = "SELECT count(DISTINCT run_id) FROM checkpoints"
+    wait_until(lambda: lab.rows(givers) == [(4,)], WAIT_SECONDS, "a checkpoint of each member")
+
+
+def pass_milestones(lab: Machine, milestone: int) -> None:
+    """All members train half way from a milestone to the next, where they wait, and are compared at it."""
+    train_until(lab, milestone * 20 + 10)
+    wait_until(lambda: decided(lab) == milestone, WAIT_SECONDS, f"the decision at milestone {milestone}")
 
 
 def check_lineage(lab: Machine) -> None:
@@ -93,39 +135,61 @@ def check_lineage(lab: Machine) -> None:
     assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
 
 
-def test_the_worst_goes_on_from_the_best(lab: Machine) -> None:
-    lab.gputui("study", "run", write(lab, STUDY), "--wait")
-    assert state(lab) == "finished" and set(verdicts(lab).values()) == {"complete"}
-    check_lineage(lab)
-
-
 @pytest.mark.long
-def test_a_killed_process_of_a_population_loses_no_decision(lab: Machine) -> None:
-    lab.gputui("study", "run", write(lab, STUDY))
-    for _ in range(6):
-        wait_until(lambda: process_of(lab) is not None or state(lab) == "finished", 60, "the study's process")
-        held = process_of(lab)
-        if held is None:
-            break
-        os.kill(held.identity.pid, signal.SIGKILL)
+def test_the_worst_goes_on_from_the_best(lab: Machine) -> None:
+    begin(lab)
+    pass_milestones(lab, 1)
+    pass_milestones(lab, 2)
+    train_until(lab, None)
     wait_for(lab, "finished")
     assert set(verdicts(lab).values()) == {"complete"}
     check_lineage(lab)
-    decided = json.loads(lab.rows("SELECT sampler FROM studies")[0][0])
-    assert decided["milestone"] >= 1
 
 
 @pytest.mark.long
-def test_a_stopped_study_starts_no_member_again(lab: Machine) -> None:
-    lab.gputui("study", "run", write(lab, STUDY))
+@pytest.mark.timeout(600)
+def test_the_lineage_of_the_best_member_replays_to_the_same_loss(lab: Machine) -> None:
+    begin(lab)
+    pass_milestones(lab, 1)
+    pass_milestones(lab, 2)
+    train_until(lab, None)
+    wait_for(lab, "finished")
+    shown = lab.json("study", "show")["trials"]
+    moved = next(one for one in shown if one["parent"] is not None)
+    exported = lab.json("study", "export", "s", "replay.yaml", "--lineage", "--trial", str(moved["number"]))
+    assert exported["phases"] >= 2
+    phases = yaml.safe_load((lab.folder / "replay.yaml").read_text())["phases"]
+    # The agent looks for the end of a phase every ten seconds.
+    train_until(lab, phases[0]["until"] + 2)
+    lab.gputui("run", "replay.yaml")
+    replay = lab.json("ps")[0]["id"]
+    begun = "SELECT count(*) FROM attempts WHERE run_id = ? AND number = ?"
+    for number, following in enumerate(phases[1:], 2):
+        wait_until(lambda number=number: lab.rows(begun, replay, number) == [(1,)], WAIT_SECONDS, f"phase {number}")
+        train_until(lab, following["until"] + 2 if "until" in following else None)
+    lab.wait_for(replay, "succeeded", timeout=WAIT_SECONDS)
+    losses = [
+        lab.rows(
+            "SELECT m.step, m.data ->> '$.loss' FROM metrics m JOIN metric_sources s USING (source_id) "
+            "WHERE s.run_id = ? ORDER BY m.generation DESC, m.byte_offset DESC LIMIT 1", run_id,
+        )[0]
+        for run_id in (moved["run"], replay)
+    ]  # fmt: skip
+    assert losses[0] == losses[1]
+    assert lab.json("show", "s-1-t" + str(moved["number"]) + "-1") is not None
+    assert lab.gputui("study", "export", "s", "replay.yaml", "--lineage", code=3)
 
-    def is_one_between_two_runs() -> bool:
-        asked = lab.rows("SELECT 1 FROM trials WHERE sampler LIKE '%exploit%'")
-        return bool(asked) or state(lab) == "finished"
 
-    wait_until(is_one_between_two_runs, 90, "an exploit")
-    assert state(lab) == "running"
-    lab.gputui("study", "stop", "s-1")
-    wait_for(lab, "stopped")
-    assert set(verdicts(lab).values()) <= {"stopped", "complete"}
-    assert lab.rows("SELECT count(*) FROM runs WHERE state NOT IN ('stopped', 'succeeded')") == [(0,)]
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_killed_process_of_a_population_loses_no_decision(lab: Machine) -> None:
+    begin(lab)
+    for milestone in (1, 2, 3):
+        held = wait_until(lambda: process_of(lab), WAIT_SECONDS, "the study's process")
+        os.kill(held.identity.pid, signal.SIGKILL)
+        # Also where it dies between a decision and what follows from it.
+        pass_milestones(lab, milestone)
+    train_until(lab, None)
+    wait_for(lab, "finished")
+    assert set(verdicts(lab).values()) == {"complete"}
+    check_lineage(lab)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import suppress
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from gputui.studies.rows import LOCK_FILE
 from tests.conftest import wait_until
 from tests.machine import Machine
 
-# Reports a value that its parameters decide, a line a step; fails as it is told.
+# Reports a value that its parameters decide, a line a step; fails as asked. Before its last step it waits while the
+# file `hold` has a number that is not above its trial's: tests decide when a trial ends, not the machine's pace.
 SCORED = """
-import argparse, json, os, sys, time
+import argparse, json, os, pathlib, re, sys, time
 options = argparse.ArgumentParser()
 options.add_argument("--quality", type=float)
 options.add_argument("--steps", type=int)
@@ -27,9 +29,20 @@ options.add_argument("--fault")
 options = options.parse_args()
 if options.fault == "start":
     raise SystemExit("no such data")
+hold, number = pathlib.Path(__file__).with_name("hold"), re.search(r"-t([0-9]+)-[0-9]+$", os.environ["GPUTUI_RUN_ID"])
+
+def is_held():
+    try:
+        first = int(hold.read_text())
+        return number is None or int(number[1]) >= first
+    except FileNotFoundError:
+        return False
+
 out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for step in range(options.steps):
     time.sleep(options.seconds)
+    while step == options.steps - 1 and is_held():
+        time.sleep(0.02)
     os.write(out, (json.dumps({"step": step, "loss": options.quality + 1 / (step + 1)}) + "\\n").encode())
     if options.fault == "oom" and step == 2:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -47,6 +60,9 @@ gpus: 0
 params: {quality: 0.5, steps: 10, seconds: 0.02, fault: none}
 metrics: {source: jsonl, path: "{run_dir}/metrics.jsonl"}
 """
+
+WAIT_SECONDS = 150.0
+"""Of no meaning but that a test that fails ends."""
 
 STUDY = """
 profile: ./scored.yaml
@@ -70,6 +86,22 @@ def write(lab: Machine, text: str, name: str = "s") -> str:
     return f"{name}.yaml"
 
 
+def begin(lab: Machine, file: str, *, code: int = 0) -> None:
+    """Run a study to its end."""
+    lab.gputui("study", "run", file, "--wait", code=code, timeout=WAIT_SECONDS)
+
+
+def hold(lab: Machine, number: int | None) -> None:
+    """Trials from this number on, and runs of no study, wait before their last step; None: none does."""
+    file = lab.folder / "hold"
+    if number is None:
+        file.unlink()
+        return
+    # The script never reads half of it.
+    file.with_suffix(".new").write_text(str(number))
+    file.with_suffix(".new").rename(file)
+
+
 def verdicts(lab: Machine, study: str = "s-1") -> dict[int, str]:
     return {row[0]: row[1] for row in lab.rows("SELECT number, state FROM trials WHERE study_id = ?", study)}
 
@@ -80,7 +112,7 @@ def state(lab: Machine, study: str = "s-1") -> str:
 
 
 def wait_for(lab: Machine, *states: str, study: str = "s-1") -> None:
-    wait_until(lambda: state(lab, study) in states, 120, f"{study} {states}")
+    wait_until(lambda: state(lab, study) in states, WAIT_SECONDS, f"{study} {states}")
 
 
 def process_of(lab: Machine, study: str = "s-1") -> process_lock.Holder | None:
@@ -112,8 +144,9 @@ def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
 def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
     pytest.importorskip("optuna")
     text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.1, 0.2, 0.9]").replace("parallel: 2", "parallel: 1")
-    file = write(lab, text + "pruner: {kind: median, length: 300, rungs: 30, startup: 2}\nparams: {steps: 300}\n")
-    lab.gputui("study", "run", file, "--wait")
+    file = write(lab, text + "pruner: {kind: median, length: 60, rungs: 30, startup: 2}\nparams: {steps: 60}\n")
+    hold(lab, 2)
+    begin(lab, file)
     assert verdicts(lab) == {0: "complete", 1: "complete", 2: "pruned"}
     (run_id, reason, rung) = lab.rows("SELECT run_id, reason, rung FROM trials WHERE number = 2")[0]
     assert rung is not None and rung < 30
@@ -125,7 +158,7 @@ def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
 
 def test_faults_are_told_apart(lab: Machine) -> None:
     text = STUDY.replace("quality: [0.1, 0.2, 0.3, 0.4]", "fault: [none, oom, nan, once]")
-    lab.gputui("study", "run", write(lab, text), "--wait")
+    begin(lab, write(lab, text))
     found = lab.json("study", "show")["trials"]
     assert [one["state"] for one in found] == ["complete", "infeasible", "failed", "complete"]
     assert [one["value"] is None for one in found] == [False, True, True, False]
@@ -135,22 +168,22 @@ def test_faults_are_told_apart(lab: Machine) -> None:
 
 def test_two_alike_at_the_start_end_the_study(lab: Machine) -> None:
     file = write(lab, STUDY.replace("parallel: 2", "parallel: 1") + "params: {fault: start}\n")
-    lab.gputui("study", "run", file, "--wait", code=1)
+    begin(lab, file, code=1)
     assert state(lab) in ("failed", "stopped") and verdicts(lab) == {0: "failed", 1: "failed"}
 
 
 def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine) -> None:
     file = write(lab, STUDY.replace("metric: loss", "metric: lost").replace("parallel: 2", "parallel: 1"))
-    lab.gputui("study", "run", file, "--wait", code=1)
+    begin(lab, file, code=1)
     study = lab.json("study", "show")
     assert study["state"] == "paused" and "loss" in study["reason"] and len(study["trials"]) == 1
-    wait_until(lambda: process_of(lab) is None, 30, "no process while it is paused")
+    wait_until(lambda: process_of(lab) is None, WAIT_SECONDS, "no process while it is paused")
 
 
 def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
     pytest.importorskip("optuna")
     text = STUDY.replace("sampler: grid", "sampler: random\nbudget: {trials: 2}").replace("parallel: 2", "parallel: 1")
-    lab.gputui("study", "run", write(lab, text), "--wait")
+    begin(lab, write(lab, text))
     assert len(verdicts(lab)) == 2
     assert lab.json("study", "extend", "s", "--trials", "1")["budget"]["trials"] == 3
     wait_for(lab, "finished")
@@ -159,13 +192,13 @@ def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
     assert lab.json("study", "enqueue", "s", "--set", "quality=0.4")["trial"] == 3
     wait_for(lab, "finished")
     assert lab.json("study", "show")["trials"][3]["params"] == {"quality": 0.4}
-    lab.gputui("study", "extend", "s", "--trials", "50")
-    wait_until(lambda: len(verdicts(lab)) > 4, 60, "more trials")
+    lab.gputui("study", "extend", "s", "--trials", "500")
+    wait_until(lambda: len(verdicts(lab)) > 4, WAIT_SECONDS, "more trials")
     lab.gputui("study", "pause", "s")
-    wait_until(lambda: process_of(lab) is None and state(lab) == "paused", 60, "paused, and its trials over")
+    wait_until(lambda: process_of(lab) is None and state(lab) == "paused", WAIT_SECONDS, "paused, and its trials over")
     lab.gputui("study", "resume", "s")
     count = len(verdicts(lab))
-    wait_until(lambda: len(verdicts(lab)) > count, 60, "more trials")
+    wait_until(lambda: len(verdicts(lab)) > count, WAIT_SECONDS, "more trials")
     lab.gputui("study", "stop", "s")
     wait_for(lab, "stopped")
     assert set(verdicts(lab).values()) <= {"complete", "stopped"}
@@ -173,43 +206,48 @@ def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
 
 
 def test_a_spent_budget_stops_what_runs(lab: Machine) -> None:
-    lab.gputui("study", "run", write(lab, STUDY + "params: {seconds: 10}\nbudget: {wall: 3s}\n"), "--wait", code=1)
-    assert state(lab) == "finished" and set(verdicts(lab).values()) == {"stopped"}
+    hold(lab, 0)
+    lab.gputui("study", "run", write(lab, STUDY + "budget: {wall: 1h}\n"))
+    wait_until(lambda: list(verdicts(lab).values()) == ["running"] * 2, WAIT_SECONDS, "two trials")
+    with closing(sqlite3.connect(lab.workspace.database, timeout=WAIT_SECONDS)) as connection, connection:
+        # As if it had begun two hours ago.
+        connection.execute("UPDATE study_moves SET at = at - 7200")
+    wait_for(lab, "finished")
+    assert set(verdicts(lab).values()) == {"stopped"}
 
 
+@pytest.mark.long
 def test_killing_the_process_and_the_agent_loses_and_doubles_nothing(lab: Machine) -> None:
     pytest.importorskip("optuna")
     text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "{type: float, min: 0, max: 1}").replace("grid", "tpe")
-    text += "budget: {trials: 10}\npruner: {kind: median, length: 30, rungs: 10}\nparams: {steps: 30}\n"
+    text += "budget: {trials: 7}\npruner: {kind: median, length: 30, rungs: 10}\nparams: {steps: 30}\n"
+    hold(lab, 0)
     lab.gputui("study", "run", write(lab, text))
-    killed = 0
-    while state(lab) != "finished":
-        holder = wait_until(lambda: process_of(lab) or state(lab) == "finished", 60, "a process, or the end")
-        if isinstance(holder, process_lock.Holder):
-            with suppress(ProcessLookupError):
-                os.kill(holder.identity.pid, signal.SIGKILL)
-            killed += 1
-            if killed % 3 == 0 and lab.agent() is not None:
-                lab.kill_agent()
-                lab.gputui("agent", "start")
-            seen = len(verdicts(lab))
-            wait_until(lambda seen=seen: len(verdicts(lab)) > seen or state(lab) == "finished", 60, "the next trial")
-    assert killed > 3
+    for number in range(7):
+        wait_until(lambda number=number: number in verdicts(lab), WAIT_SECONDS, f"trial {number}")
+        holder = wait_until(lambda: process_of(lab), WAIT_SECONDS, "a process")
+        os.kill(holder.identity.pid, signal.SIGKILL)
+        if number % 3 == 2:
+            lab.kill_agent()
+            lab.gputui("agent", "start")
+        # The trial ends, so that there is room for another.
+        hold(lab, number + 1)
+    wait_for(lab, "finished")
     found = verdicts(lab)
-    assert sorted(found) == list(range(10)) and set(found.values()) <= {"complete", "pruned"}
-    assert lab.rows("SELECT count(*), count(DISTINCT trial) FROM runs WHERE study_id = 's-1'") == [(10, 10)]
+    assert sorted(found) == list(range(7)) and set(found.values()) <= {"complete", "pruned"}
+    assert lab.rows("SELECT count(*), count(DISTINCT trial) FROM runs WHERE study_id = 's-1'") == [(7, 7)]
     assert lab.rows("SELECT count(*) FROM commands WHERE state = 'pending'") == [(0,)]
     points = lab.rows("SELECT params FROM trials ORDER BY number")
-    assert len(set(points)) == 10
+    assert len(set(points)) == 7
     assert (
         lab.rows("SELECT r.params ->> 'quality' = t.params ->> 'quality' FROM runs r JOIN trials t USING (run_id)")
-        == [(1,)] * 10
+        == [(1,)] * 7
     )
 
 
 def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
-    lab.gputui("study", "run", write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1]")), "--wait")
+    begin(lab, write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1]")))
     target = tmp_path / "out.db"
     assert lab.json("study", "export", "s", str(target))["trials"] == 2
     read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
@@ -224,7 +262,7 @@ def test_a_study_learns_from_earlier_runs(lab: Machine) -> None:
     for quality in ("0.3", "0.2", "0.15"):
         lab.gputui("run", "scored.yaml", "--set", f"quality={quality}", "--wait")
     text = STUDY.replace("sampler: grid", "sampler: tpe\nbudget: {trials: 1}\nwarm_start: 5")
-    lab.gputui("study", "run", write(lab, text), "--wait")
+    begin(lab, write(lab, text))
     found = lab.json("study", "show")["trials"]
     assert [(one["origin"], one["params"]["quality"], one["run"]) for one in found[:2]] == [
         ("warm", 0.3, "scored-1"), ("warm", 0.2, "scored-2")
@@ -233,7 +271,7 @@ def test_a_study_learns_from_earlier_runs(lab: Machine) -> None:
 
 
 def test_there_was_no_study_an_hour_ago(lab: Machine) -> None:
-    lab.gputui("study", "run", write(lab, STUDY), "--wait")
+    begin(lab, write(lab, STUDY))
     assert [one["id"] for one in lab.json("studies")] == ["s-1"] and lab.json("studies", "--at", "-1h") == []
     lab.gputui("study", "show", "s-1", "--at", "-1h", code=3)
 
@@ -241,14 +279,16 @@ def test_there_was_no_study_an_hour_ago(lab: Machine) -> None:
 def test_a_run_that_a_person_launches_goes_first_and_the_study_shrinks(lab: Machine) -> None:
     lab.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\n")
     (lab.folder / "scored.yaml").write_text(PROFILE.replace("gpus: 0", "gpus: 1"))
-    text = STUDY.replace("parallel: 2", "params: {seconds: 0.5}")
-    lab.gputui("study", "run", write(lab, text.replace("[0.1, 0.2, 0.3, 0.4]", "[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]")))
+    hold(lab, 0)
+    lab.gputui("study", "run", write(lab, STUDY.replace("parallel: 2\n", "").replace("0.4]", "0.4, 0.5, 0.6]")))
     running = "SELECT count(*) FROM runs WHERE study_id = 's-1' AND state IN ('starting', 'running')"
-    wait_until(lambda: lab.rows(running) == [(2,)], 60, "a trial on each GPU")
-    lab.gputui("run", "scored.yaml", "--set", "seconds=0.5", "--set", "steps=200")
-    lab.wait_for("scored-1", "running")
-    begun = len(verdicts(lab))
-    wait_until(lambda: len(verdicts(lab)) > begun, 60, "another trial beside it")
+    wait_until(lambda: lab.rows(running) == [(2,)], WAIT_SECONDS, "a trial on each GPU")
+    lab.gputui("run", "scored.yaml")
+    hold(lab, 1)
+    lab.wait_for("scored-1", "running", timeout=WAIT_SECONDS)
+    hold(lab, 2)
+    begun = "SELECT count(*) FROM runs WHERE trial >= 2 AND state IN ('starting', 'running')"
+    wait_until(lambda: lab.rows(begun) == [(1,)], WAIT_SECONDS, "another trial beside it")
     (launched,) = lab.rows("SELECT created_at FROM runs WHERE run_id = 'scored-1'")[0]
     since = lab.rows("SELECT count(*) FROM attempts AS a JOIN runs AS r USING (run_id) WHERE r.study_id = 's-1' "
                      "AND a.created_at > ? AND a.ended_at IS NULL", launched)  # fmt: skip
@@ -256,5 +296,34 @@ def test_a_run_that_a_person_launches_goes_first_and_the_study_shrinks(lab: Mach
     leases = lab.rows("SELECT count(DISTINCT gpu_uuid), count(*) FROM leases")
     assert leases[0][0] == leases[0][1] <= 2
     lab.gputui("stop", "scored-1", "--now")
+    hold(lab, None)
     wait_for(lab, "finished")
     assert set(verdicts(lab).values()) == {"complete"} and len(verdicts(lab)) == 6
+
+
+def test_more_gpus_than_there_are_are_refused(lab: Machine) -> None:
+    lab.workspace.scenario.write_text("gpus: 4\nmemory: 80GiB\n")
+    lab.gputui("agent", "start")
+    wait_until(lambda: lab.rows("SELECT count(*) FROM gpus") == [(4,)], WAIT_SECONDS, "the GPUs")
+    for count, code in ((4, 0), (64, 3)):
+        lab.gputui("study", "check", write(lab, f"{STUDY}gpus_per_trial: {count}\n"), code=code)
+
+
+def test_a_trial_that_needs_all_gpus_is_not_passed_over_by_small_ones(lab: Machine) -> None:
+    lab.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\n")
+    (lab.folder / "scored.yaml").write_text(PROFILE.replace("gpus: 0", "gpus: 1"))
+    narrow = STUDY.replace("parallel: 2\n", "")
+    hold(lab, 0)
+    points = ", ".join(str(number / 100) for number in range(12))
+    lab.gputui("study", "run", write(lab, narrow.replace("0.1, 0.2, 0.3, 0.4", points), "narrow"))
+    wait_until(lambda: lab.rows("SELECT count(*) FROM leases") == [(2,)], WAIT_SECONDS, "a small trial on each GPU")
+    wide = STUDY.replace("parallel: 2", "gpus_per_trial: 2").replace("0.1, 0.2, 0.3, 0.4", "0.1")
+    lab.gputui("study", "run", write(lab, wide, "wide"))
+    queued = "SELECT count(*) FROM runs WHERE study_id = 'wide-1' AND state = 'queued'"
+    wait_until(lambda: lab.rows(queued) == [(1,)], WAIT_SECONDS, "the wide trial in the queue")
+    hold(lab, None)
+    wait_for(lab, "finished", study="wide-1")
+    wait_for(lab, "finished", study="narrow-1")
+    ended = lab.rows("SELECT max(ended_at) FROM trials WHERE study_id = 'wide-1' AND state = 'complete'")
+    later = lab.rows("SELECT count(*) FROM trials WHERE study_id = 'narrow-1' AND created_at > ?", *ended[0])
+    assert later[0][0] >= 4 and set(verdicts(lab, "narrow-1").values()) == {"complete"}

@@ -1,14 +1,17 @@
-"""A study's report: its values, and a command that is the winner's."""
+"""A study's report: its values, a command that is the winner's, its pictures, and text that harms no page."""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 
-from gputui.store.studies import StudyRecord, StudyState, TrialState
-from gputui.studies.report import markdown, saved_share, winner_command
+from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
+from gputui.studies.report import StudyFindings, contents, markdown, page, saved_share, winner_command
 from gputui.studies.spec import Dimension, Objective, PrunerSpec, StudySpec
 from tests.studies.test_analysis import trial
 
@@ -25,18 +28,35 @@ TRIALS = [
 ]
 
 
-def test_the_command_sets_the_winners_point_and_the_studys_own_values() -> None:
+def findings(
+    trials: Sequence[TrialRecord] = TRIALS, study: StudyRecord = STUDY, spec: StudySpec = SPEC
+) -> StudyFindings:
+    rungs = {
+        one.number: [RungValue(one.number, rung, 10 * rung - 1, 1.0 / rung, 1, 0.0) for rung in (1, 2, 3)]
+        for one in trials
+    }
+    return StudyFindings(study, spec, trials, rungs, 1.5, 9000.0)
+
+
+def rows_under(heading: str, text: str) -> list[str]:
+    """The first cells of the table under a heading."""
+    lines = text.splitlines()
+    section = lines[lines.index(heading) + 1 :]
+    end = next((place for place, line in enumerate(section) if line.startswith("## ")), len(section))
+    return [line.split("|")[1].strip() for line in section[:end] if line.startswith("| ")][2:]
+
+
+def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
     words = shlex.split(winner_command(SPEC, TRIALS[1]))
     assert words == ["gputui", "run", "net", "--set", "steps=50", "--set", "lr=0.0123457", "--set", "kind=a b"]
-    assert winner_command(SPEC, TRIALS[1]) in markdown(STUDY, SPEC, TRIALS, gpu_hours=1.5, now=9000.0)
+    text = markdown(findings())
+    assert text.index(winner_command(SPEC, TRIALS[1])) < text.index(winner_command(SPEC, TRIALS[0]))
 
 
 def test_rows_are_those_of_the_trials_best_first() -> None:
-    lines = markdown(STUDY, SPEC, TRIALS, gpu_hours=1.5, now=9000.0).splitlines()
-    best = [line.split("|")[1].strip() for line in lines[lines.index("## Best trials") :] if line.startswith("| ")]
-    assert best[:4] == ["trial", "---", "1", "0"]
-    rest = [line.split("|")[1].strip() for line in lines[lines.index("## Not complete") :] if line.startswith("| ")]
-    assert rest == ["trial", "---", "2"]
+    text = markdown(findings())
+    assert rows_under("## Best trials", text) == ["1", "0"]
+    assert rows_under("## Not complete", text) == ["2"]
 
 
 def test_what_pruning_saved_is_the_share_of_rungs() -> None:
@@ -46,5 +66,35 @@ def test_what_pruning_saved_is_the_share_of_rungs() -> None:
 
 
 def test_without_a_complete_trial_there_is_no_winner() -> None:
-    text = markdown(STUDY, SPEC, TRIALS[2:], gpu_hours=0.0, now=9000.0)
+    text = markdown(findings(TRIALS[2:]))
     assert "gputui run" not in text and "## Best trials" not in text
+
+
+def test_the_files_refer_to_each_other_and_the_page_to_nothing() -> None:
+    many = [trial(number, 0.5 + number / 10, params={"lr": 0.1 * (number + 1), "kind": "a b"}) for number in range(6)]
+    made = contents(findings(many))
+    named = set(re.findall(r"\]\((\S+\.svg)\)", made["report.md"].decode()))
+    assert named == {name for name in made if name.endswith(".svg")}
+    assert named == {"values.svg", "courses.svg", "over-lr.svg", "over-kind.svg"}
+    for name in named:
+        root = ElementTree.fromstring(made[name])
+        assert root.findall("{http://www.w3.org/2000/svg}polyline")
+    text = made["report.html"].decode()
+    assert text.count("<svg") == len(named)
+    assert not re.search(r"(?:src|href)=|<script", text)
+
+
+def test_members_of_a_population_name_whom_they_went_on_from() -> None:
+    moved = replace(TRIALS[0], parent=1, generation=3)
+    assert rows_under("## Who went on from whom", markdown(findings([moved, TRIALS[1]]))) == ["0"]
+
+
+def test_text_from_outside_is_harmless() -> None:
+    bad = "<script>alert(1)</script>\x1b[31m|x`"
+    spec = replace(SPEC, objectives=(Objective(bad),), space=(Dimension(bad, "float", 0.0, 1.0),))
+    trials = [trial(number, 0.1 * number, params={bad: 0.1 * number}) for number in range(5)]
+    trials.append(replace(trial(5, state=TrialState.FAILED, params={bad: 0.9}), reason=bad))
+    study = replace(STUDY, study_id=bad, reason=bad)
+    text = page(findings(trials, study, spec))
+    assert "<script" not in text and "\x1b" not in text
+    assert "\x1b" not in markdown(findings(trials, study, spec))

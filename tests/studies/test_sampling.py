@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies import sampling
-from gputui.studies.sampling import OptunaMirror, missing_library
+from gputui.studies.sampling import OptunaMirror, install_command, missing_library
 from gputui.studies.spec import Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec
 
 pytest.importorskip("optuna")
@@ -117,13 +121,48 @@ def test_trials_that_run_report_and_end_after_a_death_as_before() -> None:
 def test_hyperbands_brackets_stay_the_same_after_a_death() -> None:
     spec = study("random", PrunerSpec("hyperband", length=27, rungs=27))
     trials = [record(n, {"lr": 0.01, "width": 16, "act": None}, TrialState.RUNNING) for n in range(30)]
-    rungs = [RungValue(n, r, r, float(n), 1, 0.0) for n in range(30) for r in (1, 3, 9)]
-    found = []
+    rungs = [RungValue(n, r, r, float(n), 1, 0.0) for n in range(30) for r in (1, 3)]
+    found: list[list[bool]] = []
     for _ in range(2):
         mirror = OptunaMirror(spec, "s-1", {})
         mirror.sync(trials, rungs)
-        found.append([mirror.should_prune(number) for number in range(30)])
+        found.append([])
+        for number in range(30):
+            mirror.report(number, 9, float(number))
+            found[-1].append(mirror.should_prune(number))
     assert found[0] == found[1] and any(found[0]) and not all(found[0])
+
+
+@pytest.mark.parametrize("kind", ["halving", "hyperband", "median"])
+def test_a_process_that_dies_each_time_cuts_the_same_trials_short(kind: Any) -> None:
+    spec = study("random", PrunerSpec(kind, length=27, rungs=27, startup=2))
+    point = {"lr": 0.01, "width": 16, "act": None}
+
+    def story(*, dies: bool) -> list[tuple[int, int]]:
+        """(trial, rung) of all that are cut short; they run one after another."""
+        trials: list[TrialRecord] = []
+        rungs: list[RungValue] = []
+        cut: list[tuple[int, int]] = []
+        mirror = OptunaMirror(spec, "s-1", {})
+        for number in range(20):
+            trials.append(record(number, point, TrialState.RUNNING))
+            for rung in range(1, 27):
+                if dies:
+                    mirror = OptunaMirror(spec, "s-1", {})
+                mirror.sync(trials, rungs)
+                value = (number * 7 % 20) / 20 + 1 / rung
+                mirror.report(number, rung, value)
+                rungs.append(RungValue(number, rung, rung, value, 1, 0.0))
+                if mirror.should_prune(number):
+                    cut.append((number, rung))
+                    break
+            is_cut = bool(cut) and cut[-1][0] == number
+            state = TrialState.PRUNED if is_cut else TrialState.COMPLETE
+            trials[-1] = record(number, point, state, values=() if is_cut else (float(number),))
+        return cut
+
+    found = story(dies=True)
+    assert found == story(dies=False) and 5 < len(found) < 20
 
 
 @pytest.mark.parametrize(
@@ -145,7 +184,43 @@ def test_a_withheld_value_is_no_value_for_the_sampler(state: TrialState, values:
 
 def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling.importlib.util, "find_spec", lambda name: None)
-    assert "gputui[tune]" in (missing_library(study()) or "")
+    assert "[tune]" in (missing_library(study()) or "")
     assert missing_library(study("grid")) is None
     monkeypatch.setattr(sampling.importlib.util, "find_spec", lambda name: name == "optuna" or None)
     assert "cmaes" in (missing_library(study("cmaes")) or "")
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, 'pip install "gputui[tune]"'),
+        ({"url": "https://example.org/gputui.whl", "archive_info": {}}, 'pip install "gputui[tune]"'),
+        ({"url": "file:///home/me/my%20code/gputui", "dir_info": {"editable": True}},
+         "pip install -e '/home/me/my code/gputui[tune]'"),
+        ({"url": "file:///src/gputui", "dir_info": {}}, 'pip install "gputui[tune]"'),
+    ],
+)  # fmt: skip
+def test_a_checkout_is_installed_from_its_folder(
+    origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if origin is not None:
+        (tmp_path / "direct_url.json").write_text(json.dumps(origin))
+    found = importlib.metadata.PathDistribution(tmp_path)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: found)
+    assert install_command() == command
+
+
+def test_cma_es_does_not_load_what_it_does_not_use() -> None:
+    pytest.importorskip("cmaes")
+    code = (
+        "import sys; from gputui.studies.sampling import OptunaMirror; from gputui.studies.spec import *\n"
+        "space = tuple(Dimension(name, 'float', 0.0, 1.0) for name in 'ab')\n"
+        "spec = StudySpec('s', 'net', space, (Objective('loss'),), SamplerSpec('cmaes', 1))\n"
+        "mirror = OptunaMirror(spec, 's-1', {})\n"
+        "for _ in range(3):\n"
+        "    mirror.ask(); mirror.study.tell(mirror.size - 1, 0.5)\n"
+        "assert 'cmaes' in sys.modules and 'scipy.stats' not in sys.modules\n"
+        "import scipy.stats\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

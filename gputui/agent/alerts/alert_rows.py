@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gputui.alerts.engine import AlertChange
-from gputui.alerts.in_force import InForce
+from gputui.alerts.resolved_rules import ResolvedRule
 from gputui.alerts.rules import RULES
 from gputui.alerts.sentences import sentence
 from gputui.charts import units
@@ -21,22 +21,22 @@ Silences = Mapping[tuple[str, str, str], tuple[float, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AlertTransition:
     """A change with what is needed to write it: its rule as it holds, how its subject is called, the run that it
     concerns, and when it was (UTC unix seconds)."""
 
     change: AlertChange
-    rule: InForce
+    rule: ResolvedRule
     subject: str
     run_id: str | None
     at: float
 
 
-def write_raised(connection: sqlite3.Connection, told: Told, silences: Silences) -> AlertView:
-    """A new row; an event where nobody has silenced it and nothing else tells of it."""
-    key, rule, reading = told.change.key, told.rule, told.change.reading
+def write_raised(connection: sqlite3.Connection, transition: AlertTransition, silences: Silences) -> AlertView:
+    """A new row; an event unless it is silenced or already reported."""
+    key, rule, reading = transition.change.key, transition.rule, transition.change.reading
     silenced = silences.get(key) or silences.get((key.rule, key.subject, alerts.ANY_SUBJECT))
-    text = sentence(rule.rule, reading, told.subject)
+    text = sentence(rule.rule, reading, transition.subject)
     alert_id = alerts.raise_alert(
         connection,
         {
@@ -44,9 +44,9 @@ def write_raised(connection: sqlite3.Connection, told: Told, silences: Silences)
             "severity": rule.severity,
             "subject_kind": key.subject,
             "subject_id": key.subject_id,
-            "subject_name": told.subject,
-            "run_id": told.run_id,
-            "raised_at": told.at,
+            "subject_name": transition.subject,
+            "run_id": transition.run_id,
+            "raised_at": transition.at,
             "silenced_until": silenced[0] if silenced else None,
             "silenced_by": silenced[1] if silenced else None,
             "value": _finite(reading.value),
@@ -61,28 +61,28 @@ def write_raised(connection: sqlite3.Connection, told: Told, silences: Silences)
             connection,
             "alert_raised",
             text,
-            now=told.at,
+            now=transition.at,
             key=key.rule,
             severity=rule.severity,
             subject="alert",
-            run_id=told.run_id,
+            run_id=transition.run_id,
         )
     view = alerts.one(connection, alert_id)
     assert view is not None
     return view
 
 
-def write_cleared(connection: sqlite3.Connection, told: Told, alert_id: int) -> AlertView | None:
-    """The end of an alert; None where its row is gone, with its run."""
-    alerts.clear_alert(connection, alert_id, now=told.at, why=told.change.why)
+def write_cleared(connection: sqlite3.Connection, transition: AlertTransition, alert_id: int) -> AlertView | None:
+    """The end of an alert; None if its row is gone, with its run."""
+    alerts.clear_alert(connection, alert_id, now=transition.at, why=transition.change.why)
     view = alerts.one(connection, alert_id)
-    if view is not None and not view.is_silenced(told.at) and not told.rule.rule.is_reported:
-        lasted = units.duration(max(0.0, told.at - view.raised_at))
+    if view is not None and not view.is_silenced(transition.at) and not transition.rule.rule.is_reported:
+        lasted = units.duration(max(0.0, transition.at - view.raised_at))
         add_event(
             connection,
             "alert_cleared",
-            f"{RULES[view.rule].title} ({view.subject_name}): over after {lasted}, {told.change.why}",
-            now=told.at,
+            f"{RULES[view.rule].title} ({view.subject_name}): resolved after {lasted}, {transition.change.why}",
+            now=transition.at,
             key=view.rule,
             subject="alert",
             run_id=view.run_id,

@@ -1,7 +1,7 @@
 """Alerts: once a second every rule looks at what the agent has in memory; what is raised or cleared becomes a row, an
-event, a line in the log, and a message to whoever is to be told.
+event, a line in the log, and a notification.
 
-An agent that is killed is followed by one that goes on: what lasts stands in the store, the rest of the memory is
+The next agent continues after a kill: active alerts are in the store, the rest of the memory is
 stored with every change and once a minute.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
-from gputui.agent.alerts.alert_rows import Silences, Told, write_cleared, write_raised
+from gputui.agent.alerts.alert_rows import AlertTransition, Silences, write_cleared, write_raised
 from gputui.agent.alerts.rule_inputs import AlertMoments, Training, known_incidents, parse_state
 from gputui.agent.alerts.rule_settings import AlertSettings, RunRules
 from gputui.agent.context import AgentContext
@@ -22,9 +22,9 @@ from gputui.agent.health.nccl_logs import NcclLogs
 from gputui.agent.lifecycle.run_files import alerts_of
 from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
 from gputui.alerts.engine import Engine, Key
-from gputui.alerts.in_force import InForce, RuleSet
 from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
 from gputui.alerts.overrides import Overrides
+from gputui.alerts.resolved_rules import ResolvedRule, RuleSet
 from gputui.alerts.rules import SubjectKind
 from gputui.charts.safe_text import clean
 from gputui.metrics.report import IngestReport
@@ -32,16 +32,17 @@ from gputui.recovery.policies import NoticeTarget
 from gputui.runs.repository import transaction
 from gputui.runs.spec import known_spec
 from gputui.store import alerts
+from gputui.store.attempts import Attempt
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, get_run
+from gputui.store.runs import get_run
 
 log = logging.getLogger(__name__)
 
 # The loop comes by once a second, at times a little early.
 LOOK_SECONDS = 0.9
 SAVE_SECONDS = 60.0
-# After something unforeseen, alerts rest so long; the agent goes on.
+# After something unforeseen, alerts rest so long; the agent continues.
 TROUBLE_SECONDS = 60.0
 
 
@@ -54,7 +55,7 @@ class Alerting:
     interval_seconds: float = 1.0
     engine: Engine = field(default_factory=Engine)
     ids: dict[Key, int] = field(default_factory=dict)
-    unwritten: list[Told] = field(default_factory=list)
+    unwritten: list[AlertTransition] = field(default_factory=list)
     due: float = float("-inf")
     looked_at: float | None = None
     saved_at: float = float("-inf")
@@ -63,7 +64,7 @@ class Alerting:
     settings: AlertSettings = field(init=False)
     delivery: AlertDelivery = field(init=False)
     nccl_logs: NcclLogs = field(init=False)
-    _by_kind: dict[int, tuple[RuleSet, dict[SubjectKind, list[InForce]]]] = field(default_factory=dict)
+    _by_kind: dict[int, tuple[RuleSet, dict[SubjectKind, list[ResolvedRule]]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.moments = AlertMoments(self.context, self.interval_seconds)
@@ -71,8 +72,8 @@ class Alerting:
         self.delivery = AlertDelivery(self.context)
         self.nccl_logs = NcclLogs(self.context)
 
-    def told_by(self) -> NoticeTarget | None:
-        """How alerts are told now."""
+    def notice_target(self) -> NoticeTarget | None:
+        """Where alerts are sent now."""
         return notice_for(self.settings.delivery)
 
     # --- what the loop calls
@@ -106,7 +107,7 @@ class Alerting:
         except sqlite3.Error:
             raise
         except Exception:
-            # What nobody foresaw in an alert must not end the agent.
+            # An unexpected error in an alert must not end the agent.
             log.exception("alerts rest for %.0f s", TROUBLE_SECONDS)
             self.due = now + TROUBLE_SECONDS
 
@@ -126,12 +127,12 @@ class Alerting:
         if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
             self._write()
 
-    def _changes(self, elapsed: float) -> list[Told]:
+    def _changes(self, elapsed: float) -> list[AlertTransition]:
         training = self._training()
         rules = {one.record.run_id: self.settings.runs[one.record.run_id] for one in training}
         known = {key.subject_id for key in self.engine.standings if key.subject == "run"}
         self.settings.keep_only({*rules, *known})
-        found: list[Told] = []
+        found: list[AlertTransition] = []
         gpus = self.moments.gpu_moments(training, elapsed)
         for gpu in gpus:
             own = rules.get(gpu.training_run or "")
@@ -148,14 +149,14 @@ class Alerting:
             found += self._gone({gpu.uuid for gpu in gpus})
         return found
 
-    def _gone(self, there: Collection[str]) -> Iterator[Told]:
+    def _gone(self, there: Collection[str]) -> Iterator[AlertTransition]:
         """GPUs that the machine no longer has, though the driver is well: nothing will ever be known of them."""
         for key in self.engine.raised():
             if key.subject == "gpu" and key.subject_id not in there and key.rule in self.settings.machine:
                 rule = self.settings.machine[key.rule]
                 change = self.engine.look(rule, key, IDLE, 0.0)
                 if change is not None:
-                    yield Told(change, rule, key.subject_id, None, self.context.now())
+                    yield AlertTransition(change, rule, key.subject_id, None, self.context.now())
         self.engine.forget("gpu", there)
 
     def _judge(
@@ -167,20 +168,20 @@ class Alerting:
         own: RunRules | None,
         elapsed: float,
         run_id: str | None,
-    ) -> Iterator[Told]:
+    ) -> Iterator[AlertTransition]:
         for rule in self._rules(kind, self.settings.machine if own is None else own.rules):
             key = Key(rule.rule.id, kind, subject_id)
             change = self.engine.look(rule, key, rule.rule.measure(moment, rule.limits), elapsed)
             if change is not None:
-                yield Told(change, rule, name, run_id, self.context.now())
+                yield AlertTransition(change, rule, name, run_id, self.context.now())
 
-    def _rules(self, kind: SubjectKind, rules: RuleSet) -> list[InForce]:
+    def _rules(self, kind: SubjectKind, rules: RuleSet) -> list[ResolvedRule]:
         """The rules of one kind, sorted out once for each set."""
         known = self._by_kind.get(id(rules))
         if known is None or known[0] is not rules:
             if len(self._by_kind) > 64:
                 self._by_kind.clear()
-            sorted_out: dict[SubjectKind, list[InForce]] = {"gpu": [], "host": [], "run": []}
+            sorted_out: dict[SubjectKind, list[ResolvedRule]] = {"gpu": [], "host": [], "run": []}
             for one in rules.values():
                 sorted_out[one.rule.subject].append(one)
             known = self._by_kind[id(rules)] = (rules, sorted_out)
@@ -232,14 +233,14 @@ class Alerting:
     def _write(self) -> None:
         """Rows, events, messages and the memory in one transaction; then the log."""
         now = self.context.now()
-        told: list[tuple[Told, alerts.AlertView]] = []
+        notified: list[tuple[AlertTransition, alerts.AlertView]] = []
         ids = dict(self.ids)
         with transaction(self.context.connection) as connection:
             silences = alerts.silences(connection, now) if self.unwritten else {}
             for one in self.unwritten:
                 view = self._row(one, ids, silences)
                 if view is not None:
-                    told.append((one, view))
+                    notified.append((one, view))
                     if not view.is_silenced(now):
                         self.delivery.owe(connection, self.settings.delivery, view, now)
             if self.unwritten:
@@ -247,10 +248,10 @@ class Alerting:
             self.save()
         self.ids = ids
         self.unwritten = []
-        for one, view in told:
+        for one, view in notified:
             log.warning("alert %d %s: %s", view.alert_id, one.change.kind, clean(view.sentence))
 
-    def _row(self, one: Told, ids: dict[Key, int], silences: Silences) -> alerts.AlertView | None:
+    def _row(self, one: AlertTransition, ids: dict[Key, int], silences: Silences) -> alerts.AlertView | None:
         key = one.change.key
         if one.change.kind == "raised":
             if key in ids:

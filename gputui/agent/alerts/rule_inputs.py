@@ -15,7 +15,7 @@ from gputui.alerts.run_trends import PATIENCE_STEPS, RunTrend
 from gputui.alerts.schedules import RateSchedule, expected_rate
 from gputui.alerts.trends import GpuTrend, Growth
 from gputui.metrics.report import IngestReport
-from gputui.store.runs import Attempt
+from gputui.store.attempts import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class AlertMoments:
             errors.setdefault(run_id, []).extend(lines)
         by_id = {one.record.run_id: one for one in training}
         for gone in [run_id for run_id in self.runs if run_id not in by_id]:
-            # Between two attempts nothing is lost: an attempt has a memory of its own.
+            # Between two attempts nothing is lost: an attempt has its own memory.
             self.runs.pop(gone)
             self.lines_at.pop(gone, None)
         moments = []
@@ -112,7 +112,7 @@ class AlertMoments:
                 continue
             trend.patience_steps = one.patience_steps
             moments.append(
-                trend.moment(
+                trend.advance(
                     run_id,
                     elapsed,
                     is_training=True,
@@ -158,7 +158,7 @@ class AlertMoments:
             record = claims.get(uuid)
             sample = recorder.fast.get(uuid) if is_fresh else None
             moments.append(
-                trend.moment(
+                trend.advance(
                     sample,
                     fact,
                     elapsed,
@@ -210,14 +210,14 @@ class AlertMoments:
         }
 
     def restore(self, data: Mapping[str, Any], down_seconds: float) -> None:
-        """Go on where another agent ended ``down_seconds`` ago; what cannot be understood begins anew."""
+        """Continue where another agent ended ``down_seconds`` ago; unreadable state starts empty."""
         try:
             self.gpus = {str(uuid): GpuTrend.from_json(one) for uuid, one in data["gpus"].items()}
             self.growth = Growth.from_json(data["growth"], down_seconds)
             self.runs = {str(run_id): RunTrend.from_json(one) for run_id, one in data["runs"].items()}
             self.incident_id = int(data["incident_id"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("what the alerts remembered is not understood (%s); they begin anew", error)
+            log.warning("the alerts' stored state is unreadable (%s); they start without it", error)
 
 
 def known_incidents(connection: sqlite3.Connection) -> int:
@@ -226,7 +226,7 @@ def known_incidents(connection: sqlite3.Connection) -> int:
 
 
 def parse_state(text: str) -> dict[str, Any]:
-    """The stored memory; empty where it cannot be read."""
+    """The stored memory; empty if it cannot be read."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.alerts.in_force import RuleSet, changed, standard
 from gputui.alerts.overrides import Delivery, Overrides
+from gputui.alerts.resolved_rules import RuleSet, standard, with_overrides
 from gputui.config import file_identity
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class AlertSettings:
         if found == self.read:
             return False
         # A machine without the file needs no YAML parser.
-        from gputui.profiles.alert_file import load_alerts
+        from gputui.profiles.home_files import load_alerts
         from gputui.yaml_forms.problems import ProfileError
 
         try:
@@ -58,7 +58,7 @@ class AlertSettings:
             self.read = found
             return False
         self.read = found
-        self.machine = changed(standard(), overrides.rules, self.path.name)
+        self.machine = with_overrides(standard(), overrides.rules, self.path.name)
         self.delivery = overrides.delivery
         self.runs = {run_id: rules_for(self.machine, one.profile) for run_id, one in self.runs.items()}
         return True
@@ -77,4 +77,4 @@ class AlertSettings:
 
 def rules_for(machine: RuleSet, own: Overrides) -> RunRules:
     """The machine's rules with what a profile changes of them."""
-    return RunRules(changed(machine, own.rules, "profile"), own)
+    return RunRules(with_overrides(machine, own.rules, "profile"), own)

@@ -21,17 +21,17 @@ def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(supervisor.context.connection) as connection:
         for alert in wanted:
             alerts.acknowledge(connection, alert.alert_id, now=now, actor=command.actor)
-        said = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
+        subject = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
         if wanted:
-            message = f"{command.actor} has seen: {said}"
+            message = f"{command.actor} acknowledged {subject}"
             add_event(connection, "alert_acknowledged", message, now=now, subject="alert", run_id=_run_of(wanted))
-        text = f"noted as seen: {said}" if wanted else "there is none that nobody has seen"
+        text = f"acknowledged: {subject}" if wanted else "no alert is unacknowledged"
         result = {"ids": [alert.alert_id for alert in wanted], "text": text}
         commands.give_answer(connection, command.command_id, "done", now=now, result=result)
 
 
 def silence(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Tell nobody of a rule for ``seconds``: for the subject of the alert ``id``, or, with ``rule``, for every one. 0
+    """Silence a rule for ``seconds``: for the subject of the alert ``id``, or, with ``rule``, for every one. 0
     ends a silence."""
     now = supervisor.context.now()
     seconds = command.args.get("seconds")

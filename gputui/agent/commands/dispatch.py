@@ -14,7 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gputui.agent.commands import alert_commands, orphan_commands, queue_commands, study_commands
+from gputui.agent.commands import (
+    alert_commands,
+    label_commands,
+    orphan_commands,
+    queue_commands,
+    study_commands,
+)
 from gputui.agent.commands.refusal import RefusedError, UnansweredError
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.checkpoint_survey import search_of
@@ -38,14 +44,14 @@ from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
-from gputui.store import alerts, commands
+from gputui.store import alerts, checkpoints, commands
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.hardware import clear
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
-from gputui.studies.rows import adopt_run
+from gputui.studies.rows import adopt_run, keep_cost
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +74,20 @@ def answer_all(supervisor: Supervisor) -> int:
 
 def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
     """Whether the command was answered. One that cannot be written is tried a few times and then refused, so that it is
-    not done long after whoever asked was told that it cannot be."""
+    not done long after the client was refused."""
     failures = supervisor.failed_writes.get(command.command_id, 0)
     try:
         if failures >= WRITES_TRIED:
             raise RefusedError("the database cannot be written; see whether its disk is full")
         if is_gone(command.args.get("asker")):
-            raise RefusedError("whoever asked has gone before it was done")
+            raise RefusedError("the client ended before the command was carried out")
         _carry_out(supervisor, command)
     except (UnansweredError, WithdrawnError):
         return False
     except sqlite3.OperationalError as error:
         return _could_not_write(supervisor, command, error)
     except RefusedError as error:
-        return _refuse(supervisor, command, str(error))
+        return _refuse(supervisor, command, str(error), error.kind)
     except SpecError as error:
         return _refuse(supervisor, command, f"{command.run_id} cannot be read by this gputui: {error}; update gputui")
     except Exception as error:
@@ -100,11 +106,16 @@ def _carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
     handler(supervisor, command)
 
 
-def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str) -> bool:
+def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str, kind: str | None = None) -> bool:
     roll_back(supervisor.context.connection)
     try:
         commands.give_answer(
-            supervisor.context.connection, command.command_id, "refused", now=supervisor.context.now(), reason=reason
+            supervisor.context.connection,
+            command.command_id,
+            "refused",
+            now=supervisor.context.now(),
+            reason=reason,
+            result=None if kind is None else {"refusal": kind},
         )
     except WithdrawnError:
         return False
@@ -128,10 +139,10 @@ def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sql
     return False
 
 
-def done(supervisor: Supervisor, command: PendingCommand, run_id: str) -> None:
-    """Answer with the run's state. Belongs into the transaction of what was done."""
+def done(supervisor: Supervisor, command: PendingCommand, run_id: str, **more: Any) -> None:
+    """Answer with the run's state, and ``more``. Belongs into the transaction of what was done."""
     found = get_run(supervisor.context.connection, run_id)
-    result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state)}
+    result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state), **more}
     commands.give_answer(
         supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
     )
@@ -156,7 +167,7 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
     try:
         enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
     except (sqlite3.Error, WithdrawnError, RefusedError):
-        # Withdrawn, or tried again under a folder of its own.
+        # Withdrawn, or tried again under a new folder.
         shutil.rmtree(folder)
         raise
     ticket.unlink(missing_ok=True)
@@ -232,7 +243,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     parameters changed by ``set``."""
     target = find(supervisor, command)
     if not target.state.is_over:
-        raise RefusedError(f"{target.run_id} is {target.state}; only a run that is over can be resumed")
+        raise RefusedError(f"{target.run_id} is {target.state}; only an ended run can be resumed")
     folder = checkpoint_directory(spec_of(target), supervisor.context.workspace.run_dir(target.run_id))
     if spec_of(target).checkpoints is None or folder is None:
         raise RefusedError(f"{target.run_id} has no checkpoints in its profile; gputui restart begins it again")
@@ -258,13 +269,14 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     try:
         choice = job.result()
     except NotUsableError as error:
-        raise RefusedError(str(error)) from error
+        raise RefusedError(str(error), None if error.may_pass else commands.NO_CHECKPOINT) from error
     except OSError as error:
         raise RefusedError(f"{folder}: {error.strerror or error}; see whether its file system answers") from error
     if not choice.usable:
         with transaction(supervisor.context.connection) as connection:
             write_ledger(connection, search, choice.rows, supervisor.context.now())
-        raise RefusedError(none_usable(target.run_id, folder, choice))
+        kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
+        raise RefusedError(none_usable(target.run_id, folder, choice), kind)
     requeue(
         supervisor,
         target,
@@ -278,8 +290,11 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     """Why a run cannot be resumed, and what to do instead."""
     if choice.unreadable is not None:
-        return f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}"
-    why = f" ({told})" if (told := passed_over(choice.refused)) else ""
+        return (
+            f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}; "
+            "gputui restart begins the run again without them"
+        )
+    why = f" ({skips})" if (skips := passed_over(choice.refused)) else ""
     return (
         f"no valid checkpoint of this training in {folder}{why}; "
         "gputui resume --from names one, gputui restart begins the run again"
@@ -301,6 +316,8 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     try:
         with transaction(supervisor.context.connection) as connection:
             repository.release_leases(connection, target.run_id)
+            keep_cost(connection, target.run_id)
+            checkpoints.forget_run(connection, target.run_id)
             connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
             connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
             alerts.forget_run(connection, target.run_id)
@@ -333,6 +350,7 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "restart": restart,
     "resume": resume,
     "rm": remove,
+    "label": label_commands.label,
     "clear_gpu": clear_gpu,
     "queue_pause": queue_commands.pause,
     "queue_resume": queue_commands.resume,
@@ -372,7 +390,7 @@ def requeue(
         if found is not None:
             search, choice = found
             write_ledger(connection, search, choice.rows, now)
-            skipped = f"; {told}" if (told := passed_over(choice.refused)) else ""
+            skipped = f"; {skips}" if (skips := passed_over(choice.refused)) else ""
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
         next_attempt.take_away(connection, target.run_id)
         if resume_from is None:
@@ -388,7 +406,8 @@ def requeue(
             key=command.verb,
             run_id=target.run_id,
         )
-        done(supervisor, command, target.run_id)
+        step = None if found is None else found[1].usable[0].step
+        done(supervisor, command, target.run_id, resume_from=resume_from, resume_step=step)
     supervisor.needs_schedule = True
 
 
@@ -396,7 +415,7 @@ def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
     """Refuse at once what waiting could never help."""
     wanted = len(spec.gpus.uuids) or spec.gpus.count
     inventory = supervisor.context.recorder.inventory
-    if not wanted or inventory is None:
+    if not wanted or inventory is None or not supervisor.context.executors.of(spec.target).places_gpus:
         return
     known = {gpu.uuid for gpu in inventory.gpus}
     missing = [uuid for uuid in spec.gpus.uuids if uuid not in known]

@@ -21,7 +21,7 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
     """An event for each process that ``gputui orphans --kill`` ended, or could not end."""
     processes = command.args.get("processes")
     if not isinstance(processes, list) or not all(isinstance(process, dict) for process in processes):
-        raise RefusedError("which processes were ended is not said")
+        raise RefusedError("the command does not name the processes that were ended")
     now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
         for process in processes:

@@ -67,7 +67,7 @@ def new_priorities(supervisor: Supervisor, target: Run, waiting: list[Run], args
     if by is None:
         return {target.run_id: new_priority(target, waiting, args)}
     if target.state is not RunState.QUEUED:
-        raise RefusedError(f"{target.run_id} is {target.state}; it goes on by itself and has no place in the queue")
+        raise RefusedError(f"{target.run_id} is {target.state}; it continues by itself and is not in the queue")
     return queue.moved(queue.entries(supervisor.context.connection), target.run_id, by)
 
 

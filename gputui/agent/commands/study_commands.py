@@ -19,7 +19,8 @@ from gputui.store import commands
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.studies import StudyRecord, StudyState, TrialState, get_study, read_trials
 from gputui.studies import rows
-from gputui.studies.spec import Budget, StudySpec, StudySpecError
+from gputui.studies.analysis import best_trial
+from gputui.studies.spec import StudySpec, StudySpecError
 
 
 def begin(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -53,86 +54,108 @@ def begin(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
     """Begin no more trials; those that run go on."""
-    study = _find(supervisor, command)
-    if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
-        raise RefusedError(f"{study.study_id} is {study.state}")
-    _move(supervisor, command, study, StudyState.PAUSED, f"paused by {command.actor}")
+    with transaction(supervisor.context.connection):
+        study = _find(supervisor, command)
+        if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
+            raise RefusedError(f"{study.study_id} is {study.state}")
+        _move(supervisor, command, study, StudyState.PAUSED, f"paused by {command.actor}")
 
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Go on; a trial that could not be launched is tried again. A study that is over needs a larger budget."""
-    study = _find(supervisor, command)
-    if study.state.is_over and study.state is not StudyState.STOPPED:
-        raise RefusedError(f"{study.study_id} is {study.state}; gputui study extend gives it more")
-    if study.state is StudyState.STOPPING:
-        raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
-    _move(supervisor, command, study, StudyState.RUNNING, f"resumed by {command.actor}")
+    """Go on; a trial that could not be launched is tried again, and those that were stopped with the study go on. A
+    study that is over otherwise needs a larger budget."""
+    connection = supervisor.context.connection
+    with transaction(connection):
+        study = _find(supervisor, command)
+        if study.state.is_over and study.state is not StudyState.STOPPED:
+            raise RefusedError(f"{study.study_id} is {study.state}; gputui study extend gives it more")
+        _refuse_while_stopping(study)
+        if study.state is StudyState.STOPPED:
+            rows.take_up_stopped(connection, study.study_id)
+        connection.execute(
+            "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL",
+            (study.study_id,),
+        )
+        _move(supervisor, command, study, StudyState.RUNNING, f"resumed by {command.actor}")
 
 
 def stop(supervisor: Supervisor, command: PendingCommand) -> None:
     """Ask all trials to stop, and end the study."""
-    study = _find(supervisor, command)
-    if study.state.is_over:
-        raise RefusedError(f"{study.study_id} is {study.state} already")
-    _move(supervisor, command, study, StudyState.STOPPING, f"stopped by {command.actor}")
+    with transaction(supervisor.context.connection):
+        study = _find(supervisor, command)
+        if study.state.is_over:
+            raise RefusedError(f"{study.study_id} is {study.state} already")
+        _move(supervisor, command, study, StudyState.STOPPING, f"stopped by {command.actor}")
 
 
 def extend(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Add to the budget while the study goes on, or let one that is over go on."""
-    study = _find(supervisor, command)
-    if study.state is StudyState.STOPPING:
-        raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
-    spec = _spec(json.loads(study.spec_json))
-    added = {name: command.args.get(name) for name in ("trials", "gpu_hours", "wall_seconds")}
-    budget = spec.budget
-    for name, more in added.items():
-        if more is None:
-            continue
-        if getattr(budget, name) is None:
-            raise RefusedError(f"{study.study_id} has no limit of {name}")
-        budget = replace(budget, **{name: getattr(budget, name) + more})
-    text = json.dumps(replace(spec, budget=budget).to_json())
+    """Add to the budget while the study continues, or let one that is over go on."""
     connection = supervisor.context.connection
+    # The study's process may end the study meanwhile, by the budget that it knew.
     with transaction(connection):
-        connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (text, study.study_id))
-        if study.state.is_over:
-            cause = f"extended by {command.actor}"
-            rows.move_study(
-                connection, study, StudyState.RUNNING, cause=cause, actor=command.actor, now=supervisor.context.now()
-            )
-        state = StudyState.RUNNING if study.state.is_over else study.state
-        _answer(supervisor, command, {"id": study.study_id, "state": state, "budget": _budget_json(spec, budget)})
+        study = _find(supervisor, command)
+        _refuse_while_stopping(study)
+        spec = _spec(json.loads(study.spec_json))
+        budget = spec.budget
+        for name in ("trials", "gpu_hours", "wall_seconds"):
+            more = command.args.get(name)
+            if more is None:
+                continue
+            if getattr(budget, name) is None:
+                raise RefusedError(f"{study.study_id} has no limit of {name}")
+            budget = replace(budget, **{name: getattr(budget, name) + more})
+        extended = replace(spec, budget=budget).to_json()
+        connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (json.dumps(extended), study.study_id))
+        state = _begin_again(supervisor, command, study, f"extended by {command.actor}")
+        _answer(supervisor, command, {"id": study.study_id, "state": state, "budget": dict(extended["budget"])})
 
 
 def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
     """Add a point by hand; it is the next trial. What is not given is as in the best trial so far."""
-    study = _find(supervisor, command)
-    spec = _spec(json.loads(study.spec_json))
-    given = command.args.get("set") or {}
-    unknown = [name for name in given if name not in spec.tuned]
-    if unknown:
-        raise RefusedError(f"{unknown[0]} is not tuned; {study.study_id} tunes {', '.join(spec.tuned)}")
     connection = supervisor.context.connection
-    objective = spec.objectives[0]
-    known = [one for one in read_trials(connection, study.study_id) if one.state is TrialState.COMPLETE]
-    sign = 1 if objective.direction == "minimize" else -1
-    best = min(known, key=lambda one: sign * (one.value or 0.0), default=None)
-    params = {**(best.params if best is not None else {}), **given}
-    for dimension in spec.space:
-        if dimension.name not in params:
-            raise RefusedError(f"no trial is complete yet: give {dimension.name}, too")
-        if not dimension.holds(params[dimension.name]):
-            raise RefusedError(f"{dimension.name}: {params[dimension.name]!r} is outside of the study's space")
-    now = supervisor.context.now()
     with transaction(connection):
+        study = _find(supervisor, command)
+        _refuse_while_stopping(study)
+        spec = _spec(json.loads(study.spec_json))
+        if spec.pbt is not None:
+            raise RefusedError(f"{study.study_id} trains a population, whose members all begin together")
+        given = command.args.get("set") or {}
+        unknown = [name for name in given if name not in spec.tuned]
+        if unknown:
+            raise RefusedError(f"{unknown[0]} is not tuned; {study.study_id} tunes {', '.join(spec.tuned)}")
+        best = best_trial(read_trials(connection, study.study_id), spec.objectives[0])
+        params = {**({} if best is None else best.params), **given}
+        for dimension in spec.space:
+            if dimension.name not in params:
+                raise RefusedError(f"no trial is complete yet: give {dimension.name}, too")
+            if not dimension.holds(params[dimension.name]):
+                raise RefusedError(f"{dimension.name}: {params[dimension.name]!r} is outside of the study's space")
         number = rows.next_number(connection, study.study_id)
         rows.insert_trial(
-            connection, study.study_id, number, params, state=TrialState.ENQUEUED, origin="enqueued", now=now
+            connection,
+            study.study_id,
+            number,
+            params,
+            state=TrialState.ENQUEUED,
+            origin="enqueued",
+            now=supervisor.context.now(),
         )
-        if study.state.is_over:
-            cause = f"a point was added by {command.actor}"
-            rows.move_study(connection, study, StudyState.RUNNING, cause=cause, actor=command.actor, now=now)
+        _begin_again(supervisor, command, study, f"a point was added by {command.actor}")
         _answer(supervisor, command, {"id": study.study_id, "trial": number, "params": params})
+
+
+def _refuse_while_stopping(study: StudyRecord) -> None:
+    if study.state is StudyState.STOPPING:
+        raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
+
+
+def _begin_again(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, cause: str) -> StudyState:
+    """Let a study that is over go on: its state."""
+    if not study.state.is_over:
+        return study.state
+    now = supervisor.context.now()
+    rows.move_study(supervisor.context.connection, study, StudyState.RUNNING, cause=cause, actor=command.actor, now=now)
+    return StudyState.RUNNING
 
 
 def _find(supervisor: Supervisor, command: PendingCommand) -> StudyRecord:
@@ -144,16 +167,11 @@ def _find(supervisor: Supervisor, command: PendingCommand) -> StudyRecord:
 
 
 def _move(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, cause: str) -> None:
+    """Move a study and answer, within the transaction in which it was read."""
     connection, now = supervisor.context.connection, supervisor.context.now()
-    with transaction(connection):
-        if study.state is not target:
-            rows.move_study(connection, study, target, cause=cause, actor=command.actor, now=now)
-            if target is StudyState.RUNNING:
-                connection.execute(
-                    "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL",
-                    (study.study_id,),
-                )
-        _answer(supervisor, command, {"id": study.study_id, "state": target})
+    if study.state is not target:
+        rows.move_study(connection, study, target, cause=cause, actor=command.actor, now=now)
+    _answer(supervisor, command, {"id": study.study_id, "state": target})
 
 
 def _answer(supervisor: Supervisor, command: PendingCommand, result: dict[str, Any]) -> None:
@@ -167,7 +185,3 @@ def _spec(data: dict[str, Any]) -> StudySpec:
         return StudySpec.from_json(data)
     except StudySpecError as error:
         raise RefusedError(f"{error}; update gputui") from error
-
-
-def _budget_json(spec: StudySpec, budget: Budget) -> dict[str, Any]:
-    return dict(replace(spec, budget=budget).to_json()["budget"])

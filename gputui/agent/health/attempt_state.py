@@ -14,16 +14,19 @@ from gputui.gpu.model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike
-from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, Course, ProgressLine, ProgressSilence, StepPace
+from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, ProgressLine, ProgressSilence, StepPace, StepProgress
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.process_readings import ProcessReading, reaches_out, read_process
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import Cursor
 from gputui.store.metrics.watched import WatchedLine, earlier_starts, ended_for_hang, newest_lines
-from gputui.store.runs import Attempt
 
 LOOK_SECONDS = 2.0
-LINES_PER_LOOK = 5000
+# Of a run whose lines come faster than a thousand a second, or were all left by a former agent, the newest are looked
+# at: a look must not keep the agent's loop busy for long.
+LINES_PER_LOOK = 2000
+HISTORY_LINES = 5000
 # A quarter of an hour in samples of half a minute is what a leak needs; a night's worth is kept.
 MEMORY_SAMPLES = 1500
 POWER_SAMPLES = 200
@@ -52,10 +55,11 @@ class AttemptState:
     found it stuck; ``worked``: a look since then found it at work;
     ``together_at``: the last look that found several ranks at work; ``was_open``: a look of this silence found a
     connection beyond the machine; ``is_patient``: an earlier attempt was ended for a hang, so that ranks that
-    wait get all the time that history explains."""
+    wait get all the time that history explains; ``is_grouped``: its ranks were seen connected, and ``lone_looks`` found
+    them without any connection, the last one at ``group_at``."""
 
     record: Attempt
-    course: Course
+    course: StepProgress
     progress_at: float
     cursor: Cursor = field(default_factory=dict)
     nonfinite: NonFinite = field(default_factory=NonFinite)
@@ -72,24 +76,29 @@ class AttemptState:
     memory_at: float = float("-inf")
     size: int = 1
     powers: dict[str, deque[float]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     pending: list[Anomaly] = field(default_factory=list)
     ending: str | None = None
     stack_dump: Job[None] | None = None
     metrics_search: Job[str | None] | None = None
     metrics_searched_at: float = -math.inf
+    group_at: float = -math.inf
+    lone_looks: int = 0
+    is_grouped: bool = False
 
     @classmethod
     def begin(cls, connection: sqlite3.Connection, record: Attempt, clock: float, wall: float) -> AttemptState:
-        """Start from what the store knows, so that an agent that follows a killed one need not learn anew."""
+        """Start from what the store knows, so that the next agent need not learn it again."""
         pace = StepPace()
         for seconds in earlier_starts(connection, record.run_id, record.number):
             pace.add_start(seconds)
-        watched = cls(record, Course(pace), clock, is_patient=ended_for_hang(connection, record.run_id, record.number))
-        lines, watched.cursor = newest_lines(connection, record.run_id, {}, LINES_PER_LOOK)
+        watched = cls(
+            record, StepProgress(pace), clock, is_patient=ended_for_hang(connection, record.run_id, record.number)
+        )
+        lines, watched.cursor = newest_lines(connection, record.run_id, {}, HISTORY_LINES)
         watched.had_lines = bool(lines)
         for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
-            Course(pace).add(map(_line, (line for line in lines if line.attempt == number)))
+            StepProgress(pace).add(map(_line, (line for line in lines if line.attempt == number)))
         watched.pending = watched.take(lines, clock)
         begun = record.started_at or record.created_at
         newest = watched.course.at if watched.course.lines else begun
@@ -100,7 +109,7 @@ class AttemptState:
 
     def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Anomaly]:
         """The attempt's next lines: notes progress, and tells what is wrong with the numbers. ``arrived_at`` (unix
-        seconds) stands in for the time of lines that tell none."""
+        seconds) replaces the time of lines that have none."""
         own = [line for line in lines if line.attempt == self.record.number]
         if not own:
             return []
@@ -116,7 +125,7 @@ class AttemptState:
         return [finding for line in own for finding in self._numbers(line) if finding is not None]
 
     def begin_anew(self, clock: float) -> None:
-        """Count silence from now on: there was progress, or nobody could have seen any."""
+        """Count silence from now on: there was progress, or none could have been seen."""
         self.progress_at = clock
         self.stuck_since = None
         self.worked = False
@@ -183,7 +192,7 @@ class AttemptState:
         return find_leak(tuple(self.memory))
 
     def doings(self, look: ProcessSnapshot, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
-        """What each rank did since the last look; None where there was none before."""
+        """What each rank did since the last look; None if there was none before."""
         before, self.last = self.last, look
         if before is None:
             return None

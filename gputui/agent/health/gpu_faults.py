@@ -15,8 +15,8 @@ from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
 from gputui.runs.repository import transaction
 from gputui.store import samples, series
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import add_event
-from gputui.store.runs import Attempt, get_attempt
 
 LOOK_SECONDS = 2.0
 # The sampler's own start may lie between an event and the attempt's first row.
@@ -57,7 +57,7 @@ def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float,
     columns = ("ecc_uncorrected", "row_remap_failed")
     for at, errors, remap_failed in samples.between(connection, series.SLOW, gpu_id, columns, since, until):
         if errors is not None:
-            # The first value is what had been counted before this attempt; a smaller one is a driver that began anew.
+            # The first value precedes this attempt; a smaller one means that the driver restarted.
             if counted is not None and errors > counted:
                 found.append(Sighting(at, uuid, "ecc", errors - counted))
             counted = errors
@@ -71,7 +71,7 @@ def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float,
 def hardware_evidence(
     connection: sqlite3.Connection, attempt: Attempt, nproc: int, *, ended_at: float
 ) -> tuple[Observation, ...]:
-    """What the driver said of an attempt's GPUs while it ran."""
+    """The driver's reports about an attempt's GPUs while it ran."""
     if not attempt.gpus:
         return ()
     began = attempt.started_at if attempt.started_at is not None else attempt.created_at

@@ -1,7 +1,7 @@
 """An incident's evidence, kept in the run's folder for whoever looks later: what was found, the end of every log, the
 GPUs around it, and what was decided.
 
-Written in a job once the decision stands; nothing depends on it, and a full disk costs no more than the evidence.
+Written in a job after the decision; nothing depends on it, and a full disk costs no more than the evidence.
 Secrets were taken out of the evidence when it was gathered; those that are known by their look are taken out here.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 from gputui.agent.jobs import Jobs
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 from gputui.recovery.classify import Incident
+from gputui.recovery.decide import RecoveryPlan
 from gputui.recovery.evidence import Evidence, EvidenceLog
-from gputui.recovery.policy import RecoveryPlan
 from gputui.redaction import redact_params, redact_text
 from gputui.store.database import StoreError, open_reader
 from gputui.store.json_shapes import iso
@@ -43,7 +43,7 @@ README = """\
 Attempt {number} of {run} ended at {at}: {summary}.
 
 decision.json   what the incident was taken for, and what was decided
-evidence.json   what it was concluded from: exit status, error files, what the driver and the kernel said
+evidence.json   what it was concluded from: exit status, error files, reports of the driver and the kernel
 logs/           the end of every log
 gpus.csv        the run's GPUs from 5 minutes before the end to 5 minutes after it (if it had any)
 

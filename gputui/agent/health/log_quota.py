@@ -30,7 +30,7 @@ _PUNCH_HOLE = 0x02
 # Holes are of whole blocks; no file system here has larger ones.
 _BLOCK_BYTES = 64 << 10
 _NOTHING_IS_READ: Mapping[Path, int] = MappingProxyType({})
-# st_blocks is in units of 512 bytes whatever the file system: stat(2).
+# st_blocks is in units of 512 bytes on any file system: stat(2).
 _STAT_BLOCK_BYTES = 512
 
 
@@ -57,7 +57,7 @@ def gap(size: int, quota: Quota, read_bytes: int | None = None) -> tuple[int, in
 
 def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
     """Give the middle of one log back where it takes more than its quota; ``read_bytes`` as for `gap`. Returns the
-    bytes that are missing from it now, None where there was nothing to do. Raises OSError, also where the file system
+    bytes that are missing from it now, None if there was nothing to do. Raises OSError, also if the file system
     cannot do it."""
     status = path.stat()
     if status.st_blocks * _STAT_BLOCK_BYTES <= quota.limit_bytes:
@@ -127,7 +127,7 @@ class LogBounds:
     next_at: float = 0.0
     job: Job[list[tuple[Place, list[Trimmed]]]] | None = None
     found: list[tuple[Place, list[Trimmed]]] = field(default_factory=list)
-    told: set[Path] = field(default_factory=set)
+    reported: set[Path] = field(default_factory=set)
 
     def turn(self, now: float, places: Iterable[Place]) -> None:
         """Tell what the last look found, and begin another when it is time; ``now`` is monotonic. Raises sqlite3.Error
@@ -151,11 +151,11 @@ class LogBounds:
 
     def _tell(self, place: Place, one: Trimmed) -> None:
         run_id, attempt, folder = place
-        if one.problem is not None and one.path in self.told:
+        if one.problem is not None and one.path in self.reported:
             return
         limit = bytes_text(self.quota.limit_bytes)
         if one.problem is not None:
-            self.told.add(one.path)
+            self.reported.add(one.path)
             what = f"and cannot be bounded ({one.problem}); watch the disk"
         else:
             what = f"so {bytes_text(one.missing_bytes)} in its middle were dropped; its beginning and its end are kept"

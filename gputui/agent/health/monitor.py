@@ -1,6 +1,6 @@
 """Monitor living attempts: hangs, numbers that go wrong, slow ranks, memory that grows.
 
-Nothing is looked for among the processes while lines arrive, but for their memory now and then; what is found is told
+Nothing is looked for among the processes while lines arrive, but for their memory now and then; findings are reported
 once and, where the run's policy says so, ends the attempt: first the intent as a row, then what the processes can tell,
 then the end.
 """
@@ -32,18 +32,22 @@ from gputui.recovery.watch.numbers import Anomaly
 from gputui.recovery.watch.progress import EARLY_LINES, silence
 from gputui.redaction import BY_LOOK
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
-from gputui.runs.process_readings import available_bytes
+from gputui.runs.process_readings import available_bytes, is_connected
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
+from gputui.store.attempts import Attempt
 from gputui.store.database import open_reader
 from gputui.store.events import add_event
 from gputui.store.metrics.watched import newest_lines, observations
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, get_run
+from gputui.store.runs import get_run
 
 log = logging.getLogger(__name__)
 
 MEMORY_SECONDS = 30.0
+# Ranks are looked at for a process group so often, from their first step on, until they were seen with one.
+GROUP_SECONDS = 15.0
+LONE_LOOKS = 3
 METRICS_SEARCH_SECONDS = 6.0
 HISTORY_SECONDS = 60.0
 # An agent that comes so late was suspended, most likely together with its runs.
@@ -51,7 +55,7 @@ SLEPT_SECONDS = 10.0
 # A run that raised something unforeseen is left alone so long.
 TROUBLE_SECONDS = 60.0
 
-# What a person reads of each kind that only is told.
+# The message of each kind that is only reported.
 _HEADS = {
     "hang": "no progress",
     "rank_left_early": "no progress",
@@ -63,6 +67,7 @@ _HEADS = {
     "straggler": "slow rank",
     "memory_leak": "host memory grows",
     "no_metrics": "no metrics",
+    "no_group": "ranks train alone",
 }
 
 
@@ -121,7 +126,7 @@ class HealthMonitor:
         if run is None or resolved is None or run.state not in (RunState.STARTING, RunState.RUNNING):
             return
         if attempt.placement is not None and not attempt.placement.is_seen_running(self.context.now()):
-            # It waits there, or nobody knows: no silence of such a time is a hang.
+            # It waits there, or its state is unknown: no silence then is a hang.
             attempt.watched = None
             return
         one = attempt.watched
@@ -144,6 +149,7 @@ class HealthMonitor:
         if one.ending is None:
             self._look_for_hang(attempt, one, policy)
         self._look_for_metrics(one, resolved.spec)
+        self._look_for_group(attempt, one)
         # Until steps are made, data may be read into memory and caches be filled.
         settled = not resolved.spec.metrics or one.course.lines >= EARLY_LINES
         if one.ending is None and settled and self.context.monotonic() - one.memory_at >= MEMORY_SECONDS:
@@ -162,9 +168,9 @@ class HealthMonitor:
         return history.result()
 
     def _remember(self, attempt: LiveAttempt, one: AttemptState) -> None:
-        """What a predecessor told is not told again, and what it set out to end is ended."""
+        """Repeat no report of a former agent, and end the attempts that it set out to end."""
         for row in observations(self.context.connection, one.record.run_id, one.record.number):
-            one.told.add(row.kind)
+            one.reported.add(row.kind)
             if row.ends:
                 one.ending = row.kind
         if one.ending is not None:
@@ -185,8 +191,8 @@ class HealthMonitor:
             self._found(attempt, one, Anomaly(verdict.kind, verdict.text, one.course.step, verdict.rank), policy)
 
     def _look_for_metrics(self, one: AttemptState, spec: RunSpec) -> None:
-        """A run that trains and has no metrics line looks like one that starts: a person is told why, once."""
-        if one.had_lines or not spec.metrics or "no_metrics" in one.told:
+        """A run that trains and has no metrics line looks like one that starts: an event says why, once."""
+        if one.had_lines or not spec.metrics or "no_metrics" in one.reported:
             return
         if one.metrics_search is not None:
             if one.metrics_search.is_over:
@@ -210,6 +216,28 @@ class HealthMonitor:
             name = f"looking for what {record.run_id} prints and saves"
             one.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
+    def _look_for_group(self, attempt: LiveAttempt, one: AttemptState) -> None:
+        """Ranks that were to train together and made no process group look healthy: an event says so, once. A member of
+        a group keeps a connection to its store or to another rank. A rank with any other connection is not judged."""
+        now = self.context.monotonic()
+        if one.is_grouped or not one.course.lines or "no_group" in one.reported or now < one.group_at + GROUP_SECONDS:
+            return
+        one.group_at = now
+        ranks = [process for process in self._processes(attempt) if process.rank is not None]
+        size = len({process.rank for process in ranks})
+        if size < 2:
+            return
+        if any(is_connected(process.identity.pid) for process in ranks):
+            one.is_grouped = True
+            return
+        one.lone_looks += 1
+        if one.lone_looks >= LONE_LOOKS:
+            text = (
+                f"its {size} ranks have made no process group: each trains a model of its own; the script must call "
+                "init_process_group"
+            )
+            self._tell(one, "no_group", None, one.course.step, text)
+
     def _look_for_leak(self, attempt: LiveAttempt, one: AttemptState, resolved: ResolvedRun) -> None:
         one.memory_at = self.context.monotonic()
         available = available_bytes()
@@ -225,11 +253,11 @@ class HealthMonitor:
         if leak.is_near and checkpoints is not None and checkpoints.resume:
             self._found(attempt, one, Anomaly("memory_leak", text, one.course.step), resolved.policy)
         else:
-            # One that would begin anew had better use the memory that is left.
+            # One that would start over had better use the remaining memory.
             self._tell(one, "memory_leak", None, one.course.step, text)
 
     def _gpus(self) -> Mapping[str, GpuSample]:
-        """The GPUs as they are now. Simulated ones are as busy as their scenario says, whatever the ranks do."""
+        """The GPUs as they are now. Simulated ones follow their scenario, not the ranks."""
         return {} if self.context.workspace.scenario.exists() else self.context.recorder.fast
 
     def _processes(self, attempt: LiveAttempt) -> list[AttemptProcess]:
@@ -253,8 +281,8 @@ class HealthMonitor:
         self._begin_end(attempt, one)
 
     def _tell(self, one: AttemptState, kind: str, rank: int | None, step: int | None, text: str) -> None:
-        if kind not in one.told:
-            one.told.add(kind)
+        if kind not in one.reported:
+            one.reported.add(kind)
             self._write(one, kind, rank, step, text, ends=False)
 
     def _write(
@@ -312,7 +340,7 @@ class HealthMonitor:
 
 
 def read_history(database: Path, record: Attempt, clock: float, wall: float) -> AttemptState:
-    """`AttemptState.begin` by a connection of its own. Raises sqlite3.Error."""
+    """`AttemptState.begin` with a separate connection. Raises sqlite3.Error."""
     with closing(open_reader(database)) as connection:
         return AttemptState.begin(connection, record, clock, wall)
 

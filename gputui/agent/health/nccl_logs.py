@@ -12,7 +12,7 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.recovery.signatures import nccl_trouble
 from gputui.runs.logs import RankLog, rank_logs, read_window
-from gputui.store.runs import Attempt
+from gputui.store.attempts import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,7 @@ class NcclLogs:
     due: float = float("-inf")
 
     def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
-        """What is new since the look before, by run; ``now`` is monotonic. An attempt on one GPU communicates with
-        nobody."""
+        """New messages since the last look, by run; ``now`` is monotonic. Attempts on one GPU are skipped."""
         if now < self.due:
             return {}
         self.due = now + LOOK_SECONDS
@@ -55,7 +54,7 @@ class NcclLogs:
             size = one.path.stat().st_size
             place = self.places.get(one.path)
             if place is None:
-                # What an earlier agent has told of is not told again.
+                # An earlier agent's reports are not repeated.
                 self.places[one.path] = size
                 return []
             if size == place:

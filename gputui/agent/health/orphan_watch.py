@@ -19,12 +19,12 @@ DEADLINE_SECONDS = 60.0
 
 @dataclass(slots=True)
 class OrphanWatch:
-    """What was seen in the last look, and what was told already."""
+    """Orphans of the last scan, and those already reported."""
 
     context: AgentContext
     next_at: float = 0.0
     seen: set[ProcessIdentity] = field(default_factory=set)
-    told: set[ProcessIdentity] = field(default_factory=set)
+    reported: set[ProcessIdentity] = field(default_factory=set)
     look: Job[list[orphans.MarkedProcess]] | None = None
 
     def turn(self, now: float) -> None:
@@ -40,16 +40,16 @@ class OrphanWatch:
         found = look.result()
         found = orphans.orphans(found, repository.standings(self.context.connection)) if found else []
         for orphan in found:
-            if orphan.identity in self.seen and orphan.identity not in self.told:
+            if orphan.identity in self.seen and orphan.identity not in self.reported:
                 self._tell(orphan)
-                self.told.add(orphan.identity)
+                self.reported.add(orphan.identity)
         self.seen = {orphan.identity for orphan in found}
-        self.told &= self.seen
+        self.reported &= self.seen
 
     def _tell(self, orphan: orphans.MarkedProcess) -> None:
         pid = orphan.identity.pid
         if has_event(self.context.connection, "orphan", run_id=orphan.run_id, key=str(pid)):
-            # A former agent told it.
+            # A former agent reported it.
             return
         held = self._gpu_bytes(orphan.identity)
         memory = f" and holds {bytes_text(held)} of GPU memory" if held else ""

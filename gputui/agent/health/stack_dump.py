@@ -131,7 +131,7 @@ def _abort(targets: Sequence[ProcessIdentity]) -> None:
         _without_core(process)
     for process in asked:
         send_signal(process, signal.SIGABRT)
-        # One that is stopped gets it the moment it goes on.
+        # One that is stopped gets it the moment it continues.
         send_signal(process, signal.SIGCONT)
     deadline = time.monotonic() + ABORT_SECONDS
     while time.monotonic() < deadline and any(is_alive(process) for process in asked):

@@ -10,24 +10,24 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gputui.agent.health.attempt_state import AttemptState
 from gputui.agent.jobs import Job
-from gputui.agent.lifecycle.examination import Findings, Task
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.recovery.checkpoint_ledger import Rows
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
+from gputui.recovery.classify import Incident
+from gputui.recovery.evidence import Evidence, Observation
+from gputui.redaction import BY_LOOK, Redactor
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, send_signal
+from gputui.store.attempts import Attempt
 from gputui.store.placements import PlacementView
-from gputui.store.runs import Attempt
 
 TERM_BEFORE_KILL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
-
-# The intent of a stop that gives no grace, as it is noted in the attempt's row.
-KILL = "kill"
 
 
 # --- an attempt -------------------------------------------------------------------------------------------------------
@@ -49,31 +49,68 @@ class CheckpointLook:
 
     due_at: float
     search: CheckpointSearch | None = None
-    job: Job[Rows] | None = None
-    is_told: bool = False
+    job: Job[tuple[str, Rows]] | None = None
+    is_reported: bool = False
 
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """One attempt of which processes may exist. ``executor`` serves it; ``baseline_bytes`` is the memory in use on each
-    of its GPUs before it began, ``served_since`` (monotonic) when this executor was started. ``watched`` is what its
-    health is judged by, which ``history`` reads from the store at first; after something unexpected it is not looked at
-    before ``unwatched_until`` (monotonic). ``resolved`` is what its run's specification says, None where this gputui
-    cannot understand it. ``placement`` is where it is, None on this machine; ``placed_at`` (monotonic) is
-    when that was read."""
+    """One attempt of which processes may exist."""
 
     record: Attempt
+    # The process that serves it.
     executor: ExecutorProcess
+    # Memory in use on each of its GPUs before it began, by UUID.
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    # When this executor was started (monotonic).
     served_since: float = float("-inf")
+    # Its run's specification, resolved; None if this gputui cannot understand it.
     resolved: ResolvedRun | None = None
+    # Reads the state of its health from the store, after a restart of the agent; then ``watched`` is set.
     history: Job[AttemptState] | None = None
     watched: AttemptState | None = None
+    # After an unexpected error its health is not looked at until then (monotonic).
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None
     checkpoint_look: CheckpointLook | None = None
+    # Where it is, as stored; None on this machine, or if nothing was reported yet.
     placement: PlacementView | None = None
-    placed_at: float = float("-inf")
+    # When the reports of its executor were last read (monotonic); kept for attempts that are elsewhere.
+    reports_read_at: float = float("-inf")
+
+
+# --- what is read after its end --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Where to look: the attempt's folder, and where its checkpoints are, None if its profile names none.
+    ``unanswered`` is why the checkpoints' folder is not to be looked into: a look there did not end."""
+
+    folder: Path
+    attempt: Attempt
+    exit_record: Mapping[str, Any] | None
+    survivors: tuple[int, ...]
+    launcher: str
+    rebooted: bool
+    ended_at: float
+    checkpoints: CheckpointSearch | None
+    checkpoints_wanted: int
+    redactor: Redactor = BY_LOOK
+    observed: tuple[Observation, ...] = ()
+    unanswered: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found, without the secrets in it. ``incident`` says why the attempt ended, should it have failed;
+    ``checkpoints`` is the ledger after it, with what may be resumed from where it did; None if the profile names no
+    checkpoints. ``unmatched``: nothing was ever found by their pattern."""
+
+    evidence: Evidence
+    incident: Incident
+    checkpoints: CheckpointChoice | None
+    unmatched: UnmatchedPattern | None = None
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
@@ -127,12 +164,12 @@ class Sweeping:
 @dataclass(slots=True)
 class Postmortem:
     """What the attempt left is read by ``job``, as ``task`` says; where that fails, it is begun again from ``swept``.
-    ``is_told``: the run's page says so."""
+    ``is_reported``: the run's page shows it."""
 
     swept: Sweeping
     task: Task
     job: Job[Findings]
-    is_told: bool = False
+    is_reported: bool = False
 
 
 @dataclass(slots=True)
@@ -145,19 +182,19 @@ class DiskLook:
 
 @dataclass(slots=True)
 class ResumeCheck:
-    """Whether the checkpoint at ``path`` is still the one that was chosen; ``is_told``: its end was noticed."""
+    """Whether the checkpoint at ``path`` is still the one that was chosen; ``is_noticed``: its end was noticed."""
 
     path: str
     search: CheckpointSearch
     job: Job[CheckpointChoice | None]
-    is_told: bool = False
+    is_noticed: bool = False
 
 
 @dataclass(slots=True)
 class Waiting:
     """No attempt: it waits for the next one. ``due_at`` (monotonic) is when its back-off ends, None once it is queued;
     ``free_disk`` and ``pruning`` are preconditions that are being looked at. Of a queued run, ``resume_check`` is under
-    way; ``checked`` is the path that was found unchanged, None where it could not be looked at, and when (monotonic);
+    way; ``checked`` is the path that was found unchanged, None if it could not be looked at, and when (monotonic);
     ``short_since`` (monotonic): GPUs are missing that only a person or a driver can bring back."""
 
     due_at: float | None = None
@@ -193,11 +230,11 @@ class Releasing:
 
 @dataclass(slots=True)
 class Trouble:
-    """An unexpected error: what it concerns is left alone until ``until`` (monotonic); ``told`` is what was reported,
-    None where all was well since."""
+    """An unexpected error: its part is left alone until ``until`` (monotonic); ``reported`` is the reported text,
+    None if all was well since."""
 
     until: float = float("-inf")
-    told: str | None = None
+    reported: str | None = None
 
 
 @dataclass(slots=True)
@@ -215,7 +252,7 @@ class ActiveRun:
     def is_idle(self) -> bool:
         """Whether nothing has to be remembered of it."""
         is_waiting = self.phase is not None and self.phase != Waiting()
-        return not is_waiting and self.attempt is None and self.releasing is None and self.trouble.told is None
+        return not is_waiting and self.attempt is None and self.releasing is None and self.trouble.reported is None
 
     def begin(self, attempt: LiveAttempt) -> None:
         self.attempt, self.phase = attempt, Starting()

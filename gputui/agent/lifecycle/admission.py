@@ -1,4 +1,4 @@
-"""Starting: which queued runs may start on which GPUs, and what is said of one that cannot."""
+"""Starting: which queued runs may start on which GPUs, and the reason of those that cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
-from gputui.agent.lifecycle.apply_plan import owe_notices
+from gputui.agent.lifecycle.ending import owe_notices
 from gputui.agent.lifecycle.release import GpuRelease
 from gputui.agent.lifecycle.run_files import notice_of, policy_of
 from gputui.agent.lifecycle.scheduler import (
@@ -35,15 +35,31 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE
 from gputui.store import queue
+from gputui.store.attempts import Attempt
 from gputui.store.events import add_event, last_kind
 from gputui.store.hardware import quarantined
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, Run, queued_runs
+from gputui.store.runs import Run, get_run, queued_runs
 
 # A driver that is loaded, or a GPU that is reset, is back within minutes.
 MISSING_SECONDS = 300.0
 # Of one turn: a start takes some ten milliseconds, and a queue that is opened may hold a thousand.
 START_SECONDS = 0.02
+
+
+def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
+    """Why a run that was launched to follow others does not start yet; None once all of them have succeeded, or it has
+    started before. Raises sqlite3.Error."""
+    for run_id in spec_of(run).after if not run.attempt else ():
+        found = get_run(connection, run_id)
+        if found is None:
+            return f"waits for {run_id}, which was removed; gputui stop {run.run_id} ends that"
+        if found.state is RunState.SUCCEEDED:
+            continue
+        if found.state.is_over:
+            return f"waits for {run_id}, which {found.state}; gputui resume {run_id}, or gputui stop {run.run_id}"
+        return f"waits for {run_id} to succeed"
+    return None
 
 
 @dataclass(slots=True)
@@ -66,7 +82,7 @@ class Admission:
         self.locks = GpuLocks.of(self.context.workspace, os.environ)
 
     def standings(self) -> list[GpuAvailability] | None:
-        """How each GPU stands for the scheduler, or None before the first inventory."""
+        """The availability of each GPU for the scheduler, or None before the first inventory."""
         draining = self.draining
         return standings(self.context, draining.uuids(), self.locks.holder, draining.held())
 
@@ -90,6 +106,7 @@ class Admission:
             paused=paused,
             cpu=cpu,
             places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
+            predecessor=lambda run: waits_for_predecessor(self.context.connection, run),
         )
         self._note_short(outcomes)
         until = self.context.monotonic() + START_SECONDS
@@ -120,7 +137,7 @@ class Admission:
             return spec_of(run) is not None and run.params is not None
         except SpecError as error:
             with self.guard.around(run.run_id):
-                why = f"cannot be read by this gputui: {error}; update gputui and restart it, or launch it again"
+                why = f"this gputui cannot read it: {error}; update gputui and restart it, or launch it again"
                 give_up(self.context, run, why)
             return False
 
@@ -208,6 +225,7 @@ class Admission:
                 uuid: sample.memory_used_bytes if (sample := self.context.recorder.fast.get(uuid)) else None
                 for uuid in start.uuids
             }
+            self.spawn(record, executor, held.descriptors, baseline)
             for problem in held.problems:
                 add_event(
                     self.context.connection,
@@ -217,7 +235,6 @@ class Admission:
                     severity="warning",
                     run_id=start.run.run_id,
                 )
-            self.spawn(record, executor, held.descriptors, baseline)
         except (attempt_launch.LaunchError, ExecutorGoneError) as error:
             self._cannot_start(start.run, error)
         finally:
@@ -254,7 +271,7 @@ def give_up(context: AgentContext, run: Run, why: str) -> None:
 
 
 def last_incident(connection: sqlite3.Connection, run_id: str) -> tuple[str, str] | None:
-    """Kind and summary of a run's newest incident, or None where it met none."""
+    """Kind and summary of a run's newest incident, or None if it met none."""
     row = connection.execute(
         "SELECT kind, summary FROM incidents WHERE run_id = ? ORDER BY incident_id DESC LIMIT 1", (run_id,)
     ).fetchone()
@@ -308,7 +325,7 @@ def standings(
         total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
         used = sample.memory_used_bytes if sample else None
         free = None if total is None or used is None else total - used
-        # Only a person ends these, at an hour that nobody knows.
+        # Only a person ends these, at an unknown time.
         is_out = gpu.uuid in failed or bool(gpu.mig_mode) or (sample is not None and sample.state != "ok")
         is_drained_soon = gpu.uuid in draining and gpu.uuid not in held
         is_settling = gpu.uuid not in failed and (sample is None or (sample.state == "ok" and is_drained_soon))

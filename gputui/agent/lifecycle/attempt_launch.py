@@ -18,19 +18,20 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor
 from gputui.runs import next_attempt, repository
 from gputui.runs.agent_process import agent_for_executor
-from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run
+from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus
 from gputui.runs.executors.base import Executor
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.launchers.base import ANY_PORT, OUTPUT, Placement
+from gputui.runs.launchers.base import OUTPUT, Placement
 from gputui.runs.logs import FIRST_NODE, node_folder
 from gputui.runs.redaction import redact_launch, restore, secrets_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec, write_private
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, Run, get_attempt
+from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class LaunchError(Exception):
 
 
 class UnusableSpecError(LaunchError):
-    """What stands in the run's files cannot be started, now or later."""
+    """The run's files describe nothing that can be started, now or later."""
 
 
 def attempt_dir(workspace: Workspace, run_id: str, number: int) -> Path:
@@ -92,10 +93,11 @@ def prepare_attempt(
         extra = next_attempt.get(connection, run.run_id).env
         spec = replace(spec, env={**spec.env, **extra})
         real = restore(run.params, spec.params)
-        placement = Placement.here(
-            tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices),
-            ranks=ranks_for(spec, len(uuids)),
-            port=free_port() if executor.places_gpus else ANY_PORT,
+        visible = tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices)
+        placement = (
+            Placement.here(visible, ranks_for(spec, len(uuids)), free_port())
+            if executor.places_gpus
+            else executor.placement(spec)
         )
         build = partial(
             build_launch,
@@ -110,7 +112,14 @@ def prepare_attempt(
         elsewhere = (
             {}
             if executor.places_gpus
-            else _elsewhere(spec, workspace.run_dir(run.run_id), build, goes_on=run.not_before is not None)
+            else _elsewhere(
+                spec,
+                workspace.run_dir(run.run_id),
+                build,
+                []
+                if executor.sees_checkpoints(spec.target or {})
+                else checkpoint_survey.course_elsewhere(connection, run),
+            )
         )
         if elsewhere:
             launch = without_gpus(launch)
@@ -143,11 +152,11 @@ def prepare_attempt(
         repository.release_leases(connection, run.run_id, keep=uuids)
         for holder, uuid in taken_from:
             repository.end_lease(connection, holder, uuid)
-            text = f"{uuid} was given to {run.run_id}: each waited for a GPU that the other held"
+            text = f"{uuid} was moved to {run.run_id}, because each run waited for a GPU that the other held"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=holder)
         repository.take_leases(connection, run.run_id, uuids, now)
         if replaced:
-            text = f"{'; '.join(replaced)}: given up for {'another' if len(replaced) == 1 else 'others'}"
+            text = f"{'; '.join(replaced)}: replaced"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         next_attempt.take_away(connection, run.run_id)
@@ -172,34 +181,26 @@ def prepare_attempt(
     return attempt
 
 
-def without_gpus(launch: Launch) -> Launch:
-    """The launch where another scheduler says which GPUs there are."""
-    return replace(
-        launch,
-        env={
-            name: value
-            for name, value in launch.env.items()
-            if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-        },
-    )
-
-
-def _elsewhere(spec: RunSpec, run_dir: Path, build: Callable[..., Launch], *, goes_on: bool) -> dict[str, Any]:
-    """What a courier must know besides: the target, what to ask of it, and how the attempt goes on from a checkpoint
-    that is found there, with NEWEST_CHECKPOINT in its place."""
+def _elsewhere(
+    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], course: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What a courier must know besides: the target, what to ask of it, and how the attempt continues from a checkpoint
+    that is found there, with NEWEST_CHECKPOINT in its place. ``course`` are the attempts whose checkpoints may be taken
+    at its first start, none where it is to begin as specified."""
     folder = checkpoint_directory(spec, run_dir)
     resume = None
     if spec.checkpoints is not None and spec.checkpoints.resume:
         again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
         resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern, "argv": again.argv, "env": again.env}
     return {
-        "shell": None,
+        # Limits and environment are those of the target; who may read what it writes is for its launcher to say.
+        "shell": None if spec.shell is None or spec.shell.umask is None else {"umask": spec.shell.umask},
         "target": dict(spec.target or {}),
         "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
         "metrics": [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None],
         "resume": resume,
-        # After an incident; else the attempt is to begin where it was told to.
-        "goes_on": goes_on,
+        "checkpoints": None if folder is None else str(folder),
+        "course": course,
     }
 
 

@@ -4,11 +4,14 @@ and the course of each are known by the time they are needed. The folder is read
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
@@ -16,19 +19,25 @@ from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
 from gputui.agent.slices import TURN_SECONDS
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import Rows, spans
+from gputui.recovery.checkpoint_ledger import Rows, StepSpan, spans
 from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
+from gputui.recovery.history import person_started_at
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError, spec_of
+from gputui.runs.spec import SpecError, parse_spec, spec_of
 from gputui.store import checkpoints
-from gputui.store.checkpoints import CheckpointRow
+from gputui.store.attempts import read_attempts
+from gputui.store.checkpoints import CheckpointRow, Neighbour
 from gputui.store.events import add_event
-from gputui.store.runs import Run, get_run, read_attempts, read_incidents
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.run_history import read_incidents, read_transitions
+from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
 
 SURVEY_SECONDS = 10.0
+# A line without a time has that at which it was fetched from elsewhere.
+FETCHED_SECONDS = 5.0
 # A folder that does not answer for so long is on a file system that hangs.
 DEADLINE_SECONDS = 60.0
 
@@ -36,7 +45,7 @@ DEADLINE_SECONDS = 60.0
 def search_of(
     connection: sqlite3.Connection, workspace: Workspace, run: Run, now: float, ended_at: float | None = None
 ) -> CheckpointSearch | None:
-    """What a look for the run's checkpoints needs, None where its profile names none. ``ended_at`` is when its newest
+    """What a look for the run's checkpoints needs, None if its profile names none. ``ended_at`` is when its newest
     attempt ended, where that is not in its row yet. Times are UTC unix seconds."""
     spec = spec_of(run)
     folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
@@ -54,10 +63,23 @@ def search_of(
         pattern=spec.checkpoints.pattern,
         rows=tuple(checkpoints.of_run(connection, run.run_id)),
         attempts=attempts,
-        neighbours=tuple(checkpoints.neighbours(connection, run.run_id, str(folder), begun_at)),
+        neighbours=_neighbours(connection, workspace, run.run_id, folder, begun_at),
         incidents=incidents,
         rebuilt=checkpoints.attempts_before_ledger(connection, run.run_id),
     )
+
+
+def _neighbours(
+    connection: sqlite3.Connection, workspace: Workspace, run_id: str, folder: Path, since: float
+) -> tuple[Neighbour, ...]:
+    """The attempts of other runs that had the folder since a moment (UTC unix seconds)."""
+    found = checkpoints.neighbours(connection, run_id, str(folder), since)
+    names = checkpoints.folders(connection, run_id, str(folder))
+    for neighbour, text in checkpoints.unplaced(connection, run_id, since):
+        with suppress(SpecError):
+            if str(checkpoint_directory(parse_spec(text), workspace.run_dir(neighbour.run_id))) in names:
+                found.append(neighbour)
+    return tuple(found)
 
 
 def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow], now: float) -> None:
@@ -91,6 +113,42 @@ def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder
     checkpoints.save(connection, run.run_id, before, after)
 
 
+def course_elsewhere(connection: sqlite3.Connection, run: Run) -> list[dict[str, Any]]:
+    """The attempts whose checkpoints the next attempt may continue from, where only the machine that it runs on sees
+    them; none where it begins from the start, or from one that was named. See `gputui.runs.executors.far.Course`."""
+    if run.not_before is None or run.resume_from is not None:
+        return []
+    # What a person started from the beginning has nothing to do with what was before.
+    since = person_started_at(read_transitions(connection, run.run_id))
+    attempts = [row for row in read_attempts(connection, run.run_id) if row.created_at >= since]
+    known = spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0)
+    incidents = {row.attempt: row for row in read_incidents(connection, run.run_id)}
+    course: list[dict[str, Any]] = []
+    for span in known:
+        met = incidents.get(span.number)
+        until = None
+        if met is not None and met.kind in ledger.NUMERIC_TROUBLE:
+            until = span.begun_at if met.step is None else _sound_until(connection, run.run_id, span, met.step)
+        failed = met is not None and met.kind not in ledger.NOT_ITS_FAULT and not span.has_worked
+        course.append({"attempt": span.number, "until": until, "failed": failed})
+    return course
+
+
+def _sound_until(connection: sqlite3.Connection, run_id: str, span: StepSpan, step: int) -> float:
+    """When the numbers of an attempt were sound for the last time (UTC unix seconds), which went wrong at a step: by
+    the times that its lines tell, or those at which they were fetched."""
+    times = StepTimes(connection, run_id)
+    at = times.done_at(span.number, step)
+    if at is None:
+        at = times.last_at(span.number, step - 1)
+    return span.begun_at if at is None else at - FETCHED_SECONDS
+
+
+def looked_into(search: CheckpointSearch) -> tuple[str, Rows]:
+    """The folder with its links resolved, and the ledger after a look into it. Raises what `surveyed` raises."""
+    return os.path.realpath(search.folder), surveyed(search)
+
+
 @dataclass(slots=True)
 class CheckpointSurveys:
     """Looks into the checkpoint folders of all living attempts, one job a run."""
@@ -104,10 +162,12 @@ class CheckpointSurveys:
         for attempt in living:
             one = attempt.checkpoint_look
             if one is None:
-                one = attempt.checkpoint_look = CheckpointLook(now + SURVEY_SECONDS)
+                # At once: others in the same folder must know it before the attempt writes there.
+                one = attempt.checkpoint_look = CheckpointLook(now)
             if one.job is not None and one.job.is_over:
-                self._take(one, one.job)
+                job = one.job
                 one.job, one.due_at = None, self.context.monotonic() + SURVEY_SECONDS
+                self._take(attempt.record.number, one, job)
             elif one.job is None and now >= one.due_at:
                 self._begin(attempt.record.run_id, attempt.record.number, one)
             else:
@@ -130,16 +190,16 @@ class CheckpointSurveys:
         if one.search is not None:
             checkpoints.note_folder(self.context.connection, run_id, number, str(one.search.folder))
             name = f"looking for checkpoints in {one.search.folder}"
-            one.job = self.context.jobs.start(name, partial(surveyed, one.search), deadline_seconds=DEADLINE_SECONDS)
+            one.job = self.context.jobs.start(name, partial(looked_into, one.search), deadline_seconds=DEADLINE_SECONDS)
 
-    def _take(self, one: CheckpointLook, job: Job[Rows]) -> None:
+    def _take(self, number: int, one: CheckpointLook, job: Job[tuple[str, Rows]]) -> None:
         search = one.search
         assert search is not None
         try:
-            rows = job.result()
+            real, rows = job.result()
         except Exception as error:
-            if not one.is_told:
-                one.is_told = True
+            if not one.is_reported:
+                one.is_reported = True
                 log.warning("%s: %s cannot be looked into: %s", search.run_id, search.folder, error)
                 text = f"its checkpoints cannot be looked for in {search.folder}: {error}"
                 add_event(
@@ -152,7 +212,14 @@ class CheckpointSurveys:
                     run_id=search.run_id,
                 )
             return
-        one.is_told = False
+        one.is_reported = False
+        # A link that is gone resolves to itself, which says less than what was noted.
+        if real != str(search.folder) and checkpoints.note_real_folder(
+            self.context.connection, search.run_id, number, real
+        ):
+            # The look did not know all who have the folder.
+            one.due_at = self.context.monotonic()
+            return
         if rows != search.rows:
             with transaction(self.context.connection) as connection:
                 write(connection, search, rows, self.context.now())

@@ -1,9 +1,7 @@
-"""When an attempt has ended: read what it left, tell what it was, decide, and write all of it in one transaction."""
+"""Postmortem: a job reads what an ended attempt left; then its end is written, or the reading is repeated."""
 
 from __future__ import annotations
 
-import json
-import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,59 +9,40 @@ from functools import partial
 from typing import Any
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.incident_folder import IncidentArchive, keep
+from gputui.agent.health.gpu_faults import hardware_evidence
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, Sweeping
-from gputui.agent.lifecycle.apply_plan import owe_notices, seen_by_driver, surroundings, take_effect
+from gputui.agent.lifecycle.active_run import ActiveRun, Findings, Postmortem, Sweeping, Task
 from gputui.agent.lifecycle.attempt_launch import attempt_dir
-from gputui.agent.lifecycle.examination import Findings, Task, examine
+from gputui.agent.lifecycle.ending import Ending, current_rows, surroundings
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
-from gputui.charts import units
-from gputui.metrics.report import IngestReport
-from gputui.recovery.checkpoint_ledger import candidates, out_of_order
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
-from gputui.recovery.classify import Incident, outcome
-from gputui.recovery.evidence import Observation
-from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.machine_actions import MachineContext
-from gputui.recovery.policy import RecoveryPlan, decide
+from gputui.recovery.checkpoint_ledger import NUMERIC_TROUBLE, attempt_ended, candidates
+from gputui.recovery.checkpoint_search import (
+    CheckpointChoice,
+    CheckpointSearch,
+    UnmatchedPattern,
+    choose,
+    surveyed,
+    trouble_began,
+    unmatched,
+)
+from gputui.recovery.classify import Incident, classify, outcome
+from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.machine_actions import ranks
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
-from gputui.runs.identity import is_of_another_user
-from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
-from gputui.store.events import add_event
+from gputui.store.attempts import Attempt
 from gputui.store.metrics import watched
 from gputui.store.run_states import RunState
-from gputui.store.runs import (
-    Attempt,
-    Run,
-    get_attempt,
-    get_run,
-    read_attempts,
-    read_decisions,
-    read_incidents,
-    read_transitions,
-)
+from gputui.store.runs import Run, get_run
 
-log = logging.getLogger(__name__)
-
-
-LOOK_TOLD_SECONDS = 1.0
+REPORT_AFTER_SECONDS = 1.0
 # Hundreds of gigabytes of checkpoints are read in minutes; a file system that does not answer is not waited for longer.
 EXAMINE_SECONDS = 1800.0
-
-
-def has_read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
-    """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
-    sqlite3.Error."""
-    report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
-    note_first_steps(context.connection, report, context.now())
-    return not report.more
 
 
 def evidence_to_read(
@@ -77,7 +56,7 @@ def evidence_to_read(
     """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
     kill. Raises SpecError and sqlite3.Error."""
     connection, workspace = context.connection, context.workspace
-    run, fresh = _current(connection, attempt)
+    run, fresh = current_rows(connection, attempt)
     folder = attempt_dir(workspace, run.run_id, attempt.number)
     ended_at = time_in((exit_record or {}).get("ended_at")) or context.now()
     return Task(
@@ -108,7 +87,7 @@ def begin_postmortem(swept: Sweeping, task: Task, context: AgentContext) -> Post
 def step(
     run: ActiveRun, phase: Postmortem, context: AgentContext, gpus: Callable[[], Sequence[GpuAvailability] | None]
 ) -> Postmortem | None:
-    """None once it is written why the attempt ended and what follows. ``gpus`` gives how each GPU stands.
+    """None once it is written why the attempt ended and what follows. ``gpus`` is the availability of each GPU.
 
     Raises sqlite3.Error where that cannot be written now. Raises what the job raised, and JobTimeoutError where it does
     not end even without the checkpoints: the run is then swept again.
@@ -138,314 +117,20 @@ def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
     """Checkpoints are read whole, so that the look may take minutes in which the run still counts as running. One that
     is stopped meanwhile needs none of them."""
     task, begun_at = phase.task, phase.job.begun_at
-    if begun_at is not None and context.monotonic() - begun_at < LOOK_TOLD_SECONDS:
+    if begun_at is not None and context.monotonic() - begun_at < REPORT_AFTER_SECONDS:
         return phase
     run = get_run(context.connection, task.attempt.run_id)
     if run is None:
         return phase
     if run.state is RunState.STOPPING:
         if task.attempt.stop_requested is None and task.unanswered is None:
-            unread = replace(task, unanswered="it was stopped while they were read")
+            unread = replace(task, unanswered="the run was stopped meanwhile")
             return begin_postmortem(phase.swept, unread, context)
-    elif not phase.is_told:
-        phase.is_told = True
-        text = "has ended; its logs and checkpoints are being read"
+    elif not phase.is_reported:
+        phase.is_reported = True
+        text = "reading the logs and checkpoints of the attempt that ended"
         repository.set_waiting_for(context.connection, run.run_id, text)
     return phase
-
-
-def _current(connection: sqlite3.Connection, attempt: Attempt) -> tuple[Run, Attempt]:
-    run = get_run(connection, attempt.run_id)
-    fresh = get_attempt(connection, attempt.run_id, attempt.number)
-    assert run is not None and fresh is not None
-    return run, fresh
-
-
-class Ending:
-    """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
-
-    def __init__(self, context: AgentContext, resolved: ResolvedRun) -> None:
-        self.context = context
-        self.resolved = resolved
-
-    def attempt_ended(self, task: Task, findings: Findings, around: MachineContext | None = None) -> None:
-        """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
-        run, attempt = _current(self.context.connection, task.attempt)
-        if task.survivors:
-            self._note_survivors(attempt, task.survivors, self.context.now())
-        match outcome(findings.evidence, stop_intended=attempt.stop_requested is not None):
-            case "stopped":
-                self._stopped(run, attempt, task, findings)
-            case "succeeded":
-                self._succeeded(run, attempt, task, findings)
-            case "failed":
-                self._failed(run, attempt, task, findings, around)
-
-    # --- the three ends -------------------------------------------------------------------------------------------
-
-    def _stopped(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
-        ended_at = task.ended_at
-        forced = bool((task.exit_record or {}).get("forced"))
-        how = repository.stop_reason_of_study(self.context.connection, run.run_id)
-        if how is None:
-            how = "stopped; it did not end in time and was killed" if forced else "stopped"
-            how += self._lost_by_stop(run, attempt, task, findings)
-        with transaction(self.context.connection) as connection:
-            self._close(attempt, "stopped", ended_at, task.exit_record)
-            self._enter_checkpoints(task, findings)
-            repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
-            add_event(connection, "stopped", how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
-            if attempt.stop_requested == "restart":
-                self._requeue_from_start(run, ended_at)
-
-    def _lost_by_stop(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> str:
-        """What a stop gave up, where no checkpoint holds any of it, as the end of a sentence: a script that does not
-        save when it gets SIGTERM loses what it did since its last checkpoint."""
-        last = attempt.last_step
-        if spec_of(run).checkpoints is None or task.checkpoints is None or findings.checkpoints is None or last is None:
-            return ""
-        if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
-            return ""
-        first = min(
-            row.first_step for row in read_attempts(self.context.connection, run.run_id) if row.first_step is not None
-        )
-        count = last - first + 1
-        steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
-        where = f"{task.checkpoints.pattern} in {task.checkpoints.folder}"
-        return f"; no usable checkpoint matches {where}, so that its {steps} lost"
-
-    def _requeue_from_start(self, run: Run, now: float) -> None:
-        stopped = get_run(self.context.connection, run.run_id)
-        assert stopped is not None
-        repository.set_next_attempt(
-            self.context.connection, run.run_id, params=dict(spec_of(run).params), resume_from=None, not_before=None
-        )
-        repository.set_gpu_count(self.context.connection, run.run_id, None)
-        repository.move(self.context.connection, stopped, RunState.QUEUED, cause="restart", now=now)
-
-    def _succeeded(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
-        ended_at = task.ended_at
-        took = "" if run.started_at is None else f" after {units.duration(ended_at - run.started_at)}"
-        tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
-        with transaction(self.context.connection) as connection:
-            self._close(attempt, "succeeded", ended_at, task.exit_record)
-            self._enter_checkpoints(task, findings)
-            self._settle_last_decision(run.run_id, "succeeded")
-            repository.move(connection, run, RunState.SUCCEEDED, cause=f"finished{took}{tries}", now=ended_at)
-            add_event(
-                connection,
-                "succeeded",
-                f"finished{took}{tries}",
-                now=ended_at,
-                run_id=run.run_id,
-                attempt=attempt.number,
-            )
-
-    def _failed(
-        self,
-        run: Run,
-        attempt: Attempt,
-        task: Task,
-        findings: Findings,
-        around: MachineContext | None,
-    ) -> None:
-        ended_at = task.ended_at
-        incident = findings.incident
-        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around, task.checkpoints)
-        is_owed = plan.effect.notify or plan.verdict == "stop"
-        notice = self.resolved.notice if is_owed else None
-        now = self.context.now()
-        with transaction(self.context.connection) as connection:
-            self._close(attempt, "failed", ended_at, task.exit_record)
-            self._enter_checkpoints(task, findings, plan)
-            self._settle_last_decision(run.run_id, "met another incident")
-            incident_id = self._write_incident(run, attempt, incident, ended_at)
-            self._write_decision(run, attempt, incident_id, plan, now)
-            add_event(
-                connection,
-                "incident",
-                incident.summary,
-                now=ended_at,
-                key=incident.kind,
-                severity="error",
-                run_id=run.run_id,
-                attempt=attempt.number,
-            )
-            add_event(
-                connection,
-                "decision",
-                plan.reason,
-                now=now,
-                key=plan.verdict,
-                severity="warning" if plan.verdict == "retry" else "error",
-                run_id=run.run_id,
-                attempt=attempt.number,
-            )
-            if plan.verdict == "retry":
-                repository.set_next_attempt(
-                    connection,
-                    run.run_id,
-                    params=plan.params,
-                    resume_from=plan.resume_from,
-                    not_before=now + plan.delay_seconds,
-                )
-                repository.move(connection, run, RunState.RECOVERING, cause=incident.summary, now=now)
-            else:
-                target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
-                repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
-            take_effect(connection, run, attempt, incident, plan, now)
-            owe_notices(
-                connection, notice, run, incident.kind, incident.summary, plan.reason, verdict=plan.verdict, now=now
-            )
-        keep(
-            IncidentArchive(
-                run_dir=self.context.workspace.run_dir(run.run_id),
-                run_id=run.run_id,
-                attempt=attempt.number,
-                at=ended_at,
-                gpus=tuple(attempt.gpus),
-                evidence=findings.evidence,
-                incident=incident,
-                plan=plan,
-                database=self.context.workspace.database,
-            ),
-            self.context.jobs,
-        )
-
-    # --- what goes into the decision ------------------------------------------------------------------------------
-
-    def _decide(
-        self,
-        run: Run,
-        attempt: Attempt,
-        incident: Incident,
-        checkpoints: CheckpointChoice | None,
-        ended_at: float,
-        around: MachineContext | None,
-        search: CheckpointSearch | None,
-    ) -> RecoveryPlan:
-        rows = () if checkpoints is None else checkpoints.rows
-        contradiction = None if search is None else out_of_order(rows, search.attempts)
-        if around is not None and contradiction is not None:
-            names = " and ".join(contradiction)
-            why = f"the steps in their names do not follow the order in which they were written ({names})"
-            around = replace(around, no_pruning=why)
-        attempts = read_attempts(self.context.connection, run.run_id)
-        transitions = read_transitions(self.context.connection, run.run_id)
-        past = past_decisions(
-            attempts,
-            read_incidents(self.context.connection, run.run_id),
-            read_decisions(self.context.connection, run.run_id),
-            transitions,
-            rows,
-        )
-        return decide(
-            incident,
-            past,
-            progress_of(attempts, attempt.number, rows, transitions, ended_at=ended_at),
-            spec_of(run),
-            run.params,
-            self.resolved.policy,
-            [] if checkpoints is None else checkpoints.infos,
-            run_id=run.run_id,
-            attempt=attempt.number,
-            around=around,
-            unreadable=None if checkpoints is None else checkpoints.unreadable,
-        )
-
-    # --- rows -----------------------------------------------------------------------------------------------------
-
-    def _close(self, attempt: Attempt, state: str, ended_at: float, exit_record: Mapping[str, Any] | None) -> None:
-        repository.end_attempt(
-            self.context.connection,
-            attempt.run_id,
-            attempt.number,
-            state=state,
-            ended_at=ended_at,
-            exit_record=exit_record,
-        )
-
-    def _enter_checkpoints(self, task: Task, findings: Findings, plan: RecoveryPlan | None = None) -> None:
-        if task.checkpoints is None or findings.checkpoints is None:
-            return
-        rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
-        checkpoint_survey.write(self.context.connection, task.checkpoints, rows, self.context.now())
-
-    def _write_incident(self, run: Run, attempt: Attempt, incident: Incident, at: float) -> int:
-        cursor = self.context.connection.execute(
-            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence, "
-            "witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                run.run_id,
-                attempt.number,
-                at,
-                incident.kind,
-                incident.rank,
-                incident.step if incident.step is not None else attempt.last_step,
-                incident.summary,
-                incident.fingerprint,
-                json.dumps(incident.evidence_lines),
-                json.dumps(incident.witnesses),
-            ),
-        )
-        return int(cursor.lastrowid or 0)
-
-    def _write_decision(self, run: Run, attempt: Attempt, incident_id: int, plan: RecoveryPlan, now: float) -> None:
-        self.context.connection.execute(
-            "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
-            "delay_seconds, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                incident_id,
-                run.run_id,
-                attempt.number,
-                now,
-                plan.rung,
-                plan.verdict,
-                json.dumps(plan.actions_json()),
-                json.dumps(plan.changed),
-                plan.resume_from,
-                plan.delay_seconds,
-                plan.reason,
-            ),
-        )
-
-    def _settle_last_decision(self, run_id: str, outcome: str) -> None:
-        self.context.connection.execute(
-            "UPDATE decisions SET outcome = ? WHERE decision_id = "
-            "(SELECT max(decision_id) FROM decisions WHERE run_id = ?) AND outcome IS NULL AND verdict = 'retry'",
-            (outcome, run_id),
-        )
-
-    def _note_survivors(self, attempt: Attempt, survivors: Sequence[int], now: float) -> None:
-        """Say who cannot be ended, and what ends him."""
-        listed = [str(pid) for pid in survivors]
-        are = "process " + listed[0] if len(listed) == 1 else "processes " + ", ".join(listed)
-        if all(is_of_another_user(pid) for pid in survivors):
-            remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(listed)} ends them"
-        else:
-            remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
-        held = "; the GPUs are held until then" if attempt.gpus else ""
-        add_event(
-            self.context.connection,
-            "process_unkillable",
-            f"{are} cannot be killed ({remedy}){held}",
-            now=now,
-            severity="error",
-            run_id=attempt.run_id,
-            attempt=attempt.number,
-        )
-
-
-def note_first_steps(connection: sqlite3.Connection, report: IngestReport, now: float) -> None:
-    """Count runs that start as running once a step of theirs was read. ``now`` is UTC unix seconds. Raises
-    sqlite3.Error."""
-    if not report.progress:
-        return
-    with transaction(connection):
-        for progress in report.progress:
-            run = get_run(connection, progress.run_id)
-            if run is not None and run.state is RunState.STARTING and run.attempt == progress.attempt:
-                repository.move(connection, run, RunState.RUNNING, cause="its first step was seen", now=now)
 
 
 def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[Observation, ...]:
@@ -455,3 +140,71 @@ def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tu
         for row in watched.observations(connection, run_id, attempt)
         if row.ends
     )
+
+
+def seen_by_driver(
+    connection: sqlite3.Connection,
+    run: Run,
+    attempt: Attempt,
+    exit_record: Mapping[str, Any] | None,
+    ended_at: float,
+) -> tuple[Observation, ...]:
+    """The driver's reports about the attempt's GPUs. A lost GPU is why gputui itself asked an attempt to end
+    that no person did."""
+    nproc = ranks(spec_of(run), len(attempt.gpus))
+    found = hardware_evidence(connection, attempt, nproc, ended_at=ended_at)
+    was_asked = bool((exit_record or {}).get("stop_requested"))
+    return tuple(replace(one, ended_run=True) if was_asked and one.kind == "gpu_lost" else one for one in found)
+
+
+def examine(task: Task) -> Findings:
+    """Read logs, error files and checkpoints. Files that cannot be read are named in the evidence."""
+    record = None if task.exit_record is None else ExitRecord.from_json(task.exit_record)
+    if record is not None and task.survivors:
+        record = replace(record, survivors=tuple(sorted({*record.survivors, *task.survivors})))
+    evidence = collect(
+        task.folder,
+        exit=record,
+        launcher=task.launcher,
+        started_at=task.attempt.started_at,
+        ended_at=task.ended_at,
+        last_step=task.attempt.last_step,
+        rebooted=task.rebooted,
+        # What ended well before it could be ended did not need to be.
+        observed=() if record is not None and record.clean and not record.stop_requested else task.observed,
+    )
+    # Classified by the original text, not by the redacted one.
+    incident = classify(evidence, task.redactor.text)
+    evidence = Evidence.from_json(task.redactor.value(evidence.to_json()))
+    failed = outcome(evidence, stop_intended=task.attempt.stop_requested is not None) == "failed"
+    search = task.checkpoints
+    found = None if search is None else _checkpoints(search, task, incident if failed else None)
+    return Findings(evidence, incident, found, _unmatched(task, found))
+
+
+def _unmatched(task: Task, found: CheckpointChoice | None) -> UnmatchedPattern | None:
+    if task.checkpoints is None or found is None or found.rows or task.unanswered is not None:
+        return None
+    try:
+        return unmatched(task.checkpoints)
+    except OSError:
+        return None  # what cannot be read shows nothing
+
+
+def _checkpoints(search: CheckpointSearch, task: Task, incident: Incident | None) -> CheckpointChoice:
+    """The ledger after the attempt; of one that failed also what may be resumed from."""
+    kind, step = (None, None) if incident is None else (incident.kind, incident.step)
+    try:
+        if task.unanswered is not None:
+            raise OSError(task.unanswered)
+        rows = surveyed(search)
+    except OSError as error:
+        # What the ledger holds is there still, on a disk that does not answer now.
+        rows = attempt_ended(search.rows, search.attempts, task.attempt.number, kind, step)
+        is_lost = bool(candidates(rows, search.attempts))
+        return CheckpointChoice(rows, unreadable=f"{search.folder}: {error.strerror or error}" if is_lost else None)
+    began_at = trouble_began(search, task.attempt.number, step) if kind in NUMERIC_TROUBLE else None
+    rows = attempt_ended(rows, search.attempts, task.attempt.number, kind, step, began_at)
+    if incident is None:
+        return CheckpointChoice(rows)
+    return choose(rows, search.attempts, task.checkpoints_wanted, folder=search.folder)

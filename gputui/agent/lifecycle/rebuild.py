@@ -1,26 +1,32 @@
-"""Runs that the database does not know, because it was lost or set aside, are told again from their folders, so that
-those alive are not orphaned."""
+"""Rebuild the rows of runs from their folders, where the database was lost or set aside: runs that are alive keep their
+supervisor."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sqlite3
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.attempt_launch import rank_output
+from gputui.agent.health.incident_folder import incident_folder
+from gputui.agent.lifecycle.attempt_launch import rank_output, read_record
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.metrics.ingest import MetricsIngest
+from gputui.recovery.kinds import KINDS
 from gputui.redaction import Redactor, redact_params
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.command import Launch
+from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import transaction
-from gputui.runs.spec import SpecError
+from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
@@ -28,120 +34,187 @@ from gputui.store.runs import Run, get_run
 
 log = logging.getLogger(__name__)
 
+_CAUSE = "read back from its folder"
+
 
 def rebuild(context: AgentContext) -> int:
-    """Enter every run folder that the database does not know. A run comes back as its newest attempt left it: one
-    that has ended stays so, for what was decided then, or asked for by a person, is lost; one that has not is adopted
-    like any other. Returns how many were entered."""
+    """Add the runs whose folders the database does not know; returns how many.
+
+    A run comes back as its newest attempt left it. One that has ended stays ended, because what was decided then, or
+    asked for by a person, is lost with the database; one that has not ended is adopted like any other.
+    """
     connection, now = context.connection, context.now()
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
-    folders = sorted(
-        (entry for entry in context.workspace.runs.iterdir() if entry.is_dir() and entry.name not in known),
-        key=lambda entry: entry.stat().st_mtime,
-    )
-    entered = 0
-    for folder in folders:
+    folders = [entry for entry in context.workspace.runs.iterdir() if entry.is_dir() and entry.name not in known]
+    count = 0
+    for folder in sorted(folders, key=lambda entry: entry.stat().st_mtime):
         try:
-            _enter(connection, context.ingest, folder, now)
-            entered += 1
-        except (SpecError, OSError, ValueError, KeyError, TypeError, AttributeError, sqlite3.IntegrityError) as error:
+            spec, attempts = read_spec(folder / SPEC_FILE), _read_attempts(folder)
+            with transaction(connection):
+                _insert(connection, context.ingest, folder, spec, attempts, now)
+            count += 1
+        except (SpecError, _DamagedPlanError, OSError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)
-    if entered:
-        noun = "run was" if entered == 1 else "runs were"
-        add_event(
-            connection, "runs_rebuilt", f"{entered} {noun} read back from the run folders", now=now, severity="warning"
+    if count:
+        text = f"{count} {'run was' if count == 1 else 'runs were'} read back from the run folders"
+        add_event(connection, "runs_rebuilt", text, now=now, severity="warning")
+    return count
+
+
+class _DamagedPlanError(Exception):
+    """An attempt.json that does not hold what `attempt_launch` writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What the folder of an attempt holds. ``created_at`` is UTC unix seconds. ``metrics_bytes`` is how long each
+    metrics file was when it began. ``exit_record`` is None while its executor has not ended."""
+
+    number: int
+    created_at: float
+    gpus: tuple[str, ...]
+    params: Mapping[str, Scalar]
+    launch: Launch
+    resume_from: str | None
+    metrics_bytes: Mapping[str, int] | int
+    exit_record: Mapping[str, Any] | None
+
+    def ended_at(self, now: float) -> float:
+        """UTC unix seconds; ``now`` where nothing says when."""
+        at = (self.exit_record or {}).get("ended_at")
+        return float(at) if isinstance(at, int | float) and at else now
+
+
+def _read_attempts(folder: Path) -> list[_Attempt]:
+    """The attempts that were started, in order. Raises _DamagedPlanError or OSError."""
+    attempts = []
+    for entry in (folder / "attempts").iterdir() if (folder / "attempts").is_dir() else ():
+        plan = entry / "attempt.json"
+        if not entry.name.isdigit() or not plan.exists():
+            continue
+        exit_record = read_record(entry / "exit.json")
+        # An agent that was killed right after it wrote the plan started nothing.
+        was_started = exit_record is not None or (entry / "started.json").exists()
+        if was_started or processes_of(folder, int(entry.name)):
+            attempts.append(_read_attempt(plan, exit_record))
+    return sorted(attempts, key=lambda attempt: attempt.number)
+
+
+def _read_attempt(plan: Path, exit_record: Mapping[str, Any] | None) -> _Attempt:
+    try:
+        record = json.loads(plan.read_text("utf-8"))
+        lengths = record.get("metrics_bytes") or 0
+        return _Attempt(
+            number=int(record["attempt"]),
+            created_at=float(record["created_at"]),
+            gpus=tuple(record["gpus"]),
+            params=dict(record["params"]),
+            launch=Launch.from_json(record),
+            resume_from=record.get("resume_from"),
+            metrics_bytes=lengths if isinstance(lengths, int) else {str(path): int(n) for path, n in lengths.items()},
+            exit_record=exit_record,
         )
-    return entered
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _DamagedPlanError(f"{plan} is damaged: {error!r}") from error
 
 
-def _enter(connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, now: float) -> None:
-    spec = read_spec(folder / SPEC_FILE)
-    own = Redactor(secrets_of(spec))
-    attempts = _attempts(folder)
+def _insert(
+    connection: sqlite3.Connection,
+    ingest: MetricsIngest,
+    folder: Path,
+    spec: RunSpec,
+    attempts: list[_Attempt],
+    now: float,
+) -> None:
+    """The rows of one run, its attempts and its leases."""
     newest = attempts[-1] if attempts else None
-    params = newest["params"] if newest else redact_params(spec.params)
-    sequence = int(connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0])
-    name = folder.name.rsplit("-", 1)[0]
-    with transaction(connection):
-        repository.insert_run(
-            connection,
-            run_id=folder.name,
-            sequence=sequence,
-            name=name,
-            spec=redact_spec(spec),
-            params=params,
-            now=float(attempts[0]["created_at"]) if attempts else folder.stat().st_mtime,
-            actor="agent",
-            cause="read back from its folder",
-        )
-        open_metrics(ingest, folder.name, spec, folder)
-        run = _get(connection, folder.name)
-        if newest is None:
-            repository.move(connection, run, RunState.STOPPED, cause="found in its folder, never started", now=now)
-            return
-        for record in attempts:
-            repository.insert_attempt(
-                connection,
-                replace(_get(connection, folder.name), resume_from=record.get("resume_from")),
-                number=int(record["attempt"]),
-                gpus=tuple(record["gpus"]),
-                launch=redact_launch(Launch.from_json(record), own),
-                now=float(record["created_at"]),
-            )
-            ingest.readmit_attempt(
-                folder.name,
-                int(record["attempt"]),
-                record.get("metrics_bytes") or 0,
-                rank_output(spec, len(record["gpus"]), folder / "attempts" / str(record["attempt"])),
-            )
-            if record is not newest:
-                repository.end_attempt(
-                    connection,
-                    folder.name,
-                    int(record["attempt"]),
-                    state="failed",
-                    ended_at=float((record["exit"] or {}).get("ended_at") or now),
-                    exit_record=record["exit"],
-                )
-        repository.move(connection, run, RunState.STARTING, cause="read back from its folder", now=now)
-        if newest["exit"] is None:
-            repository.take_leases(connection, folder.name, tuple(newest["gpus"]), now)
-        else:
-            _end(connection, _get(connection, folder.name), newest, now)
-
-
-def _end(connection: sqlite3.Connection, run: Run, newest: dict[str, Any], now: float) -> None:
-    ended = newest["exit"]
-    if ended.get("stop_requested"):
-        state, cause = RunState.STOPPED, "stopped"
-    elif ended.get("code") == 0:
-        state, cause = RunState.SUCCEEDED, "finished"
-    else:
-        state, cause = RunState.FAILED, "failed; why was lost with the database"
-    ended_at = float(ended.get("ended_at") or now)
-    repository.end_attempt(
-        connection, run.run_id, int(newest["attempt"]), state=state, ended_at=ended_at, exit_record=ended
+    (sequence,) = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()
+    labels = read_labels(folder)
+    repository.insert_run(
+        connection,
+        run_id=folder.name,
+        sequence=sequence,
+        name=folder.name.rsplit("-", 1)[0],
+        spec=redact_spec(spec),
+        params=redact_params(spec.params) if newest is None else newest.params,
+        now=folder.stat().st_mtime if newest is None else attempts[0].created_at,
+        actor="agent",
+        cause=_CAUSE,
     )
-    repository.move(connection, run, state, cause=cause, now=ended_at)
+    if labels is not None:
+        store_labels(connection, folder.name, labels)
+    open_metrics(ingest, folder.name, spec, folder)
+    queued = _run(connection, folder.name)
+    if newest is None:
+        repository.move(connection, queued, RunState.STOPPED, cause="found in its folder, never started", now=now)
+        return
+    for attempt in attempts:
+        _insert_attempt(connection, ingest, folder, spec, attempt)
+        if attempt is not newest:
+            _end_attempt(connection, folder.name, attempt, "failed", now)
+    repository.move(connection, queued, RunState.STARTING, cause=_CAUSE, now=now)
+    if newest.exit_record is None:
+        repository.take_leases(connection, folder.name, newest.gpus, now)
+    else:
+        state, cause = _outcome(newest.exit_record)
+        _end_attempt(connection, folder.name, newest, state, now)
+        starting = _run(connection, folder.name)
+        repository.move(connection, starting, state, cause=cause, now=newest.ended_at(now))
 
 
-def _get(connection: sqlite3.Connection, run_id: str) -> Run:
+def _insert_attempt(
+    connection: sqlite3.Connection, ingest: MetricsIngest, folder: Path, spec: RunSpec, attempt: _Attempt
+) -> None:
+    run = replace(_run(connection, folder.name), params=attempt.params, resume_from=attempt.resume_from)
+    launch = redact_launch(attempt.launch, Redactor(secrets_of(spec)))
+    repository.insert_attempt(
+        connection, run, number=attempt.number, gpus=attempt.gpus, launch=launch, now=attempt.created_at
+    )
+    output = rank_output(spec, len(attempt.gpus), folder / "attempts" / str(attempt.number))
+    ingest.readmit_attempt(folder.name, attempt.number, attempt.metrics_bytes, output)
+    _insert_incident(connection, folder, attempt.number)
+
+
+def _insert_incident(connection: sqlite3.Connection, folder: Path, attempt: int) -> None:
+    """What an attempt met, as its evidence says: what was saved after numbers went wrong must not be resumed from.
+    Nothing if there is no evidence, or none that can be understood."""
+    try:
+        decided = read_foreign_json(incident_folder(folder, attempt) / "decision.json")
+        met = decided["incident"]
+        at = datetime.fromisoformat(decided["ended_at"]).timestamp()
+        row = (str(met["kind"]), met["rank"], met["step"], str(met["summary"]), str(met["fingerprint"]))
+        lines, witnesses = json.dumps(met["evidence_lines"]), json.dumps(met["witnesses"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if row[0] in KINDS:
+        connection.execute(
+            "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence, witnesses) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (folder.name, attempt, at, *row, lines, witnesses),
+        )
+
+
+def _end_attempt(connection: sqlite3.Connection, run_id: str, attempt: _Attempt, state: str, now: float) -> None:
+    repository.end_attempt(
+        connection,
+        run_id,
+        attempt.number,
+        state=state,
+        ended_at=attempt.ended_at(now),
+        exit_record=attempt.exit_record,
+    )
+
+
+def _outcome(exit_record: Mapping[str, Any]) -> tuple[RunState, str]:
+    """The state of a run whose newest attempt ended, and why."""
+    if exit_record.get("stop_requested"):
+        return RunState.STOPPED, "stopped"
+    if exit_record.get("code") == 0:
+        return RunState.SUCCEEDED, "finished"
+    return RunState.FAILED, "failed; why was lost with the database"
+
+
+def _run(connection: sqlite3.Connection, run_id: str) -> Run:
     run = get_run(connection, run_id)
     assert run is not None
     return run
-
-
-def _attempts(folder: Path) -> list[dict[str, Any]]:
-    """The attempts that were begun, in order, each with its exit record or None. A plan of which nothing came was
-    written by an agent that was killed right after."""
-    found = []
-    for entry in (folder / "attempts").iterdir() if (folder / "attempts").is_dir() else ():
-        plan = entry / "attempt.json"
-        if entry.name.isdigit() and plan.exists():
-            record = json.loads(plan.read_text("utf-8"))
-            ended = entry / "exit.json"
-            record["exit"] = json.loads(ended.read_text("utf-8")) if ended.exists() else None
-            begun = (entry / "started.json").exists() or processes_of(folder, int(entry.name))
-            if record["exit"] is not None or begun:
-                found.append(record)
-    return sorted(found, key=lambda record: int(record["attempt"]))

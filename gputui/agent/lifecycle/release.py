@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputui.agent.context import AgentContext
@@ -11,6 +11,8 @@ from gputui.agent.lifecycle.active_run import ActiveRuns, Releasing
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
+from gputui.runs.identity import ProcessIdentity, is_being_killed
+from gputui.runs.repository import transaction
 from gputui.store.events import add_event
 from gputui.store.runs import get_run
 
@@ -32,7 +34,7 @@ class GpuRelease:
     locks: GpuLocks
 
     def begin(self, run_id: str, attempt: int | None, baseline_bytes: Mapping[str, int | None]) -> None:
-        """``baseline_bytes``: the used memory of each GPU before the attempt, None where it is not known. Without
+        """``baseline_bytes``: the used memory of each GPU before the attempt, None if it is not known. Without
         ``attempt`` all processes of the run count."""
         if baseline_bytes:
             deadline = self.context.monotonic() + DEADLINE_SECONDS
@@ -47,7 +49,7 @@ class GpuRelease:
         return {uuid for _, entry in self.runs.releasing() if entry.is_held for uuid in entry.baseline_bytes}
 
     def next_look_seconds(self) -> float | None:
-        """How soon to look again, None where there is nothing to look at. What holds a GPU may live for days."""
+        """How soon to look again, None if there is nothing to look at. What holds a GPU may live for days."""
         entries = [entry for _, entry in self.runs.releasing()]
         if not entries:
             return None
@@ -61,8 +63,15 @@ class GpuRelease:
             if not late and not self._memory_is_back(entry):
                 continue
             run_id = active.run_id
-            if processes_of(context.workspace.run_dir(run_id), entry.attempt):
+            left = processes_of(context.workspace.run_dir(run_id), entry.attempt)
+            if left:
                 # Whoever still holds a GPU keeps it, however long that takes.
+                if free := self._without([one.identity for one in left], entry):
+                    self._release_some(run_id, entry, free)
+                    done = True
+                if not entry.baseline_bytes:
+                    active.releasing = None
+                    continue
                 entry.deadline = context.monotonic() + DEADLINE_SECONDS
                 entry.ended_at = context.now()
                 entry.is_held = True
@@ -74,11 +83,46 @@ class GpuRelease:
             if entry.locks is not None:
                 entry.locks.close()
             if entry.is_held and run is not None:
-                text = "the last process of the run is gone; its GPUs can be used again"
+                text = "the last process of the run ended; its GPUs are free"
                 add_event(context.connection, "gpus_released", text, now=context.now(), run_id=run_id)
             active.releasing = None
             done = True
         return done
+
+    def _without(self, left: Sequence[ProcessIdentity], entry: Releasing) -> frozenset[str]:
+        """The GPUs on which none of the processes that are left can be: their memory is back, the driver lists none of
+        them there, and each has got a SIGKILL, so that it will never run again. Another user's may."""
+        recorder = self.context.recorder
+        if recorder.fast_at <= entry.ended_at or not all(is_being_killed(one) for one in left):
+            return frozenset()
+        pids = {one.pid for one in left}
+        return frozenset(
+            uuid
+            for uuid, baseline in entry.baseline_bytes.items()
+            if baseline is not None
+            and (sample := recorder.fast.get(uuid)) is not None
+            and sample.state == "ok"
+            and sample.memory_used_bytes is not None
+            and sample.memory_used_bytes <= baseline + RELEASED_WITHIN_BYTES
+            and (listed := recorder.processes.get(uuid)) is not None
+            and not any(process.pid in pids for process in listed)
+        )
+
+    def _release_some(self, run_id: str, entry: Releasing, free: frozenset[str]) -> None:
+        """Give back what the processes that are left do not hold."""
+        connection, now = self.context.connection, self.context.now()
+        run = get_run(connection, run_id)
+        with transaction(connection):
+            for uuid in free if run is None or run.state.is_over else ():
+                repository.end_lease(connection, run_id, uuid)
+            if run is not None:
+                held = ", ".join(sorted(entry.baseline_bytes.keys() - free)) or "no GPU"
+                text = f"{', '.join(sorted(free))} can be used again; a process that cannot be killed holds {held}"
+                add_event(connection, "gpus_released", text, now=now, run_id=run_id)
+        entry.baseline_bytes = {uuid: before for uuid, before in entry.baseline_bytes.items() if uuid not in free}
+        if entry.locks is not None:
+            entry.locks.close()
+            entry.locks = None
 
     def _lock(self, entry: Releasing) -> None:
         """Keep other homes and users from the GPUs too: the executor that did so has ended."""

@@ -1,8 +1,8 @@
 """Removing a run. Its row and the few that hang on it go at once, in the transaction of the answer. The lines of its
 metrics, which may be millions, are deleted in slices while the agent does all else; its folder is deleted by a job.
 
-What is left to delete is told by the store and by the folder ``removed`` alone, so that an agent that was killed is
-followed by one that goes on: sources of metrics without a run, and folders whose run is gone.
+Only the store and the folder ``removed`` say what is left to delete, so that an agent that was killed is
+followed by one that continues: sources of metrics without a run, and folders whose run is gone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.slices import TURN_SECONDS, SliceSize
 from gputui.config import PRIVATE_DIR_MODE, Workspace
-from gputui.runs.repository import transaction
+from gputui.runs.executors import EXECUTORS, Executors
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ FOLDER_SECONDS = 3600.0
 ROOM_BYTES = 8 << 20
 LEAST_ROOM_BYTES = 1 << 20
 _FEW_ROWS = 100
+_LINES = ("metrics", "metric_stretches", "rejected_lines")
+_BLOCKS = ("metric_envelopes", "line_marks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class PutAway:
 
 
 def put_away(workspace: Workspace, run_id: str) -> PutAway | None:
-    """Move a run's folder out of the runs; None where there is none. Raises OSError with nothing changed."""
+    """Move a run's folder out of the runs; None if there is none. Raises OSError with nothing changed."""
     folder = workspace.run_dir(run_id)
     if not folder.exists():
         return None
@@ -64,12 +69,15 @@ class Removal:
     """All removals of one state directory."""
 
     context: AgentContext
-    size: SliceSize = field(init=False)
+    # A row of one table takes a hundred times as long as one of another.
+    sizes: dict[str, SliceSize] = field(init=False)
     # Nothing is deleted while the disk has no room for it.
     is_cramped: bool = False
 
     def __post_init__(self) -> None:
-        self.size = SliceSize(self.context.monotonic, 1000, _FEW_ROWS, 50_000)
+        self.sizes = {
+            table: SliceSize(self.context.monotonic, _FEW_ROWS, _FEW_ROWS, 50_000) for table in (*_LINES, *_BLOCKS)
+        }
 
     def go_on(self) -> None:
         """After the start: delete the folders that a former agent did not get to. One whose run is still there was put
@@ -87,7 +95,9 @@ class Removal:
     def delete_folder(self, away: PutAway) -> None:
         """Delete a folder that was put away, in a job: that may take minutes where checkpoints are large."""
         self.context.jobs.start(
-            f"remove {away.origin.name}", partial(_delete, away.place), deadline_seconds=FOLDER_SECONDS
+            f"remove {away.origin.name}",
+            partial(_delete, away.place, self.context.executors),
+            deadline_seconds=FOLDER_SECONDS,
         )
 
     def is_owing(self) -> bool:
@@ -100,7 +110,7 @@ class Removal:
         while (source_id := self._next_source()) is not None:
             if not self._has_room():
                 return False
-            self.size.run(partial(self._delete_slice, source_id))
+            self._delete_slice(source_id)
             if self.context.monotonic() >= deadline:
                 return True
         self.is_cramped = False
@@ -112,23 +122,16 @@ class Removal:
         ).fetchone()
         return None if row is None else int(row[0])
 
-    def _delete_slice(self, source_id: int, count: int) -> None:
-        """Delete so many rows that belong to a source, and the source itself when there are no more."""
-        with transaction(self.context.connection) as connection:
-            left = count
-            for table in ("metrics", "metric_stretches", "rejected_lines"):
-                left -= _delete_lines(connection, table, source_id, left)
-                if left <= 0:
-                    return
-            for table in ("metric_envelopes", "line_marks"):
-                left -= connection.execute(
-                    f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE source_id = ? LIMIT ?)",  # noqa: S608
-                    (source_id, left),
-                ).rowcount
-                if left <= 0:
-                    return
-            if left > 0:
-                connection.execute("DELETE FROM metric_sources WHERE source_id = ?", (source_id,))
+    def _delete_slice(self, source_id: int) -> None:
+        """Delete rows that belong to a source, of the first table that has any; the source itself when none has."""
+        connection = self.context.connection
+        for table, size in self.sizes.items():
+            found = connection.execute(f"SELECT 1 FROM {table} WHERE source_id = ? LIMIT 1", (source_id,)).fetchone()  # noqa: S608
+            if found is not None:
+                delete = _delete_lines if table in _LINES else _delete_blocks
+                size.run(partial(delete, connection, table, source_id))
+                return
+        connection.execute("DELETE FROM metric_sources WHERE source_id = ?", (source_id,))
 
     def _has_room(self) -> bool:
         """Whether a slice can be written without taking what others need."""
@@ -140,13 +143,14 @@ class Removal:
         if free >= ROOM_BYTES:
             return True
         # Once all of the log is in the database, the next transaction is written over what the log holds.
-        self.size.count = _FEW_ROWS
+        for size in self.sizes.values():
+            size.count = _FEW_ROWS
         is_busy, frames, moved = self.context.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self.is_cramped = bool(is_busy) or frames != moved or free + log_bytes < LEAST_ROOM_BYTES
         return not self.is_cramped
 
 
-def _delete_lines(connection: sqlite3.Connection, table: str, source_id: int, count: int) -> int:
+def _delete_lines(connection: sqlite3.Connection, table: str, source_id: int, count: int) -> None:
     """Delete the first ``count`` rows of a source from a table that is keyed by the place of a line."""
     row = connection.execute(
         f"SELECT generation, byte_offset FROM {table} WHERE source_id = ? "  # noqa: S608
@@ -154,15 +158,44 @@ def _delete_lines(connection: sqlite3.Connection, table: str, source_id: int, co
         (source_id, count - 1),
     ).fetchone()
     if row is None:
-        return connection.execute(f"DELETE FROM {table} WHERE source_id = ?", (source_id,)).rowcount  # noqa: S608
-    return connection.execute(
+        connection.execute(f"DELETE FROM {table} WHERE source_id = ?", (source_id,))  # noqa: S608
+        return
+    connection.execute(
         f"DELETE FROM {table} WHERE source_id = ? AND (generation, byte_offset) <= (?, ?)",  # noqa: S608
         (source_id, *row),
-    ).rowcount
+    )
 
 
-def _delete(folder: Path) -> None:
+def _delete_blocks(connection: sqlite3.Connection, table: str, source_id: int, count: int) -> None:
+    """Delete ``count`` rows of a source from another table."""
+    connection.execute(
+        f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE source_id = ? LIMIT ?)",  # noqa: S608
+        (source_id, count),
+    )
+
+
+def _delete(folder: Path, executors: Executors) -> None:
+    """Delete a run's folder, and what is elsewhere of it. Where that cannot be reached, its address stays here."""
+    try:
+        target = read_spec(folder / SPEC_FILE).target
+    except SpecError:
+        target = None
+    try:
+        if target is not None and target.get("kind") in EXECUTORS:
+            executors.of(target).clear(folder, target)
+    except OSError as error:
+        log.warning("%s is not removed where it ran, the next agent tries again: %s", folder.name, error)
+        _keep_records(folder)
+        return
     try:
         shutil.rmtree(folder)
     except OSError as error:
         log.warning("%s cannot be deleted, the next agent tries again: %s", folder, error)
+
+
+def _keep_records(folder: Path) -> None:
+    """Delete all that takes room; the small records that say where the rest is stay."""
+    for path in folder.rglob("*"):
+        if path.suffix != ".json" and (path.is_symlink() or not path.is_dir()):
+            with suppress(OSError):
+                path.unlink()

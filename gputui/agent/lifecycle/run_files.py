@@ -31,7 +31,7 @@ def open_metrics(ingest: MetricsIngest, run_id: str, spec: RunSpec, run_dir: Pat
 
 
 def metrics_bytes(spec: RunSpec, run_dir: Path) -> dict[str, int]:
-    """How long each of the run's metrics files is now; kept with each attempt, so that its lines can be told from those
+    """The length of each of the run's metrics files; kept with each attempt, to separate its lines from those
     of the attempts before it even when the database is lost."""
     paths = [in_run(source.path, spec, run_dir) for source in spec.metrics if source.path is not None]
     found = {}
@@ -44,7 +44,7 @@ def metrics_bytes(spec: RunSpec, run_dir: Path) -> dict[str, int]:
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
     """What the agent needs of a run's specification, parsed when its attempt is launched or adopted. ``spec`` is the
-    stored one, without secrets; ``notice`` (who is told, None for nobody) and ``redactor`` (of its secrets) are from
+    stored one, without secrets; ``notice`` (notification settings or None) and ``redactor`` (of its secrets) are from
     the run's own file."""
 
     spec: RunSpec
@@ -54,7 +54,7 @@ class ResolvedRun:
 
 
 def resolved_run(workspace: Workspace, run: Run) -> ResolvedRun:
-    """Raises SpecError where the run's row cannot be understood."""
+    """Raises SpecError if the run's row cannot be understood."""
     return ResolvedRun(
         spec_of(run), policy_of(run), notice_of(workspace, run.run_id), redactor_of(workspace, run.run_id)
     )
@@ -71,7 +71,7 @@ def policy_of(run: Run) -> Policy:
 
 
 def alerts_of(run: Run) -> Overrides:
-    """What the run's profile changes of the alert rules; nothing where its specification holds none that this gputui
+    """What the run's profile changes of the alert rules; nothing if its specification holds none that this gputui
     understands."""
     try:
         return of_profile(spec_of(run).alerts)
@@ -81,7 +81,7 @@ def alerts_of(run: Run) -> Overrides:
 
 
 def notice_of(workspace: Workspace, run_id: str) -> NoticeTarget | None:
-    """How a run's policy has somebody told: from its own file, for the database does not hold what may be secret."""
+    """A run's notification settings: from its own file, because the database holds no secrets."""
     try:
         return policy_from(read_spec(workspace.run_dir(run_id) / SPEC_FILE).recovery).notify
     except (SpecError, PolicyError):

@@ -1,10 +1,11 @@
-"""Which queued run starts on which GPUs: a pure function of the queue and of how each GPU stands."""
+"""Which queued run starts on which GPUs: a pure function of the queue and the availability of each GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from gputui.charts.units import index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
@@ -46,7 +47,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """This run waits, and why. ``in_service`` is set where a run goes on after an incident and GPUs that it held are
+    """This run waits, and why. ``in_service`` is set where a run continues after an incident and GPUs that it held are
     out of service, so that fewer than it needs are left: so many."""
 
     run: Run
@@ -83,16 +84,18 @@ def schedule(
     paused: bool = False,
     cpu: CpuRoom | None = None,
     places_gpus: Callable[[Run], bool] = lambda _: True,
+    predecessor: Callable[[Run], str | None] = lambda _: None,
 ) -> list[Start | Wait]:
-    """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: nobody else can have those,
+    """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: no other run can have those,
     and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
     could use itself, so that a large run is never starved by small ones; one that the GPUs in service could never
-    satisfy holds back nobody. A run that goes on after an incident returns to the GPUs that it leases, and gets others
+    satisfy blocks no other. A run that continues after an incident returns to the GPUs that it leases, and gets others
     for those that are lost, in quarantine or in use by others. Of runs that wait for GPUs which they lease from each
     other, so that none would ever start, the first gets what it needs. Runs without GPUs start while there is room
     for their ranks; one that waits for that holds back later ones without GPUs.
 
     ``places_gpus`` says of a run whether it runs here; where it does not, nothing of this machine is waited for.
+    ``predecessor`` gives the reason why a run waits for another to succeed first; such a run blocks no other.
     ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
     incident.
     """
@@ -103,6 +106,8 @@ def schedule(
     for run in sorted(queue, key=lambda run: run.run_id not in holders):
         if paused and not goes_on(run):
             outcome.append(Wait(run, PAUSED))
+        elif (why := predecessor(run)) is not None:
+            outcome.append(Wait(run, why))
         elif not places_gpus(run):
             outcome.append(Start(run, ()))
         elif not gpus_wanted(run):
@@ -124,7 +129,7 @@ def schedule(
 
 def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[Start | Wait]:
     """The same, but that one run of those that wait for each other starts where it can: with all GPUs that they lease
-    and nobody else gets now."""
+    and no other run gets now."""
     stuck = _deadlocked(outcomes, gpus)
     started = {uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids}
     holders = {gpu.uuid: gpu.holder for gpu in gpus}
@@ -183,7 +188,7 @@ def _place(run: Run, gpus: Sequence[GpuAvailability], taken: set[str]) -> Start 
 
 
 def goes_on(run: Run) -> bool:
-    """Whether the run goes on by itself after an incident: only recovery says when the next attempt may start."""
+    """Whether the run continues by itself after an incident: only recovery says when the next attempt may start."""
     return run.not_before is not None
 
 
@@ -196,9 +201,24 @@ def _fits(gpu: GpuAvailability, run: Run, taken: set[str]) -> bool:
 
 def _why(candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: Run) -> str:
     noun = "GPU" if wanted == 1 else "GPUs"
-    obstacles = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in candidates if gpu not in fitting]
+    alike: dict[str, list[GpuAvailability]] = {}
+    for gpu in candidates:
+        if gpu not in fitting:
+            alike.setdefault(_obstacle(gpu, run), []).append(gpu)
+    obstacles = [words for obstacle, held in alike.items() for words in _held_words(held, obstacle)]
     detail = "; ".join(obstacles[:3]) + ("; …" if len(obstacles) > 3 else "")
     return f"waits for {wanted} {noun} ({len(fitting)} free" + (f"; {detail})" if detail else ")")
+
+
+def _held_words(gpus: Sequence[GpuAvailability], obstacle: str) -> list[str]:
+    """``GPU 0 is lost``, ``GPUs 0–3 are leased to vit-1``; GPUs without an index one by one."""
+    indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
+    words = [f"{gpu.name} {obstacle}" for gpu in gpus if gpu.index is None or len(indices) == 1]
+    if len(indices) < 2:
+        return words
+    verb, _, rest = obstacle.partition(" ")
+    plural = {"is": "are", "has": "have"}.get(verb, verb)
+    return [f"GPUs {index_ranges(indices)} {plural} {rest}", *words]
 
 
 def _obstacle(gpu: GpuAvailability, run: Run) -> str:

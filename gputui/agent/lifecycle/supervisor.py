@@ -20,9 +20,8 @@ from gputui.agent.error_barrier import ErrorBarrier, Parts
 from gputui.agent.health.gpu_faults import GpuFaults
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.jobs import Job
-from gputui.agent.lifecycle import attempt_launch, execution, postmortem, sweep
+from gputui.agent.lifecycle import attempt_launch, execution, postmortem, profile_phases, sweep
 from gputui.agent.lifecycle.active_run import (
-    KILL,
     ActiveRun,
     ActiveRuns,
     Adopting,
@@ -36,9 +35,8 @@ from gputui.agent.lifecycle.admission import Admission, give_up
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.release import LOOK_SECONDS, GpuRelease
 from gputui.agent.lifecycle.removal import Removal
-from gputui.agent.lifecycle.resume_check import ResumeChecks
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.agent.lifecycle.waiting import Preconditions, RecoveryWaits
+from gputui.agent.lifecycle.waiting import Preconditions, RecoveryWaits, ResumeChecks
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
@@ -48,11 +46,13 @@ from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import ProcessIdentity
 from gputui.runs.repository import transaction
+from gputui.runs.shim import PASSING
 from gputui.runs.spec import SpecError, spec_of
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, Run, get_attempt, get_run, runs_in
+from gputui.store.runs import KILL, Run, get_run, runs_in
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,9 @@ class Supervisor:
         executor = ExecutorProcess(known, kind)
         folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
+        if known is None and not begun:
+            # An executor that was killed too may have found no room for its record.
+            begun = bool(kind.processes(self.context.scanner.scan(), self.context.workspace.run_dir(run_id), record))
         is_lost = kind.is_replaceable and not executor.is_alive and not (folder / "exit.json").exists()
         if is_lost or (known is None and not begun):
             # Its starter died between the row and the executor, which itself refuses to run twice.
@@ -157,6 +160,8 @@ class Supervisor:
         self._watch(LiveAttempt(record, executor))
         if known is not None and record.executor is None:
             repository.set_executor(connection, run_id, record.number, known)
+        if record.stop_requested is not None:
+            executor.ask_to_end(at_once=record.stop_requested == KILL)
 
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
@@ -172,7 +177,7 @@ class Supervisor:
         self._adopt_more()
         first: sqlite3.OperationalError | None = None
         # However many end at once, they share what one turn may take.
-        read_until = self.context.monotonic() + READ_SECONDS
+        read_until = self.context.monotonic() + (0.0 if self.context.log.is_behind else READ_SECONDS)
         for run in self.runs:
             if run.attempt is not None and not self.guard.is_resting(run.run_id):
                 try:
@@ -231,6 +236,7 @@ class Supervisor:
         running = self.runs.running()
         parts.do("watching", lambda: self.watching.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
+        parts.do("phases", lambda: self._end_phases(running))
         parts.do("GPU trouble", lambda: self.gpu_trouble.turn(running))
         parts.do("notices", self.outbox.turn)
         is_one_drained = parts.do("draining", self.draining.turn)
@@ -241,6 +247,20 @@ class Supervisor:
             self.has_more_to_start = is_done is False
             # What failed is tried again, though nothing is hurried for it.
             self.needs_schedule = not is_done
+
+    def _end_phases(self, running: Sequence[LiveAttempt]) -> None:
+        """Stop the attempts whose next phase may begin. Raises sqlite3.Error."""
+        for live in running:
+            resolved = live.resolved
+            if resolved is None or not resolved.spec.phases or live.record.stop_requested is not None:
+                continue
+            run = get_run(self.context.connection, live.record.run_id)
+            if run is None or run.state is not RunState.RUNNING:
+                continue
+            following = profile_phases.next_phase(self.context.connection, resolved.spec, live.record)
+            if following is not None:
+                why = f"phase {following.number} of {len(resolved.spec.phases)} begins"
+                self.stop(run, intent=profile_phases.INTENT, actor="agent", now_at_once=False, reason=why)
 
     def folders(self) -> list[tuple[str, int, Path]]:
         """Run, number and folder of every attempt that is alive."""
@@ -260,7 +280,11 @@ class Supervisor:
 
     def next_due(self) -> float | None:
         """Monotonic time of the next thing that is only a matter of time, or None."""
-        if self.has_more_to_start or self.watching.waiting or self.is_reading_rest():
+        if (
+            self.has_more_to_start
+            or self.watching.waiting
+            or (self.is_reading_rest() and not self.context.log.is_behind)
+        ):
             return self.context.monotonic()
         if any(isinstance(run.phase, Sweeping) and run.phase.since is not None for run in self.runs):
             return self.context.monotonic() + LOOK_SECONDS
@@ -298,9 +322,10 @@ class Supervisor:
         now = self.context.now()
         live = self.runs.attempt(run.run_id)
         with transaction(self.context.connection):
-            if live is not None:
+            # One that is not taken over yet is asked once it is.
+            if run.state.has_attempt:
                 noted = KILL if now_at_once else intent
-                repository.request_stop(self.context.connection, run.run_id, live.record.number, noted)
+                repository.request_stop(self.context.connection, run.run_id, run.attempt, noted)
                 if run.state is not RunState.STOPPING:
                     cause = reason or intent
                     repository.move(self.context.connection, run, RunState.STOPPING, cause=cause, actor=actor, now=now)
@@ -363,10 +388,14 @@ class Supervisor:
         locks: Sequence[int] = (),
         baseline_bytes: Mapping[str, int | None] | None = None,
     ) -> None:
+        # Until it is watched it is to be taken over, as from an agent that died here.
+        self.runs.of(record.run_id).phase = Adopting()
         try:
             run_dir = self.context.workspace.run_dir(record.run_id)
             started = start(kind, run_dir, record.number, locks)
         except (OSError, ExecutorGoneError) as error:
+            if isinstance(error, OSError) and error.errno in PASSING:
+                raise
             # Noticed like one that was lost at once: the policy tells how often that is tried again.
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
             started = None

@@ -6,17 +6,19 @@ from __future__ import annotations
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import LiveAttempt, Postmortem, Sweeping
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
-from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read, has_read_rest
+from gputui.agent.lifecycle.execution import note_report
+from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.store.runs import get_attempt, get_run
+from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.runs import get_run
 
-# The sampler reads once a second unless told otherwise, and needs some to begin.
+# The sampler reads once a second by default, and needs time to start.
 READING_SECONDS = 5.0
 
 
 def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_until: float) -> Sweeping | Postmortem:
     """What is left of the attempt ends, its metrics are read until ``read_until`` (monotonic), and its GPUs are read
-    once more; Postmortem when all of that is done. Raises SpecError where the run's row cannot be understood, and
+    once more; Postmortem when all of that is done. Raises SpecError if the run's row cannot be understood, and
     sqlite3.Error."""
     if phase.is_reading_rest and not _has_read_rest(attempt, phase, context, read_until):
         return phase
@@ -51,7 +53,7 @@ def _has_read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext,
 
 
 def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext) -> bool:
-    """Whether the GPUs were read after an attempt's end that nobody asked for: one that was lost with it is why it
+    """Whether the GPUs were read after an attempt's unrequested end: one that was lost with it is why it
     ended. Not waited for long, for the driver may hang."""
     if phase.ended_at is None:
         fresh = get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
@@ -60,3 +62,11 @@ def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext
         phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
     was_read = context.recorder.fast_at > phase.ended_at
     return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
+
+
+def has_read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
+    """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
+    sqlite3.Error."""
+    report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
+    note_report(context.connection, report, context.now())
+    return not report.more

@@ -1,8 +1,6 @@
-"""Waits of recovering runs: until their back-off is over and what else they wait for is there: cool GPUs, room on the
-disk, old checkpoints to be gone.
-
-What is waited for is a row, so that an agent that was killed is followed by one that waits on.
-"""
+"""Waiting: a recovering run waits for the end of its back-off, then for the preconditions of its next attempt; a queued
+run starts only from the checkpoint that was chosen. Between the choice and the start minutes or days may pass, in which
+another run may have written a file of the same name."""
 
 from __future__ import annotations
 
@@ -16,32 +14,107 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
-from gputui.agent.lifecycle.active_run import ActiveRuns, DiskLook, Waiting
+from gputui.agent.lifecycle.active_run import ActiveRuns, DiskLook, ResumeCheck, Waiting
 from gputui.agent.lifecycle.admission import give_up
-from gputui.agent.lifecycle.checkpoint_survey import search_of
+from gputui.agent.lifecycle.checkpoint_survey import search_of, write
 from gputui.charts import units
 from gputui.recovery.checkpoint_ledger import course as ledger_course
 from gputui.recovery.checkpoint_ledger import out_of_order
-from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, surveyed
 from gputui.recovery.checkpoints import measured, validate
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
+from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import EventKind, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 
 POLL_SECONDS = 1.0
+"""How often a run whose back-off is over looks whether its preconditions are met."""
+
 LOOK_SECONDS = 30.0
-# What is kept is validated first, whatever its size.
 PRUNE_SECONDS = 1800.0
+"""The kept ones are validated first, at any size."""
+
 _CHECKSUM_SUFFIX = ".sha256"
+
+# Where another is to be chosen, checkpoints are read whole.
+DEADLINE_SECONDS = 900.0
+# What was looked at so lately is not looked at again; what could not be, not before.
+CHECKED_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class RecoveryWaits:
+    """The waits of all runs. ``is_understood`` fails a run whose row cannot be understood."""
+
+    context: AgentContext
+    runs: ActiveRuns
+    preconditions: Preconditions
+    guard: ErrorBarrier
+    is_understood: Callable[[Run], bool]
+
+    def next_due(self) -> float | None:
+        """Monotonic time at which the first wait ends, or None."""
+        return min((phase.due_at for _, phase in self.runs.waiting() if phase.due_at is not None), default=None)
+
+    def turn(self) -> bool:
+        """End the waits that are over; whether one was. A wait is counted by the monotonic clock from the moment it is
+        first seen, so that a wall clock that is set back does not prolong it."""
+        is_one_over = False
+        recovering: dict[str, float | None] = dict(
+            self.context.connection.execute(
+                "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
+            ).fetchall()
+        )
+        for run, phase in self.runs.waiting():
+            if run.run_id not in recovering:
+                phase.due_at = None
+        now = self.context.monotonic()
+        for run_id, not_before in recovering.items():
+            waiting = self.runs.waiting_of(run_id)
+            left = max(0.0, (not_before or 0.0) - self.context.now())
+            if waiting.due_at is None:
+                waiting.due_at = now + left
+            if min(waiting.due_at, now + left) > now:
+                continue
+            # Whatever keeps it now is looked at again then.
+            waiting.due_at = now + POLL_SECONDS
+            if not self.guard.is_resting(run_id):
+                with self.guard.around(run_id):
+                    is_one_over |= self._end_wait(run_id, waiting)
+        return is_one_over
+
+    def _end_wait(self, run_id: str, waiting: Waiting) -> bool:
+        """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
+        run = get_run(self.context.connection, run_id)
+        if run is None or not self.is_understood(run):
+            return False
+        if self._must_wait(run, waiting):
+            return False
+        with transaction(self.context.connection):
+            repository.move(
+                self.context.connection, run, RunState.QUEUED, cause="the wait is over", now=self.context.now()
+            )
+        return True
+
+    def _must_wait(self, run: Run, waiting: Waiting) -> bool:
+        """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
+        unmet = self.preconditions.look(run, waiting)
+        if unmet is None:
+            return False
+        if unmet.is_final:
+            give_up(self.context, run, unmet.why)
+        elif run.waiting_for != unmet.why:
+            repository.set_waiting_for(self.context.connection, run.run_id, unmet.why)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """The run waits, and for what; ``is_final``: it waited in vain, and cannot go on."""
+class Unmet:
+    """Why the run must wait; ``is_final``: it waited in vain, and cannot continue."""
 
     why: str
     is_final: bool = False
@@ -49,48 +122,48 @@ class Closed:
 
 @dataclass(slots=True)
 class Preconditions:
-    """The gates of all recovering runs. Folders of checkpoints are looked at by ``jobs`` alone: they may lie on a file
+    """The preconditions of all recovering runs. Folders of checkpoints are read in jobs alone: they may lie on a file
     system that does not answer."""
 
     context: AgentContext
 
-    def look(self, run: Run, waiting: Waiting) -> Closed | None:
+    def look(self, run: Run, waiting: Waiting) -> Unmet | None:
         """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
         wanted = next_attempt.get(self.context.connection, run.run_id)
         waited = self.context.now() - wanted.since
-        left = list(wanted.gates)
+        left = list(wanted.preconditions)
         while left:
-            gate = left[0]
-            why = self._closed(run, waiting, gate)
-            late = waited >= float(gate.get("limit_seconds", 0.0))
+            precondition = left[0]
+            why = self._unmet(run, waiting, precondition)
+            late = waited >= float(precondition.get("limit_seconds", 0.0))
             if why is not None and not late:
-                return Closed(f"waits {why}")
+                return Unmet(f"waits {why}")
             if why is not None:
-                if gate.get("kind") == "disk":
-                    return Closed(f"waited in vain {why}", is_final=True)
+                if precondition.get("kind") == "disk":
+                    return Unmet(f"waited in vain {why}", is_final=True)
                 add_event(
                     self.context.connection,
                     "wait_timed_out",
-                    f"waited in vain {why}; going on",
+                    f"waited in vain {why}; continuing",
                     now=self.context.now(),
-                    key=str(gate.get("kind")),
+                    key=str(precondition.get("kind")),
                     severity="warning",
                     run_id=run.run_id,
                 )
             left.pop(0)
-            next_attempt.set_gates(self.context.connection, run.run_id, left)
+            next_attempt.set_preconditions(self.context.connection, run.run_id, left)
         return None
 
-    def _closed(self, run: Run, waiting: Waiting, gate: Mapping[str, Any]) -> str | None:
-        match gate.get("kind"):
+    def _unmet(self, run: Run, waiting: Waiting, precondition: Mapping[str, Any]) -> str | None:
+        match precondition.get("kind"):
             case "cool":
-                return self._hot(run, float(gate["margin_celsius"]))
+                return self._hot(run, float(precondition["margin_celsius"]))
             case "disk":
-                return self._no_room(run, waiting, int(gate["bytes_needed"]))
+                return self._no_room(run, waiting, int(precondition["bytes_needed"]))
             case "room":
-                return self._no_room(run, waiting, int(gate["bytes_needed"]), or_share=0.05)
+                return self._no_room(run, waiting, int(precondition["bytes_needed"]), or_share=0.05)
             case "prune":
-                return self._not_pruned(run, waiting, int(gate["keep"]))
+                return self._not_pruned(run, waiting, int(precondition["keep"]))
         return None
 
     def _hot(self, run: Run, margin_celsius: float) -> str | None:
@@ -117,7 +190,7 @@ class Preconditions:
         return None
 
     def _no_room(self, run: Run, waiting: Waiting, needed: int, or_share: float = 1.0) -> str | None:
-        """Why there is no room, None where there is: for ``needed`` bytes, or that share of the disk if less."""
+        """Why there is no room, None if there is: for ``needed`` bytes, or that share of the disk if less."""
         folder = self._checkpoints(run)
         if folder is None:
             return None
@@ -170,6 +243,91 @@ class Preconditions:
         return checkpoint_directory(spec_of(run), self.context.workspace.run_dir(run.run_id))
 
 
+@dataclass(slots=True)
+class ResumeChecks:
+    """The checks of all queued runs, each in a job. ``give_up`` ends a run that cannot start, with the reason."""
+
+    context: AgentContext
+    runs: ActiveRuns
+    give_up: Callable[[Run, str], None]
+
+    def is_one_over(self) -> bool:
+        """Whether a check has ended since this was last asked."""
+        checks = [phase.resume_check for _, phase in self.runs.waiting()]
+        over = [check for check in checks if check is not None and not check.is_noticed and check.job.is_over]
+        for check in over:
+            check.is_noticed = True
+        return bool(over)
+
+    def may_start(self, run: Run) -> bool:
+        """Whether the run may start now. Where its checkpoint is another by now, the next best takes its place; the run
+        ends if there is none. Raises sqlite3.Error."""
+        path = run.resume_from
+        if path is None:
+            return True
+        waiting = self.runs.waiting_of(run.run_id)
+        check = waiting.resume_check
+        found, at = waiting.checked or (None, float("-inf"))
+        is_late = self.context.monotonic() - at >= CHECKED_SECONDS
+        if path == found and not is_late:
+            waiting.checked = None
+            return True
+        if check is None or check.path != path:
+            return self._begin(run, path, waiting) if is_late else False
+        if not check.job.is_over:
+            return False
+        waiting.resume_check = None
+        try:
+            choice = check.job.result()
+        except OSError as error:
+            waiting.checked = (None, self.context.monotonic())
+            why = f"waits until {Path(path).name} can be read: {error.strerror or error}"
+            repository.set_waiting_for(self.context.connection, run.run_id, why)
+            return False
+        if choice is None:
+            return True
+        self._choose_again(run, check, choice, waiting)
+        return False
+
+    def _begin(self, run: Run, path: str, waiting: Waiting) -> bool:
+        context = self.context
+        search = search_of(context.connection, context.workspace, run, context.now())
+        row = None if search is None else next((row for row in search.rows if row.path == path), None)
+        if search is None or row is None:
+            # Chosen before there was a ledger: there is nothing to compare it with.
+            return True
+        job = context.jobs.start(f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS)
+        waiting.resume_check = ResumeCheck(path, search, job)
+        return False
+
+    def _choose_again(self, run: Run, check: ResumeCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
+        name = Path(check.path).name
+        changed = f"{name} was removed or overwritten after it was chosen"
+        if not choice.usable:
+            with transaction(self.context.connection) as connection:
+                write(connection, check.search, choice.rows, self.context.now())
+            hint = "use gputui resume --from, or gputui restart"
+            self.give_up(run, f"{changed}, and there is no other; {hint}")
+            return
+        following = choice.usable[0].path
+        with transaction(self.context.connection) as connection:
+            write(connection, check.search, choice.rows, self.context.now())
+            repository.set_next_attempt(
+                connection, run.run_id, params=run.params, resume_from=str(following), not_before=run.not_before
+            )
+            text = f"{changed}; continuing from {following.name}"
+            add_event(
+                connection,
+                "checkpoint_replaced",
+                text,
+                now=self.context.now(),
+                key=check.path,
+                severity="warning",
+                run_id=run.run_id,
+            )
+        waiting.checked = (str(following), self.context.monotonic())
+
+
 def disk_bytes(folder: Path) -> tuple[int, int]:
     """What may still be written into a folder, which need not exist yet, and the size of its disk. Raises OSError."""
     while not folder.exists() and folder != folder.parent:
@@ -181,7 +339,7 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
 def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
     """Remove the checkpoints of the run's course that were written before the ``keep`` newest valid ones; nothing where
     there are fewer, or where names and times contradict each other. Those that are rewritten again and again (best.pt,
-    last.pt) stay, and so does the one that the run goes on from.
+    last.pt) stay, and so does the one that the run continues from.
 
     Raises OSError with some of them left.
     """
@@ -217,68 +375,13 @@ def is_rewritten(name: str) -> bool:
     )
 
 
-@dataclass(slots=True)
-class RecoveryWaits:
-    """The waits of all runs. ``is_understood`` fails a run
-    whose row cannot be understood."""
-
-    context: AgentContext
-    runs: ActiveRuns
-    gates: Preconditions
-    guard: ErrorBarrier
-    is_understood: Callable[[Run], bool]
-
-    def next_due(self) -> float | None:
-        """Monotonic time at which the first wait ends, or None."""
-        return min((phase.due_at for _, phase in self.runs.waiting() if phase.due_at is not None), default=None)
-
-    def turn(self) -> bool:
-        """End the waits that are over; whether one was. A wait is counted by the monotonic clock from the moment it is
-        first seen, so that a wall clock that is set back does not prolong it."""
-        is_one_over = False
-        recovering: dict[str, float | None] = dict(
-            self.context.connection.execute(
-                "SELECT run_id, not_before FROM runs WHERE state = ?", (RunState.RECOVERING,)
-            ).fetchall()
-        )
-        for run, phase in self.runs.waiting():
-            if run.run_id not in recovering:
-                phase.due_at = None
-        now = self.context.monotonic()
-        for run_id, not_before in recovering.items():
-            waiting = self.runs.waiting_of(run_id)
-            left = max(0.0, (not_before or 0.0) - self.context.now())
-            if waiting.due_at is None:
-                waiting.due_at = now + left
-            if min(waiting.due_at, now + left) > now:
-                continue
-            # Whatever keeps it now is looked at again then.
-            waiting.due_at = now + POLL_SECONDS
-            if not self.guard.is_resting(run_id):
-                with self.guard.around(run_id):
-                    is_one_over |= self._end_wait(run_id, waiting)
-        return is_one_over
-
-    def _end_wait(self, run_id: str, waiting: Waiting) -> bool:
-        """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
-        run = get_run(self.context.connection, run_id)
-        if run is None or not self.is_understood(run):
-            return False
-        if self._is_gated(run, waiting):
-            return False
-        with transaction(self.context.connection):
-            repository.move(
-                self.context.connection, run, RunState.QUEUED, cause="the wait is over", now=self.context.now()
-            )
-        return True
-
-    def _is_gated(self, run: Run, waiting: Waiting) -> bool:
-        """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
-        closed = self.gates.look(run, waiting)
-        if closed is None:
-            return False
-        if closed.is_final:
-            give_up(self.context, run, closed.why)
-        elif run.waiting_for != closed.why:
-            repository.set_waiting_for(self.context.connection, run.run_id, closed.why)
-        return True
+def again(search: CheckpointSearch, row: CheckpointRow) -> CheckpointChoice | None:
+    """None if a checkpoint is as it was when it was chosen; else what is to be chosen in its place. Raises what
+    `surveyed` raises, and OSError where there may be others that cannot be read now."""
+    now = measured(Path(row.path))
+    if now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes):
+        return None
+    choice = choose(surveyed(search), search.attempts, 1, folder=search.folder)
+    if choice.unreadable is not None:
+        raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
+    return choice

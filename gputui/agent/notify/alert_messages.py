@@ -1,4 +1,4 @@
-"""Who is told about alerts, how many messages that may be, and what they say. Sending them is the outbox's."""
+"""Alert messages: their recipients, their number and their text. The outbox sends them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gputui.store.alerts import AlertView
 from gputui.store.json_shapes import alert_shape
 
 # A machine that falls apart raises dozens of alerts at once: after so many messages within so long the rest is counted,
-# and told with the next one.
+# and reported with the next one.
 MOST_MESSAGES = 12
 WITHIN_SECONDS = 300.0
 
@@ -44,7 +44,7 @@ class AlertDelivery:
         self.owed_at.append(self.context.monotonic())
         message = alert_message(alert, now)
         if self.left_out:
-            message["text"] += f" (and {self.left_out} more that were not told; gputui alerts lists them)"
+            message["text"] += f" (and {self.left_out} more not sent; gputui alerts lists them)"
             self.left_out = 0
         notices.put_of_alert(connection, alert.alert_id, ways_of(delivery), message, now=now)
 

@@ -59,7 +59,7 @@ def _last_words(process: subprocess.Popen[bytes], errors: int, seconds: float) -
     with selectors.DefaultSelector() as selector:
         selector.register(errors, selectors.EVENT_READ)
         while True:
-            # Asked first: what it said before its end is then there to be read.
+            # Asked first: then all of its output can be read.
             has_ended = process.poll() is not None
             left = deadline - time.monotonic()
             if selector.select(0.0 if has_ended else max(0.0, min(left, LOOK_SECONDS))):
@@ -79,7 +79,7 @@ def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBH
     """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException.
 
     The deadline of a socket is one for each piece, and a server may send its answer a byte at a time; so the whole is
-    done in a thread that nobody waits for any longer.
+    done in a thread that the agent no longer waits for.
     """
     request = urllib.request.Request(  # noqa: S310 - the policy allows http and https only
         str(notice.webhook), json.dumps(message).encode(), {"Content-Type": "application/json"}, method="POST"

@@ -35,7 +35,7 @@ class _Sending:
     job: Job[None]
 
     def trouble(self) -> str | None:
-        """Why it could not be sent, without secrets; None where it was. Only when the job is over."""
+        """Why it could not be sent, without secrets; None if it was. Only when the job is over."""
         try:
             self.job.result()
         except Exception as error:
@@ -50,7 +50,7 @@ def _secrets_of(notice: NoticeTarget) -> set[str]:
 
 @dataclass(slots=True)
 class Outbox:
-    """The messages of one state directory. ``alerts_by`` says how alerts are told now, None where nobody wants to
+    """The messages of one state directory. ``alerts_by`` is where alerts are sent now, None where nowhere
     know; ``under_way`` are those that are being sent, or were and could not be noted yet, by their number."""
 
     context: AgentContext
@@ -92,7 +92,7 @@ class Outbox:
                 notices.note_sent(self.context.connection, owed.notice_id, now)
                 if owed.alert_id is None:
                     # An alert is an event already.
-                    self._event(owed, "notice_sent", f"told by {owed.way}: {owed.message['text']}", "info")
+                    self._event(owed, "notice_sent", f"notified by {owed.way}: {owed.message['text']}", "info")
         elif owed.tries >= len(AGAIN_SECONDS):
             self._give_up(owed, trouble)
         else:
@@ -100,13 +100,13 @@ class Outbox:
             with transaction(self.context.connection):
                 notices.note_delay(self.context.connection, owed.notice_id, now + seconds)
                 if owed.tries == 0:
-                    text = f"nobody was told: {trouble}; trying again in {duration(seconds)}"
+                    text = f"not notified: {trouble}; trying again in {duration(seconds)}"
                     self._event(owed, "notice_delayed", text, "warning")
 
     def _give_up(self, owed: Owed, why: str) -> None:
         with transaction(self.context.connection):
             notices.note_given_up(self.context.connection, owed.notice_id, self.context.now())
-            self._event(owed, "notice_failed", f"nobody was told: {why}; given up", "error")
+            self._event(owed, "notice_failed", f"not notified: {why}; given up", "error")
 
     def _event(self, owed: Owed, kind: EventKind, text: str, severity: str) -> None:
         subject = None if owed.alert_id is None else f"alert {owed.alert_id}"

@@ -1,4 +1,4 @@
-"""Samples into a file that is begun anew when it is large, by a thread: the agent does not wait for a disk."""
+"""Write samples to a rotated file in a thread: the agent does not wait for a disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT_FILES = 10
 class RotatedFile:
     """A file of lines: ``path`` is the one that is written, ``path``.1 the one before it, up to KEPT_FILES of them.
 
-    Used by one thread. Raises OSError where it cannot be written; what was written in part is ended first then.
+    Used by one thread. Raises OSError if it cannot be written; what was written in part is ended first then.
     """
 
     def __init__(self, path: Path, rotate_bytes: int | None, header: bytes = b"") -> None:
@@ -102,7 +102,7 @@ class FileOutput:
         self._thread = threading.Thread(target=self._run, name="file-output", daemon=True)
 
     def start(self) -> None:
-        """Raises OSError where the file cannot be opened: then nothing was started."""
+        """Raises OSError if the file cannot be opened: then nothing was started."""
         self._file.write(b"")
         self._thread.start()
 

@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 TURN_SECONDS = 0.015
 PRUNE_SECONDS = 30.0
 ENERGY_SECONDS = 10.0
-# A clock that was set, or that nobody has looked at yet, decides about no sample's age for so long.
+# A clock that was set, or not checked yet, decides about no sample's age for so long.
 TRUST_SECONDS = 3600.0
 JUMP_SECONDS = 60.0
 
 
 def seconds_since_boot() -> float:
-    """A clock that nobody can set and that goes on while the machine sleeps: clock_gettime(2)."""
+    """A clock that cannot be set and runs while the machine sleeps: clock_gettime(2)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -111,7 +111,7 @@ class RecordKeeping:
             return
         self._read = found
         # A machine without the file needs no YAML parser.
-        from gputui.profiles.record_file import load_retention
+        from gputui.profiles.home_files import load_retention
         from gputui.yaml_forms.problems import ProfileError
 
         try:

@@ -1,14 +1,15 @@
-"""Deleting what is older, or more, than is to be kept: a little at a time, the oldest first.
+"""Deleting samples, minutes and hours that are older, or more, than is to be kept: a slice at a time, the oldest first.
 
-Samples go only after the hour that they lie in has been put together. Freed pages are used again, or given back to the
-file system (``agent.free_pages``).
+Samples are deleted only after the hour that they lie in has been rolled up. Freed pages are used again, or given back
+to the file system (`gputui.agent.recording.free_pages`).
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gputui.runs.repository import transaction
 from gputui.store.database import room
@@ -18,105 +19,155 @@ from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
 # So many of one source make a slice, about 10 ms with eight GPUs.
 TICKS_AT_ONCE = 600
-# What remains begins at a whole minute, and is read from there on.
+# What remains begins at a multiple of it, and is read from there on.
 EDGE_SECONDS = 600
 # Below the limit by so much, so that not every second has something to delete.
 SIZE_SLACK = 0.02
 
+# A limit before every sample.
+_NOTHING = -1.0
 
-def put_together(connection: sqlite3.Connection) -> float:
-    """Up to when every source's samples are in hours (UTC unix seconds); -1 before the first. Raises sqlite3.Error."""
-    row = connection.execute("SELECT min(until), count(*) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)).fetchone()
-    sources = 1 + connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
-    return float(row[0]) if row[0] is not None and row[1] == sources else -1.0
+
+class _Rows(NamedTuple):
+    """The rows of one source, a GPU or the host, in a table of samples, minutes or hours."""
+
+    table: str
+    # Which of the table's rows, and the values in that condition.
+    condition: str
+    values: tuple[int, ...]
+
+    def oldest(self, connection: sqlite3.Connection) -> float | None:
+        """Their oldest time (UTC unix seconds), None if there are none."""
+        query = f"SELECT min(at) FROM {self.table} WHERE {self.condition}"  # noqa: S608
+        at: float | None = connection.execute(query, self.values).fetchone()[0]
+        return at
+
+    def behind(self, connection: sqlite3.Connection, count: int) -> float | None:
+        """The time of the first row behind the ``count`` oldest, None if there are no more."""
+        query = f"SELECT at FROM {self.table} WHERE {self.condition} ORDER BY at LIMIT 1 OFFSET {count}"  # noqa: S608
+        row = connection.execute(query, self.values).fetchone()
+        return None if row is None else float(row[0])
+
+    def delete(self, connection: sqlite3.Connection, before: float) -> None:
+        """Delete those before a time."""
+        connection.execute(f"DELETE FROM {self.table} WHERE {self.condition} AND at < ?", (*self.values, before))  # noqa: S608
 
 
 @dataclass(slots=True)
 class Pruning:
-    """``clock`` gives monotonic seconds, to bound a turn."""
+    """Deletes slices of the record until no more than is to be kept is left."""
 
     connection: sqlite3.Connection
+    # Gives monotonic seconds, to bound a turn.
     clock: Callable[[], float]
 
     def turn(self, retention: Retention, now: float, deadline: float, *, ages_hold: bool) -> bool:
         """Delete at least a slice, and more until the clock shows ``deadline``; True when nothing is left to delete.
         ``now`` is UTC unix seconds; ``ages_hold`` says that it can be trusted. Raises sqlite3.Error."""
-        while self._slice(retention, now, ages_hold):
+        while self._slice(retention, now if ages_hold else None):
             if self.clock() >= deadline:
                 return False
         return True
 
-    def _slice(self, retention: Retention, now: float, ages_hold: bool) -> bool:
-        """Delete one slice; False where there is nothing."""
-        limit = retention.size_bytes
-        too_large = limit is not None and room(self.connection).used_bytes > limit * (1 - SIZE_SLACK)
-        raw_limit = -1.0 if not ages_hold or retention.raw_seconds is None else now - retention.raw_seconds
-        minutes_limit = -1.0 if not ages_hold or retention.minutes_seconds is None else now - retention.minutes_seconds
-        together = put_together(self.connection)
-        if self._cut_raw(together if too_large else min(raw_limit, together)):
+    def _slice(self, retention: Retention, now: float | None) -> bool:
+        """Delete one slice; False if there is nothing to delete. Without ``now`` nothing is too old."""
+
+        def older_than(kept_seconds: float | None) -> float:
+            return _NOTHING if now is None or kept_seconds is None else now - kept_seconds
+
+        rolled_up = _rolled_up_until(self.connection)
+        is_too_large = retention.size_bytes is not None and room(self.connection).used_bytes > retention.size_bytes * (
+            1 - SIZE_SLACK
+        )
+        if self._cut_samples(rolled_up if is_too_large else min(older_than(retention.raw_seconds), rolled_up)):
             return True
-        if self._cut_spans("minutes", "minutes_since", together if too_large else min(minutes_limit, together)):
+        if self._cut_minutes(rolled_up if is_too_large else min(older_than(retention.minutes_seconds), rolled_up)):
             return True
-        if not ages_hold or retention.hours_seconds is None:
+        return self._cut_hours(older_than(retention.hours_seconds))
+
+    def _cut_samples(self, limit: float) -> bool:
+        """Delete the oldest samples before ``limit``: about TICKS_AT_ONCE of each source, and at least those up to the
+        next edge, where what remains begins. False if there are none."""
+        series = [(HOST, HOST_ID), *((one, gpu_id) for one in (GPU, SLOW) for gpu_id in self._gpu_ids())]
+        sources = [_Rows(one.table, *one.key(gpu_id)) for one, gpu_id in series]
+        begins, slice_ends = [], []
+        for rows in sources:
+            at = rows.oldest(self.connection)
+            if at is not None and at < limit:
+                begins.append(at)
+                end = rows.behind(self.connection, TICKS_AT_ONCE)
+                slice_ends += [] if end is None else [end]
+        if not begins:
             return False
-        return self._cut_spans("hours", None, now - retention.hours_seconds)
+        next_edge = (min(begins) // EDGE_SECONDS + 1) * EDGE_SECONDS
+        cut = min(limit, max(next_edge, min(slice_ends, default=limit))) // EDGE_SECONDS * EDGE_SECONDS
+        if cut <= min(begins):
+            return False
+        with transaction(self.connection) as connection:
+            for rows in sources:
+                rows.delete(connection, cut)
+            connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (cut,))
+        return True
+
+    def _cut_minutes(self, limit: float) -> bool:
+        """Delete the oldest day of minutes before ``limit``; False if there is none."""
+        sources = self._spans("host_minutes", "gpu_minutes")
+        cut = self._day_end(sources, limit)
+        if cut is None:
+            return False
+        with transaction(self.connection) as connection:
+            for rows in sources:
+                rows.delete(connection, cut)
+            self._delete_process_sets(cut)
+            connection.execute("UPDATE record_bounds SET minutes_since = max(minutes_since, ?)", (cut,))
+        return True
+
+    def _cut_hours(self, limit: float) -> bool:
+        """Delete the oldest day of hours before ``limit``, and its row of days once all of its hours are gone; False if
+        there is none."""
+        sources = self._spans("host_hours", "gpu_hours")
+        cut = self._day_end(sources, limit)
+        if cut is None:
+            return False
+        with transaction(self.connection) as connection:
+            for rows in sources:
+                rows.delete(connection, cut)
+            self._delete_process_sets(cut)
+            connection.execute("DELETE FROM host_days WHERE at <= ?", (cut - DAY,))
+            connection.execute("DELETE FROM gpu_days WHERE at <= ?", (cut - DAY,))
+        return True
+
+    def _spans(self, host_table: str, gpu_table: str) -> list[_Rows]:
+        """The sources of the tables of one span."""
+        return [
+            _Rows(host_table, *HOST.key(HOST_ID)),
+            *(_Rows(gpu_table, *GPU.key(gpu_id)) for gpu_id in self._gpu_ids()),
+        ]
+
+    def _day_end(self, sources: Iterable[_Rows], limit: float) -> float | None:
+        """Where the day of the oldest row ends, or the last whole hour before ``limit`` if that is earlier; None if no
+        row lies before that."""
+        begins = [at for rows in sources if (at := rows.oldest(self.connection)) is not None]
+        if not begins:
+            return None
+        end = min(limit // HOUR * HOUR, (min(begins) // DAY + 1) * DAY)
+        return end if end > min(begins) else None
+
+    def _delete_process_sets(self, before: float) -> None:
+        """Delete the sets of processes before a time, but for each GPU's newest: that one is the answer after it."""
+        for gpu_id in self._gpu_ids():
+            self.connection.execute(
+                "DELETE FROM gpu_process_sets WHERE gpu_id = ? AND at < "
+                "(SELECT max(at) FROM gpu_process_sets WHERE gpu_id = ? AND at <= ?)",
+                (gpu_id, gpu_id, before),
+            )
 
     def _gpu_ids(self) -> list[int]:
         return [row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus")]
 
-    def _cut_raw(self, limit: float) -> bool:
-        oldest, some_on = [], []
-        for table, condition, key in self._raw_sources():
-            at = self.connection.execute(f"SELECT min(at) FROM {table} WHERE {condition}", key).fetchone()[0]  # noqa: S608
-            if at is not None and at < limit:
-                oldest.append(at)
-                row = self.connection.execute(
-                    f"SELECT at FROM {table} WHERE {condition} ORDER BY at LIMIT 1 OFFSET {TICKS_AT_ONCE}",  # noqa: S608
-                    key,
-                ).fetchone()
-                some_on += [] if row is None else [row[0]]
-        if not oldest:
-            return False
-        next_edge = (min(oldest) // EDGE_SECONDS + 1) * EDGE_SECONDS
-        cut = min(limit // EDGE_SECONDS * EDGE_SECONDS, max(next_edge, min(some_on, default=limit)))
-        cut = cut // EDGE_SECONDS * EDGE_SECONDS
-        if cut <= min(oldest):
-            return False
-        with transaction(self.connection):
-            for table, condition, key in self._raw_sources():
-                self.connection.execute(f"DELETE FROM {table} WHERE {condition} AND at < ?", (*key, cut))  # noqa: S608
-            self.connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (cut,))
-        return True
 
-    def _raw_sources(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(table, condition, its values) of every source of samples."""
-        sources = [(HOST, HOST_ID), *((series, gpu_id) for series in (GPU, SLOW) for gpu_id in self._gpu_ids())]
-        return [(series.table, *series.key(gpu_id)) for series, gpu_id in sources]
-
-    def _cut_spans(self, name: str, bound: str | None, limit: float) -> bool:
-        row = self.connection.execute(f"SELECT min(at) FROM host_{name}").fetchone()  # noqa: S608
-        oldest = [row[0]] if row[0] is not None else []
-        for gpu_id in self._gpu_ids():
-            row = self.connection.execute(f"SELECT min(at) FROM gpu_{name} WHERE gpu_id = ?", (gpu_id,)).fetchone()  # noqa: S608
-            oldest += [row[0]] if row[0] is not None else []
-        if not oldest:
-            return False
-        cut = min(limit // HOUR * HOUR, (min(oldest) // DAY + 1) * DAY)
-        if cut <= min(oldest):
-            return False
-        with transaction(self.connection):
-            self.connection.execute(f"DELETE FROM host_{name} WHERE at < ?", (cut,))  # noqa: S608
-            for gpu_id in self._gpu_ids():
-                self.connection.execute(f"DELETE FROM gpu_{name} WHERE gpu_id = ? AND at < ?", (gpu_id, cut))  # noqa: S608
-                # The set of processes that was there at the cut is still the answer after it.
-                self.connection.execute(
-                    "DELETE FROM gpu_process_sets WHERE gpu_id = ? AND at < "
-                    "(SELECT max(at) FROM gpu_process_sets WHERE gpu_id = ? AND at <= ?)",
-                    (gpu_id, gpu_id, cut),
-                )
-            if name == "hours":
-                for table in ("host_days", "gpu_days"):
-                    self.connection.execute(f"DELETE FROM {table} WHERE at <= ?", (cut - DAY,))  # noqa: S608
-            if bound is not None:
-                self.connection.execute(f"UPDATE record_bounds SET {bound} = max({bound}, ?)", (cut,))  # noqa: S608
-        return True
+def _rolled_up_until(connection: sqlite3.Connection) -> float:
+    """Up to when every source's samples are in hours (UTC unix seconds); before every sample if a source has none."""
+    row = connection.execute("SELECT min(until), count(*) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)).fetchone()
+    sources = 1 + connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
+    return float(row[0]) if row[0] is not None and row[1] == sources else _NOTHING

@@ -58,7 +58,7 @@ _INSERT_SLOW = _insert(series.SLOW.table, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
-    """Which run and rank a PID belongs to, told by its environment tag or by the process tree above it. Neither
+    """Which run and rank a PID belongs to, from its environment tag or the process tree above it. Neither
     changes in the life of a process, so each is read once. ``runs`` is the folder of this home's runs: a run of another
     home is a stranger here."""
 
@@ -160,7 +160,7 @@ class Recorder:
             self._waiting.append(message)
 
     def flush(self, *, heartbeat: bool = False) -> bool:
-        """Write what waits, and where there is any that the agent lives. False when the database cannot be written now;
+        """Write what waits, and if there is any that the agent lives. False when the database cannot be written now;
         nothing is forgotten then."""
         if not self._waiting:
             return True
@@ -189,10 +189,10 @@ class Recorder:
                     self._stopped_by = f"the tables do not fit gputui {VERSION}: {error}"
                     log.error("nothing is recorded: %s; this is a defect of gputui, please report it", self._stopped_by)
                 else:
-                    log.warning("recording has stopped (%s); runs go on, and it begins again by itself", error)
+                    log.warning("recording stopped (%s); runs continue; it restarts by itself", error)
             return False
         if self._stopped_at is not None:
-            log.warning("recording goes on after %.0f s", self._wall() - self._stopped_at)
+            log.warning("recording resumed after %.0f s", self._wall() - self._stopped_at)
         self._waiting.clear()
         self.lost_messages = 0
         self._stopped_at = None

@@ -1,7 +1,7 @@
-"""What each attempt consumed, added up from the energy counters of its GPUs while they are read.
+"""The energy of each attempt, summed from the counters of its GPUs while they are read.
 
-How far the readings were taken into account is written with the sum, so that none counts twice and none is missed;
-the sum outlives the readings.
+How far the readings were counted is written with the sum, so that none counts twice and none is missed; the sum
+outlives the readings.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from gputui.store import samples
 from gputui.store.costs import consumed_joules
 from gputui.store.series import SLOW
 
-# Readings further apart do not tell how much of what lies between belongs to the attempt that began or ended there.
-# Within an attempt they do, however far apart: the counter went on.
 BORDER_SECONDS = 120.0
+"""Where an attempt begins or ends between two readings further apart than this, what lies between is not counted: how
+much of it is the attempt's is unknown. Within an attempt the distance does not matter, for the counter went on."""
+
 READINGS_AT_ONCE = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """One GPU of one attempt: the newest reading that was taken into account (``counter_joules`` is None before the
-    first), and the sum so far. Times are UTC unix seconds."""
+class EnergyTally:
+    """One GPU of one attempt: time (UTC unix seconds) and counter of the newest reading that was counted, the counter
+    None before the first, and the sum so far."""
 
     until: float
     counter_joules: float | None = None
     energy_joules: float | None = None
 
 
-def added(tally: Tally, at: float, counter_joules: float, began: float, ended: float | None) -> Tally:
-    """The tally with the next reading. Pure."""
+def with_reading(
+    tally: EnergyTally, at: float, counter_joules: float, began: float, ended: float | None
+) -> EnergyTally:
+    """The tally with the next reading of an attempt that ran from ``began`` to ``ended``. Pure."""
     before = tally.counter_joules
     if before is None:
         return replace(tally, until=at, counter_joules=counter_joules)
@@ -44,11 +47,11 @@ def added(tally: Tally, at: float, counter_joules: float, began: float, ended: f
     energy = tally.energy_joules
     if inside > 0 and not (is_border and apart > BORDER_SECONDS):
         energy = (energy or 0.0) + consumed_joules((tally.until, before), (at, counter_joules)) * inside / apart
-    return Tally(at, counter_joules, energy)
+    return EnergyTally(at, counter_joules, energy)
 
 
 def settle(connection: sqlite3.Connection, now: float) -> None:
-    """Take into account what was read since the last time. Raises sqlite3.Error."""
+    """Count what was read since the last time. Raises sqlite3.Error."""
     attempts = connection.execute(
         "SELECT run_id, number, gpus, started_at, ended_at FROM attempts AS a WHERE started_at NOTNULL "
         "AND json_array_length(gpus) > (SELECT count(*) FROM attempt_energy AS e "
@@ -56,10 +59,10 @@ def settle(connection: sqlite3.Connection, now: float) -> None:
     ).fetchall()
     for run_id, number, gpus, began, ended in attempts:
         for uuid in json.loads(gpus):
-            _bring_up(connection, (run_id, number, uuid), began, ended, now)
+            _count_readings(connection, (run_id, number, uuid), began, ended, now)
 
 
-def _bring_up(
+def _count_readings(
     connection: sqlite3.Connection, key: tuple[str, int, str], began: float, ended: float | None, now: float
 ) -> None:
     row = connection.execute(
@@ -69,23 +72,23 @@ def _bring_up(
     ).fetchone()
     if row is not None and row[3]:
         return
-    tally = Tally(*row[:3]) if row is not None else Tally(began - BORDER_SECONDS)
+    tally = EnergyTally(*row[:3]) if row is not None else EnergyTally(began - BORDER_SECONDS)
     last = now if ended is None else ended + BORDER_SECONDS
     readings, until = _readings(connection, key[2], tally.until, last)
     for at, counter in readings:
-        tally = added(tally, at, counter, began, ended)
+        tally = with_reading(tally, at, counter, began, ended)
         if ended is not None and at >= ended:
             break
     if tally.counter_joules is None:
-        # Nothing is stored with an earlier time any more: a GPU without a counter is not walked through again.
+        # No reading is stored with an earlier time from here on: a GPU without a counter is not read again.
         tally = replace(tally, until=max(tally.until, last - BORDER_SECONDS))
-    seen_all = until > last and now > last
-    settled = ended is not None and (tally.until >= ended or seen_all)
+    is_read_out = until > last and now > last
+    is_settled = ended is not None and (tally.until >= ended or is_read_out)
     with transaction(connection):
         connection.execute(
             "INSERT OR REPLACE INTO attempt_energy "
             "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*key, tally.until, tally.counter_joules, tally.energy_joules, settled),
+            (*key, tally.until, tally.counter_joules, tally.energy_joules, is_settled),
         )
 
 

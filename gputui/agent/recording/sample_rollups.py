@@ -2,7 +2,7 @@
 
 Samples of a span that is over are put together from what is stored, a slice at a time, and the mark up to which that
 was done moves in the transaction of the span's row: an agent that is killed is followed by one that begins the span
-anew. A span that is done again, because the clock was set back, gives the same row with the samples that came to it.
+again. A span that is computed again, because the clock was set back, gives the same row with its added samples.
 A day is put together from its hours whenever one of them is.
 """
 

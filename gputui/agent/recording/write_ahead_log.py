@@ -19,14 +19,15 @@ from gputui.agent.jobs import Job, Jobs
 log = logging.getLogger(__name__)
 
 MOVED_AT_BYTES = 4 << 20
-# What can wait, waits while the log is as long as this.
+# What can wait, waits while the log is as long as this; metrics wait only for a job that is moving it.
 LONG_BYTES = 12 << 20
 # The loop moves the log by itself once it has so many pages: it must not grow without end where no job gets to it.
 LIMIT_PAGES = 8192
 _KEPT_BYTES = 1 << 20
 _DEADLINE_SECONDS = 600.0
 # A reader that looks at an old state keeps the log from being emptied.
-_AGAIN_SECONDS = 2.0
+_AGAIN_SECONDS = 0.5
+_FAILED_SECONDS = 20.0
 
 
 @dataclass(slots=True)
@@ -51,6 +52,12 @@ class WriteAheadLog:
         """Whether what can wait should, for the job is behind."""
         return self._bytes() >= LONG_BYTES
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a job is moving a long log, to which nothing that can be read later should be added: the log starts
+        again only once all of it is moved, and at its limit a commit would have to move it."""
+        return self._job is not None and not self._job.is_over and self.is_long
+
     def turn(self) -> None:
         """Have the log moved when it is time."""
         if self._job is not None:
@@ -60,7 +67,7 @@ class WriteAheadLog:
                 self._job.result()
             except (OSError, sqlite3.Error) as error:
                 log.warning("what was written cannot be moved into the database now: %s", error)
-                self._due = self.clock() + 10 * _AGAIN_SECONDS
+                self._due = self.clock() + _FAILED_SECONDS
             self._job = None
         if self.clock() >= self._due and self._bytes() >= MOVED_AT_BYTES:
             self._due = self.clock() + _AGAIN_SECONDS

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 EXECUTORS = {
     LOCAL: "gputui.runs.executors.local:LocalExecutor",
+    "ray": "gputui.runs.executors.ray:RayExecutor",
     "slurm": "gputui.runs.executors.slurm:SlurmExecutor",
     "ssh": "gputui.runs.executors.ssh:SshExecutor",
 }

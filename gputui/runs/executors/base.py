@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.store.runs import Attempt
+from gputui.runs.launchers.base import ANY_PORT, Placement
+from gputui.store.attempts import Attempt
 
 if TYPE_CHECKING:
     from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
@@ -43,6 +44,18 @@ class Executor(ABC):
 
         Raises ExecutorGoneError.
         """
+
+    def placement(self, spec: RunSpec) -> Placement:
+        """Where an attempt runs that is placed elsewhere: nodes without names yet."""
+        return Placement.here((), spec.nproc, ANY_PORT)
+
+    def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
+        """Whether a run's checkpoints are seen here under the same path."""
+        return True
+
+    def clear(self, folder: Path, target: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing elsewhere
+        """Remove what lies elsewhere of a run whose folder is ``folder``; may take long. Raises OSError where that is
+        to be tried again."""
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         """What it needs for a run and takes no time to see."""

@@ -7,18 +7,20 @@ Read first: `Courier.run`, then `Courier.turn`.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from gputui.runs import shim
@@ -107,6 +109,9 @@ class JobStatus:
 class Courier(ABC):
     """One courier; a kind of target adds how a job is submitted, found, asked for and cancelled."""
 
+    programs: tuple[Path, ...] = (Path(shim.__file__), Path(far.__file__))
+    """What runs on the far side."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.far = folder / "far"
@@ -123,6 +128,7 @@ class Courier(ABC):
         self.stop: dict[str, Any] | None = far.read_record(folder / "stop.json")
         self.told_start = False
         self.placed: dict[str, Any] | None = None
+        self.agent = shim.AgentWatch(self.plan.get("agent"))
 
     # --- what a kind of target adds -----------------------------------------------------------------------------------
 
@@ -137,7 +143,7 @@ class Courier(ABC):
 
     @abstractmethod
     def forgotten(self, job: str) -> JobStatus | None:
-        """What the target's records say of a job that it does not list any more; None where there are none. Raises
+        """What the target's records say of a job that `jobs` does not list; None where there are none. Raises
         UnreachableError."""
 
     @abstractmethod
@@ -155,8 +161,7 @@ class Courier(ABC):
         plan = {name: value for name, value in self.plan.items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
         write_private(self.far / "attempt.json", plan)
-        for source in (shim, far):
-            path = Path(str(source.__file__))
+        for path in self.programs:
             (self.far / path.name).write_bytes(path.read_bytes())
 
     def fetch(self) -> None:  # noqa: B027 - a shared file system needs nothing
@@ -165,6 +170,27 @@ class Courier(ABC):
     def drain(self) -> None:  # noqa: B027 - a shared file system needs nothing
         """Bring all that is left once the attempt has ended there. Raises UnreachableError."""
 
+    def mark_over(self) -> None:
+        """Have the body of any job that comes for the attempt from now on end at once. Raises UnreachableError."""
+        (self.far / far.OVER).touch()
+
+    @property
+    def far_folder(self) -> str:
+        """The attempt's folder as its job sees it."""
+        return str(self.far)
+
+    def lost_nodes(self) -> list[str]:
+        """Nodes that earlier attempts of the run were on when they failed, so that another one may be asked for."""
+        found: set[str] = set()
+        for path in self.folder.parent.glob("*/exit.json"):
+            record = far.read_record(path) or {}
+            if record.get("ended_by") == "node_fail":
+                placed = (far.read_record(path.with_name("placement.json")) or {}).get("nodes") or []
+                # Of several it is not known which, unless the far side says so.
+                one = placed if len(placed) == 1 and "[" not in placed[0] else []
+                found.update(record.get("lost_nodes") or one)
+        return sorted(found)
+
     @property
     def poll_seconds(self) -> float:
         return float(self.target.get("poll") or 5.0)
@@ -172,8 +198,7 @@ class Courier(ABC):
     # --- one courier --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve the attempt to its end, or to this process's."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        """Serve the attempt to its end, or to this process's. To be called with SIGNALS blocked: it waits for them."""
         self.lock = os.open(self.folder / "attempt.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,6 +209,10 @@ class Courier(ABC):
         self.note_start(None)
         while not self.turn():
             self.wait(LOOK_SECONDS)
+            if time.monotonic() >= self.agent.due and self.stop is None:
+                self.agent.look()
+        if self.stop is None:
+            self.agent.start()
 
     def wait(self, seconds: float) -> None:
         """Sleep, or take what a person asked for."""
@@ -209,14 +238,17 @@ class Courier(ABC):
             is_over = self.attend()
             self.contact_at, self.problem, self.failures = time.time(), None, 0
             self.due = now + self.poll_seconds
-        except UnreachableError as error:
-            is_over, self.problem = False, str(error)
+        except (UnreachableError, OSError) as error:
+            # A full disk or quota, here: room may come.
+            is_over, self.problem = False, problem_of(error)
             self.failures += 1
             self.due = now + min(MAX_PAUSE_SECONDS, self.poll_seconds * 2 ** min(self.failures - 1, 6))
         except TargetRefusalError as error:
             self.end({"code": None, "signal": None, "error": str(error)})
             return True
-        self.report()
+        if not is_over:
+            with contextlib.suppress(OSError):
+                self.report()
         return is_over
 
     def attend(self) -> bool:
@@ -237,6 +269,8 @@ class Courier(ABC):
             if claim is None and self.stop is None:
                 handle = {"job": self.submit(token)}
             elif claim is None:
+                # A submission that an earlier courier began may reach the target yet.
+                self.mark_over()
                 return self.end({"code": None, "signal": None, "stop_requested": True})
             else:
                 handle = {"job": claim}
@@ -250,12 +284,15 @@ class Courier(ABC):
         for other in listed:
             if other.job != job and other.state != "ended":
                 self.cancel(other.job)
-        self.status = next((one for one in listed if one.job == job), None)
-        if self.status is None:
-            self.status = self.forgotten(job) or JobStatus(job, "ended", "its target has forgotten it")
+        self.status = self.found(job, listed)
         self.nodes = self.status.nodes or self.nodes
         self.pass_stop_on()
-        return self.look()
+        return self.look(token)
+
+    def found(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
+        """The state of a job, ``listed`` or not. Raises UnreachableError."""
+        status = next((one for one in listed if one.job == job), None)
+        return status or self.forgotten(job) or JobStatus(job, "ended", "its target has forgotten it")
 
     def claimed(self) -> str | None:
         """The job whose body has begun, None while none has."""
@@ -264,23 +301,36 @@ class Courier(ABC):
         except OSError:
             return None
 
-    def look(self) -> bool:
+    def look(self, token: str) -> bool:
         """What the far side has written, and what the target says; whether the attempt is over."""
         assert self.status is not None
         started, ended = (far.read_record(self.far / name) for name in ("started.json", "exit.json"))
         if started is not None and not self.told_start:
             self.note_start(started.get("at"))
-        is_own_end = ended is not None and not ended.get("stop_requested")
-        if self.status.state != "ended" and not is_own_end:
-            self.unseen = 0
-            return False
-        if ended is None:
-            # What it wrote last may not be visible here yet.
-            self.unseen += 1
-            if self.unseen < UNSEEN_LOOKS:
+        if ended is not None and not ended.get("stop_requested"):
+            # It ended by itself; a job that comes back for it finds that record and ends.
+            self.drain()
+            return self.end(self.outcome(self.status, ended, started is not None))
+        closing = far.read_record(self.folder / "closing.json")
+        if closing is None:
+            if self.status.state != "ended":
+                self.unseen = 0
                 return False
-        self.drain()
-        return self.end(self.outcome(self.status, ended, started is not None))
+            self.unseen += 1
+            if ended is None and self.unseen < UNSEEN_LOOKS:
+                # What it wrote last may not be visible here yet.
+                return False
+            self.drain()
+            closing = self.outcome(self.status, ended, started is not None)
+            write_private(self.folder / "closing.json", closing)
+        return self.close(token, self.status.job) and self.end(closing)
+
+    def close(self, token: str, job: str) -> bool:
+        """Make sure that a job that ended, by the word of its target alone, does not come back: a scheduler or a person
+        may put it into the queue again, and the next attempt's job would run beside it. Whether it is gone."""
+        self.mark_over()
+        self.cancel(job)
+        return self.found(job, self.jobs(token)).state == "ended"
 
     def outcome(self, status: JobStatus, ended: Mapping[str, Any] | None, has_begun: bool) -> dict[str, Any]:
         """exit.json: the shim's own where there is one, and who else ended it."""
@@ -293,7 +343,7 @@ class Courier(ABC):
             # Asked to end, and neither by a person nor for its time: the target wanted the place for another.
             ended_by = "preempted"
         if ended_by is not None:
-            record |= {"ended_by": ended_by, "ended_reason": status.reason}
+            record |= {"ended_by": ended_by, "ended_reason": record.get("ended_reason") or status.reason}
         elif ended is None and not has_begun:
             record["error"] = self.last_words() or status.reason or "its job ended before it began"
         elif ended is None:
@@ -372,7 +422,23 @@ class Courier(ABC):
         return True
 
 
-def serve(kind: type[Courier]) -> None:
+def problem_of(error: Exception) -> str:
+    """Why nothing could be done now, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error)
+
+
+def python_of(plan: Mapping[str, Any]) -> str:
+    """An interpreter there: the target's, else that of the training."""
+    if plan["target"].get("python"):
+        return str(plan["target"]["python"])
+    first = str(plan["argv"][0])
+    return first if re.fullmatch(r"python[0-9.]*", PurePath(first).name) else "python3"
+
+
+def serve(courier: Callable[[Path], Courier]) -> None:
     """The main program of a courier: FOLDER is its only argument."""
     os.umask(0o077)
-    kind(Path(sys.argv[1])).run()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    courier(Path(sys.argv[1])).run()

@@ -2,9 +2,13 @@
 
 far.py body FOLDER CLAIM [REQUEUE-COMMAND ...]
     Serve the attempt in FOLDER by the shim beside this file. CLAIM is the scheduler's name of the job: another job that
-    comes for the same attempt ends at once. After an earlier start of the same job it goes on from the newest
-    checkpoint that is whole. SIGUSR1 is the scheduler's warning that the time is nearly over: the command is asked to
-    save and end, then the requeue command is run. SIGTERM asks it to end, SIGUSR2 ends it at once.
+    comes for the same attempt ends at once. After an earlier start of the same job it continues from its own newest
+    whole checkpoint; an attempt that follows others, whose checkpoints are seen only there, from the newest one of its
+    course. SIGUSR1 is the scheduler's warning that the time is nearly over: the command is asked
+    to save and end, then the requeue command is run. SIGTERM asks it to end, SIGUSR2 ends it at once.
+far.py stream FOLDER CLAIM
+    Lay the files beside this one into FOLDER (…/attempts/<n>/far, from the home directory unless absolute), serve the
+    attempt there, and print what its files grow by, each report in one line with its checksum.
 far.py report FOLDER
     Print how the attempt in FOLDER is and how its files grew, as JSON; the request is JSON on standard input.
 far.py signal FOLDER NUMBER
@@ -23,6 +27,7 @@ import subprocess
 import sys
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +35,18 @@ REQUEUE_SECONDS = 60.0
 CHUNK_BYTES = 1 << 20
 # Of all files of one report together.
 MOST_BYTES = 8 << 20
+# Of one file in one line of a stream.
+STREAM_BYTES = 1 << 16
+STREAM_SECONDS = 1.0
 NEWEST_CHECKPOINT = "{newest checkpoint}"
+# What an attempt wrote last may be seen, or stamped by a file server, a little after its end.
+AFTER_END_SECONDS = 5.0
+# Stand in a sent attempt.json for the run's folder and the code, which are known only once they are there.
+RUN_HERE = "{the run's folder there}"
+CODE_HERE = "{the code's folder there}"
+FRAME = "gputui:"
+# In an attempt's folder: the attempt is over, and no job may serve it any more.
+OVER = "over"
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -77,13 +93,82 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def newest_checkpoint(folder: Path, pattern: str, since: float) -> str | None:
-    """The newest checkpoint written after ``since`` (UTC seconds) that is whole, a file or a folder of files."""
+def span_of(folder: Path) -> tuple[float, float] | None:
+    """When the attempt in a folder could write (UTC seconds), None if it never began."""
+    try:
+        begun_at = (folder / "claim").stat().st_mtime
+    except OSError:
+        return None
+    ended_at = (read_record(folder / "exit.json") or {}).get("ended_at") or time.time()
+    return begun_at, float(ended_at) + AFTER_END_SECONDS
+
+
+def spans_of_others(folder: Path) -> list[tuple[float, float]]:
+    """When attempts of other runs could write into the checkpoint folder of the attempt in ``folder``. Runs lie in
+    …/<tag>/<run>, or beside each other on a file system that is shared."""
+    mine = checkpoints_of(folder)
+    run_dir = folder.parents[2]
+    found = []
+    for other in {*run_dir.parent.glob("*"), *run_dir.parents[1].glob("*/*")} if mine is not None else ():
+        if other != run_dir:
+            for attempt in other.glob(f"attempts/*/{folder.name}"):
+                span = span_of(attempt)
+                if span is not None and checkpoints_of(attempt) == mine:
+                    found.append(span)
+    return found
+
+
+def checkpoints_of(folder: Path) -> str | None:
+    """The checkpoint folder of the attempt in ``folder``, with its links followed; None if it is the run's own."""
+    found = (read_record(folder / "attempt.json") or {}).get("checkpoints")
+    if found is None or Path(found).is_relative_to(folder.parents[2]):
+        return None
+    return str(os.path.realpath(found))
+
+
+def is_within(at: float, spans: list[tuple[float, float]]) -> bool:
+    return any(begun_at <= at <= until for begun_at, until in spans)
+
+
+class Course:
+    """What the attempts of a course did here: when each could write (UTC seconds, by the clock of these files), and how
+    many of them began from a checkpoint and made no step.
+
+    ``attempts`` are entries ``attempt`` (a number), ``until`` (no checkpoint written later is wanted; None for no such
+    limit) and ``failed``; ``folder`` is that of any attempt. What was written while another run of this user had the
+    same folder of checkpoints may be its own, and is not taken.
+    """
+
+    def __init__(self, folder: Path, attempts: list[dict[str, Any]]) -> None:
+        self.spans: list[tuple[float, float]] = []
+        self.failed: dict[str, int] = {}
+        self.others = spans_of_others(folder)
+        for one in attempts:
+            there = folder.parents[1] / str(one["attempt"]) / folder.name
+            span = span_of(there)
+            if span is None:
+                continue
+            until = float("inf") if one["until"] is None else float(one["until"])
+            self.spans.append((span[0], min(span[1], until)))
+            base = (read_record(there / "attempt.json") or {}).get("resume_from")
+            if one["failed"] and base is not None:
+                self.failed[base] = self.failed.get(base, 0) + 1
+
+    def order(self, path: Path, written_at: float) -> tuple[int, float] | None:
+        """The place of a checkpoint, the best last; None for one that the course did not write."""
+        if not is_within(written_at, self.spans) or is_within(written_at, self.others):
+            return None
+        return (-self.failed.get(str(path), 0), written_at)
+
+
+def newest_checkpoint(folder: Path, pattern: str, course: Course) -> str | None:
+    """The newest checkpoint of a course that is whole, a file or a folder of files."""
     found = []
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):
-            if path.suffix not in (".tmp", ".sha256") and path.stat().st_mtime >= since:
-                found.append((path.stat().st_mtime, path))
+            place = course.order(path, path.stat().st_mtime)
+            if path.suffix not in (".tmp", ".sha256") and place is not None:
+                found.append((place, path))
     for _, path in sorted(found, reverse=True):
         files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
         if files and all(is_whole(each) for each in files if each.suffix != ".sha256"):
@@ -91,12 +176,12 @@ def newest_checkpoint(folder: Path, pattern: str, since: float) -> str | None:
     return None
 
 
-def resumed(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan that goes on from the newest checkpoint there; unchanged where there is none."""
+def resumed(plan: dict[str, Any], course: Course) -> dict[str, Any]:
+    """The plan that goes on from the newest checkpoint of a course; unchanged where there is none."""
     again = plan.get("resume")
     if not again:
         return plan
-    found = newest_checkpoint(Path(again["folder"]), again["pattern"], float(plan["created_at"]))
+    found = newest_checkpoint(Path(again["folder"]), again["pattern"], course)
     if found is None:
         return plan
     argv = [word.replace(NEWEST_CHECKPOINT, found) for word in again["argv"]]
@@ -122,9 +207,10 @@ def served_by(folder: Path) -> int | None:
     return None
 
 
-def report(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """``grown``: of every file that only grows what lies behind the byte that is ``known`` of it, as base64; ``whole``:
-    the small records of the attempt. ``metrics`` are globs of files that grow, too."""
+def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
+    """``grown``: of every file that only grows what lies behind the byte that is ``known`` of it, as base64, at most
+    ``most_bytes`` of each; ``whole``: the small records of the attempt. ``metrics`` are globs of files that grow, too.
+    A file that is shorter than what is known was cut off, once more than ``cuts`` says, and begins again."""
     run_dir = folder.parents[2]
     paths = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
     paths += [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
@@ -135,21 +221,107 @@ def report(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         known = int(wanted["known"].get(name, 0))
         with contextlib.suppress(OSError), path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(known if known <= size else 0)
-            data = file.read(min(CHUNK_BYTES, left))
+            was_cut = known > size
+            at = file.seek(0 if was_cut else known)
+            data = file.read(min(most_bytes, left))
             left -= len(data)
-            if data or known > size:
-                text = base64.b64encode(data).decode("ascii")
-                grown[name] = {"at": known if known <= size else 0, "data": text, "size": size}
+            if data or was_cut:
+                cut = int(wanted["cuts"].get(name, 0)) + was_cut
+                grown[name] = {"at": at, "data": base64.b64encode(data).decode("ascii"), "cut": cut}
     whole = {}
     for name in ("started.json", "exit.json", "claim"):
         with contextlib.suppress(OSError):
             whole[name] = (folder / name).read_text("utf-8")
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return {
-        "grown": grown, "whole": whole, "is_alive": served_by(folder) is not None, "boot_id": boot, "now": time.time(),
-        "host": os.uname().nodename, "is_more": left <= 0,
-    }  # fmt: skip
+    return {"grown": grown, "whole": whole, "is_alive": served_by(folder) is not None, "host": os.uname().nodename}
+
+
+# --- without requests: only printed lines come back -------------------------------------------------------------------
+
+
+def frame(record: dict[str, Any]) -> str:
+    """A record in one line of printable ASCII, which is known to be whole by its checksum."""
+    text = json.dumps(record, separators=(",", ":"))
+    return f"{FRAME}{zlib.crc32(text.encode('ascii')):08x} {text}"
+
+
+def framed(line: str) -> dict[str, Any] | None:
+    """The record of a line; None where it is none, or damaged."""
+    if not line.startswith(FRAME):
+        return None
+    check, _, text = line[len(FRAME) :].partition(" ")
+    if check != f"{zlib.crc32(text.encode('utf-8', 'replace')):08x}":
+        return None
+    value = json.loads(text)
+    return value if isinstance(value, dict) else None
+
+
+def settle(sent: Path, folder: Path) -> dict[str, Any]:
+    """Lay what was ``sent`` into an attempt's folder; attempt.json, with the paths of here."""
+    run_dir = folder.parents[2]
+    for path in (folder, folder.parent / "nodes" / "0", run_dir / "checkpoints"):
+        path.mkdir(parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise SystemExit(f"far.py: {folder} is another user's")
+
+    def here(given: Any) -> Any:
+        if isinstance(given, str):
+            return given.replace(RUN_HERE, str(run_dir)).replace(CODE_HERE, str(sent.parent))
+        if isinstance(given, list):
+            return [here(each) for each in given]
+        return {name: here(each) for name, each in given.items()} if isinstance(given, dict) else given
+
+    plan = here(json.loads((sent / "attempt.json").read_text("utf-8")))
+    write_record(folder / "attempt.json", plan)
+    for name in ("far.py", "shim.py"):
+        (folder / name).write_bytes((sent / name).read_bytes())
+    return dict(plan)
+
+
+def stream(folder: Path, claim: str) -> int:
+    """Serve the attempt and print what its files grow by, to its end."""
+    plan = settle(Path(__file__).resolve().parent, folder)
+    # Who ends the job signals all its processes; what they do about it is to be printed yet.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    body = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(folder / "far.py"), "body", str(folder), claim], stdin=subprocess.DEVNULL
+    )
+    known: dict[str, int] = {}
+    cuts: dict[str, int] = {}
+    whole: dict[str, str] = {}
+    sent, line_end = 0, ""
+    while True:
+        has_ended = body.poll() is not None
+        # Before the files are looked at: the record of the end comes last, when nothing of them is left.
+        is_over = (folder / "exit.json").exists()
+        found = report(folder, {"known": known, "cuts": cuts, "metrics": plan["mirrored"]}, STREAM_BYTES)
+        new = {name: text for name, text in found["whole"].items() if whole.get(name) != text}
+        if found["grown"] or not is_over:
+            new.pop("exit.json", None)
+        if found["grown"] or new:
+            record = {"number": sent, "host": found["host"], "folder": str(folder)}
+            line = line_end + frame({**record, "grown": found["grown"], "whole": new}) + "\n"
+            try:
+                write_all(line.encode("ascii"))
+            except OSError:
+                # A full disk: half of the line may be there.
+                line_end = "\n"
+                time.sleep(STREAM_SECONDS)
+                continue
+            sent, line_end = sent + 1, ""
+            whole.update(new)
+            for name, part in found["grown"].items():
+                cuts[name], known[name] = part["cut"], part["at"] + len(base64.b64decode(part["data"]))
+        elif has_ended:
+            return int(body.returncode)
+        else:
+            time.sleep(STREAM_SECONDS)
+
+
+def write_all(data: bytes) -> None:
+    """Write to standard output, past any buffer. Raises OSError."""
+    while data:
+        data = data[os.write(1, data) :]
 
 
 # --- the body of a job ------------------------------------------------------------------------------------------------
@@ -170,6 +342,9 @@ class Body:
         if not self.is_ours():
             print(f"another job serves this attempt; {self.claim} ends", flush=True)  # noqa: T201
             return 0
+        if (self.folder / OVER).exists():
+            print(f"the attempt is over; {self.claim} ends", flush=True)  # noqa: T201
+            return 0
         before = read_record(self.folder / "exit.json")
         if before is not None and not before.get("stop_requested"):
             return code_of(before)
@@ -177,13 +352,11 @@ class Body:
             self.begin_again(before)
         else:
             plan = read_record(self.folder / "attempt.json") or {}
-            if plan.get("goes_on") and plan.get("resume_from") is None:
+            if plan.get("course"):
                 # Nobody else can see which checkpoints there are.
-                write_record(self.folder / "attempt.json", resumed({**plan, "created_at": 0.0}))
-        self.shim = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("shim.py")), str(self.folder)],
-            stdin=subprocess.DEVNULL,
-        )
+                course = Course(self.folder, plan["course"])
+                write_record(self.folder / "attempt.json", resumed(plan, course))
+        self.shim = subprocess.Popen(self.server(), stdin=subprocess.DEVNULL)
         self.shim.wait()
         ended = read_record(self.folder / "exit.json")
         if ended is None:
@@ -192,6 +365,12 @@ class Body:
             write_record(self.folder / "exit.json", {**ended, "ended_by": "time_limit"})
             return 1
         return code_of(ended)
+
+    def server(self) -> list[str]:
+        """The program that starts the command: the shim, or what starts one on each of several nodes."""
+        name = (read_record(self.folder / "attempt.json") or {}).get("server")
+        words = ["shim.py", str(self.folder)] if name is None else [name, "lead", str(self.folder)]
+        return [sys.executable, "-I", "-S", str(Path(__file__).with_name(words[0])), *words[1:]]
 
     def is_ours(self) -> bool:
         """Whether this job is the first that came for the attempt, now or before it was requeued."""
@@ -216,7 +395,8 @@ class Body:
             file.write(json.dumps({"again_at": time.time(), "exit": before}) + "\n")
         plan = read_record(self.folder / "attempt.json")
         if plan is not None:
-            write_record(self.folder / "attempt.json", resumed(plan))
+            own = [{"attempt": plan["attempt"], "until": None, "failed": False}]
+            write_record(self.folder / "attempt.json", resumed(plan, Course(self.folder, own)))
         for name in ("exit.json", "started.json", "exit.json.tmp"):
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
@@ -256,6 +436,8 @@ def main() -> int:
     if sys.argv[1] == "body":
         return Body(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]).run()
     folder = Path(sys.argv[2])
+    if sys.argv[1] == "stream":
+        return stream(Path.home() / sys.argv[2], sys.argv[3])
     if sys.argv[1] == "report":
         print(json.dumps(report(folder, json.load(sys.stdin))))  # noqa: T201
         return 0

@@ -27,6 +27,9 @@ Line = Annotated[str, matching(r"[^\n\r\x00]{1,1000}", "text in one line")]
 Word = Annotated[str, matching(r"[A-Za-z0-9_./:@%+=,~\[\]-]{1,200}", "a name without blanks")]
 """A name as schedulers and host names have it, without blanks and shell characters."""
 
+Host = Annotated[Word, matching(r"[^-].*", "a host name, which does not begin with -")]
+"""A host as ssh and rsync take it; what begins with a hyphen would be an option to them."""
+
 
 class TargetOptions(Model):
     """Exactly the keys of its fields, each of exactly its type."""

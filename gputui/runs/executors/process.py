@@ -24,7 +24,7 @@ from gputui.runs.identity import (
     open_pidfd,
     send_signal,
 )
-from gputui.store.runs import Attempt
+from gputui.store.attempts import Attempt
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 

@@ -1,7 +1,7 @@
 """Launchers: how an attempt's argument vector is made from a specification, and how what it left is read.
 
 In comes a `RunSpec` with a `Placement`; out go an argument vector, environment variables, globs of logs, reports and
-checks. Each launcher is one file and is known here alone; nobody else asks which one a run has.
+checks. Each launcher is one file and is known only here; no other code asks which one a run has.
 Read first: base.py.
 """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Accelerate(Launcher):
-    """Ranks over accelerate.commands.launch; a single one is started without an agent and has no log of its own."""
+    """Ranks over accelerate.commands.launch; a single one is started without an agent and has no separate log."""
 
     name = title = "accelerate"
     starts_ranks = True

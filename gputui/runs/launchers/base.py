@@ -1,4 +1,4 @@
-"""What every launcher is: how an attempt's argument vector is made from its specification, and how its end is read."""
+"""The base class of launchers: builds the argument vector of an attempt, and names the files of its output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.launchers.reports import LauncherReport, parse_reports
 
 if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
@@ -36,10 +35,12 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where an attempt runs. Rank 0 is on the first node, where ``port`` is the free TCP port for the rendezvous,
-    or ANY_PORT."""
+    or ANY_PORT. ``number`` is that of the node whose command is made. On several nodes the first one's host, the port
+    and the number may be placeholders, which each node fills in."""
 
     nodes: tuple[Node, ...]
-    port: int
+    port: int | str
+    number: int | str = 0
 
     @classmethod
     def here(cls, gpus: tuple[str, ...], ranks: int, port: int) -> Placement:
@@ -85,15 +86,16 @@ class Typed:
 
 
 class Launcher:
-    """The base class: one process that is started as it stands.
+    """The base class: one process, started directly.
 
     Attributes:
         name: the value of a profile's key ``launcher``.
-        title: who it is in sentences about an end that is no rank's; None where the program itself is.
+        title: who it is in sentences about an end that is no rank's; None if the program itself is.
         takes_command: its profile has the key ``command``; else ``script`` or ``module``, and an interpreter.
         starts_ranks: it starts the number of processes that ``nproc`` says.
         only_relays: its own end says nothing but that a rank ended, or that the launcher was at fault.
         needs_port: it does not find a free port itself where it is given ANY_PORT.
+        spans_nodes: it starts the ranks of one node among several.
         modules: what the interpreter must find for it, with the package to install for each.
     """
 
@@ -103,6 +105,7 @@ class Launcher:
     starts_ranks = False
     only_relays = False
     needs_port = False
+    spans_nodes = False
     modules: tuple[tuple[str, str], ...] = ()
     typed: Typed | None = None
 
@@ -117,16 +120,12 @@ class Launcher:
 
     def rank_output(self, ranks: int) -> str:
         """A glob below a node's folder for what its first rank prints, with ``{stream}`` (stdout or stderr) where
-        each has a file of its own."""
+        each has its own file."""
         return OUTPUT
 
     def log_files(self, folder: Path, ranks: int) -> list[Path]:
         """The files of a node's ``folder`` that hold what its first rank printed, as far as they are there."""
         return sorted(folder.glob(self.rank_output(ranks).replace("{stream}", "std*")))
-
-    def read_report(self, output: str) -> list[LauncherReport]:
-        """What the launchers of an attempt say of its end, from its output; the last is of what ended it."""
-        return parse_reports(output) or [LauncherReport(None)]
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
         """What must be there before a launch and takes no time to see."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Command(Launcher):
-    """The profile's command as it stands."""
+    """The profile's command, unchanged."""
 
     name = "command"
     takes_command = True

@@ -49,7 +49,7 @@ REPORTERS = ("torchrun", "the launcher")
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """One rank's entry. ``exit_code`` is negative for a signal; ``time`` is local and in whole seconds: that of the
-    error file where there is one, else when torchrun noticed; empty, and ``pid`` 0, where the launcher does not say."""
+    error file if there is one, else when torchrun noticed; empty, and ``pid`` 0, where the launcher does not say."""
 
     rank: int
     local_rank: int
@@ -103,7 +103,7 @@ class _Entry:
 
 
 def parse_reports(text: str) -> list[LauncherReport]:
-    """Read a command's output: a report for each table of torchrun, in their order, and one for what stands behind the
+    """Read a command's output: a report for each table of torchrun, in their order, and one for the text behind the
     last of them, where that is not blank. What is not there is None or empty; no text gives no report."""
     lines = lines_of(text)
     reports = []
@@ -114,7 +114,7 @@ def parse_reports(text: str) -> list[LauncherReport]:
         entries, end = _entries(lines, root + 1)
         head = lines[at:root]
         start = len(head) - 1 - head[::-1].index(_FAILURES) if _FAILURES in head else len(head)
-        # Above "Failures:" stand a border, the title and another border.
+        # Above "Failures:" are a border, the title and another border.
         rest = head[: max(0, start - 3)]
         roots, others = _failures(entries), _failures(_entries(head, start + 1)[0])
         reports.append(_report(rest, roots[0] if roots else None, others))

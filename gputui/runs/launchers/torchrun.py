@@ -16,6 +16,7 @@ class Torchrun(Launcher):
     name = title = "torchrun"
     starts_ranks = True
     only_relays = True
+    spans_nodes = True
     modules = (("torch.distributed.run", "torch>=2.6"),)
     typed = Typed(
         programs=("torchrun", "torch.distributed.run", "torch.distributed.launch"),
@@ -25,11 +26,14 @@ class Torchrun(Launcher):
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
         node = placement.nodes[0]
+        # Over several nodes c10d compares host names, which need not resolve alike everywhere; static compares nothing.
+        backend = "c10d" if len(placement.nodes) == 1 else "static"
+        own = f"--local-addr={node.host}" if len(placement.nodes) == 1 else f"--node-rank={placement.number}"
         return (
             str(spec.python), "-m", "torch.distributed.run",
             f"--nnodes={len(placement.nodes)}", f"--nproc-per-node={node.ranks}", "--max-restarts=0",
-            "--rdzv-backend=c10d", f"--rdzv-endpoint={placement.endpoint}", f"--rdzv-id={invocation.name}",
-            f"--local-addr={node.host}",
+            f"--rdzv-backend={backend}", f"--rdzv-endpoint={placement.endpoint}", f"--rdzv-id={invocation.name}",
+            own,
             f"--shutdown-timeout={max(1, round(spec.grace_seconds))}",
             f"--log-dir={invocation.folder}/ranks", "--redirects=3",
             *invocation.words,

@@ -172,7 +172,7 @@ def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, 
 
 
 def level_for(lines: int, wanted: int) -> int:
-    """The highest level at which so many lines make at least ``wanted`` entries; 0 where none does."""
+    """The highest level at which so many lines make at least ``wanted`` entries; 0 if none does."""
     level = 0
     while lines // (BLOCK_LINES * FAN ** (level + 1)) >= wanted:
         level += 1

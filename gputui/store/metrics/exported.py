@@ -29,7 +29,7 @@ class RunGoneError(Exception):
 
 
 class HistoryLostError(Exception):
-    """The store is another one than was read before, or holds less: it was lost and told again from the files."""
+    """The store is another one than was read before, or holds less: it was lost and rebuilt from the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +100,25 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgres
         lines, places, has_more = _lines(connection, run_id, after.places, most_lines)
         waiting = _notes(connection, run_id, after.notes)
     items: list[Item] = []
-    told = dict(after.notes)
+    newest = dict(after.notes)
+
+    def add(note: Note) -> None:
+        items.append(note)
+        newest[note.kind] = max(note.number, newest.get(note.kind, 0))
+
     for line in lines:
         while waiting and _comes_before(waiting[0], line.attempt):
-            items.append(_told(waiting.pop(0), told))
+            add(waiting.pop(0))
         items.append(line)
     if not has_more:
-        items += [_told(note, told) for note in waiting]
+        for note in waiting:
+            add(note)
     state, ended_at = row
-    return Piece(items, ExportProgress(places, told, store), has_more, state, ended_at)
+    return Piece(items, ExportProgress(places, newest, store), has_more, state, ended_at)
 
 
-def is_told(connection: sqlite3.Connection, run_id: str, progress: ExportProgress) -> bool:
-    """Whether a run is over and everything of it lies before a place. True for a run that is gone."""
+def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportProgress) -> bool:
+    """Whether a run is over and nothing of it lies behind ``progress``. True for a run that was removed."""
     try:
         piece = read_piece(connection, run_id, progress, 1)
     except RunGoneError:
@@ -125,11 +131,6 @@ def is_told(connection: sqlite3.Connection, run_id: str, progress: ExportProgres
 def _comes_before(note: Note, attempt: int) -> bool:
     """Whether a note belongs before an attempt's line: its attempt has begun, or is over."""
     return note.attempt <= attempt if note.kind == "attempt" else note.attempt < attempt
-
-
-def _told(note: Note, told: dict[str, int]) -> Note:
-    told[note.kind] = max(note.number, told.get(note.kind, 0))
-    return note
 
 
 def _lines(

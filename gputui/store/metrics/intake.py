@@ -11,9 +11,10 @@ PRINTED_FORMATS = frozenset({"stdout", "output"})
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Lines of all the run's sources. ``reason`` and ``example`` are those of one that was set aside, None where none
-    was. ``printed_bytes`` is how much of what it prints was searched for its patterns, None where none are.
-    ``no_metrics`` says how its newest attempt trains without any line, None where that was not seen."""
+    """Lines of all the run's sources. ``reason`` and ``example`` are those of one that was set aside, None if none
+    was. ``printed_bytes`` is how much of what it prints was searched for its patterns, None if none are.
+    ``no_metrics`` says how its newest attempt trains without any line, None if that was not seen; ``is_over``:
+    nothing more will come."""
 
     taken: int = 0
     rejected: int = 0
@@ -21,6 +22,7 @@ class Intake:
     example: str | None = None
     printed_bytes: int | None = None
     no_metrics: str | None = None
+    is_over: bool = False
 
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
@@ -43,7 +45,9 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         ).fetchone()
         reason, example = row if row is not None else (None, None)
     unread = None if taken else without_metrics(connection).get(run_id)
-    return Intake(taken, rejected, reason, example, sum(printed) if printed else None, unread)
+    over = connection.execute("SELECT ended_at IS NOT NULL FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+    is_over = over is not None and bool(over[0])
+    return Intake(taken, rejected, reason, example, sum(printed) if printed else None, unread, is_over)
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:

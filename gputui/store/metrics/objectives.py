@@ -14,7 +14,7 @@ from gputui.store.metrics.queries import Cursor, as_float
 @dataclass(frozen=True, slots=True)
 class ReportedValue:
     """One metric of one line of rank 0, or of no rank. ``position`` is the value of the metric that counts progress,
-    None where that is the step; ``value`` may be NaN or infinite; ``at`` is UTC unix seconds, None where unknown."""
+    None if that is the step; ``value`` may be NaN or infinite; ``at`` is UTC unix seconds, None where unknown."""
 
     metric: str
     step: int

@@ -19,7 +19,7 @@ NEWEST_LINES = 400
 """So many lines before the moment tell the newest values; a name that is written less often counts as unknown."""
 
 FIRST_LINES = 8
-"""The begin of an attempt tells what is said once, such as the number of steps."""
+"""The start of an attempt has values that are written once, such as the number of steps."""
 
 # Below this many bytes lines are read one by one.
 _NEAR_BYTES = 4096
@@ -30,7 +30,7 @@ Place = tuple[int, int]
 
 
 class PastLine(NamedTuple):
-    """One line: what it says of metrics. ``rank`` is None where it names none."""
+    """One line: what it says of metrics. ``rank`` is None if it names none."""
 
     attempt: int
     rank: int | None
@@ -156,7 +156,7 @@ def _line(row: tuple[int, int | None, int | None, float | None, str]) -> PastLin
 
 
 def _place(connection: sqlite3.Connection, source_id: int, end: Place, at: float) -> Place | None:
-    """Where the lines written after a moment begin; None where the lines tell no time."""
+    """Where the lines written after a moment begin; None if the lines tell no time."""
     for generation in range(end[0], -1, -1):
         start = _timed(connection, source_id, generation, 0)
         if start is None:

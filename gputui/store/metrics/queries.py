@@ -1,7 +1,7 @@
 """Reading metrics: what a screen, the command line or a report asks of the stored lines.
 
 Every function takes a connection that may be read-only. What charts show is read by `gputui.curves`. ``at`` (UTC unix
-seconds) asks for a past moment, None for now; what was known then is told by the newest `past.NEWEST_LINES` lines.
+seconds) asks for a past moment, None for now; the state of then comes from the newest `past.NEWEST_LINES` lines.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -33,7 +34,7 @@ class RankLine:
 
 
 def as_float(value: object) -> float | None:
-    """A stored value as a number, or None where it is none (text, a truth value, an object)."""
+    """A stored value as a number, or None if it is none (text, a truth value, an object)."""
     if type(value) is float:
         return value
     if type(value) is int:
@@ -74,8 +75,36 @@ def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float |
     ]
 
 
-def told_by(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:
-    """The ranks that told each metric in the newest attempt with any; lines that name no rank count as none."""
+STEPS_COMPARED = 20
+"""Ranks are compared by their means over so many steps: a single step is noise."""
+
+
+def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks: int) -> dict[int, dict[str, float]]:
+    """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at most
+    `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
+    lines: dict[int, dict[int, dict[str, Any]]] = {}
+    for source_id, until in _places(connection, run_id).items():
+        rows = connection.execute(
+            "SELECT attempt, rank, step, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) "
+            "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
+            (source_id, *until, (STEPS_COMPARED + 2) * ranks),
+        )
+        for number, rank, step, text in rows:
+            if number == attempt and rank is not None and step is not None:
+                lines.setdefault(step, {}).setdefault(rank, {}).update(orjson.loads(text))
+    shared = sorted((step for step, of_ranks in lines.items() if len(of_ranks) == ranks), reverse=True)
+    values: dict[int, dict[str, list[float]]] = {}
+    for step in shared[:STEPS_COMPARED]:
+        for rank, data in lines[step].items():
+            for name, value in data.items():
+                measured = as_float(value)
+                if measured is not None and name not in NOT_METRICS:
+                    values.setdefault(rank, {}).setdefault(name, []).append(measured)
+    return {rank: {name: fmean(found) for name, found in named.items()} for rank, named in values.items()}
+
+
+def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:
+    """The ranks that reported each metric in the newest attempt with any; lines that name no rank count as none."""
     newest = _newest(connection, run_id)
     attempt = max((number for number, _, _ in newest), default=0)
     ranks: dict[str, set[int]] = {}

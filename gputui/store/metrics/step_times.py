@@ -32,7 +32,7 @@ class StepTimes:
         return min((row[1] for row in found if row is not None), default=None)
 
     def last_at(self, attempt: int, step: int) -> float | None:
-        """When the attempt did the last step that is not beyond ``step``; None where it did none of them."""
+        """When the attempt did the last step that is not beyond ``step``; None if it did none of them."""
         found = [
             self.connection.execute(
                 f"{_FROM} AND (generation, byte_offset) < (?, ?) AND step <= ? {_IS_STEP} "
@@ -66,7 +66,7 @@ class StepTimes:
 
     def done_at(self, attempt: int, step: int) -> float | None:
         """When the attempt last did a step, a few lines before its last one aside: what went wrong at a step shows only
-        in the lines that follow. None where it never did."""
+        in the lines that follow. None if it never did."""
         found = []
         for source, begin, end in self._places(attempt):
             newest = self.connection.execute(
@@ -94,7 +94,7 @@ class StepTimes:
         return bool(formats) and all(row[0] == "hf" for row in formats)
 
     def newest_at(self, attempt: int, at: float, since: float) -> int | None:
-        """The newest step that the attempt had recorded at a moment. None where its lines carry no times between
+        """The newest step that the attempt had recorded at a moment. None if its lines carry no times between
         ``since`` and then."""
         best: tuple[float, int] | None = None
         for source, begin, end in self._places(attempt):

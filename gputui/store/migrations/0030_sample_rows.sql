@@ -1,5 +1,5 @@
 -- Samples are rows again, kept for two days and then as minutes and hours. What packs held of the last days has become
--- rows before this (store/unpacking.py).
+-- rows before this (store/sample_packs.py).
 DROP VIEW gpu_samples;
 DROP VIEW gpu_slow_samples;
 DROP VIEW host_samples;

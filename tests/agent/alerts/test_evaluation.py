@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,9 +19,10 @@ from gputui.gpu.model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
-from gputui.store.runs import Attempt, get_attempt
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.series import HostSample
 from tests.stores import open_store
+from tests.texts import mentions
 from tests.tui.filling import GIB, Filler
 
 NOW = 1_795_230_764.0
@@ -105,13 +107,13 @@ def test_an_alert_is_a_row_and_an_event_and_ends(bench: Bench) -> None:
         "GPU 0",
     )
     assert (found.value, found.threshold, found.unit) == (88.0, 85.0, "°C")
-    assert found.sentence == "GPU 0 at 88 °C (limit 85 °C)"
+    assert mentions(found.sentence, "GPU 0", "88 °C", "85 °C")
     assert NOW + 1030 <= found.raised_at <= NOW + 1033
     bench.pass_time(70, cool)
     after = bench.all()[0]
     assert after.cleared_at is not None and after.cleared_because == "back to normal"
     said = bench.events()
-    assert said[0] == found.sentence and "over after" in said[1]
+    assert said[0] == found.sentence and "resolved after" in said[1]
 
 
 def test_the_next_agent_goes_on(bench: Bench) -> None:
@@ -221,7 +223,7 @@ def test_messages_are_bounded_in_number(bench: Bench) -> None:
     json.dumps(first)
     bench.pass_time(400, cool)
     bench.pass_time(1, hot)
-    assert "more that were not told" in bench.messages[-1]["text"]
+    assert re.search(r"and \d+ more", bench.messages[-1]["text"])
 
 
 def test_a_silenced_rule_is_stored_and_not_told(bench: Bench) -> None:
@@ -298,7 +300,7 @@ def test_a_run_without_improvement(bench: Bench, filler: Filler) -> None:
     train(bench, filler)
     for step in range(0, 3500, 10):
         bench.alerting.take(lines(step, loss=max(2.0, 5.0 - step / 500)))
-        bench.pass_time(1, cool)
+        bench.pass_time(6, cool)
         if step == 2400:
             assert bench.lasting() == []
     assert bench.lasting() == ["no_improvement"]
@@ -308,13 +310,29 @@ def test_the_memory_of_a_run_survives_the_agent(bench: Bench, filler: Filler) ->
     train(bench, filler)
     for step in range(0, 800, 10):
         bench.alerting.take(lines(step, loss=2.0))
-        bench.pass_time(1, cool)
+        bench.pass_time(6, cool)
     bench.alerting.save()
     bench.start()
     for step in range(800, 1600, 10):
         bench.alerting.take(lines(step, loss=2.0))
-        bench.pass_time(1, cool)
+        bench.pass_time(6, cool)
     assert bench.lasting() == ["no_improvement"]
+
+
+def test_steps_that_took_minutes_alone_are_no_plateau(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    for step in range(0, 3500, 10):
+        bench.alerting.take(lines(step, loss=2.0, epoch=step / 20))
+        bench.pass_time(1, cool)
+    assert bench.lasting() == []
+
+
+def test_a_loss_that_has_converged_is_no_plateau(bench: Bench, filler: Filler) -> None:
+    train(bench, filler)
+    for step in range(0, 3500, 10):
+        bench.alerting.take(lines(step, loss=max(1e-3, 5.0 - step / 100), epoch=step / 20))
+        bench.pass_time(6, cool)
+    assert bench.lasting() == []
 
 
 def test_steps_that_became_slow(bench: Bench, filler: Filler) -> None:
@@ -381,7 +399,7 @@ def test_nccl_errors_come_from_incidents(bench: Bench, filler: Filler) -> None:
     bench.living.clear()
     bench.pass_time(2, cool)
     assert bench.lasting() == ["nccl_errors"]
-    assert bench.all()[0].sentence == "vit-1: rank 1 waited in vain for the other ranks"
+    assert mentions(bench.all()[0].sentence, "vit-1: ", "rank 1")
     bench.pass_time(905, cool)
     assert bench.lasting() == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -15,8 +16,9 @@ import pytest
 from gputui.agent import child_processes
 from gputui.agent.child_processes import ChildProcess, Ended, adopt
 from gputui.agent.context import AgentContext
-from gputui.agent.exports import sinks as module
-from gputui.agent.exports.sinks import AGAIN_SECONDS, PATIENCE_SECONDS, Sinks
+from gputui.agent.exports import live_sink
+from gputui.agent.exports.live_sink import PATIENCE_SECONDS, RETRY_SECONDS
+from gputui.agent.exports.sinks import Sinks
 from gputui.config import Workspace
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.runs import process_lock
@@ -24,6 +26,7 @@ from gputui.runs.identity import identify
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.metrics.exported import ExportProgress, read_piece
+from tests.texts import mentions
 from tests.tui.filling import NOW, Filler
 
 
@@ -120,7 +123,7 @@ def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ben
     workspace.run_dir("net-1").mkdir()
     write_spec(workspace.run_dir("net-1") / SPEC_FILE, spec)
     made = Bench(filler)
-    monkeypatch.setattr(module, "start", made.start)
+    monkeypatch.setattr(live_sink, "start", made.start)
     yield made
     filler.close()
 
@@ -130,10 +133,10 @@ def test_trouble_is_told_once_and_its_end_too(bench: Bench) -> None:
     for _ in range(8):
         bench.fail("cannot write /x: No space left on device")
         agent.turn()
-        bench.now += max(AGAIN_SECONDS)
+        bench.now += max(RETRY_SECONDS)
         agent.turn()
     assert len(bench.started) == 9
-    assert bench.kinds() == ["sink_failed"] and "cannot write /x: No space left on device" in bench.said()[0][1]
+    assert bench.kinds() == ["sink_failed"] and mentions(bench.said()[0][1], "/x", os.strerror(errno.ENOSPC))
     bench.now += 1
     bench.wrote()
     agent.turn()
@@ -154,7 +157,7 @@ def test_the_next_agent_knows_what_was_said(bench: Bench) -> None:
     bench.now += 10
     bench.wrote()
     second.turn()
-    bench.now += max(AGAIN_SECONDS)
+    bench.now += max(RETRY_SECONDS)
     second.turn()
     bench.wrote()
     second.turn()
@@ -163,7 +166,7 @@ def test_the_next_agent_knows_what_was_said(bench: Bench) -> None:
 
 def test_it_waits_longer_after_each_failure(bench: Bench) -> None:
     agent, waits = bench.agent(), []
-    for _ in range(len(AGAIN_SECONDS) + 1):
+    for _ in range(len(RETRY_SECONDS) + 1):
         bench.fail("no room")
         agent.turn()
         begun, count = bench.now, len(bench.started)
@@ -171,7 +174,7 @@ def test_it_waits_longer_after_each_failure(bench: Bench) -> None:
             bench.now += 1.0
             agent.turn()
         waits.append(bench.now - begun)
-    assert waits == [*AGAIN_SECONDS, AGAIN_SECONDS[-1]]
+    assert waits == [*RETRY_SECONDS, RETRY_SECONDS[-1]]
 
 
 def test_an_agent_stays_until_all_is_written(bench: Bench) -> None:
@@ -242,7 +245,7 @@ def test_a_disk_without_room_delays_the_word_and_no_other_sink(bench: Bench) -> 
     )
     bench.started[0].end = Ended("no answer")
     bench.started[1].end = Ended(None)
-    bench.now += AGAIN_SECONDS[0]
+    bench.now += RETRY_SECONDS[0]
     for _ in range(3):
         with pytest.raises(sqlite3.Error, match="disk is full"):
             agent.turn()
@@ -250,7 +253,7 @@ def test_a_disk_without_room_delays_the_word_and_no_other_sink(bench: Bench) -> 
     filler.connection.execute("DROP TRIGGER full")
     agent.turn()
     assert bench.kinds() == ["sink_failed"] and "no answer" in bench.said()[0][1]
-    bench.now += AGAIN_SECONDS[0]
+    bench.now += RETRY_SECONDS[0]
     agent.turn()
     assert len(bench.started) == 4
     bench.wrote_by(("net-1", "csv"), agent)
@@ -284,7 +287,7 @@ def test_giving_up_is_told_when_there_is_room_again(bench: Bench) -> None:
 
 def test_a_lock_that_is_held_out_of_sight_is_asked_less_and_less(bench: Bench) -> None:
     agent, waits = bench.agent(), []
-    for _ in range(len(AGAIN_SECONDS) + 1):
+    for _ in range(len(RETRY_SECONDS) + 1):
         bench.elsewhere()
         agent.turn()
         begun, count = bench.now, len(bench.started)
@@ -292,7 +295,7 @@ def test_a_lock_that_is_held_out_of_sight_is_asked_less_and_less(bench: Bench) -
             bench.now += 1.0
             agent.turn()
         waits.append(bench.now - begun)
-    assert waits == [*AGAIN_SECONDS, AGAIN_SECONDS[-1]] and bench.said() == []
+    assert waits == [*RETRY_SECONDS, RETRY_SECONDS[-1]] and bench.said() == []
     bench.over()
     agent.turn()
     while agent.is_busy():
@@ -311,7 +314,7 @@ def test_only_what_an_agent_started_is_ended(bench: Bench, is_agents: bool, monk
         own = identify(other.pid)
         assert own is not None
         monkeypatch.setattr(child_processes, "holder", lambda lock: process_lock.Holder(own, is_agents))
-        monkeypatch.setattr(module, "adopt", adopt)
+        monkeypatch.setattr(live_sink, "adopt", adopt)
         agent = bench.agent()
         bench.over()
         agent.turn()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.exports import sinks as module
+from gputui.agent.exports import live_sink
 from gputui.agent.exports.sinks import Sinks
 from gputui.agent.lifecycle import rebuild
 from gputui.config import Workspace
@@ -160,8 +160,8 @@ def test_mlflow_gets_the_run_once(lost: Lost) -> None:
 def test_the_agent_finds_what_the_sinks_remember(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent and the process of a sink mean the same files, before the loss and after it."""
     places: list[MemoryPlace] = []
-    monkeypatch.setattr(module, "adopt", lambda lock: places.append(MemoryPlace(lock.parent.parent, lock.stem)))
-    monkeypatch.setattr(module, "start", lambda *arguments: None)
+    monkeypatch.setattr(live_sink, "adopt", lambda lock: places.append(MemoryPlace(lock.parent.parent, lock.stem)))
+    monkeypatch.setattr(live_sink, "start", lambda *arguments: None)
     lost.steps(1, 3)
     for form in FILES:
         with pytest.raises(Killed):

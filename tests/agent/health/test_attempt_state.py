@@ -17,8 +17,8 @@ from gputui.config import Workspace
 from gputui.recovery.watch.progress import ProgressSilence, silence
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.process_readings import ProcessReading
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines
-from gputui.store.runs import Attempt
 from tests.stores import open_store
 
 NOW = 1_000_000.0

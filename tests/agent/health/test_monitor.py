@@ -18,8 +18,9 @@ from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.attempts import get_attempt
 from gputui.store.run_states import RunState
-from gputui.store.runs import get_attempt, get_run
+from gputui.store.runs import get_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 

@@ -14,7 +14,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import WINDOW_BYTES, NcclLogs
 from gputui.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
-from gputui.store.runs import Attempt
+from gputui.store.attempts import Attempt
 from tests.stores import open_store
 
 TROUBLE = "box:4242:4343 [1] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer box<41234>"

@@ -25,9 +25,10 @@ from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import transaction
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, Run, get_run
+from gputui.store.runs import Run, get_run
 from tests.stores import open_store
 
 NOW = 1_790_000_000.0
@@ -146,7 +147,7 @@ def test_a_lost_lease_is_given_up_with_the_attempt_that_does_without(
     assert bench.started[0].gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-4")
     assert set(repository.leases(connection)) == {"GPU-0", "GPU-1", "GPU-2", "GPU-4"}
     (told,) = [one for one in read_events(connection) if one.severity == "warning"]
-    assert "GPU-3 is missing" in told.message and "given up" in told.message
+    assert told.kind == "gpus_replaced" and "GPU-3 is missing" in told.message
 
 
 def test_a_lease_that_another_run_gets_ends_with_the_attempt_that_has_it(

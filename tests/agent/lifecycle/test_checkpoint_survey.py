@@ -5,33 +5,41 @@ from __future__ import annotations
 
 import io
 import os
+import selectors
 import sqlite3
 import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt
+from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, Task
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
-from gputui.agent.lifecycle.resume_check import ResumeChecks
-from gputui.agent.lifecycle.waiting import prune
+from gputui.agent.lifecycle.postmortem import examine
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ResumeChecks, prune
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search
 from gputui.recovery.checkpoint_search import CheckpointSearch, for_person, surveyed, trouble_began
 from gputui.recovery.checkpoints import look_in
+from gputui.redaction import Redactor
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.repository import transaction
-from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
-from gputui.store import checkpoints
-from gputui.store.runs import Attempt, Run, get_attempt, get_run
+from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, spec_of
+from gputui.store import checkpoints, commands
+from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, get_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 
@@ -143,8 +151,6 @@ def turned(bench: Bench, turn: Callable[[], None], until: Callable[[], object], 
 
 def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
     attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None)), surveys(bench)
-    living.turn([attempt])
-    assert not bench.context.jobs.is_busy
     at = bench.begin + 2.0 * HOUR
     source = bench.connection.execute(
         "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
@@ -158,6 +164,57 @@ def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> 
         "step_5000.pt": ("run", 7),
         "earlier.pt": ("foreign", None),
     }
+
+
+def beside(bench: Bench, directory: Path, begun: float) -> LiveAttempt:
+    """A living attempt of another run, which saves in this folder."""
+    spec = replace(spec_of(bench.run()), checkpoints=CheckpointSpec(str(directory), "*.pt", ("--resume",)))
+    with transaction(bench.connection) as connection:
+        repository.insert_run(
+            connection, run_id="b-1", sequence=2, name="b", spec=spec, params={}, now=bench.begin, actor="me"
+        )
+        run = get_run(connection, "b-1")
+        assert run is not None
+        repository.insert_attempt(
+            connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=bench.begin + begun * HOUR
+        )
+        checkpoint_survey.attempt_begins(connection, run, 1, directory)
+    record = get_attempt(bench.connection, "b-1", 1)
+    assert record is not None
+    return LiveAttempt(record, ExecutorProcess(None))
+
+
+def test_a_folder_that_two_runs_have_by_two_paths_is_shared(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 9.0)
+    link = bench.folder.with_name("link")
+    link.symlink_to(bench.folder)
+    bench.save("step_10.pt", 2.0)
+    other, living = beside(bench, link, 3.0), surveys(bench)
+    bench.save("step_15.pt", 4.0)
+
+    def is_entered() -> bool:
+        return bool(checkpoints.of_run(bench.connection, "b-1"))
+
+    turned(bench, lambda: living.turn([other]), is_entered, 0.0)
+    assert bench.look() == ("step_10.pt",)
+    assert {row.origin for row in checkpoints.of_run(bench.connection, "b-1")} == {"foreign"}
+    # A link that is away for a while changes nothing.
+    link.unlink()
+    turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_look and other.checkpoint_look.job, 11.0)
+    turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_look and not other.checkpoint_look.job, 0.0)
+    assert {row.run_id for row in bench.search().neighbours} == {"b-1"}
+
+
+def test_what_lies_in_another_runs_folder_below_is_that_runs(workspace: Workspace) -> None:
+    bench = Bench(workspace, "**/*.pt")
+    bench.attempt(1, 1.0, 9.0)
+    for name in ("b", "bc"):
+        (bench.folder / name).mkdir()
+    beside(bench, bench.folder / "b", 3.0)
+    for name, at in (("step_10.pt", 4.0), ("b/step_15.pt", 5.0), ("bc/step_12.pt", 4.5)):
+        bench.save(name, at)
+    assert bench.look() == ("step_12.pt", "step_10.pt")
+    bench.connection.close()
 
 
 def test_a_line_written_in_the_kernels_tick_of_the_checkpoint_was_written_before_it(bench: Bench) -> None:
@@ -291,6 +348,131 @@ def test_a_home_that_is_older_than_the_ledger_can_be_resumed(bench: Bench) -> No
     ]  # fmt: skip
 
 
+def test_whose_a_checkpoint_is_stays_unknown_where_folders_were_not_noted(bench: Bench) -> None:
+    """Two runs had one folder at a time, and the database was lost since, or is older than the ledger."""
+    spec = replace(
+        spec_of(bench.run()), checkpoints=CheckpointSpec(str(bench.folder), "*.pt", ("--resume", "{checkpoint}"))
+    )
+    with transaction(bench.connection) as connection:
+        repository.insert_run(
+            connection, run_id="b-1", sequence=2, name="b", spec=spec, params={}, now=bench.begin, actor="me"
+        )
+    bench.attempt(1, 1.0, 9.0)
+    bench.connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at) "
+        "SELECT 'b-1', 1, state, params, gpus, launch, created_at + 3600, ended_at - 3600 FROM attempts"
+    )
+    bench.connection.execute("UPDATE attempts SET checkpoint_folder = NULL")
+    bench.save("step_10.pt", 1.5)
+    bench.save("step_20.pt", 5.0)
+    assert bench.look() == ("step_10.pt",)
+    (foreign,) = [row for row in bench.search().rows if row.origin == "foreign"]
+    assert foreign.name == "step_20.pt" and "b-1" in foreign.why
+
+
+def test_a_checkpoint_stays_nobodys_when_the_run_that_may_have_written_it_is_removed(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 9.0)
+    with transaction(bench.connection) as connection:
+        repository.insert_run(
+            connection, run_id="b-1", sequence=2, name="b", spec=spec_of(bench.run()), params={}, now=0.0, actor="me"
+        )
+    bench.connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, checkpoint_folder) "
+        "SELECT 'b-1', 1, state, params, gpus, launch, created_at + 3600, ended_at - 3600, checkpoint_folder "
+        "FROM attempts"
+    )
+    bench.connection.execute("UPDATE runs SET state = 'stopped'")
+    bench.save("step_10.pt", 1.5)
+    bench.save("step_20.pt", 5.0)
+
+    def remove(run_id: str) -> None:
+        commands.submit(bench.connection, "rm", run_id, {}, "me", now=time.time())
+        dispatch.answer_all(Supervisor(bench.context, selectors.DefaultSelector()))
+        assert get_run(bench.connection, run_id) is None
+
+    remove("b-1")
+    assert bench.look() == ("step_10.pt",)
+    remove("a-1")
+    assert bench.connection.execute("SELECT * FROM former_neighbours").fetchall() == []
+
+
+def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
+    """Of what a person began last; with when numbers went wrong, and who could not begin from a checkpoint."""
+
+    def move(run: Run, state: RunState, at: float) -> None:
+        with transaction(bench.connection) as connection:
+            repository.move(connection, run, state, cause="", now=bench.begin + at * HOUR)
+
+    def elsewhere() -> list[dict[str, Any]]:
+        return checkpoint_survey.course_elsewhere(
+            bench.connection, replace(bench.run(), not_before=0.0, resume_from=None)
+        )
+
+    bench.attempt(1, 1.0, 2.0)
+    assert checkpoint_survey.course_elsewhere(bench.connection, bench.run()) == []
+    for state in (RunState.STARTING, RunState.STOPPED, RunState.QUEUED):
+        move(bench.run(), state, 2.5)
+    assert elsewhere() == []
+    bench.attempt(2, 3.0, 4.0, steps=50)
+    bench.attempt(3, 5.0, 6.0, steps=None)
+    bench.connection.execute(
+        "INSERT INTO incidents (run_id, attempt, at, kind, step, summary, fingerprint, evidence) VALUES "
+        "('a-1', 2, 1.0, 'nan_loss', 40, '', '', '[]'), ('a-1', 3, 1.0, 'user_exception', NULL, '', '', '[]')"
+    )
+    source = bench.connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
+    ).lastrowid
+    bench.connection.execute("INSERT INTO metric_boundaries VALUES (?, 0, 0, 2)", (source,))
+    for step in range(30, 51):
+        at = bench.begin + 3 * HOUR + step * 60
+        row = (source, 0, step, 2, None, step, at, f'{{"step": {step}}}')
+        bench.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    nan, cut = elsewhere()
+    assert (nan["attempt"], nan["failed"], cut) == (2, False, {"attempt": 3, "until": None, "failed": True})
+    assert bench.begin + 3 * HOUR + 39 * 60 < nan["until"] < bench.begin + 3 * HOUR + 40 * 60
+
+
+# --- a folder that is away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "is_away"), [("empty", True), ("gone", True), ("in use", False)])
+def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
+    bench: Bench, tmp_path: Path, state: str, is_away: bool
+) -> None:
+    attempt = bench.attempt(1, 1.0, 3.0)
+    bench.save("step_10.pt", 2.0)
+    bench.look()
+    (bench.folder / "step_10.pt").unlink()
+    if state == "gone":
+        bench.folder.rmdir()
+    if state == "in use":
+        (bench.folder / "notes.txt").touch()
+    task = Task(
+        folder=tmp_path, attempt=attempt, exit_record={"code": 1}, survivors=(), launcher="python", rebooted=False,
+        ended_at=bench.begin + 3 * HOUR, checkpoints=bench.search(), checkpoints_wanted=1, redactor=Redactor([]),
+    )  # fmt: skip
+    after_failure, by_hand = examine(task).checkpoints, for_person(bench.search(), None)
+    assert after_failure is not None and after_failure.usable == by_hand.usable == ()
+    assert (after_failure.unreadable is not None) is (by_hand.unreadable is not None) is is_away
+    bench.folder.mkdir(exist_ok=True)
+    bench.save("step_10.pt", 2.0)
+    assert [info.path.name for info in for_person(bench.search(), None).usable] == ["step_10.pt"]
+
+
+def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 3.0)
+    bench.save("step_10.pt", 2.0)
+    bench.look()
+    chosen(bench, "step_10.pt")
+    (bench.folder / "step_10.pt").unlink()
+    checking = checks(bench)
+    assert not decided(bench, checking)
+    assert bench.given_up == [] and "step_10.pt" in (bench.run().waiting_for or "")
+    bench.save("step_10.pt", 2.0)
+    bench.clock += CHECKED_SECONDS
+    assert decided(bench, checking)
+
+
 # --- between the choice and the start ---------------------------------------------------------------------------------
 
 
@@ -339,7 +521,7 @@ def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(bench: Bench, 
 
 
 def test_one_that_cannot_be_looked_at_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gputui.agent.lifecycle import resume_check
+    from gputui.agent.lifecycle import waiting
 
     bench.attempt(1, 1.0, 3.0)
     bench.save("step_10.pt", 2.0)
@@ -351,9 +533,9 @@ def test_one_that_cannot_be_looked_at_is_waited_for(bench: Bench, monkeypatch: p
         raise OSError(116, "Stale file handle")
 
     with monkeypatch.context() as patched:
-        patched.setattr(resume_check, "again", away)
+        patched.setattr(waiting, "again", away)
         assert not decided(bench, checking)
     assert "Stale file handle" in (bench.run().waiting_for or "")
     assert not checking.may_start(bench.run()) and not checking.runs.waiting_of("a-1").resume_check
-    bench.clock += resume_check.CHECKED_SECONDS
+    bench.clock += waiting.CHECKED_SECONDS
     assert decided(bench, checking)

@@ -6,10 +6,14 @@ import json
 import sqlite3
 import subprocess
 
+import pytest
+
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle import release
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
 from gputui.config import Workspace
+from gputui.gpu.model import GpuProcess, GpuSample
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import identify
@@ -22,11 +26,11 @@ from tests.stores import open_store
 NOW = 1_790_000_000.0
 
 
-def ended_run(connection: sqlite3.Connection) -> None:
+def ended_run(connection: sqlite3.Connection, gpus: tuple[str, ...] = ("GPU-1",)) -> None:
     spec = RunSpec(name="a", launcher="command", program=("x",), workdir="/")
     with transaction(connection):
         repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=spec, params={}, now=NOW, actor="me")
-        repository.take_leases(connection, "a-1", ["GPU-1"], NOW)
+        repository.take_leases(connection, "a-1", gpus, NOW)
         run = get_run(connection, "a-1")
         assert run is not None
         repository.move(connection, run, RunState.FAILED, cause="unkillable", now=NOW)
@@ -62,4 +66,44 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspa
     assert repository.leases(connection) == {} and here.holder("GPU-1") is None
     events = connection.execute("SELECT kind FROM events WHERE run_id = 'a-1'").fetchall()
     assert events == [("gpus_released",)]
+    connection.close()
+
+
+def test_what_a_process_stuck_in_the_kernel_does_not_hold_is_given_back(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four GPUs it is on one by the driver's list and on one by its memory; of one nothing is known."""
+    connection = open_store(workspace.database)
+    gpus = ("GPU-1", "GPU-2", "GPU-3", "GPU-4")
+    ended_run(connection, gpus)
+    clock = [0.0]
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
+    (workspace.state / "locks").mkdir()
+    locks = GpuLocks((workspace.state / "locks",), None)
+    draining = GpuRelease(context, ActiveRuns(), locks)
+    folder = workspace.run_dir("a-1") / "attempts" / "1"
+    folder.mkdir(parents=True)
+    stuck: set[int] = set()
+    monkeypatch.setattr(release, "is_being_killed", lambda one: one.pid in stuck)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        identity = identify(process.pid)
+        assert identity is not None
+        entry = {"pid": identity.pid, "start_ticks": identity.start_ticks, "rank": None, "local_world_size": None}
+        (folder / "processes.json").write_text(json.dumps({"boot_id": identity.boot_id, "processes": [entry]}))
+        used = {"GPU-1": 0, "GPU-2": 0, "GPU-3": 30 << 30, "GPU-4": 0}
+        samples = (GpuSample(uuid=uuid, memory_used_bytes=size, state="ok") for uuid, size in used.items())
+        context.recorder.fast = {sample.uuid: sample for sample in samples}
+        context.recorder.processes = {"GPU-1": (), "GPU-2": (GpuProcess(process.pid),), "GPU-3": (), "GPU-4": None}
+        context.recorder.fast_at = NOW + 1
+        draining.begin("a-1", 1, dict.fromkeys(gpus, 0))
+        clock[0] += DEADLINE_SECONDS + 1
+        assert not draining.turn() and set(repository.leases(connection)) == set(gpus), "it may run on"
+        stuck.add(process.pid)
+        clock[0] += DEADLINE_SECONDS + 1
+        assert draining.turn()
+        assert set(repository.leases(connection)) == draining.held() == {"GPU-2", "GPU-3", "GPU-4"}
+        assert [uuid for uuid in gpus if locks.holder(uuid) is None] == ["GPU-1"]
+        process.kill()
+    clock[0] += DEADLINE_SECONDS + 1
+    assert draining.turn() and repository.leases(connection) == {}
     connection.close()

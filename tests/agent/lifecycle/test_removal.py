@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import shutil
@@ -11,13 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.removal import put_away
+from gputui.agent.lifecycle.removal import Removal, put_away
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.recording.free_pages import KEPT_FREE_PAGES, FreePages
 from gputui.agent.slices import SliceSize
@@ -99,6 +101,18 @@ def removed_folders(workspace: Workspace) -> list[str]:
     return sorted(entry.name for entry in kept.iterdir()) if kept.is_dir() else []
 
 
+def test_small_rows_that_go_fast_do_not_make_a_slice_of_large_ones_long(supervisor: Supervisor) -> None:
+    """A million tiny rows a second, then rows of a kilobyte: each table has slices of its own size."""
+    ticks = itertools.count()
+    supervisor.removal = Removal(replace(supervisor.context, monotonic=lambda: next(ticks) / 1000))
+    long_run(supervisor, lines=400_000)
+    connection = supervisor.context.connection
+    assert ask_to_remove(supervisor) is not None
+    while (left := count(connection, "metric_envelopes")) == 2000:
+        assert supervisor.removal.turn()
+    assert 0 < left < 2000
+
+
 def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Supervisor) -> None:
     connection = supervisor.context.connection
     long_run(supervisor)
@@ -110,7 +124,7 @@ def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Super
     # Nothing of it is waited for, and all of it is still there.
     assert count(connection, "metrics") == LINES + 500 and supervisor.is_busy()
     before = count(connection, "metrics")
-    supervisor.removal.size.most = 5000
+    supervisor.removal.sizes["metrics"].most = 5000
     assert supervisor.removal.turn()
     assert 0 < before - count(connection, "metrics") <= 5000 * 8
     # The next agent goes on.

@@ -14,19 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from gputui.agent.commands.dispatch import refuse_impossible_gpus
+from gputui.agent.commands.refusal import RefusedError
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle import execution
+from gputui.agent.lifecycle.active_run import Starting
 from gputui.agent.lifecycle.execution import ALIVE_LOOK_SECONDS, REPLACE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
+from gputui.gpu.model import Inventory
 from gputui.runs import repository
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.executors.base import Executor
 from gputui.runs.repository import transaction
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import read_events
 from gputui.store.placements import UNKNOWN_AFTER_SECONDS, PlacementView
-from gputui.store.runs import Attempt, get_attempt, read_runs
+from gputui.store.runs import read_runs
 from gputui.tui.layout.run_words import placement_words
 from tests.conftest import wait_until
 from tests.stores import open_store
@@ -116,6 +122,13 @@ def test_one_that_is_killed_finds_its_job_again(bench: Bench) -> None:
     assert bench.connection.execute("SELECT count(*) FROM attempts").fetchone() == (1,)
 
 
+def test_gpus_that_this_machine_lacks_are_no_reason_to_refuse_a_run_elsewhere(bench: Bench) -> None:
+    bench.supervisor.context.recorder.inventory = Inventory(1.0, "nvml", None, (), "no driver")
+    refuse_impossible_gpus(bench.supervisor, SPEC)
+    with pytest.raises(RefusedError, match="8 GPUs"):
+        refuse_impossible_gpus(bench.supervisor, LOCAL_SPEC)
+
+
 def test_one_that_died_with_its_agent_is_replaced_by_the_next_agent(bench: Bench) -> None:
     bench.supervisor.turn()
     wait_until(lambda: bench.placement() is not None and bench.attempt().started_at is not None, what="the start")
@@ -146,6 +159,25 @@ def test_its_place_is_stored_and_shown_and_waiting_there_is_no_start(bench: Benc
     wait_until(lambda: bench.placement() != placement and bench.attempt().started_at is not None, what="the start")
     told = [event.key for event in read_events(bench.connection, run_id="a-1") if event.kind == "placed"]
     assert told == ["pending", "running"]
+
+
+def test_a_place_that_could_not_be_stored_is_stored_by_the_next_look(bench: Bench) -> None:
+    bench.folder.mkdir(parents=True)
+    (bench.folder / "far-state").write_text("pending")
+    full = "CREATE TEMP TRIGGER full BEFORE INSERT ON placements BEGIN SELECT RAISE(ABORT, 'full'); END"
+    bench.connection.execute(full)
+    bench.supervisor.turn()
+    (live,) = bench.supervisor.runs.attempts()
+    wait_until((bench.folder / "placement.json").exists, what="the first report")
+    bench.clock += ALIVE_LOOK_SECONDS
+    with pytest.raises(sqlite3.Error):
+        execution.step(live, Starting(), bench.supervisor.context)
+    bench.connection.execute("DROP TRIGGER full")
+    bench.clock += ALIVE_LOOK_SECONDS
+    execution.step(live, Starting(), bench.supervisor.context)
+    placement = read_runs(bench.connection)[-1].placement
+    assert placement is not None and placement.state == "pending"
+    assert [event.key for event in read_events(bench.connection, run_id="a-1") if event.kind == "placed"] == ["pending"]
 
 
 def test_a_run_of_this_machine_still_waits_for_its_gpus(bench: Bench) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
 import sqlite3
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,24 +18,26 @@ import pytest
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
-from gputui.agent.lifecycle import examination
-from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem, Running
+from gputui.agent.lifecycle import execution, postmortem
+from gputui.agent.lifecycle.active_run import ActiveRun, Adopting, LiveAttempt, Postmortem, Running
 from gputui.agent.lifecycle.execution import ALIVE_SECONDS, SILENT_SECONDS
-from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS, LOOK_TOLD_SECONDS
+from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS, REPORT_AFTER_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
-from gputui.runs.identity import identify
+from gputui.runs.identity import ProcessIdentity, identify, is_alive
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, spec_of
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands, queue
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import read_events
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, find_run, get_attempt, get_run
+from gputui.store.runs import find_run, get_run
 from tests.conftest import wait_until
+from tests.recovery.attempts import recorded
 from tests.stores import open_store
 
 
@@ -323,6 +327,25 @@ def test_what_a_command_could_not_be_given_of_its_shell_is_named_once(
     assert len(found) == 1 and "NOFILE, nice" in found[0][0]
 
 
+def test_a_start_is_stored_with_all_that_it_says_or_not_at_all(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock
+) -> None:
+    """The disk is full for a moment."""
+    made = supervisor(Supervisor, workspace, connection, clock)
+    folder, live = live_run(workspace, connection, clock, made)
+    live.record = replace(live.record, started_at=None)
+    connection.execute("UPDATE attempts SET started_at = NULL")
+    (folder / "started.json").write_text(json.dumps({"at": clock.wall, "refused": ["NOFILE"]}))
+    connection.execute("CREATE TEMP TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'full'); END")
+    with pytest.raises(sqlite3.Error):
+        execution.step(live, Running(), made.context)
+    assert connection.execute("SELECT started_at FROM attempts").fetchall() == [(None,)]
+    connection.execute("DROP TRIGGER full")
+    execution.step(live, Running(), made.context)
+    assert live.record.started_at == clock.wall
+    assert [event.kind for event in read_events(connection, run_id="a-1")].count("limits_refused") == 1
+
+
 # --- the end of a long run --------------------------------------------------------------------------------------------
 
 LONG = 60_000
@@ -420,7 +443,7 @@ def test_a_row_that_cannot_be_understood_sets_only_its_own_run_aside(
     states = dict(connection.execute("SELECT run_id, state FROM runs").fetchall())
     assert states == {"b-1": "failed", "a-1": "starting"} and started == ["a-1"]
     [reason] = connection.execute("SELECT reason FROM runs WHERE run_id = 'b-1'").fetchone()
-    assert reason.startswith("cannot be read by this gputui")
+    assert "this gputui cannot read" in reason
     assert find_run(connection, "b-1") is not None
     # It can be removed, and a resume is refused in a sentence.
     answers = []
@@ -475,6 +498,57 @@ def test_specifications_are_understood_once(
     assert len(parsed) <= 30
 
 
+def test_a_run_for_which_no_process_is_left_starts_when_there_is_one(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued_run(connection, workspace, clock.wall)
+    made = supervisor(Supervisor, workspace, connection, clock)
+    made.selector = selectors.DefaultSelector()
+    own = identify(os.getpid())
+    answers = iter([BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), own])
+
+    def start(*_: object) -> ProcessIdentity | None:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("gputui.agent.lifecycle.supervisor.start", start)
+    for _ in range(3):
+        made.turn()
+    assert state(connection) == "starting" and made.runs.attempt("a-1") is None
+    assert [event.kind for event in read_events(connection)][-1] == "agent_error"
+    clock.monotonic += TROUBLE_SECONDS + 1
+    made.turn()
+    live = made.runs.attempt("a-1")
+    assert live is not None and live.executor.identity == own and live.record.number == 1
+    made.selector.close()
+
+
+def test_a_stop_of_a_run_that_is_not_taken_over_yet_reaches_it_when_it_is(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued_run(connection, workspace, clock.wall)
+    made = supervisor(Supervisor, workspace, connection, clock)
+    made.selector = selectors.DefaultSelector()
+    with subprocess.Popen(["sleep", "600"]) as process:
+        alive = identify(process.pid)
+        assert alive is not None
+        monkeypatch.setattr("gputui.agent.lifecycle.supervisor.start", lambda *_: alive)
+        made.turn()
+        successor = supervisor(Supervisor, workspace, connection, clock)
+        successor.selector = made.selector
+        successor.runs.of("a-1").phase = Adopting()
+        successor.runs.of("a-1").trouble.until = clock.monotonic + TROUBLE_SECONDS
+        commands.submit(connection, "stop", "a-1", {"now": True}, "me", now=clock.wall)
+        dispatch.answer_all(successor)
+        assert state(connection) == "stopping"
+        clock.monotonic += TROUBLE_SECONDS + 1
+        successor.turn()
+        wait_until(lambda: not is_alive(alive), what="its end")
+    made.selector.close()
+
+
 def test_a_queue_that_is_opened_starts_its_runs_over_many_turns(
     workspace: Workspace, connection: sqlite3.Connection, clock: Clock
 ) -> None:
@@ -502,7 +576,7 @@ def test_a_queue_that_is_opened_starts_its_runs_over_many_turns(
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Whoever looks into a folder of checkpoints waits for the end of the test."""
     over = threading.Event()
-    monkeypatch.setattr(examination, "surveyed", lambda _search: over.wait(60) and ())
+    monkeypatch.setattr(postmortem, "surveyed", lambda _search: over.wait(60) and ())
     yield over
     over.set()
 
@@ -540,6 +614,26 @@ def test_a_run_that_is_stopped_while_its_checkpoints_are_read_waits_for_none(
     made.turn()
     commands.submit(connection, "stop", "a-1", {}, "me", now=clock.wall)
     assert dispatch.answer_all(made) == 1
-    clock.monotonic += LOOK_TOLD_SECONDS + 1
+    clock.monotonic += REPORT_AFTER_SECONDS + 1
     wait_until(lambda: made.turn() or not made.runs.attempts(), what="the end")
     assert state(connection) == "stopped" and not hanging.is_set()
+
+
+def test_a_stop_by_which_the_launcher_had_to_kill_a_rank_says_so(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock
+) -> None:
+    made = supervisor(Supervisor, workspace, connection, clock)
+    ended_run(connection, workspace, made, clock.wall)
+    connection.execute("UPDATE runs SET spec = json_set(spec, '$.launcher', 'torchrun')")
+    connection.execute("UPDATE attempts SET stop_requested = 'stop'")
+    forced = next(case for case in recorded() if case.name == "stopped_rank_forced")
+    folder = workspace.run_dir("a-1") / "attempts/1"
+    folder.joinpath("output.log").write_text(forced.files["output.log"])
+    # torchrun itself ended in time; it is its rank that did not.
+    exit_record = {"code": 1, "signal": None, "ended_at": clock.wall, "stop_requested": True, "forced": False}
+    folder.joinpath("exit.json").write_text(json.dumps(exit_record))
+    wait_until(lambda: made.turn() or not made.runs.attempts(), what="the end")
+    run, attempt = get_run(connection, "a-1"), get_attempt(connection, "a-1", 1)
+    assert run is not None and attempt is not None and attempt.exit is not None
+    assert run.state is RunState.STOPPED and attempt.exit["forced"] is True
+    assert "killed" in (run.reason or "")

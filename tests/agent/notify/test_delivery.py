@@ -14,6 +14,7 @@ from gputui.agent.notify.delivery import describe, post, run_command
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs.identity import all_pids, identify
 from tests.conftest import wait_until
+from tests.texts import mentions
 
 MESSAGE = {"text": "it is over", "run_id": "r-1"}
 
@@ -41,7 +42,7 @@ def test_a_command_that_never_ends_is_killed_with_what_it_started(tmp_path: Path
     command = notice(sys.executable, "-c", LEAVES, str(tmp_path / "pid"), "60")
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         run_command(command, MESSAGE, seconds=2.0)
-    assert describe(caught.value) == "the command took longer than 2 s"
+    assert mentions(describe(caught.value), "2 s")
     left = int((tmp_path / "pid").read_text())
     wait_until(lambda: left not in all_pids() or identify(left) is None, what="the end of the process")
 
@@ -50,7 +51,7 @@ def test_what_a_command_gets_and_what_it_says_last() -> None:
     echo = "import json, sys; sys.exit(json.load(sys.stdin)['run_id'] + sys.argv[-1] + 'x' * 100000 + chr(10) + 'full')"
     with pytest.raises(subprocess.CalledProcessError) as caught:
         run_command(notice(sys.executable, "-c", echo), MESSAGE)
-    assert describe(caught.value) == "the command ended with code 1: full"
+    assert mentions(describe(caught.value), "code 1", "full")
 
 
 def test_a_server_that_answers_a_byte_at_a_time_is_not_waited_for() -> None:

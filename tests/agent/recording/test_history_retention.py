@@ -376,7 +376,7 @@ def test_on_a_full_disk_recording_stops_and_begins_again(machine: Machine, caplo
         assert not machine.recorder.flush()
         machine.pass_time(1.0)
         machine.keeping.turn(0.0)
-    told = [record.getMessage() for record in caplog.records if "recording has stopped" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "recording stopped" in record.getMessage()]
     assert len(told) == 1 and "disk is full" in told[0]
 
     # The limit that the user sets lets the oldest samples go, and that makes room.

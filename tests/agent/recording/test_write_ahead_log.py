@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from gputui.agent.jobs import Jobs
 from gputui.agent.recording import write_ahead_log
-from gputui.agent.recording.write_ahead_log import LIMIT_PAGES, LONG_BYTES, MOVED_AT_BYTES, WriteAheadLog
+from gputui.agent.recording.write_ahead_log import LIMIT_PAGES, LONG_BYTES, MOVED_AT_BYTES, WriteAheadLog, move
 from gputui.config import Workspace
 from tests.conftest import wait_until
 from tests.stores import open_store
@@ -76,3 +77,27 @@ def test_a_log_that_cannot_be_moved_is_tried_again_and_bounded(
     for _ in range(3):
         write(connection, 25)
     assert log_bytes(workspace) < 2 * LIMIT_PAGES * 4096
+
+
+def test_readers_of_metrics_wait_while_a_long_log_is_moved(
+    workspace: Workspace, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def move_slowly(database: Path) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        move(database)
+
+    monkeypatch.setattr(write_ahead_log, "move", move_slowly)
+    jobs = Jobs(lambda: None, time.monotonic)
+    log = WriteAheadLog(connection, workspace.database, jobs, time.monotonic)
+    write(connection, 5)
+    log.turn()
+    assert begun.wait(60)
+    is_behind_while_short = log.is_behind
+    write(connection, 9)
+    is_behind_while_long = log.is_behind
+    may_end.set()
+    wait_until(lambda: not jobs.is_busy)
+    assert (is_behind_while_short, is_behind_while_long, log.is_behind) == (False, True, False)

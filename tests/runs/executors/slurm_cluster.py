@@ -1,17 +1,22 @@
-"""A real SLURM of one node on loopback, in a folder of its own: munged, slurmctld, slurmd. Ends what it starts."""
+"""A real SLURM on loopback, in a folder of its own: munged, slurmctld, a slurmd for each node. Ends what it starts."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import wait_until
@@ -28,13 +33,12 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.sock
 CredType=cred/munge
 SlurmctldPort={control_port}
-SlurmdPort={node_port}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -52,31 +56,84 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,defer_batch=0,requeue_d
 SchedulerTimeSlice=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=localhost NodeAddr=127.0.0.1 CPUs={cpus} RealMemory=1000 Gres=gpu:2 State=UNKNOWN
+{nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=OFF
 PartitionName=scavenge Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 PartitionName=cancelled Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=15
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
+# Several on one machine need a build for that (Debian's is).
+NODE = (
+    "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000 Gres=gpu:2 "
+    "State=UNKNOWN"
+)
+
+
+class DeadNode:
+    """Takes the place of a lost node's daemon and answers nothing. It keeps what the controller sends to end the jobs
+    there: a daemon that starts within ten seconds would get that, and end the same job's next start (Slurm tries to
+    connect for so long, and a daemon compares no starts)."""
+
+    TERMINATE_JOB = 6011
+
+    def __init__(self, port: int) -> None:
+        self.port, self.is_over = port, False
+        self.kept: list[bytes] = []
+        self.listener = socket.create_server(("127.0.0.1", port))
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self) -> None:
+        while not self.is_over:
+            connection, _ = self.listener.accept()
+            connection.settimeout(10.0)
+            with connection, contextlib.suppress(OSError, struct.error):
+                self.take(connection)
+
+    def take(self, connection: socket.socket) -> None:
+        """A message: its length, then version, flags and kind."""
+        with connection.makefile("rb") as stream:
+            head = stream.read(4)
+            message = stream.read(struct.unpack(">I", head)[0])
+        if struct.unpack(">HHH", message[:6])[2] == self.TERMINATE_JOB:
+            self.kept.append(head + message)
+
+    def stop(self) -> None:
+        self.is_over = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self.thread.join()
+        self.listener.close()
+
+    def deliver(self) -> None:
+        """Send on to the node's daemon what was kept."""
+        for message in self.kept:
+            with socket.create_connection(("127.0.0.1", self.port)) as connection:
+                connection.sendall(message)
+                connection.settimeout(60.0)
+                while connection.recv(4096):
+                    pass
 
 
 class SlurmCluster:
     """``env`` is what makes the commands speak to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[str] = ("localhost",)) -> None:
+        self.names = nodes
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="gputui-slurm-"))
         self.started: list[subprocess.Popen[bytes]] = []
         self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def start(self) -> None:
-        ports = free_ports(2)
-        for name in ("state", "spool"):
+        control_port, *ports = free_ports(1 + len(self.names))
+        self.ports = dict(zip(self.names, ports, strict=True))
+        for name in ("state", *(f"spool.{name}" for name in self.names)):
             (self.folder / name).mkdir()
         for number in range(2):
             subprocess.run(["mknod", str(self.folder / f"nvidia{number}"), "c", "1", "3"], check=True, timeout=10)
-        conf = CONF.format(
-            folder=self.folder, host="localhost", control_port=ports[0], node_port=ports[1], cpus=os.cpu_count() or 1
-        )
+        cpus = os.cpu_count() or 1
+        nodes = "\n".join(NODE.format(name=name, port=port, cpus=cpus) for name, port in self.ports.items())
+        conf = CONF.format(folder=self.folder, host="localhost", control_port=control_port, nodes=nodes)
         (self.folder / "slurm.conf").write_text(conf.lstrip())
         (self.folder / "gres.conf").write_text(
             "".join(f"Name=gpu File={self.folder}/nvidia{number}\n" for number in range(2))
@@ -91,8 +148,53 @@ class SlurmCluster:
         )  # fmt: skip
         wait_until(lambda: Path(munge["sock"]).exists(), what="munged")
         self.control = self.spawn("slurmctld", "-D")
-        self.node = self.spawn("slurmd", "-D", "-N", "localhost")
-        wait_until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%T"), timeout_seconds=60, what="an idle node")
+        for name in self.names:
+            self.start_node(name)
+
+    def start_node(self, name: str) -> None:
+        self.nodes[name] = self.spawn("slurmd", "-D", "-N", name)
+        wait_until(
+            lambda: (
+                self.run("sinfo", "-h", "-N", f"--nodes={name}", "-p", "main", "-o", "%T").strip()
+                in ("idle", "mixed", "allocated")
+            ),
+            timeout_seconds=60,
+            what=f"{name} in use",
+        )
+
+    @contextlib.contextmanager
+    def lost_node(self, marker: str, name: str = "localhost") -> Iterator[DeadNode]:
+        """End a node at once with all that a job did there whose processes have ``marker`` about them; in the end it is
+        back."""
+        self.lose_node(marker, name)
+        dead = DeadNode(self.ports[name])
+        try:
+            yield dead
+        finally:
+            dead.stop()
+            self.start_node(name)
+
+    def lose_node(self, marker: str, name: str) -> None:
+        self.nodes[name].kill()
+        self.nodes[name].wait()
+        lost = []
+        for process in psutil.process_iter():
+            try:
+                words, environment = process.cmdline(), process.environ()
+                # Its title lies over its environment.
+                is_step = process.name() == "slurmstepd" and any(
+                    one.path == f"{self.folder}/slurmd.{name}.log" for one in process.open_files()
+                )
+            except psutil.Error:
+                continue
+            is_marked = any(word.startswith(marker) for word in (*words, *environment.values()))
+            if is_step or (is_marked and environment.get("SLURMD_NODENAME") == name):
+                lost.append(process)
+        # None of them may see another one's end.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in lost:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
     def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{argv[0]}.out").open("ab") as output:

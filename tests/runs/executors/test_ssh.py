@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,117 +20,46 @@ import pytest
 from gputui.runs.identity import identify
 from tests.conftest import wait_until
 from tests.machine import Machine
-from tests.runs.executors.slurm_cluster import PATH, free_ports
+from tests.runs.executors.ssh_machine import Far, far_machine
+from tests.runs.executors.target_home import TargetHome
 
 WAIT_SECONDS = 90.0
-NUMBERS = itertools.count()
-PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
-
-
-class Far:
-    """An sshd of the test's own; runs lie below ``runs``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
-        (port,) = free_ports(1)
-        for name in ("host", "user"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-        shutil.copy(folder / "user.pub", folder / "authorized")
-        (folder / "sshd_config").write_text(
-            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-            f"PidFile {folder}/pid\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-        )
-        host_key = " ".join((folder / "host.pub").read_text().split()[:2])
-        (folder / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
-        self.config.write_text(
-            f"Host kepler\n  HostName 127.0.0.1\n  Port {port}\n  User root\n  IdentityFile {folder}/user\n"
-            f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
-        )
-        self.start()
-
-    def start(self) -> None:
-        Path("/run/sshd").mkdir(exist_ok=True)
-        program = shutil.which("sshd", path=PATH)
-        assert program is not None
-        self.process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        wait_until(lambda: self.call("true") == 0, WAIT_SECONDS, "sshd")
-
-    def call(self, *words: str) -> int:
-        argv = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "-o", "ControlPath=none", "kepler", *words]
-        return subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode
-
-    def stop(self) -> None:
-        """The daemon and every connection through it."""
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            process.kill()
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
-    gone = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
-    if gone or os.geteuid() != 0:
-        pytest.skip(f"no {', '.join(gone)}: apt-get install openssh-server rsync" if gone else "an own sshd needs root")
-    runtime = Path(tempfile.mkdtemp(prefix="gputui-"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    folder = tmp_path / "far"
-    folder.mkdir()
-    made = Far(folder)
-    yield made
-    for socket in (runtime / "gputui-ssh").glob("*"):
-        subprocess.run(
-            ["ssh", "-F", str(made.config), "-o", f"ControlPath={socket}", "-O", "exit", "kepler"],
-            capture_output=True, timeout=20, check=False,
-        )  # fmt: skip
-    made.stop()
-    shutil.rmtree(runtime)
+    with far_machine(tmp_path / "far", monkeypatch) as made:
+        yield made
 
 
-class Pair:
+class Pair(TargetHome):
     """A home here with the other machine as its target."""
 
-    def __init__(self, machine: Machine, far: Far) -> None:
-        self.machine, self.far = machine, far
-        self.code = machine.folder / "code"
-        self.code.mkdir()
-        self.profile = machine.profile(f"far{next(NUMBERS)}")
-        for name in ("steps.py", Path(self.profile).name):
-            shutil.move(machine.folder / name, self.code / name)
-        self.profile = str(self.code / Path(self.profile).name)
-        (self.code / "ignored.bin").write_text("x")
-        (self.code / ".gitignore").write_text("*.bin\n")
-        subprocess.run(["git", "init", "-q", str(self.code)], check=True, timeout=20)
-        target = {"kind": "ssh", "host": "kepler", "config": str(far.config), "folder": str(far.runs), "poll": 1}
-        machine.workspace.targets.write_text(json.dumps({"kepler": target}))
+    name = "kepler"
+    wait_seconds = WAIT_SECONDS
 
-    def launch(self, *changes: str) -> str:
-        words = [word for change in changes for word in ("--set", change)]
-        return str(self.machine.json("run", self.profile, "--on", "kepler", *words)["id"])
+    def __init__(self, machine: Machine, far: Far) -> None:
+        super().__init__(machine)
+        self.far = far
+        self.code = self.keep_code_in_git()
+        self.set_target(kind="ssh", host="kepler", config=str(far.config), folder=str(far.runs), poll=1)
 
     def there(self, run_id: str) -> Path:
         (found,) = self.far.runs.glob(f"*/{run_id}")
         return found
 
-    def steps(self, run_id: str) -> list[int]:
-        return [step for _, step in self.machine.steps(run_id)]
-
-    def wait_for_step(self, run_id: str, step: int) -> None:
-        wait_until(lambda: (self.steps(run_id) or [-1])[-1] >= step, WAIT_SECONDS, f"step {step}")
-
-    def finish(self, run_id: str) -> None:
-        (self.there(run_id) / "enough").touch()
-        self.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-        written = (self.there(run_id) / "metrics.jsonl").read_text().count("\n")
-        assert self.steps(run_id) == list(range(written))
-
-    def show(self, run_id: str) -> dict[str, Any]:
-        found = self.machine.json("show", run_id)
-        assert isinstance(found, dict)
-        return found
+    def lose(self, there: Path) -> None:
+        """End at once all that serves the attempts in a run's folder there, as a power cut does."""
+        lost = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = [*process.cmdline(), *process.environ().values()]
+                if any(word.startswith(str(there)) for word in words):
+                    lost.append(process)
+        # None of them may see another one's end.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in lost:
+                process.send_signal(number)
 
 
 @pytest.fixture
@@ -151,8 +80,8 @@ def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(pair: Pair) 
     there = pair.there(run_id)
     assert (there / "code" / "steps.py").is_file() and not (there / "code" / "ignored.bin").exists()
     assert (there / "attempts" / "1" / "far" / "attempt.json").stat().st_mode & 0o077 == 0
-    pair.finish(run_id)
-    shown = pair.show(run_id)
+    pair.finish(run_id, pair.there(run_id))
+    shown = pair.shown(run_id)
     assert shown["placement"]["state"] == "ended" and shown["target"] == "kepler"
     assert "done" in pair.machine.gputui("logs", run_id)
 
@@ -169,42 +98,98 @@ def test_a_stop_saves_there(pair: Pair) -> None:
 def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair) -> None:
     run_id = pair.launch("steps=60", "fail_at=25", "seconds=0.05")
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-    first, second = pair.show(run_id)["attempts"]
+    first, second = pair.shown(run_id)["attempts"]
     assert first["incident"]["kind"] == "user_exception" and second["state"] == "succeeded"
     assert pair.steps(run_id) == [*range(26), *range(20, 60)]
+
+
+def test_one_that_was_begun_again_there_never_goes_on_from_what_was_before(pair: Pair) -> None:
+    with Path(pair.profile).open("a") as profile:
+        profile.write("recovery: {policy: standard, max_attempts: 2, backoff: {base: 0.1}}\n")
+    run_id = pair.launch("steps=30")
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    script = pair.code / "steps.py"
+    script.write_text(script.read_text().replace("if step == options.fail_at", "if step == 5"))
+    pair.machine.gputui("restart", run_id)
+    pair.machine.wait_for(run_id, "failed", "succeeded", timeout=WAIT_SECONDS)
+    attempts = pair.shown(run_id)["attempts"]
+    assert len(attempts) == 3 and {attempt["state"] for attempt in attempts[1:]} == {"failed"}
+    for number in range(2, len(attempts) + 1):
+        plan = json.loads((pair.there(run_id) / f"attempts/{number}/far/attempt.json").read_text())
+        assert plan["resume_from"] is None
 
 
 def test_a_line_that_drops_loses_nothing_and_fails_nothing(pair: Pair) -> None:
     run_id = pair.launch("steps=100000")
     pair.wait_for_step(run_id, 5)
     pair.far.stop()
-    wait_until(lambda: pair.show(run_id)["placement"]["problem"], WAIT_SECONDS, "a problem")
+    wait_until(lambda: pair.shown(run_id)["placement"]["problem"], WAIT_SECONDS, "a problem")
     assert pair.machine.state(run_id) == "running"
     known = len(pair.steps(run_id))
     pair.far.start()
-    wait_until(lambda: pair.show(run_id)["placement"]["problem"] is None, WAIT_SECONDS, "an answer")
+    wait_until(lambda: pair.shown(run_id)["placement"]["problem"] is None, WAIT_SECONDS, "an answer")
     pair.wait_for_step(run_id, known + 5)
-    pair.finish(run_id)
+    pair.finish(run_id, pair.there(run_id))
 
 
+@pytest.mark.long
 def test_couriers_killed_one_after_another_leave_one_start_and_every_line_once(pair: Pair) -> None:
     run_id = pair.launch("steps=100000")
-    record = pair.machine.workspace.run_dir(run_id) / "attempts" / "1" / "started.json"
-
-    def courier() -> int | None:
-        try:
-            pid = int(json.loads(record.read_text())["shim_pid"])
-        except (OSError, ValueError):
-            return None
-        return pid if identify(pid) is not None else None
-
     for _ in range(4):
-        pid = wait_until(courier, WAIT_SECONDS, "a courier")
+        pid = wait_until(lambda: pair.courier(run_id), WAIT_SECONDS, "a courier")
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: courier() not in (pid, None), WAIT_SECONDS, "another courier")
+        wait_until(lambda pid=pid: pair.courier(run_id) not in (pid, None), WAIT_SECONDS, "another courier")
     pair.wait_for_step(run_id, 10)
-    pair.finish(run_id)
-    assert len(pair.show(run_id)["attempts"]) == 1
+    pair.finish(run_id, pair.there(run_id))
+    assert len(pair.shown(run_id)["attempts"]) == 1
+
+
+def test_a_removed_run_is_removed_there_too(pair: Pair) -> None:
+    run_id = pair.launch("steps=3")
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    there = pair.there(run_id)
+    assert there.is_dir()
+    pair.machine.gputui("rm", run_id)
+    wait_until(lambda: not there.exists(), WAIT_SECONDS, "its removal there")
+
+
+def test_one_that_is_removed_while_the_line_is_down_is_removed_there_later(pair: Pair) -> None:
+    run_id = pair.launch("steps=3")
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    there, kept = pair.there(run_id), pair.machine.workspace.state / "removed" / f"{run_id}.1"
+    pair.far.stop()
+    pair.machine.gputui("rm", run_id)
+    wait_until(lambda: kept.exists() and not (kept / "metrics.jsonl").exists(), WAIT_SECONDS, "room here")
+    assert there.exists() and list(kept.glob("attempts/1/root.json"))
+    pair.far.start()
+    pair.machine.kill_agent()
+    pair.machine.gputui("agent", "start")
+    wait_until(lambda: not there.exists() and not kept.exists(), WAIT_SECONDS, "its removal there")
+
+
+@pytest.mark.long
+def test_metrics_that_are_cut_off_there_are_followed_from_their_new_beginning(pair: Pair) -> None:
+    run_id = pair.launch("steps=100000")
+    pair.wait_for_step(run_id, 300)
+    pair.cut_off_metrics(run_id, pair.there(run_id))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_line_that_drops_again_and_again_loses_and_doubles_nothing(pair: Pair) -> None:
+    run_id = pair.launch("steps=1000000", "seconds=0.01")
+    pair.wait_for_step(run_id, 5)
+    states = set()
+    for _ in range(8):
+        pair.far.stop()
+        down_until = time.monotonic() + random.uniform(0.5, 6.0)
+        wait_until(lambda until=down_until: time.monotonic() > until, what="some seconds without a line")
+        states.add(pair.machine.state(run_id))
+        pair.far.start()
+        known = len(pair.steps(run_id))
+        wait_until(lambda known=known: len(pair.steps(run_id)) > known, WAIT_SECONDS, "more steps")
+    pair.finish(run_id, pair.there(run_id))
+    assert states == {"running"} and len(pair.shown(run_id)["attempts"]) == 1
 
 
 def test_a_host_key_that_changed_is_refused(pair: Pair) -> None:
@@ -215,9 +200,62 @@ def test_a_host_key_that_changed_is_refused(pair: Pair) -> None:
     done = pair.machine.call("targets", "check", "kepler")
     assert done.returncode == 3 and "verification failed" in done.stdout
     run_id = pair.launch()
-    wait_until(lambda: (pair.show(run_id)["placement"] or {}).get("problem"), WAIT_SECONDS, "a problem")
+    wait_until(lambda: (pair.shown(run_id)["placement"] or {}).get("problem"), WAIT_SECONDS, "a problem")
     assert not pair.far.runs.exists() and pair.machine.state(run_id) == "starting"
     pair.machine.gputui("stop", run_id, "--now")
+
+
+@pytest.mark.long
+def test_a_machine_that_was_rebooted_ends_the_attempt_and_the_next_one_goes_on(pair: Pair) -> None:
+    run_id = pair.launch("steps=100000", "seconds=0.05")
+    pair.wait_for_step(run_id, 12)
+    there = pair.there(run_id)
+    pair.far.stop()
+    pair.lose(there)
+    pair.far.start()
+    wait_until(lambda: len(pair.shown(run_id)["attempts"]) == 2, WAIT_SECONDS, "another attempt")
+    assert pair.shown(run_id)["attempts"][0]["incident"]["kind"] == "node_fail"
+    before = pair.steps(run_id)[-1]
+    wait_until(lambda: pair.machine.steps(run_id)[-1] > (2, before), WAIT_SECONDS, "more steps")
+    (there / "enough").touch()
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    made = pair.steps(run_id)
+    assert sorted(set(made)) == list(range(max(made) + 1)), "no step lost"
+
+
+def test_code_that_was_sent_in_half_is_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line drops while the first copy is made."""
+    real, folder = shutil.which("rsync"), pair.machine.folder / "bin"
+    folder.mkdir()
+    broken = folder / "rsync"
+    broken.write_text(
+        f'#!/bin/sh\nif [ ! -e {folder}/once ]; then touch {folder}/once; mkdir -p "{pair.far.runs}"; exit 12; fi\n'
+        f'exec {real} "$@"\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    run_id = pair.launch("steps=3")
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    assert (folder / "once").exists() and len(pair.shown(run_id)["attempts"]) == 1
+
+
+def test_a_check_of_a_machine_that_is_not_reached_says_so(pair: Pair) -> None:
+    pair.far.stop()
+    done = pair.machine.call("targets", "check", "kepler", "--json")
+    (only,) = json.loads(done.stdout)
+    assert done.returncode == 3 and (only["name"], only["status"]) == ("connection", "fail")
+
+
+def test_a_check_warns_of_a_clock_that_is_hours_off(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "date").write_text("#!/bin/sh\necho $(($(/bin/date +%s) - 10800))\n")
+    (folder / "date").chmod(0o755)
+    with far_machine(tmp_path / "far", monkeypatch, PATH=f"{folder}:{os.environ['PATH']}") as far:
+        results = {one["name"]: one for one in Pair(machine, far).machine.json("targets", "check", "kepler")}
+    assert results["clock"]["status"] == "warn" and results["clock"]["detail"].startswith("108")
 
 
 def test_a_check_tells_what_is_there(pair: Pair) -> None:

@@ -1,5 +1,5 @@
-"""Slurm: an attempt is one job. A courier hands it over by sbatch and follows it by squeue, run on this machine: a
-login node that shares its files with the nodes.
+"""Slurm: an attempt is one job. A courier hands it over by sbatch and follows it by squeue, run on a login node that
+shares its files with the nodes: this machine, or one that is reached by SSH.
 
 In comes an attempt's folder; out come the files of the contract. Read first: script.py (what is submitted), then
 courier.py.
@@ -7,44 +7,49 @@ courier.py.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.base import Executor, ExecutorGoneError
-from gputui.runs.executors.slurm.script import batch_script
+from gputui.runs.executors.remote import CourierExecutor
+from gputui.runs.executors.slurm.nodes import FIRST_NODE, FIRST_PORT, NODE_RANK
+from gputui.runs.executors.slurm.script import batch_script, nodes_of
 from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.launchers.base import Node, Placement
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.executors.options import TargetOptions
     from gputui.runs.spec import RunSpec
 
-COURIER = Path(__file__).with_name("slurm_courier.py")
 
-
-class SlurmExecutor(Executor):
+class SlurmExecutor(CourierExecutor):
     """Jobs of a Slurm cluster."""
 
-    places_gpus = False
-    is_replaceable = True
-    sees_processes = False
-    file_name = COURIER.name
+    courier = Path(__file__).with_name("slurm_courier.py")
 
-    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        if not COURIER.is_file() or not Path(sys.executable).exists():
-            raise ExecutorGoneError(
-                f"gputui's own files are gone ({COURIER}); install it again, then restart the agent"
-            )
-        return (sys.executable, "-I", str(COURIER), str(folder))
+    def placement(self, spec: RunSpec) -> Placement:
+        count = nodes_of(spec.target or {})
+        if count == 1:
+            return super().placement(spec)
+        return Placement((Node(FIRST_NODE, (), spec.nproc),) * count, FIRST_PORT, NODE_RANK)
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
-        if LAUNCHERS[spec.launcher].needs_port:
-            text = f"launcher {spec.launcher} needs a port that is known before the node is"
-            return [CheckResult("launcher", "fail", text, "use torchrun, or python")]
-        return []
+        if nodes_of(spec.target or {}) > 1 and not LAUNCHERS[spec.launcher].spans_nodes:
+            others = ", ".join(name for name, one in LAUNCHERS.items() if one.spans_nodes)
+            text = f"launcher {spec.launcher} starts processes on one node only, and the target has nodes: more"
+            return [CheckResult("launcher", "fail", text, f"use {others}, or nodes: 1")]
+        return super().checks(spec)
+
+    def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
+        return not target.get("host")
+
+    def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
+        from gputui.runs.executors.ssh.transport import remove_there
+
+        if target.get("host"):
+            remove_there(folder, target)
 
     def options(self) -> type[TargetOptions]:
         from gputui.runs.executors.slurm.options import SlurmOptions
@@ -59,7 +64,8 @@ class SlurmExecutor(Executor):
             "run_id": f"{spec.name}-N",
             "attempt": 1,
         }
-        folder = f"{launch.env['GPUTUI_RUN_DIR']}/attempts/1/far"
+        run_dir = "RUN" if (spec.target or {}).get("host") else launch.env["GPUTUI_RUN_DIR"]
+        folder = f"{run_dir}/attempts/1/far"
         return batch_script(plan, folder, token="TOKEN")  # noqa: S106
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gputui.runs.executors.options import Line, TargetOptions, Word, matching
+from gputui.runs.executors.options import Host, Line, TargetOptions, Word, matching
 
 _TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
 
@@ -15,6 +15,12 @@ class SlurmOptions(TargetOptions):
     """What is asked of the cluster, by sbatch's own names where it has one."""
 
     kind: Literal["slurm"]
+    host: Host | None = Field(None, description="login node, reached by SSH; this machine if left out")
+    config: Line | None = Field(None, description="with host: another file than ~/.ssh/config")
+    folder: Word = Field("gputui-runs", description="with host: where runs lie there, from the home directory")
+    files: list[Line] = Field(
+        default_factory=list, description="with host: files and folders of the working directory unknown to git"
+    )
     partition: Word | None = Field(None, description="partition, or several with commas between them")
     account: Word | None = Field(None, description="account that pays")
     qos: Word | None = Field(None, description="quality of service")
@@ -23,8 +29,11 @@ class SlurmOptions(TargetOptions):
         None, description="limit of one start, such as 4h, 30m, 2d or sbatch's 1-12:00:00; the partition's if left out"
     )
     gpu_type: Word | None = Field(None, description="type of GPU, as in gres gpu:TYPE:N")
-    cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores of the job")
-    memory: Word | None = Field(None, description="host memory of the job, such as 64G")
+    nodes: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="number of nodes, each with the GPUs and processes that the run asks for"
+    )
+    cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores of the job on each node")
+    memory: Word | None = Field(None, description="host memory of the job on each node, such as 64G")
     exclude: Word | None = Field(None, description="nodes that must not be used")
     warn: Annotated[int, Field(ge=10, le=65535)] = Field(
         120, description="seconds before the limit at which the run saves and is requeued"

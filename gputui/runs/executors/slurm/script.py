@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from gputui.runs.executors.courier import python_of
 
 WARN_SECONDS = 120
 CONFIGURATION = "SLURM_CONF"
@@ -18,18 +19,25 @@ def job_name(run_id: str, attempt: int) -> str:
     return f"{run_id}.{attempt}"
 
 
+def nodes_of(target: Mapping[str, Any]) -> int:
+    """How many nodes an attempt runs on."""
+    return int(target.get("nodes", 1))
+
+
 def comment(token: str) -> str:
     """By what a courier finds its job again."""
     return f"gputui:{token}"
 
 
-def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
-    """The script for an attempt's ``plan`` (attempt.json), whose far side is ``folder``."""
-    target = plan["target"]
+def batch_script(plan: Mapping[str, Any], folder: str, *, token: str, lost: Sequence[str] = ()) -> str:
+    """The script for an attempt's ``plan`` (attempt.json), whose far side is ``folder``. ``lost`` are nodes that failed
+    under the run before."""
+    target = dict(plan["target"])
+    target["exclude"] = ",".join([*([target["exclude"]] if target.get("exclude") else []), *lost])
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(plan, target, folder, token))]
     # The warning may come while these lines run; whoever serves the attempt takes it from here on.
     lines += ["trap '' USR1", *target.get("setup", ()), ""]
-    words = [_python(plan), "-I", "-S", f"{folder}/far.py", "body", folder]
+    words = [python_of(plan), "-I", "-S", f"{folder}/far.py", "body", folder]
     body = " ".join(shlex.quote(word) for word in words)
     lines += [f'exec {body} "$SLURM_JOB_ID" scontrol requeue "$SLURM_JOB_ID"', ""]
     return "\n".join(lines)
@@ -38,8 +46,8 @@ def batch_script(plan: Mapping[str, Any], folder: str, *, token: str) -> str:
 def _options(plan: Mapping[str, Any], target: Mapping[str, Any], folder: str, token: str) -> Iterator[str]:
     yield f"--job-name={job_name(plan['run_id'], plan['attempt'])}"
     yield f"--comment={comment(token)}"
-    yield "--nodes=1"
-    yield "--ntasks=1"
+    yield f"--nodes={nodes_of(target)}"
+    yield "--ntasks-per-node=1"
     gpus = int(plan["asks"]["gpus"])
     if gpus:
         kind = f"{target['gpu_type']}:" if target.get("gpu_type") else ""
@@ -68,14 +76,6 @@ def sbatch_time(text: str) -> str:
     if match is None:
         return text
     return str(int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
-
-
-def _python(plan: Mapping[str, Any]) -> str:
-    """An interpreter there: the target's, else that of the training."""
-    if plan["target"].get("python"):
-        return str(plan["target"]["python"])
-    first = str(plan["argv"][0])
-    return first if re.fullmatch(r"python[0-9.]*", PurePath(first).name) else "python3"
 
 
 def _quoted(text: str) -> str:

@@ -10,19 +10,23 @@ from typing import Any
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.courier import Called, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.script import CONFIGURATION
+from gputui.runs.executors.slurm.slurm_courier import LoginShell
+from gputui.runs.executors.ssh.survey import environment_there
 
 SKEW_SECONDS = 30.0
 
 
 def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Whether the commands are there, the controller answers, the partition and account are right, and what is free."""
-    shell = TargetShell(CONFIGURATION)
+    shell = LoginShell(target) if target.get("host") else TargetShell(CONFIGURATION)
 
     def ask(*argv: str) -> Called:
         return shell.call(argv, seconds=15.0)
 
     try:
         version = ask("sbatch", "--version")
+        if version.code != 0:
+            raise UnreachableError(f"sbatch: {version.words}")
         yield CheckResult("commands", "pass", version.output.strip())
     except UnreachableError as error:
         yield CheckResult("commands", "fail", str(error), "log in to a node of the cluster, or load its module")
@@ -39,6 +43,8 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield _free(target, ask)
         yield _accepted(target, ask)
         yield _clock(ask)
+        # The environment lies on the files that nodes share.
+        yield from environment_there(shell, target)
     except UnreachableError as error:
         yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
 
@@ -71,7 +77,8 @@ def _free(target: Mapping[str, Any], ask: Any) -> CheckResult:
         nodes.add(host)
         total += gpus_in(gres)
         used += gpus_in(taken)
-    return CheckResult("gpus", "pass" if total else "warn", f"{total - used} of {total} free on {len(nodes)} nodes")
+    where = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    return CheckResult("gpus", "pass" if total else "warn", f"{total - used} of {total} free on {where}")
 
 
 def gpus_in(gres: str) -> int:

@@ -6,43 +6,31 @@ In comes an attempt's folder; out come the files of the contract. Read first: ss
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.base import Executor, ExecutorGoneError
-from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.executors.remote import CourierExecutor
 
 if TYPE_CHECKING:
     from gputui.runs.command import Launch
     from gputui.runs.executors.options import TargetOptions
     from gputui.runs.spec import RunSpec
 
-COURIER = Path(__file__).with_name("ssh_courier.py")
 
-
-class SshExecutor(Executor):
+class SshExecutor(CourierExecutor):
     """Another machine of the same user."""
 
-    places_gpus = False
-    is_replaceable = True
-    sees_processes = False
-    file_name = COURIER.name
+    courier = Path(__file__).with_name("ssh_courier.py")
 
-    def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        if not COURIER.is_file() or not Path(sys.executable).exists():
-            raise ExecutorGoneError(
-                f"gputui's own files are gone ({COURIER}); install it again, then restart the agent"
-            )
-        return (sys.executable, "-I", str(COURIER), str(folder))
+    def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
+        return False
 
-    def checks(self, spec: RunSpec) -> list[CheckResult]:
-        if LAUNCHERS[spec.launcher].needs_port:
-            text = f"launcher {spec.launcher} needs a port that is known to be free there"
-            return [CheckResult("launcher", "fail", text, "use torchrun, or python")]
-        return []
+    def clear(self, folder: Path, target: Mapping[str, Any]) -> None:
+        from gputui.runs.executors.ssh.transport import remove_there
+
+        remove_there(folder, target)
 
     def options(self) -> type[TargetOptions]:
         from gputui.runs.executors.ssh.options import SshOptions

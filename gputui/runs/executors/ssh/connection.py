@@ -11,29 +11,20 @@ from typing import Any
 from gputui.runs.executors.courier import CALL_SECONDS, Called, TargetShell, UnreachableError
 
 CONNECT_SECONDS = 10
-# ssh's own end, whatever the command there did.
-LOST = 255
-# A socket's name has 107 bytes (unix(7)); ssh puts 40 of its own there, and 17 more while it makes it.
-MOST_FOLDER_BYTES = 107 - 58
+COPY_SECONDS = 600.0
 
+# ssh's exit code for a failure of its own; rsync passes it on.
+_SSH_FAILED = 255
+# rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection to the daemon.
+_RSYNC_CUT_OFF = (12, 30, 35)
 
-def ssh_words(target: Mapping[str, Any]) -> list[str]:
-    """The client with its options, without the host. It never asks anything; a host key that changed is refused."""
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/gputui-{os.getuid()}")  # noqa: S108 - made private below
-    folder = runtime / "gputui-ssh" if "XDG_RUNTIME_DIR" in os.environ else runtime
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    words = ["ssh", *(("-F", str(target["config"])) if target.get("config") else ())]
-    is_private = folder.stat().st_uid == os.getuid() and folder.stat().st_mode & 0o077 == 0
-    if is_private and len(os.fsencode(folder)) <= MOST_FOLDER_BYTES:
-        words += ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/%C", "-o", "ControlPersist=30"]
-    settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-    for setting in settings:
-        words += ["-o", setting]
-    return words
+# A socket's path has at most 107 bytes (unix(7)). ssh appends a slash, the 40 digits of %C and, while it binds the
+# socket, a suffix of 17 bytes.
+_MOST_FOLDER_BYTES = 107 - 1 - 40 - 17
 
 
 class SshShell(TargetShell):
-    """Runs commands on a target's host."""
+    """Runs commands on the host of a target, and copies files there."""
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         super().__init__("SSH_AUTH_SOCK")
@@ -41,20 +32,49 @@ class SshShell(TargetShell):
 
     def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> Called:
         """Run a command there. Raises UnreachableError."""
-        words = [*ssh_words(self.target), str(self.target["host"]), "--", shlex.join(argv)]
+        words = [*_ssh_words(self.target), str(self.target["host"]), "--", shlex.join(argv)]
         done = super().call(words, given, seconds)
-        if done.code == LOST:
+        if done.code == _SSH_FAILED:
             raise UnreachableError(done.words)
         return done
 
     def send(self, source: Path, files: str | None, destination: str) -> Called:
-        """Copy a folder's content, or the ``files`` of it (names with NUL between them), into a folder there. Raises
-        UnreachableError."""
-        words = ["rsync", "--archive", "--no-owner", "--no-group", "-e", shlex.join(ssh_words(self.target))]
+        """Copy a folder's content into a folder there. ``files`` are the names to copy, separated by NUL; None copies
+        all of it. Raises UnreachableError."""
+        words = ["rsync", "--archive", "--no-owner", "--no-group", "-e", shlex.join(_ssh_words(self.target))]
         if files is not None:
             words += ["--recursive", "--from0", "--files-from=-"]
-        words += [f"{source}/", f"{self.target['host']}:{shlex.quote(destination)}/"]
-        done = super().call(words, files or "", seconds=600.0)
-        if done.code in (12, 30, 35, LOST):
+        # The shell there never sees the destination. Without this, whether rsync quotes it depends on its version.
+        words += ["--protect-args", f"{source}/", f"{self.target['host']}:{destination}/"]
+        done = super().call(words, files or "", COPY_SECONDS)
+        if done.code == _SSH_FAILED or done.code in _RSYNC_CUT_OFF:
             raise UnreachableError(done.words)
         return done
+
+
+def _ssh_words(target: Mapping[str, Any]) -> list[str]:
+    """The client with its options, without the host. It never asks for input and refuses a host key that changed."""
+    words = ["ssh", *(("-F", str(target["config"])) if target.get("config") else ())]
+    settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=3"]
+    folder = _control_folder()
+    if folder is not None:
+        settings += ["ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=30"]
+    for setting in settings:
+        words += ["-o", setting]
+    return words
+
+
+def _control_folder() -> Path | None:
+    """The folder of the sockets through which connections are shared, created if need be. None if it cannot be created,
+    is not private to this user, or has too long a path: each call then makes its own connection."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "gputui-ssh" if runtime else Path(f"/tmp/gputui-{os.getuid()}")  # noqa: S108 - checked below
+    if len(os.fsencode(folder)) > _MOST_FOLDER_BYTES:
+        return None
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    is_private = status.st_uid == os.getuid() and status.st_mode & 0o077 == 0
+    return folder if is_private else None

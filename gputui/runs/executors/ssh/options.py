@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gputui.runs.executors.options import Line, TargetOptions, Word
+from gputui.runs.executors.options import Host, Line, TargetOptions, Word
 
 
 class SshOptions(TargetOptions):
     """How the machine is reached, and where its files go."""
 
     kind: Literal["ssh"]
-    host: Word = Field(description="host, user@host, or a name of ~/.ssh/config")
+    host: Host = Field(description="host, user@host, or a name of ~/.ssh/config")
     config: Line | None = Field(None, description="another file than ~/.ssh/config")
     folder: Word = Field("gputui-runs", description="where runs lie there, from the home directory")
     files: list[Line] = Field(

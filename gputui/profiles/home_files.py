@@ -1,0 +1,39 @@
+"""The YAML files of a home, ``alerts.yaml`` and ``record.yaml``: what this machine changes of the alert rules and their
+delivery, and how long it keeps what is recorded. Most homes have neither, and then the agent needs no pydantic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputui.alerts.overrides import Overrides, overrides_from
+from gputui.store.retention import Retention
+
+
+def load_retention(path: Path) -> Retention:
+    """What the file says, the standard where it is not there. Raises ProfileError with every problem and its line."""
+    if not path.exists():
+        return Retention()
+    from gputui.profiles.record_form import read_retention
+    from gputui.yaml_forms.file import read_text
+
+    return read_retention(read_text(path, "file of settings for the record"), path)
+
+
+def load_alerts(path: Path) -> Overrides:
+    """What the file says; nothing if it is not there. Raises ProfileError with every problem, each with its line."""
+    if not path.exists():
+        return Overrides()
+    from gputui.yaml_forms.file import read_text
+
+    return read_alerts(read_text(path, "file of alert rules"), path)
+
+
+def read_alerts(text: str, path: Path) -> Overrides:
+    """The same from the file's text. Raises ProfileError."""
+    from gputui.profiles.alerts_form import OF_MACHINE, MachineAlertsForm
+    from gputui.yaml_forms.file import parse_file
+    from gputui.yaml_forms.forms import validated
+
+    document = parse_file(text, path, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
+    validated(document, path, MachineAlertsForm, OF_MACHINE)
+    return overrides_from(document.data or {})

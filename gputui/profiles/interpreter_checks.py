@@ -1,0 +1,99 @@
+"""Whether the interpreter of a run can run it, as it says itself (`gputui.profiles.probe`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gputui.profiles.probe import DEADLINE_SECONDS, InterpreterAnswer, ProbeError, ask_interpreter
+from gputui.runs.checks import CheckResult
+from gputui.runs.command import substitute, values_for
+from gputui.runs.launch_shell import passed_on
+from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.spec import RunSpec
+
+
+def check_interpreter(
+    spec: RunSpec,
+    environ: Mapping[str, str],
+    *,
+    simulated_gpus: bool = False,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> list[CheckResult]:
+    """Whether the interpreter runs, has what the launcher needs, and finds the module. Starts one process and waits for
+    it, at most until the deadline. With ``simulated_gpus`` a torch without CUDA is enough: the processes then work on
+    the CPU."""
+    if spec.python is None:
+        return [CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")]
+    module = spec.program[1] if spec.program[0] == "-m" else ""
+    needed = [name for name, _ in LAUNCHERS[spec.launcher].modules]
+    try:
+        answer = ask_interpreter(
+            spec.python, environment_of(spec, environ), spec.workdir, module, deadline_seconds, needed
+        )
+    except ProbeError as error:
+        remedy = "set python: in the profile to the training environment's interpreter"
+        return [CheckResult("interpreter", "fail", f"{spec.python} {error}", remedy)]
+    results = [CheckResult("interpreter", "pass", f"Python {answer.python} at {spec.python}")]
+    results.append(_torch(spec, answer, simulated_gpus))
+    results += _launcher(spec, answer)
+    if module:
+        results.append(_module(spec, module, answer))
+    return results
+
+
+def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a run gets of the shell whose environment is ``environ``, with what the profile adds to it."""
+    values = values_for(spec.params, "/nowhere", None)
+    return {**passed_on(environ), **{name: substitute(text, values) for name, text in spec.env.items()}}
+
+
+def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> CheckResult:
+    version, cuda = answer.torch, answer.cuda
+    if version is None:
+        if not LAUNCHERS[spec.launcher].modules:
+            return CheckResult("torch", "skip", f"not installed there, and launcher {spec.launcher} does not need it")
+        package = "'gputui[train]'" if spec.python == sys.executable else "torch"
+        return CheckResult(
+            "torch", "fail", f"{spec.python} has no torch, which launcher {spec.launcher} needs",
+            f"install it there ({spec.python} -m pip install {package}), or set python: to an interpreter that has it",
+        )  # fmt: skip
+    built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
+    if spec.gpus.count and simulated_gpus:
+        return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
+    if spec.gpus.count and cuda is None:
+        return CheckResult(
+            "torch", "fail", f"{built}, but the run asks for GPUs",
+            "install a build of torch with CUDA there, or use --gpus 0",
+        )  # fmt: skip
+    return CheckResult("torch", "pass", built)
+
+
+def _launcher(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]:
+    """What the launcher needs beside torch."""
+    if answer.torch is None:
+        return
+    for module, package in LAUNCHERS[spec.launcher].modules:
+        if module in answer.missing:
+            yield CheckResult(
+                "launcher", "fail", f"{spec.python} has no {module}, which launcher {spec.launcher} needs",
+                f"install {package} there ({spec.python} -m pip install '{package}')",
+            )  # fmt: skip
+        else:
+            yield CheckResult("launcher", "pass", f"{module} is there")
+
+
+def _module(spec: RunSpec, module: str, answer: InterpreterAnswer) -> CheckResult:
+    if answer.module is None:
+        where = spec.workdir if Path(spec.workdir).is_dir() else "the run's folder"
+        return CheckResult(
+            "module", "fail", f"{spec.python} finds no module {module} from {where}",
+            "set workdir: to the folder that holds it, or install it into that environment",
+        )  # fmt: skip
+    if not answer.runnable:
+        return CheckResult(
+            "module", "fail", f"{module} is a package without __main__.py ({answer.module})",
+            f"name the module to run, such as {module}.train",
+        )  # fmt: skip
+    return CheckResult("module", "pass", f"{module} from {answer.module}")

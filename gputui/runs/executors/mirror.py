@@ -1,0 +1,141 @@
+"""Couriers of targets that do not see this machine's files: code is sent as it was at the launch, and what the attempt
+writes there comes back by byte offset.
+
+The far side reports what its files grew by (`far.report`); here each file is only longer. Read first: `apply`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gputui.runs.executors import far
+from gputui.runs.executors.courier import Courier, TargetRefusalError
+from gputui.runs.submission import write_private
+
+GIT_SECONDS = 60.0
+RECORDS = ("started.json", "exit.json", "claim")
+
+
+class MirrorCourier(Courier):
+    """Files there are known here by their own length, less what was here before each was cut off there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.run_dir = folder.parents[1]
+        self.shifts: dict[str, Any] = far.read_record(self.folder / "shifts.json") or {}
+
+    # --- what is sent -------------------------------------------------------------------------------------------------
+
+    def code_paths(self, there: str) -> dict[str, str]:
+        """The working directory here → ``there``; nothing where it is the run's own folder."""
+        workdir = str(self.plan["cwd"])
+        return {} if Path(workdir).is_relative_to(self.run_dir) else {workdir: there}
+
+    @property
+    def follows_others(self) -> bool:
+        """Whether recovery started the attempt, which then runs the code of the one before. What a person starts is
+        the code as it is."""
+        return bool(self.plan.get("course"))
+
+    def code_files(self, workdir: Path) -> list[str]:
+        """What is sent of the working directory: what git knows, and the target's ``files``. Raises
+        TargetRefusalError."""
+        names = known_files(workdir)
+        if names is None:
+            raise TargetRefusalError(f"{workdir} is no git checkout, so that what to copy is not known")
+        for name in self.target.get("files", ()):
+            path = workdir / name
+            found = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+            names += [str(each.relative_to(workdir)) for each in found]
+        return sorted(set(names))
+
+    def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
+        """attempt.json with the paths of the far side."""
+        return {
+            **moved(self.plan, {str(self.run_dir): run_dir, **self.code_paths(code)}),
+            "mirrored": self.metrics_globs(),
+        }
+
+    # --- what comes back ----------------------------------------------------------------------------------------------
+
+    def known(self) -> dict[str, int]:
+        """How many bytes are here of each file as it is there now."""
+        paths = (*self.folder.rglob("*.log"), *self.far.glob("*.jsonl"), *self.metrics_here())
+        names = (str(path.relative_to(self.run_dir)) for path in paths)
+        return {name: self.known_of(name) for name in names}
+
+    def known_of(self, name: str) -> int:
+        path = self.run_dir / name
+        return (path.stat().st_size if path.exists() else 0) - int(self.shifts.get(name, {}).get("base", 0))
+
+    def apply(self, grown: Mapping[str, Mapping[str, Any]], whole: Mapping[str, str]) -> None:
+        """Take in one report. What is here already is left out; a file that was cut off there (``cut`` times so far) is
+        followed from its new beginning."""
+        for name, part in grown.items():
+            path = self.run_dir / name
+            if not path.resolve().is_relative_to(self.run_dir.resolve()):
+                continue
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            cut, before = int(part["cut"]), int(self.shifts.get(name, {}).get("cut", 0))
+            if cut > before:
+                self.shifts[name] = {"cut": cut, "base": path.stat().st_size if path.exists() else 0}
+                write_private(self.folder / "shifts.json", self.shifts)
+            at, known = int(part["at"]), self.known_of(name)
+            data = base64.b64decode(part["data"])
+            if cut >= before and at <= known < at + len(data):
+                with path.open("ab") as file:
+                    file.write(data[known - at :])
+        for name in RECORDS:
+            text = whole.get(name)
+            if text is not None and (not (self.far / name).exists() or (self.far / name).read_text("utf-8") != text):
+                temporary = self.far / f"{name}.new"
+                temporary.write_text(text, "utf-8")
+                temporary.replace(self.far / name)
+
+    def metrics_globs(self) -> list[str]:
+        """The metrics files below the run's folder, from there."""
+        below = [Path(path) for path in self.plan["metrics"]]
+        return [str(path.relative_to(self.run_dir)) for path in below if path.is_relative_to(self.run_dir)]
+
+    def metrics_here(self) -> list[Path]:
+        return [path for glob in self.metrics_globs() for path in self.run_dir.glob(glob) if path.is_file()]
+
+
+def known_files(workdir: Path) -> list[str] | None:
+    """What git knows of a folder, changed files and new ones that it does not ignore included; None where it is none of
+    git's."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(workdir), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            capture_output=True, text=True, errors="surrogateescape", timeout=GIT_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return [name for name in done.stdout.split("\0") if name and (workdir / name).is_file()]
+
+
+def moved(plan: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
+    """The plan with paths here replaced by those there, wherever a path may begin in a word."""
+    longest = sorted(paths, key=len, reverse=True)
+
+    def word(text: str) -> str:
+        for old in longest:
+            text = re.sub(rf"(?<![^=:,]){re.escape(old)}(?=[/:,]|$)", paths[old].replace("\\", r"\\"), text)
+        return text
+
+    def value(given: Any) -> Any:
+        if isinstance(given, str):
+            return word(given)
+        if isinstance(given, list):
+            return [value(each) for each in given]
+        return {name: value(each) for name, each in given.items()} if isinstance(given, dict) else given
+
+    parts = {name: value(plan[name]) for name in ("argv", "env", "cwd", "resume", "resume_from") if name in plan}
+    return {**plan, **parts}

@@ -1,0 +1,117 @@
+"""Couriers of what is reached by SSH alone: files are sent once and asked for as they grow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gputui.runs.executors import far
+from gputui.runs.executors.courier import TargetRefusalError, UnreachableError, python_of
+from gputui.runs.executors.mirror import MirrorCourier
+from gputui.runs.executors.ssh.connection import SshShell
+from gputui.runs.submission import write_private
+
+CODE_SENT = "code.json"
+MAKE = (
+    'umask 077; mkdir -p "$1/attempts/$2/far" "$1/attempts/$2/nodes/0" "$1/checkpoints" "$1/code" && cd "$1" && pwd -P'
+)
+
+
+# …/<tag>/<run>, as `send` makes them: nothing else is ever removed.
+_ROOT = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
+
+
+def tag_of(run_dir: Path) -> str:
+    """Tells runs of one name apart that several homes have on one machine."""
+    return hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
+
+
+def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
+    """Remove a run's folder there, which the records of its attempts in ``folder`` name. Raises OSError."""
+    roots = {str(record["path"]) for path in folder.glob("attempts/*/root.json") if (record := far.read_record(path))}
+    for root in roots:
+        if not _ROOT.fullmatch(root):
+            continue
+        try:
+            done = SshShell(target).call(["rm", "-rf", "--", root], seconds=600.0)
+        except UnreachableError as error:
+            raise OSError(str(error)) from error
+        if done.code != 0:
+            raise OSError(done.words)
+
+
+class SshMirror(MirrorCourier):
+    """The run has a folder there, which is the same for all its attempts."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.shell = SshShell(self.target)
+        self.answer: dict[str, Any] | None = None
+
+    @property
+    def root(self) -> str:
+        """The run's folder there, once it was made."""
+        return str((far.read_record(self.folder / "root.json") or {})["path"])
+
+    @property
+    def far_folder(self) -> str:
+        return f"{self.root}/attempts/{self.plan['attempt']}/far"
+
+    # --- what is sent -------------------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        wanted = f"{self.target.get('folder') or 'gputui-runs'}/{tag_of(self.run_dir)}/{self.run_dir.name}"
+        made = self.shell.call(["bash", "-c", MAKE, "bash", wanted, str(self.plan["attempt"])])
+        root = made.output.strip()
+        if made.code != 0 or not root.startswith("/"):
+            raise TargetRefusalError(f"no folder {wanted} there: {made.words}")
+        write_private(self.folder / "root.json", {"path": root})
+        self.send_code(f"{root}/code")
+        local = self.plan
+        self.plan = self.plan_there(root, f"{root}/code")
+        try:
+            super().send()
+        finally:
+            self.plan = local
+        self.sent(self.shell.send(self.far, None, self.far_folder))
+
+    def send_code(self, there: str) -> None:
+        """Copy the working directory as it is now, unless the attempt runs the code of an earlier one."""
+        for workdir in self.code_paths(there):
+            if not (self.follows_others and (self.run_dir / CODE_SENT).exists()):
+                names = self.code_files(Path(workdir))
+                self.sent(self.shell.send(Path(workdir), "\0".join(names), there))
+                write_private(self.run_dir / CODE_SENT, {"path": there})
+
+    def sent(self, done: Any) -> None:
+        if done.code != 0:
+            raise TargetRefusalError(f"not copied: {done.words}")
+
+    def far_program(self, verb: str, *words: str) -> list[str]:
+        folder = self.far_folder
+        return [python_of(self.plan), "-I", "-S", f"{folder}/far.py", verb, folder, *words]
+
+    def mark_over(self) -> None:
+        self.shell.call(["touch", "--", f"{self.far_folder}/{far.OVER}"])
+
+    # --- what comes back ----------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """How the attempt is, and what its files grew by. Raises UnreachableError."""
+        cuts = {name: shift["cut"] for name, shift in self.shifts.items()}
+        request = json.dumps({"known": self.known(), "cuts": cuts, "metrics": self.metrics_globs()})
+        done = self.shell.call(self.far_program("report"), request, seconds=60.0)
+        try:
+            self.answer = json.loads(done.output)
+        except ValueError:
+            raise UnreachableError(f"no report from there: {done.words}") from None
+        assert self.answer is not None
+        self.apply(self.answer["grown"], self.answer["whole"])
+
+    def drain(self) -> None:
+        while self.answer is None or self.answer["grown"]:
+            self.ask()

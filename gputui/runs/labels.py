@@ -1,0 +1,80 @@
+"""The name, tags and note that a person gives a run.
+
+Stored in the database, and in ``labels.json`` of the run's folder, from which they come back if the database is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gputui.redaction import redact_text
+from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.repository import fitting_name
+from gputui.runs.submission import write_private
+
+LABELS_FILE = "labels.json"
+MOST_TAGS = 16
+LONGEST_NOTE = 500
+
+_TAG = re.compile(r"[^\W_][\w.:/=-]{0,31}")
+
+
+class LabelError(ValueError):
+    """A name or tag that a run cannot have; the text says what it can have."""
+
+
+class Labels(NamedTuple):
+    """What a person calls a run. An empty note is no note."""
+
+    name: str
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+def fitting_labels(name: str, tags: Iterable[str], note: str) -> Labels:
+    """Labels as they are stored: secrets redacted, each tag once and in order, the note on one line. Raises
+    LabelError."""
+    typed = redact_text(name.strip())
+    if not typed or fitting_name(typed) != typed:
+        raise LabelError(f"{name!r} is no name; {fitting_name(name)!r} would be (letters, digits, . _ -, at most 60)")
+    kept = tuple(sorted({fitting_tag(tag) for tag in tags}))
+    if len(kept) > MOST_TAGS:
+        raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(kept)}")
+    return Labels(typed, kept, redact_text(" ".join(note.split()))[:LONGEST_NOTE])
+
+
+def fitting_tag(text: str) -> str:
+    """A tag without its ``#``. Raises LabelError."""
+    tag = redact_text(text.strip().removeprefix("#"))
+    if not _TAG.fullmatch(tag):
+        raise LabelError(f"{text!r} is no tag; a tag is a word of at most 32 letters, digits and . _ - : / =")
+    return tag
+
+
+def store_labels(connection: sqlite3.Connection, run_id: str, labels: Labels) -> None:
+    """Replace a run's labels. Works inside the caller's transaction."""
+    connection.execute("UPDATE runs SET name = ? WHERE run_id = ?", (labels.name, run_id))
+    connection.execute(
+        "INSERT OR REPLACE INTO run_labels (change_id, run_id, tags, note) "
+        "VALUES ((SELECT coalesce(max(change_id), 0) + 1 FROM run_labels), ?, ?, ?)",
+        (run_id, json.dumps(labels.tags), labels.note or None),
+    )
+
+
+def write_labels(run_dir: Path, labels: Labels) -> None:
+    """Keep them with the run's folder. Raises OSError."""
+    write_private(run_dir / LABELS_FILE, labels._asdict())
+
+
+def read_labels(run_dir: Path) -> Labels | None:
+    """Those of the run's folder; None if it has none, or none that can be understood."""
+    try:
+        found: Any = read_foreign_json(run_dir / LABELS_FILE)
+        return fitting_labels(str(found["name"]), [str(tag) for tag in found["tags"]], str(found["note"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,124 @@
+"""Attempts of runs, as they are or as they were at a past moment (``at``, UTC unix seconds; None is now).
+
+Every function raises sqlite3.Error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gputui.store import json_columns
+
+if TYPE_CHECKING:
+    import sqlite3
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a run: what it was started with and how it ended. ``executor`` is who serves it, as the fields of
+    a `runs.identity.ProcessIdentity`, None until that is known."""
+
+    run_id: str
+    number: int
+    state: str
+    params: Mapping[str, Json]
+    gpus: tuple[str, ...]
+    launch: Mapping[str, Json]
+    created_at: float
+    started_at: float | None = None
+    first_step_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    exit: Mapping[str, Json] | None = None
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    stop_requested: str | None = None
+    executor: tuple[int, int, str] | None = None
+
+
+_ATTEMPTS = (
+    "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
+    "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested, "
+    "shim_pid, shim_start_ticks, boot_id FROM attempts"
+)
+
+
+def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
+    """The attempts of a run, first to last; at a past moment each without what came later."""
+    found = [_attempt(row) for row in connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))]
+    return found if at is None else [attempt_at(one, at) for one in found if one.created_at <= at]
+
+
+def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Attempt | None:
+    row = connection.execute(f"{_ATTEMPTS} WHERE run_id = ? AND number = ?", (run_id, number)).fetchone()
+    return None if row is None else _attempt(row)
+
+
+def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> Attempt | None:
+    """The newest attempt that there was at a moment (UTC unix seconds), as it is known now."""
+    row = connection.execute(
+        f"{_ATTEMPTS} WHERE run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", (run_id, at)
+    ).fetchone()
+    return None if row is None else _attempt(row)
+
+
+def _attempt(row: Any) -> Attempt:
+    exit_report = json_columns.optional_mapping(row[12])
+    values = [
+        *row[:3],
+        json_columns.mapping(row[3]),
+        tuple(json_columns.items(row[4])),
+        json_columns.mapping(row[5]),
+        *row[6:12],
+        exit_report,
+        *row[13:18],
+        None if row[18] is None else tuple(row[18:]),
+    ]
+    return Attempt(*values)
+
+
+def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
+    """How long the ended ones among some attempts ran together; None if none has ended."""
+    ended = [
+        max(0.0, each.ended_at - (each.ended_at if each.started_at is None else each.started_at))
+        for each in attempts
+        if each.ended_at is not None
+    ]
+    return sum(ended) if ended else None
+
+
+def attempt_at(attempt: Attempt, at: float) -> Attempt:
+    """An attempt without what happened after a moment."""
+    started = attempt.started_at if is_by(attempt.started_at, at) else None
+    # When the first step was is not known of a run that was rebuilt from its folder.
+    stepped = is_by(attempt.first_step_at if attempt.first_step_at is not None else attempt.started_at, at)
+    known = replace(
+        attempt,
+        started_at=started,
+        first_step_at=attempt.first_step_at if stepped else None,
+        first_step=attempt.first_step if stepped else None,
+    )
+    if is_by(attempt.ended_at, at):
+        return known
+    return replace(
+        known,
+        state="starting" if started is None else "running",
+        ended_at=None,
+        exit_code=None,
+        exit_signal=None,
+        exit=None,
+        last_step=None,
+        stop_requested=None,
+    )
+
+
+def is_by(time: float | None, at: float) -> bool:
+    """Whether something happened, and not after ``at``."""
+    return time is not None and time <= at

@@ -1,0 +1,123 @@
+"""The course of a member of a population: its own training and the parts of its donors' that it continued."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+from gputui.runs.checkpoint_names import explicit_step
+from gputui.runs.spec import Phase
+from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.studies import TrialRecord
+
+LINEAGE = "lineage"
+"""The key of a trial's ``sampler`` with its segments, oldest first."""
+
+
+class LineageError(Exception):
+    """A member's course is not known; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineageSegment:
+    """A part of a member's training that began from a checkpoint with new parameters.
+
+    Attributes:
+        attempt: the attempt of the member's run with which the part began.
+        donor: the trial whose checkpoint it was; None for the member's own.
+        donor_attempt: the donor's attempt that wrote the checkpoint.
+        step: the checkpoint's step; None where its name has none.
+    """
+
+    attempt: int
+    donor: int | None
+    donor_attempt: int
+    step: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LineageSegment:
+        """Raises LineageError for a row that is no segment."""
+        try:
+            donor, step = data["donor"], data["step"]
+            return cls(
+                attempt=int(data["attempt"]),
+                donor=None if donor is None else int(donor),
+                donor_attempt=int(data["donor_attempt"]),
+                step=None if step is None else int(step),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LineageError(f"a stored part of the lineage is not understood: {error!r}") from error
+
+
+def segments_of(trial: TrialRecord) -> list[LineageSegment]:
+    """The parts of a member's training after its first, oldest first. Raises LineageError."""
+    return [LineageSegment.from_json(one) for one in trial.sampler.get(LINEAGE, ())]
+
+
+def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:
+    """The phases of a member's training from its first step on, those in its donors' runs included.
+
+    ``trials`` are all trials of the study: ``trials[number]`` is the member. Raises LineageError where one of the runs
+    was removed, a checkpoint has no step or the stored parts do not fit together; sqlite3.Error.
+    """
+    phases: list[Phase] = []  # the newest first
+    seen: set[tuple[int, int]] = set()
+    trial = _trial(trials, number)
+    last_attempt: int | None = None  # None for the newest
+    until: int | None = None
+    while True:
+        segment = _segment_at(trial, last_attempt)
+        first = _attempt(connection, trial, 1 if segment is None else segment.attempt)
+        if (trial.number, first.number) in seen:
+            raise LineageError(f"the lineage of trial {number} leads back to itself")
+        seen.add((trial.number, first.number))
+        phases.append(Phase(until, {name: first.params[name] for name in trial.params if name in first.params}))
+        if segment is None:
+            break
+        if segment.donor is None:
+            donor, last_attempt, until = trial, segment.attempt - 1, _resumed_step(first)
+        else:
+            donor, last_attempt, until = _trial(trials, segment.donor), segment.donor_attempt, segment.step
+        if until is None:
+            raise LineageError(f"the checkpoint that trial {trial.number} went on from has no step in its name")
+        trial = donor
+    phases.reverse()
+    ends = [phase.until for phase in phases if phase.until is not None]
+    if any(later <= earlier for earlier, later in itertools.pairwise(ends)):
+        raise LineageError(f"trial {number} went back behind a checkpoint that it had gone on from")
+    return phases
+
+
+def _trial(trials: Sequence[TrialRecord], number: int) -> TrialRecord:
+    if number >= len(trials):
+        raise LineageError(f"trial {number}, which is of this lineage, is not known")
+    return trials[number]
+
+
+def _segment_at(trial: TrialRecord, attempt: int | None) -> LineageSegment | None:
+    """The part that an attempt belongs to, the newest for None; None for the member's first part."""
+    begun = [one for one in segments_of(trial) if attempt is None or one.attempt <= attempt]
+    return begun[-1] if begun else None
+
+
+def _attempt(connection: sqlite3.Connection, trial: TrialRecord, number: int) -> Attempt:
+    attempts = [] if trial.run_id is None else read_attempts(connection, trial.run_id)
+    if not attempts:
+        raise LineageError(f"the run of trial {trial.number}, which is of this lineage, was removed")
+    found = next((one for one in attempts if one.number == number), None)
+    if found is None:
+        raise LineageError(f"attempt {number} of {trial.run_id} is not known")
+    return found
+
+
+def _resumed_step(attempt: Attempt) -> int | None:
+    """The step of the checkpoint that an attempt began from."""
+    named = None if attempt.resumed_from is None else explicit_step(PurePath(attempt.resumed_from).name)
+    return attempt.resumed_step if named is None else named

@@ -1,0 +1,48 @@
+"""A member's course as a profile with phases: whoever runs it goes through the same training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import yaml
+
+from gputui.profiles.resolve import RUN_DIR
+from gputui.runs.spec import Phase, RunSpec, Scalar
+
+
+class ProfileChangedError(ValueError):
+    """The file of a study's profile is no profile any more; the text says which and what to do."""
+
+
+def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Scalar], phases: Sequence[Phase]) -> str:
+    """A profile's text with a study's values and phases, to be read from any folder.
+
+    Args:
+        base: the specification that the study made of the profile; its paths are absolute.
+        source: the profile's text.
+        name: the new profile's name.
+        fixed: the parameters that the study sets for every trial.
+        phases: the parameters that change, from the first step on.
+
+    Raises ProfileChangedError.
+    """
+    try:
+        data = yaml.safe_load(source)
+    except yaml.YAMLError:
+        data = None
+    if not isinstance(data, dict) or not isinstance(data.get("params") or {}, dict):
+        raise ProfileChangedError(f"{base.profile_path} has changed and is no profile; gputui check names the line")
+    data["name"] = name
+    if "script" in data:
+        data["script"] = base.program[0]
+    if base.workdir != RUN_DIR:
+        data["workdir"] = base.workdir
+    if "python" in data:
+        data["python"] = base.python
+    params = data["params"] = dict(data.get("params") or {})
+    for key, value in fixed.items():
+        params[key] = {**params[key], "default": value} if isinstance(params.get(key), dict) else value
+    data["phases"] = [
+        {**({} if one.until is None else {"until": one.until}), "params": dict(one.params)} for one in phases
+    ]
+    return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=150)

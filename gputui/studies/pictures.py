@@ -1,0 +1,159 @@
+"""What there is to see of a study, as drawings for the screen and for files: values over trials and over parameters,
+the courses of trials, and the front of two objectives. Pure.
+
+Of a pruned trial the value at its last rung is shown. ``rungs`` are by trial; ``dot_height`` is the height of a point
+in shares of the range: a single dot of a terminal's cell is easily missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from gputui.charts.axes import AxisKind
+from gputui.charts.cells import cell_width
+from gputui.charts.chart import Curve, XAxis, YAxis
+from gputui.charts.envelope import Bin
+from gputui.charts.picture import Drawing
+from gputui.charts.safe_text import clean
+from gputui.store.studies import RungValue, TrialRecord, TrialState
+from gputui.studies.analysis import best_so_far, complete, pareto_front, ranked
+from gputui.studies.spec import Dimension, Objective, StudySpec
+
+Rungs = Mapping[int, Sequence[RungValue]]
+LONGEST_NAME = 16
+COLOURED_COURSES = 5
+"""Courses with a colour of their own: those of the best trials."""
+
+
+def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
+    """The place (from 1) of each trial that is over, in the order of their ends, by its number."""
+    ended = sorted((one for one in trials if one.ended_at is not None), key=lambda one: (one.ended_at, one.number))
+    return {one.number: place for place, one in enumerate(ended, 1)}
+
+
+def over_trials(trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0) -> Drawing:
+    """The values of one objective in the order in which trials ended, and the best so far."""
+    places = ended_places(trials)
+    usable = {one.number for one in complete(trials)}
+    points = [(places[one.number], one.value) for one in trials if one.number in usable and one.number in places]
+    pruned = [(places[number], value) for number, value in _pruned(trials, rungs).items() if number in places]
+    best = best_so_far(trials, objective)
+    return Drawing(
+        _with_bins(
+            Curve(dots(pruned, dot_height), "dim", "pruned"),
+            Curve(dots(points, dot_height), "series.0", "complete"),
+            Curve([_dot(x, value) for x, value in best], "good", "best", best[-1][1] if best else None),
+        ),
+        clean(objective.metric),
+        XAxis("trials over", 1.0, float(max(2, len(places))), "count"),
+        _value_axis([value for _, value in [*points, *best] if value is not None]),
+    )
+
+
+def over_parameter(
+    trials: Sequence[TrialRecord],
+    rungs: Rungs,
+    dimension: Dimension,
+    objective: Objective,
+    dot_height: float = 0.0,
+) -> Drawing:
+    """The values of one objective over a tuned parameter."""
+    name = clean(dimension.name)
+    points = [(x, one.value) for one in complete(trials) if (x := place_of(dimension, one)) is not None]
+    ends = _pruned(trials, rungs)
+    pruned = [
+        (x, ends[one.number]) for one in trials if one.number in ends and (x := place_of(dimension, one)) is not None
+    ]
+    if dimension.kind == "choice":
+        axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
+    else:
+        axis = XAxis(name, dimension.low, dimension.high, scale="log" if dimension.log else "linear")
+    return Drawing(
+        _with_bins(Curve(dots(pruned, dot_height), "dim"), Curve(dots(points, dot_height), "series.0")),
+        f"{clean(objective.metric)} over {name}",
+        axis,
+        _value_axis([value for _, value in points if value is not None]),
+    )
+
+
+def place_of(dimension: Dimension, trial: TrialRecord) -> float | None:
+    """The place of a trial on a parameter's axis: its value, or the place of a choice from 0."""
+    value = trial.params.get(dimension.name)
+    if dimension.kind == "choice":
+        choices = [repr(one) for one in dimension.choices]
+        return float(choices.index(repr(value))) if repr(value) in choices else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Drawing:
+    """The second objective over the first; the Pareto front in its own colour, joined."""
+    known = [one for one in complete(trials) if len(one.values) == len(objectives)]
+    best = sorted(pareto_front(trials, objectives), key=lambda one: one.values[0])
+    return Drawing(
+        _with_bins(
+            Curve(dots([(one.values[0], one.values[1]) for one in known], dot_height), "series.0", "trials"),
+            Curve([_dot(one.values[0], one.values[1]) for one in best], "good", f"front of {len(best)}"),
+        ),
+        f"{clean(objectives[1].metric)} over {clean(objectives[0].metric)}",
+        XAxis(clean(objectives[0].metric)),
+    )
+
+
+def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
+    """What each trial had reached over the steps: the best trials in colours, all others grey."""
+    best = [one.number for one in ranked(trials, spec.objectives)[:COLOURED_COURSES]]
+    others = [one.number for one in trials if one.number not in best]
+    values = {
+        number: [(one.step + 1.0, one.value) for one in rungs.get(number, ()) if one.value is not None]
+        for number in (*others, *best)
+    }
+    grey = [Curve([_dot(x, value) for x, value in values[number]], "dim", is_shadow=True) for number in others]
+    coloured = [
+        Curve([_dot(x, value) for x, value in values[number]], f"series.{place}", f"trial {number}")
+        for place, number in enumerate(best)
+    ]
+    shown = [value for each in values.values() for _, value in each]
+    objective = spec.objectives[0]
+    return Drawing(_with_bins(*grey, *coloured), clean(objective.metric), XAxis("steps"), _value_axis(shown))
+
+
+def dots(points: Sequence[tuple[float, float | None]], height: float) -> list[Bin]:
+    """Points that no line joins, in the order of x."""
+    known = sorted((x, value) for x, value in points if value is not None and math.isfinite(value))
+    half = (max(value for _, value in known) - min(value for _, value in known)) * height / 2 if known else 0.0
+    # Nothing is drawn below 0 that has no value there, so that a logarithmic axis stays one.
+    return [
+        Bin(x, x, value - half if value > half or value <= 0 else value, value + half, value, value, 1, gap_before=True)
+        for x, value in known
+    ]
+
+
+def _dot(x: float, value: float) -> Bin:
+    return Bin(x, x, value, value, value, value, 1)
+
+
+def _with_bins(*curves: Curve) -> list[Curve]:
+    return [curve for curve in curves if curve.bins]
+
+
+def _pruned(trials: Sequence[TrialRecord], rungs: Rungs) -> dict[int, float | None]:
+    """What each pruned trial had reached at its last rung, by number."""
+    return {
+        one.number: rungs[one.number][-1].value
+        for one in trials
+        if one.state is TrialState.PRUNED and rungs.get(one.number)
+    }
+
+
+def _axis_names(dimension: Dimension) -> tuple[str, ...]:
+    """The choices as an axis shows them; one with characters of another width by its place."""
+    names = [clean(str(value))[:LONGEST_NAME] for value in dimension.choices]
+    return tuple(name if cell_width(name) == len(name) else f"#{place}" for place, name in enumerate(names))
+
+
+def _value_axis(values: Sequence[float]) -> YAxis:
+    """Logarithmic where the values span more than a factor of 100."""
+    least, most = min(values, default=1.0), max(values, default=1.0)
+    kind: AxisKind = "log" if least > 0 and most / least > 100 else "linear"
+    return YAxis(kind)

@@ -1,0 +1,36 @@
+"""What an attempt left is judged by what was said, and kept without the secrets in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputui.agent.lifecycle.active_run import Task
+from gputui.agent.lifecycle.postmortem import examine
+from gputui.redaction import REDACTED, Redactor
+from gputui.store.attempts import Attempt
+
+
+def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_path: Path) -> None:
+    secret = "CUDA out of memory"
+    (tmp_path / "output.log").write_text(
+        'Traceback (most recent call last):\n  File "/x.py", line 3, in <module>\n    main()\n'
+        f"torch.OutOfMemoryError: {secret}. Tried to allocate 2.00 GiB. password=hunter2\n"
+    )
+    attempt = Attempt("r-1", 1, "running", {}, (), {}, 1.0, 1.0)
+    task = Task(
+        folder=tmp_path,
+        attempt=attempt,
+        exit_record={"code": 1},
+        survivors=(),
+        launcher="python",
+        rebooted=False,
+        ended_at=2.0,
+        checkpoints=None,
+        checkpoints_wanted=0,
+        redactor=Redactor([secret]),
+    )
+    findings = examine(task)
+    assert findings.incident.kind == "cuda_oom"
+    shown = repr(findings)
+    assert REDACTED in shown and secret not in shown and "hunter2" not in shown
+    assert any(REDACTED in line for line in findings.incident.evidence_lines)

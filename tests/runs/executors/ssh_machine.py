@@ -1,0 +1,88 @@
+"""A real sshd on loopback, for another machine that shares no folder with this one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import wait_until
+from tests.runs.executors.slurm_cluster import PATH, free_ports
+
+WAIT_SECONDS = 90.0
+PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
+
+
+class Far:
+    """An sshd of the test's own; runs lie below ``runs``. What it starts has ``environment`` besides."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
+        (port,) = free_ports(1)
+        for name in ("host", "user"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        shutil.copy(folder / "user.pub", folder / "authorized")
+        (folder / "sshd_config").write_text(
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+            f"PidFile {folder}/pid\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+            + "".join(f"SetEnv {name}={value}\n" for name, value in environment.items())
+        )
+        host_key = " ".join((folder / "host.pub").read_text().split()[:2])
+        (folder / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
+        self.config.write_text(
+            f"Host kepler\n  HostName 127.0.0.1\n  Port {port}\n  User root\n  IdentityFile {folder}/user\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
+        )
+        self.start()
+
+    def start(self) -> None:
+        Path("/run/sshd").mkdir(exist_ok=True)
+        program = shutil.which("sshd", path=PATH)
+        assert program is not None
+        self.process = subprocess.Popen(
+            [program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        wait_until(lambda: self.call("true") == 0, WAIT_SECONDS, "sshd")
+
+    def call(self, *words: str) -> int:
+        argv = ["ssh", "-F", str(self.config), "-o", "BatchMode=yes", "-o", "ControlPath=none", "kepler", *words]
+        return subprocess.run(argv, capture_output=True, timeout=20, check=False).returncode
+
+    def stop(self) -> None:
+        """The daemon and every connection through it."""
+        if self.process.returncode is not None:
+            return
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            process.kill()
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def far_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[Far]:
+    """Skips where there is no sshd."""
+    gone = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    if gone or os.geteuid() != 0:
+        pytest.skip(f"no {', '.join(gone)}: apt-get install openssh-server rsync" if gone else "an own sshd needs root")
+    runtime = Path(tempfile.mkdtemp(prefix="gputui-"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    folder.mkdir()
+    made = Far(folder, **environment)
+    try:
+        yield made
+    finally:
+        for socket in (runtime / "gputui-ssh").glob("*"):
+            subprocess.run(
+                ["ssh", "-F", str(made.config), "-o", f"ControlPath={socket}", "-O", "exit", "kepler"],
+                capture_output=True, timeout=20, check=False,
+            )  # fmt: skip
+        made.stop()
+        shutil.rmtree(runtime)

@@ -1,0 +1,107 @@
+"""What the far side goes on from, where nobody else sees its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.runs.executors.far import Course, newest_checkpoint
+
+
+class There:
+    """A run's folder there; hours are those of its clock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.checkpoints = root, root / "checkpoints"
+        self.checkpoints.mkdir()
+
+    def attempt(self, number: int, begun: float, ended: float, base: str | None = None) -> None:
+        folder = self.folder(number)
+        folder.mkdir(parents=True)
+        (folder / "claim").write_text("token")
+        os.utime(folder / "claim", (begun * 3600,) * 2)
+        (folder / "exit.json").write_text(json.dumps({"code": 1, "ended_at": ended * 3600}))
+        resumed = None if base is None else str(self.checkpoints / base)
+        (folder / "attempt.json").write_text(json.dumps({"attempt": number, "resume_from": resumed}))
+
+    def folder(self, number: int) -> Path:
+        return self.root / "attempts" / str(number) / "far"
+
+    def save(self, name: str, at: float) -> None:
+        with zipfile.ZipFile(self.checkpoints / name, "w") as archive:
+            archive.writestr("weights", "w")
+        os.utime(self.checkpoints / name, (at * 3600,) * 2)
+
+    def found(self, *course: dict[str, Any]) -> str | None:
+        found = newest_checkpoint(self.checkpoints, "*.pt", Course(self.folder(9), list(course)))
+        return None if found is None else Path(found).name
+
+
+def of(attempt: int, *, until: float | None = None, failed: bool = False) -> dict[str, Any]:
+    return {"attempt": attempt, "until": None if until is None else until * 3600, "failed": failed}
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> There:
+    made = There(tmp_path)
+    made.attempt(1, 1.0, 3.0)
+    made.attempt(2, 4.0, 6.0)
+    for name, at in (("other.pt", 0.5), ("step_10.pt", 1.5), ("step_20.pt", 2.5), ("between.pt", 3.5)):
+        made.save(name, at)
+    return made
+
+
+def test_only_what_its_course_wrote_is_taken(there: There) -> None:
+    assert there.found(of(1), of(2)) == "step_20.pt"
+    assert there.found(of(2)) is None
+    there.save("step_30.pt", 5.0)
+    assert there.found(of(1), of(2)) == "step_30.pt"
+    assert there.found() is None and there.found(of(7)) is None
+
+
+def test_what_was_written_after_numbers_went_wrong_is_not(there: There) -> None:
+    assert there.found(of(1, until=2.0)) == "step_10.pt"
+    assert there.found(of(1, until=1.0)) is None
+
+
+def test_one_that_could_not_be_begun_from_is_tried_after_those_before(there: There) -> None:
+    there.attempt(3, 7.0, 7.1, "step_20.pt")
+    assert there.found(of(1), of(3)) == "step_20.pt"
+    assert there.found(of(1), of(3, failed=True)) == "step_10.pt"
+    (there.checkpoints / "step_10.pt").unlink()
+    assert there.found(of(1), of(3, failed=True)) == "step_20.pt"
+
+
+def test_what_another_run_may_have_written_into_a_shared_folder_is_not_taken(tmp_path: Path) -> None:
+    """Runs of one user there, each in a folder of its tag; only those count that save in the same place."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (tmp_path / "alias").symlink_to(shared)
+    there, other, apart = (There(make(tmp_path / name)) for name in ("aaaa/run-1", "bbbb/run-2", "cccc/run-3"))
+    there.attempt(1, 1.0, 9.0)
+    other.attempt(1, 2.0, 4.0)
+    apart.attempt(1, 1.0, 9.0)
+    for one, place in ((there, shared), (other, tmp_path / "alias"), (apart, tmp_path)):
+        path = one.folder(1) / "attempt.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoints": str(place)}))
+    there.checkpoints = shared
+    for name, at in (("step_10.pt", 1.5), ("step_20.pt", 3.0)):
+        there.save(name, at)
+
+    def found() -> str | None:
+        path = newest_checkpoint(shared, "*.pt", Course(there.folder(1), [of(1)]))
+        return None if path is None else Path(path).name
+
+    assert found() == "step_10.pt"
+    there.save("step_30.pt", 5.0)
+    assert found() == "step_30.pt"
+
+
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,247 @@
+"""A study's process on a real store, with the agent's part done by hand: what only chance would show with processes."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import sqlite3
+import zipfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gputui.agent.commands import dispatch
+from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.config import Workspace
+from gputui.runs import repository
+from gputui.runs.repository import transaction
+from gputui.runs.spec import CheckpointSpec, RunSpec
+from gputui.runs.submission import read_ticket, write_spec
+from gputui.store import commands
+from gputui.store.commands import PendingCommand
+from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
+from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_trials
+from gputui.studies import rows
+from gputui.studies.process import StudyProcess
+from gputui.studies.spec import Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
+
+STUDY = "s-1"
+BASE = RunSpec(
+    "net", "python", ("net.py",), "/", "/usr/bin/python", params={"rate": 0.5, "steps": 100},
+    checkpoints=CheckpointSpec("{run_dir}/checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
+)  # fmt: skip
+GRID = StudySpec(
+    "s", "net", (Dimension("rate", "choice", choices=(0.1, 0.2, 0.3, 0.4)),), (Objective("loss", over="last"),),
+    SamplerSpec("grid"), parallel=2,
+)  # fmt: skip
+POPULATION = replace(
+    GRID,
+    space=(Dimension("rate", "float", 0.01, 1.0, log=True),),
+    sampler=SamplerSpec(),
+    pbt=PbtSpec(members=4, every=10),
+    parallel=4,
+)
+
+
+@dataclass(slots=True)
+class Desk:
+    """``wall`` is the time, in UTC unix seconds."""
+
+    workspace: Workspace
+    connection: sqlite3.Connection
+    spec: StudySpec
+    base: RunSpec = BASE
+    wall: float = 1_790_000_000.0
+    process: StudyProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = self.workspace.studies / STUDY
+        folder.mkdir(parents=True)
+        write_spec(folder / rows.SPEC_FILE, self.base)
+        with transaction(self.connection):
+            rows.begin_study(self.connection, STUDY, self.spec, source="", now=self.wall, actor="me")
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process in place of the one that was."""
+        self.process = StudyProcess(self.workspace, self.connection, STUDY, lambda: self.wall)
+
+    # --- what the agent does --------------------------------------------------------------------------------------
+
+    def work(self, turns: int = 12) -> None:
+        """Let process and agent go on until neither has anything to do."""
+        idle = 0
+        for _ in range(turns):
+            self.process.turn()
+            # A verdict is one turn, what follows from it the next.
+            idle = 0 if self.carry_out() else idle + 1
+            if idle == 3:
+                break
+
+    def pending(self, *verbs: str) -> list[PendingCommand]:
+        return [one for one in commands.pending(self.connection) if not verbs or one.verb in verbs]
+
+    def carry_out(self) -> int:
+        """Do what is asked for at once: how much it was."""
+        found = self.pending()
+        for one in found:
+            if one.verb == "run":
+                self._make_run(one)
+            elif one.verb == "stop":
+                self.move(one.run_id or "", RunState.STOPPING, RunState.STOPPED, cause=one.args["reason"])
+            else:
+                run = get_run(self.connection, one.run_id or "")
+                assert run is not None
+                params = {**run.params, **one.args.get("set", {})}
+                with transaction(self.connection):
+                    repository.set_next_attempt(
+                        self.connection, run.run_id, params=params, resume_from=one.args.get("from"), not_before=None
+                    )
+                self.move(run.run_id, RunState.QUEUED)
+                self.attempt(run.run_id)
+            with transaction(self.connection):
+                commands.give_answer(self.connection, one.command_id, "done", now=self.wall, result={})
+        return len(found)
+
+    def ask(self, verb: str, run_id: str | None = None, **args: Any) -> None:
+        """What a person asks for, answered by the agent's own handler. Raises RefusedError."""
+        command_id = commands.submit(self.connection, verb, run_id, {"study": STUDY, **args}, "me", now=self.wall)
+        (command,) = [one for one in self.pending(verb) if one.command_id == command_id]
+        with selectors.DefaultSelector() as selector:
+            context = AgentContext.of(
+                self.connection, self.workspace, wake=lambda: None, now=lambda: self.wall, monotonic=lambda: self.wall
+            )
+            try:
+                dispatch.HANDLERS[verb](Supervisor(context, selector), command)
+            except RefusedError:
+                commands.give_answer(self.connection, command_id, "refused", now=self.wall)
+                raise
+
+    def refuse(self, *verbs: str, kind: str | None = None) -> int:
+        found = self.pending(*verbs)
+        for one in found:
+            result = None if kind is None else {"refusal": kind}
+            commands.give_answer(
+                self.connection, one.command_id, "refused", now=self.wall, reason="refused", result=result
+            )
+        return len(found)
+
+    def _make_run(self, command: PendingCommand) -> None:
+        ticket, spec = read_ticket(self.workspace, command.args["ticket"])
+        run_id = f"{command.args['name']}-1"
+        sequence = self.connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
+        with transaction(self.connection):
+            repository.insert_run(
+                self.connection, run_id=run_id, sequence=sequence, name=command.args["name"], spec=spec,
+                params=spec.params, now=self.wall, actor=command.actor,
+            )  # fmt: skip
+            assert rows.adopt_run(self.connection, STUDY, spec.trial or 0, command.command_id, run_id)
+        ticket.unlink()
+        self.attempt(run_id)
+
+    def attempt(self, run_id: str) -> None:
+        """The next attempt of a queued run begins."""
+        run = get_run(self.connection, run_id)
+        assert run is not None
+        number = run.attempt + 1
+        with transaction(self.connection):
+            self.connection.execute(
+                "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, "
+                "resumed_from) SELECT run_id, ?, 'running', params, '[]', '{}', ?, ?, resume_from FROM runs "
+                "WHERE run_id = ?",
+                (number, self.wall, self.wall, run_id),
+            )
+            self.connection.execute("UPDATE runs SET attempt = ? WHERE run_id = ?", (number, run_id))
+        self.move(run_id, RunState.STARTING, RunState.RUNNING)
+
+    def move(self, run_id: str, *states: RunState, cause: str = "test") -> None:
+        for state in states:
+            run = get_run(self.connection, run_id)
+            assert run is not None
+            with transaction(self.connection):
+                repository.move(self.connection, run, state, cause=cause, now=self.wall)
+        if states[-1].is_over:
+            self.connection.execute(
+                "UPDATE attempts SET state = ?, ended_at = ? WHERE run_id = ? AND ended_at IS NULL",
+                (states[-1], self.wall, run_id),
+            )
+
+    # --- what runs do ---------------------------------------------------------------------------------------------
+
+    def report(self, number: int, step: int, loss: float) -> None:
+        """A line of a trial's run, in its newest attempt."""
+        run_id = self.trial(number).run_id
+        run = get_run(self.connection, run_id or "")
+        assert run is not None
+        with transaction(self.connection):
+            self.connection.execute(
+                "INSERT OR IGNORE INTO metric_sources (run_id, path, format) VALUES (?, 'm', 'jsonl')", (run_id,)
+            )
+            source, offset = self.connection.execute(
+                "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
+            ).fetchone()
+            self.connection.execute(
+                "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
+                "VALUES (?, 0, ?, ?, ?, ?, ?)",
+                (source, offset, run.attempt, step, self.wall, json.dumps({"step": step, "loss": loss})),
+            )
+            self.connection.execute(
+                "UPDATE metric_sources SET byte_offset = ? WHERE source_id = ?", (offset + 1, source)
+            )
+            self.connection.execute(
+                "UPDATE attempts SET last_step = ? WHERE run_id = ? AND number = ?", (step, run_id, run.attempt)
+            )
+
+    def save(self, number: int, step: int, attempt: int = 1) -> Path:
+        """A whole checkpoint of a trial's run, in the ledger."""
+        run_id = self.trial(number).run_id or ""
+        path = self.workspace.run_dir(run_id) / "checkpoints" / f"step_{step}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("state", f"{run_id} {step}")
+        found = path.stat()
+        self.connection.execute(
+            "INSERT OR REPLACE INTO checkpoints (run_id, path, attempt, origin, modified_ns, size_bytes, step, "
+            "first_seen_at, is_settled, verdict, why, failed_starts) "
+            "VALUES (?, ?, ?, 'run', ?, ?, ?, ?, 1, 'valid', '', 0)",
+            (run_id, str(path), attempt, found.st_mtime_ns, found.st_size, step, self.wall),
+        )
+        return path
+
+    def end(self, number: int, state: RunState, *, incident: str | None = None) -> None:
+        """A trial's run ends."""
+        run_id = self.trial(number).run_id or ""
+        if incident is not None:
+            self.connection.execute(
+                "INSERT INTO incidents (run_id, attempt, at, kind, summary, fingerprint, evidence) "
+                "SELECT run_id, attempt, ?, ?, ?, ?, '[]' FROM runs WHERE run_id = ?",
+                (self.wall, incident, incident, incident, run_id),
+            )
+        self.move(run_id, state, cause=incident or state)
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def study(self) -> StudyRecord:
+        found = get_study(self.connection, STUDY)
+        assert found is not None
+        return found
+
+    @property
+    def trials(self) -> list[TrialRecord]:
+        return read_trials(self.connection, STUDY)
+
+    def trial(self, number: int) -> TrialRecord:
+        return self.trials[number]
+
+    def states(self) -> list[str]:
+        return [one.state.value for one in self.trials]
+
+    def attempts(self, number: int) -> list[dict[str, Any]]:
+        found = self.connection.execute(
+            "SELECT params, resumed_from FROM attempts WHERE run_id = ? ORDER BY number", (self.trial(number).run_id,)
+        ).fetchall()
+        return [{"params": json.loads(params), "from": resumed} for params, resumed in found]

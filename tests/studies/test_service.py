@@ -1,0 +1,95 @@
+"""Which studies the agent keeps a process for, and when it starts one again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.agent import studies
+from gputui.agent.child_processes import Ended
+from gputui.agent.context import AgentContext
+from gputui.agent.studies import AGAIN_SECONDS, STEADY_SECONDS, Studies
+from gputui.config import Workspace
+from gputui.runs.repository import transaction
+from gputui.studies import rows
+from tests.stores import open_store
+from tests.studies.desk import GRID, STUDY
+
+
+class Child:
+    """A process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.end: Ended | None = None
+
+    def ended(self) -> Ended | None:
+        return self.end
+
+
+class Service:
+    """The agent's part at a clock of its own; ``started`` are the processes so far."""
+
+    def __init__(self, workspace: Workspace, connection: sqlite3.Connection, patched: pytest.MonkeyPatch) -> None:
+        self.seconds = 1000.0
+        self.started: list[Child] = []
+        self.connection = connection
+        patched.setattr(studies, "adopt", lambda _: None)
+        patched.setattr(studies, "start", self._start)
+        context = AgentContext.of(
+            connection, workspace, wake=lambda: None, now=lambda: 1_790_000_000.0, monotonic=lambda: self.seconds
+        )
+        self.studies = Studies(context)
+
+    def _start(self, _module: str, _arguments: tuple[str, ...], _log: Path) -> Child:
+        self.started.append(Child())
+        return self.started[-1]
+
+    def lives_for(self, seconds: float) -> None:
+        """The newest process fails after so long."""
+        self.seconds += seconds
+        self.started[-1].end = Ended("was killed")
+        self.studies.turn()
+
+    def seconds_to_next(self) -> float:
+        """How long it takes until another process is started."""
+        count, began = len(self.started), self.seconds
+        self.studies.turn()
+        while len(self.started) == count:
+            self.seconds += 0.5
+            self.studies.turn()
+        return self.seconds - began
+
+    def reported(self) -> int:
+        found: int = self.connection.execute(
+            "SELECT count(*) FROM events WHERE kind = 'study_process_failed'"
+        ).fetchone()[0]
+        return found
+
+
+@pytest.fixture
+def service(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    with closing(open_store(workspace.database)) as connection:
+        with transaction(connection):
+            rows.begin_study(connection, STUDY, GRID, source="", now=1_790_000_000.0, actor="me")
+        made = Service(workspace, connection, monkeypatch)
+        made.studies.turn()
+        assert len(made.started) == 1
+        yield made
+
+
+def test_failures_in_a_row_are_tried_again_less_and_less_often(service: Service) -> None:
+    for seconds in (*AGAIN_SECONDS, AGAIN_SECONDS[-1]):
+        service.lives_for(0.0)
+        assert service.seconds_to_next() == seconds
+    assert service.reported() == 1
+
+
+def test_the_end_of_a_process_that_worked_for_long_is_a_first_failure(service: Service) -> None:
+    for _ in AGAIN_SECONDS:
+        service.lives_for(STEADY_SECONDS)
+        assert service.seconds_to_next() == AGAIN_SECONDS[0]
+    assert service.reported() == len(AGAIN_SECONDS)

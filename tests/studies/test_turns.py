@@ -1,0 +1,391 @@
+"""What a study's process does, turn by turn, and what a person asks for meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from gputui.agent.commands.refusal import RefusedError
+from gputui.config import Workspace
+from gputui.store import commands
+from gputui.store.run_states import RunState
+from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
+from gputui.studies import process, rows, sampling
+from gputui.studies.__main__ import WELL, serve
+from gputui.studies.decide import MOST_STARTS
+from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec, StudySpecError
+from tests.stores import open_store
+from tests.studies.desk import GRID, STUDY, Desk
+
+RANDOM = replace(
+    GRID,
+    space=(Dimension("rate", "float", 0.0, 1.0),),
+    sampler=SamplerSpec("random"),
+    budget=Budget(trials=3),
+    pruner=PrunerSpec("median", length=100, rungs=10, startup=0),
+)
+
+Begin = Callable[[StudySpec], Desk]
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    with closing(open_store(workspace.database)) as made:
+        yield made
+
+
+@pytest.fixture
+def begin(workspace: Workspace, connection: sqlite3.Connection) -> Begin:
+    return lambda spec: Desk(workspace, connection, spec)
+
+
+def finish(desk: Desk, number: int, loss: float = 0.5) -> None:
+    desk.report(number, 99, loss)
+    desk.end(number, RunState.SUCCEEDED)
+
+
+# --- what the agent or the store refuses ------------------------------------------------------------------------------
+
+
+def test_a_trial_that_could_not_be_written_is_not_counted_by_optuna(
+    begin: Begin, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(RANDOM)
+
+    def full(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "insert_trial", full)
+        with pytest.raises(sqlite3.OperationalError):
+            desk.process.turn()
+    desk.work()
+    mirror = desk.process._mirror
+    assert mirror is not None and mirror.size == len(desk.trials) == 2
+    desk.report(1, 50, 0.9)
+    desk.process.turn()
+    assert desk.trial(1).rung == 5
+
+
+def test_a_trial_goes_on_where_optuna_was_removed_meanwhile(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(RANDOM)
+    desk.work()
+    desk.restart()
+    monkeypatch.setattr(sampling, "OptunaMirror", None)
+    monkeypatch.setattr(process, "OptunaMirror", None)
+    monkeypatch.setattr(process, "missing_library", lambda _: "Optuna is not installed; pip install it")
+    desk.report(0, 50, 0.9)
+    desk.process.turn()
+    assert (desk.study.state, desk.trial(0).state.value) == (StudyState.PAUSED, "running")
+    desk.process.turn()
+    assert desk.trial(0).rung == 5
+    finish(desk, 0)
+    desk.process.turn()
+    assert desk.trial(0).state.value == "complete"
+
+
+def recovering(desk: Desk) -> None:
+    """Trial 0 met a fault of the machine after its first checkpoint, and is asked to resume."""
+    desk.work()
+    desk.report(0, 5, 0.5)
+    desk.end(0, RunState.FAILED, incident="nccl_error")
+    desk.process.turn()
+    assert [one.verb for one in desk.pending()] == ["resume"]
+
+
+def test_a_resume_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> None:
+    desk = begin(GRID)
+    recovering(desk)
+    desk.refuse("resume", kind=commands.NO_CHECKPOINT)
+    desk.process.turn()
+    assert [one.verb for one in desk.pending()] == ["restart"]
+
+
+def test_a_resume_that_is_refused_for_now_is_asked_for_again(begin: Begin) -> None:
+    desk = begin(GRID)
+    recovering(desk)
+    desk.refuse("resume")
+    desk.process.turn()
+    assert not desk.pending() and desk.trial(0).state.value == "launching"
+    desk.wall += process.AGAIN_SECONDS
+    desk.work()
+    assert desk.trial(0).state.value == "running" and len(desk.attempts(0)) == 2
+
+
+def test_a_resume_that_is_never_possible_fails_the_trial_at_last(begin: Begin) -> None:
+    desk = begin(GRID)
+    recovering(desk)
+    for _ in range(MOST_STARTS):
+        desk.refuse("resume")
+        desk.wall += process.AGAIN_SECONDS
+        desk.process.turn()
+    assert desk.trial(0).state.value == "failed" and not desk.pending("resume", "restart")
+
+
+# --- rungs that pass while no process lives ---------------------------------------------------------------------------
+
+
+def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(RANDOM)
+    desk.work()
+    for step in range(40):
+        desk.report(0, step, 0.9 if step < 10 else 0.5)
+    desk.process.turn()
+    found = [(one.rung, one.step, one.value) for one in read_rungs(desk.connection, STUDY)]
+    assert found == [(1, 9, 0.9), (2, 19, 0.5), (3, 29, 0.5), (4, 39, 0.5)]
+    finish(desk, 0)
+    desk.process.turn()
+    # No process lives while the other one passes four rungs, of which the second is the first bad one.
+    desk.restart()
+    for step in range(40):
+        desk.report(1, step, 0.8)
+    desk.process.turn()
+    assert (desk.trial(1).state.value, desk.trial(1).rung) == ("pruning", 2)
+    assert [one.rung for one in read_rungs(desk.connection, STUDY, numbers=[1])] == [1, 2]
+
+
+def test_the_next_trial_is_prepared_while_the_one_that_is_cut_short_ends(begin: Begin) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(replace(RANDOM, parallel=1))
+    desk.work()
+    for step in range(40):
+        desk.report(0, step, 0.5)
+    finish(desk, 0)
+    desk.work()
+    for step in range(40):
+        desk.report(1, step, 0.8)
+    desk.process.turn()
+    assert desk.states() == ["complete", "pruning", "launching"]
+    assert sorted(one.verb for one in desk.pending()) == ["run", "stop"]
+    desk.work()
+    assert desk.states() == ["complete", "pruned", "running"]
+
+
+# --- the end of a study, and what a person asks for meanwhile ---------------------------------------------------------
+
+
+def test_a_budget_that_is_extended_while_the_study_ends_counts(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = begin(replace(GRID, sampler=SamplerSpec("grid"), budget=Budget(trials=1)))
+    desk.work()
+    finish(desk, 0)
+    desk.process.turn()  # the verdict; the next turn ends the study
+    assert desk.study.state is StudyState.FINISHED
+    desk.ask("study_extend", trials=1)
+    desk.work()
+    finish(desk, 1)
+    decided = process.decide.next_move
+
+    def asked_meanwhile(*given: object, **named: object) -> object:
+        found = decided(*given, **named)  # type: ignore[arg-type]
+        if found.over is not None and len(desk.trials) == 2:
+            desk.ask("study_extend", trials=1)
+        return found
+
+    monkeypatch.setattr(process.decide, "next_move", asked_meanwhile)
+    assert desk.process.turn()
+    assert desk.study.state is StudyState.RUNNING
+    desk.work()
+    assert len(desk.trials) == 3
+
+
+def test_a_point_that_is_added_while_the_study_ends_is_run(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = begin(replace(GRID, budget=Budget(trials=1)))
+    desk.work()
+    finish(desk, 0)
+    decided = process.decide.next_move
+
+    def asked_meanwhile(*given: object, **named: object) -> object:
+        found = decided(*given, **named)  # type: ignore[arg-type]
+        if found.over is not None and len(desk.trials) == 1:
+            desk.ask("study_enqueue", set={"rate": 0.3})
+        return found
+
+    monkeypatch.setattr(process.decide, "next_move", asked_meanwhile)
+    assert desk.process.turn()
+    desk.work()
+    assert desk.states() == ["complete", "running"] and desk.trial(1).params == {"rate": 0.3}
+
+
+def test_a_study_that_is_stopped_and_resumed_leaves_no_point_out(begin: Begin) -> None:
+    desk = begin(GRID)
+    desk.work()
+    finish(desk, 0)
+    desk.report(1, 5, 0.5)
+    desk.work()
+    assert desk.states() == ["complete", "running", "running"]
+    desk.wall += 10
+    desk.ask("study_stop")
+    desk.work()
+    assert (desk.study.state, desk.states()) == (StudyState.STOPPED, ["complete", "stopped", "stopped"])
+    desk.wall += 10
+    desk.ask("study_resume")
+    desk.work()
+    assert desk.states() == ["complete", "running", "running"]
+    # Trial 1 had made a step and may have a checkpoint, trial 2 had not.
+    verbs = [row[0] for row in desk.connection.execute("SELECT verb FROM commands WHERE verb IN ('resume', 'restart')")]
+    assert sorted(verbs) == ["restart", "resume"]
+    for _ in range(4):
+        for number, state in enumerate(desk.states()):
+            if state == "running":
+                finish(desk, number)
+        desk.work()
+    assert desk.study.state is StudyState.FINISHED and desk.states() == ["complete"] * 4
+    runs = desk.connection.execute("SELECT count(*), count(DISTINCT trial) FROM runs").fetchone()
+    assert runs == (4, 4)
+
+
+def test_a_trial_that_a_person_stopped_by_itself_stays_so(begin: Begin) -> None:
+    desk = begin(GRID)
+    desk.work()
+    desk.end(0, RunState.STOPPED)
+    desk.work()
+    desk.wall += 10
+    desk.ask("study_stop")
+    desk.work()
+    desk.ask("study_resume")
+    desk.work()
+    assert desk.states()[0] == "stopped" and "stopped" not in desk.states()[1:]
+
+
+@pytest.mark.parametrize("verb", ["study_enqueue", "study_extend", "study_resume", "study_pause"])
+def test_a_study_that_stops_takes_nothing_more(verb: str, begin: Begin) -> None:
+    desk = begin(replace(GRID, budget=Budget(trials=3)))
+    desk.work()
+    desk.ask("study_stop")
+    args = {"study_enqueue": {"set": {"rate": 0.1}}, "study_extend": {"trials": 1}}.get(verb, {})
+    with pytest.raises(RefusedError):
+        desk.ask(verb, **args)
+    assert len(desk.trials) == 2
+
+
+def test_what_is_not_given_of_a_point_is_as_in_the_best_trial_that_keeps_the_constraints(begin: Begin) -> None:
+    space = (*GRID.space, Dimension("width", "choice", choices=(1, 2)))
+    desk = begin(replace(GRID, space=space, budget=Budget(trials=2)))
+    desk.work()
+    finish(desk, 0, 0.1)
+    finish(desk, 1, 0.2)
+    desk.connection.execute("UPDATE trials SET constraint_values = '[0.5]' WHERE number = 0")
+    desk.work()
+    desk.connection.execute("UPDATE trials SET constraint_values = '[0.5]' WHERE number = 0")
+    desk.ask("study_enqueue", set={"rate": 0.4})
+    assert desk.trial(2).params == {"rate": 0.4, "width": desk.trial(1).params["width"]}
+
+
+# --- the best trials run to the end -----------------------------------------------------------------------------------
+
+
+def test_the_best_of_those_that_were_cut_short_run_to_the_end(begin: Begin) -> None:
+    pytest.importorskip("optuna")
+    pruner = PrunerSpec("median", length=100, rungs=10, startup=0)
+    desk = begin(replace(GRID, pruner=pruner, rerun=2, parallel=1))
+    losses = {0.1: 0.5, 0.2: 0.9, 0.3: 0.6, 0.4: 0.8}
+    while len(desk.trials) < 4 or desk.states()[3] in ("launching", "running"):
+        desk.work()
+        number = len(desk.trials) - 1
+        desk.report(number, 49, losses[desk.trial(number).params["rate"]])
+        desk.process.turn()
+        if desk.trial(number).state.value == "running":
+            finish(desk, number, losses[desk.trial(number).params["rate"]])
+        desk.carry_out()
+        desk.process.turn()
+    assert desk.states()[:4] == ["complete", "pruned", "pruned", "pruned"]
+    desk.work()
+    again = desk.trial(4)
+    assert (again.origin, again.parent, again.params) == ("rerun", 2, {"rate": 0.3})
+    # Whatever it reports, it is not cut short another time.
+    desk.report(4, 49, 5.0)
+    desk.work()
+    assert desk.trial(4).state.value == "running"
+    finish(desk, 4, 0.55)
+    desk.work()
+    assert desk.study.state is StudyState.FINISHED and len(desk.trials) == 5
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_removed_still_counts_for_the_budget(begin: Begin) -> None:
+    desk = begin(replace(GRID, budget=Budget(gpu_hours=1.0)))
+    desk.work()
+    run_id = desk.trial(0).run_id or ""
+    desk.connection.execute('UPDATE attempts SET gpus = \'["a", "b"]\' WHERE run_id = ?', (run_id,))
+    desk.wall += 900
+    finish(desk, 0)
+    desk.work()
+    assert study_gpu_hours(desk.connection, STUDY, desk.wall) == pytest.approx(0.5)
+    desk.ask("rm", run_id)
+    assert study_gpu_hours(desk.connection, STUDY, desk.wall) == pytest.approx(0.5)
+    assert desk.trial(0).run_id is None and desk.trial(0).state.value == "complete"
+
+
+def test_the_time_of_a_study_that_was_over_or_paused_does_not_count(begin: Begin) -> None:
+    desk = begin(replace(GRID, budget=Budget(wall_seconds=100.0)))
+    desk.work()
+    desk.wall += 60
+    desk.ask("study_pause")
+    desk.wall += 1000
+    desk.ask("study_resume")
+    assert study_wall_seconds(desk.connection, STUDY, desk.wall) == pytest.approx(60)
+    desk.wall += 41
+    desk.work()
+    assert desk.study.state is StudyState.FINISHED
+    desk.wall += 5000
+    desk.ask("study_extend", wall_seconds=50.0)
+    desk.work()
+    assert desk.study.state is StudyState.RUNNING and desk.states().count("running") == 2
+    desk.wall += 50
+    desk.work()
+    assert desk.study.state is StudyState.FINISHED
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+def test_a_study_whose_specification_is_damaged_pauses_and_can_be_stopped(begin: Begin) -> None:
+    desk = begin(GRID)
+    desk.work()
+    (desk.workspace.studies / STUDY / rows.SPEC_FILE).write_text("{")
+    desk.restart()
+    desk.process.turn()
+    assert desk.study.state is StudyState.PAUSED and rows.SPEC_FILE in (desk.study.reason or "")
+    finish(desk, 0)
+    desk.work()
+    assert desk.states() == ["complete", "running"]
+    desk.ask("study_stop")
+    desk.work()
+    assert (desk.study.state, desk.states()) == (StudyState.STOPPED, ["complete", "stopped"])
+
+
+def test_a_study_of_a_newer_gputui_can_be_stopped(begin: Begin) -> None:
+    desk = begin(GRID)
+    desk.work()
+    desk.connection.execute("UPDATE studies SET spec = ?", (json.dumps({"name": "s", "space": 3}),))
+    desk.restart()
+    with pytest.raises(StudySpecError):
+        desk.process.turn()
+    desk.ask("study_stop")
+    desk.process.turn()
+    desk.refuse("stop")
+    desk.work()
+    assert (desk.study.state, desk.states()) == (StudyState.STOPPED, ["stopped", "stopped"])
+
+
+def test_a_study_whose_folder_was_removed_can_be_stopped(begin: Begin) -> None:
+    desk = begin(GRID)
+    desk.work()
+    for number in (0, 1):
+        desk.end(number, RunState.STOPPED)
+    desk.ask("study_stop")
+    shutil.rmtree(desk.workspace.studies / STUDY)
+    code, words = serve(desk.workspace, STUDY)
+    assert (code, words) == (WELL, "")
+    assert desk.study.state is StudyState.STOPPED
