@@ -1,6 +1,7 @@
 """From values to places on an axis: scales, and ends at round values."""
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -66,11 +67,11 @@ def value_scale(low: float | None, high: float | None, kind: AxisKind = "linear"
         return LinearScale(0.0, 1.0)
     if kind == "log":
         if low == high or math.log10(high) == math.log10(low):
-            low, high = max(low / 2, 5e-324), min(high * 2, 1.7e308)
+            low, high = max(low / 2, 5e-324), min(high * 2, sys.float_info.max)
         return LogScale(low, high)
     if high - low <= _NEARLY_EQUAL * max(abs(low), abs(high)):
         space = abs(low) * 0.1 or 1.0
-        low, high = max(low - space, -1.7e308), min(high + space, 1.7e308)
+        low, high = max(low - space, -sys.float_info.max), min(high + space, sys.float_info.max)
     if not high / 2 - low / 2 > 0:
         return LinearScale(0.0, 1.0)
     return LinearScale(low, high)
@@ -112,7 +113,7 @@ def log_bounds(bins: Iterable[Bin]) -> tuple[float | None, float | None]:
 def round_outward(low: float, high: float, kind: AxisKind = "linear") -> tuple[float, float]:
     """Ends of a value axis moved outwards to round values.
 
-    They hold still while the extremes wander a little, so that a chart is not drawn anew for each new point.
+    They hold still while the extremes wander a little, so that a chart is not redrawn for each new point.
     """
     if kind == "log":
         start = _log_floor(low)
@@ -131,7 +132,7 @@ def stable_end(value: float) -> float:
     """A round number at or above a positive `value`.
 
     An axis that ends there changes only now and then while its series grows, so that a chart seldom has to be drawn
-    anew from edge to edge.
+    again from edge to edge.
     """
     if not value > 0 or math.isinf(value):
         return value

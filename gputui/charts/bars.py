@@ -10,7 +10,7 @@ def bar(fraction: float | None, width: int, glyphs: Glyphs = BRAILLE) -> str:
     """A bar filled to `fraction` (0 to 1, cut off beyond), padded with blanks to `width` cells.
 
     It is as fine as the glyphs' partly filled cells. Anything above 0 shows, and only a full 1 fills the last cell
-    to its end. Unknown and NaN are blank: no bar claims a value that nobody knows.
+    to its end. Unknown and NaN are blank: no bar claims an unknown value.
     """
     if width < 1 or fraction is None or math.isnan(fraction) or fraction <= 0:
         return " " * max(0, width)

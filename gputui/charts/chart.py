@@ -1,7 +1,7 @@
 """A chart as lines of styled text: title and legend, value labels, curves, markers, x axis.
 
 The result is plain data, `(text, style key)` pieces that fill every line exactly; the screen gives the keys colours,
-the command line drops them. Keys: "title", "text", "dim", "axis", "marker", "bad", and whatever the curves name,
+the command line drops them. Keys: "title", "text", "dim", "axis", "marker", "bad", and the names of curves,
 usually "series.0", "series.1", …
 """
 
@@ -214,7 +214,7 @@ def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
     most = min(_MOST_VALUE_TICKS, rows // 2 + 1)
     ticks, labels = value_ticks(scale, axis, most)
     if len(ticks) < 2 and most < rows:
-        # One label tells no scale: rather labels that stand close.
+        # One label shows no scale: rather labels that are close.
         ticks, labels = value_ticks(scale, axis, most + 1)
     canvas = Canvas(1, rows, BRAILLE)
     placed: dict[int, str] = {}

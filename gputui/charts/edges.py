@@ -1,4 +1,4 @@
-"""What stands around the plotting area of a chart: the legend above, the x axis and the markers' labels below."""
+"""The surroundings of a chart's plotting area: the legend above, the x axis and the markers' labels below."""
 
 from collections.abc import Sequence
 
@@ -69,6 +69,9 @@ def legend(
 
 def x_ticks(scale: Scale, axis: XAxis, most: int) -> tuple[list[float], list[str]]:
     """At most so many ticks of an x axis, and their labels."""
+    if axis.names:
+        places = range(0, len(axis.names), -(-len(axis.names) // max(1, most)))
+        return [float(place) for place in places], [axis.names[place] for place in places]
     if axis.kind == "time":
         ticks = (log_time_ticks if isinstance(scale, LogScale) else time_ticks)(scale.low, scale.high, most)
         return ticks, time_labels(ticks)
@@ -97,7 +100,7 @@ def axis_line(
     with_ticks: bool,
 ) -> Line:
     """The x axis in one line: a label follows its tick; a tick whose label does not fit is left out. The newest value's
-    place has its label in front. The axis' name stands below the value labels, or at the end where that is too narrow.
+    place has its label in front. The axis' name is below the value labels, or at the end where that is too narrow.
     """
     glyphs = canvas.glyphs
     chars = [glyphs.horizontal] * canvas.width

@@ -78,7 +78,7 @@ class Bin:
         self.last_x = later.last_x
 
     def copy(self) -> "Bin":
-        """A bin of its own with the same content."""
+        """A copy of the bin."""
         return Bin(
             self.first_x,
             self.last_x,

@@ -89,7 +89,7 @@ def _svg_path(path: Path) -> str:
 
 
 def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
-    """A picture as PNG, `scale` pixels to a unit. Raises ExportError where pillow is not installed."""
+    """A picture as PNG, `scale` pixels to a unit. Raises ExportError if pillow is not installed."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:

@@ -22,7 +22,7 @@ class Curve:
     `label` and `value` (its newest value, or the one under the cursor) go into the legend; a curve with neither has no
     place there. A shadow, such as the raw values behind their average, is drawn only where no other curve is.
     `is_strong` draws the line twice as thick, `area` names the style of what lies below it, `shape` is a sign that
-    stands along it here and there, so that curves are told apart without colour, and `end` is written to the right of
+    is drawn along it here and there, so that curves differ without colour, and `end` is written to the right of
     its newest value.
     """
 
@@ -51,7 +51,8 @@ class Marker:
 @dataclass(frozen=True, slots=True)
 class XAxis:
     """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds. The
-    place of the `newest` value is labelled beside the ticks.
+    place of the `newest` value is labelled beside the ticks. `names` are at 0, 1, 2 … in place of numbers; each is as
+    many cells wide as it has characters.
 
     On a logarithmic axis nothing at 0 or before has a place; without anything behind 0 it is drawn linear.
     """
@@ -62,6 +63,7 @@ class XAxis:
     kind: XKind = "number"
     scale: AxisKind = "linear"
     newest: float | None = None
+    names: tuple[str, ...] = ()
 
     def words(self, scale: Scale) -> str:
         """Its name as it is drawn, and of what kind it is where that is not the usual."""
@@ -75,7 +77,7 @@ class XAxis:
 class YAxis:
     """The value axis; ends left `None` follow the curves in round steps.
 
-    Ticks of a linear axis stand equally many rows apart, at round multiples of `unit`: of 2³⁰ for values in bytes. A
+    Ticks of a linear axis are equally many rows apart, at round multiples of `unit`: of 2³⁰ for values in bytes. A
     logarithmic axis without a positive value to show is drawn linear, and the legend says so.
     """
 

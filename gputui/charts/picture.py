@@ -16,6 +16,7 @@ WIDTH, HEIGHT = 1200, 600
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 20, 50, 60
 _TEXT_SIZE, _TITLE_SIZE = 14, 18
 _LEGEND_APART = 18
+_DOT_WIDTH = 7.0
 
 # Okabe and Ito's colours, which the colour-blind tell apart (jfly.uni-koeln.de/color).
 COLOURS: Mapping[str, str] = {
@@ -25,6 +26,8 @@ COLOURS: Mapping[str, str] = {
     "series.3": "#cc79a7",
     "series.4": "#e69f00",
     "series.5": "#56b4e9",
+    "good": "#009e73",
+    "dim": "#9a9a9a",
     "shadow": "#b0b0b0",
     "marker": "#707070",
     "bad": "#c00000",
@@ -164,8 +167,9 @@ class _Sheet:
             if upper != lower and len(upper) == len(lower):
                 yield Path((*upper, *reversed(lower)), colour, is_area=True)
             if line:
+                places = tuple(dict.fromkeys(line))
                 # A single place is a dot: a line of no length with a round end.
-                yield Path(tuple(dict.fromkeys(line)) if len(line) > 2 else tuple(line), colour)
+                yield Path(places, colour) if len(places) > 1 else Path(places * 2, colour, _DOT_WIDTH)
         for each in curve.bins:
             place = self._across(each.first_x) if each.non_finite else None
             if place is not None:

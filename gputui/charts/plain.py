@@ -1,6 +1,6 @@
 """Lines for terminals that cannot show every character: each cell becomes one that they can.
 
-One character stands for one, so that what was laid out stays in its place. Curves in braille become the ASCII strokes
+One character replaces one, so that the layout stays the same. Curves in braille become the ASCII strokes
 or the quarter blocks that come nearest.
 """
 
@@ -104,8 +104,8 @@ def _middle(column: Sequence[bool]) -> float:
 
 
 def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str]] | None:
-    """What turns cells into those of a set; None where nothing has to be turned. An empty cell, the second half of a
-    wide character, becomes a character of its own in ASCII."""
+    """What turns cells into those of a set; None if nothing has to be turned. An empty cell, the second half of a
+    wide character, becomes a separate ASCII character."""
     if characters == "braille":
         return None
     one = lru_cache(4096)(ascii_char if characters == "ascii" else block_char)
@@ -120,7 +120,7 @@ def ascii_line(text: str) -> str:
 def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
     """The characters to use: those chosen, or with ``auto`` those that the locale and the terminal can show.
 
-    ``GPUTUI_ASCII=1`` asks for ASCII whatever was chosen. A locale that is set and is not UTF-8 cannot carry more, and
+    ``GPUTUI_ASCII=1`` asks for ASCII in any case. A locale that is set and is not UTF-8 cannot carry more, and
     the fonts of the kernel's console hold no braille. Where no locale is set, UTF-8 is taken for granted, as Python
     does (PEP 538).
     """

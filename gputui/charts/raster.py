@@ -1,12 +1,11 @@
-"""Curves as dots, dots as characters.
+"""Curves as characters: dots become cells, and what lies over and under the curves is drawn around them."""
 
-A layer holds one integer per column of dots, bit r for the dot in row r from the top: a vertical stroke of any
-length is one operation.
-"""
+from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gputui.charts.axes import Scale
+from gputui.charts.dots import Layer, merged, top_row
 from gputui.charts.envelope import Bin
 from gputui.charts.glyphs import Glyphs
 
@@ -14,51 +13,19 @@ Span = tuple[str, str]
 """A piece of text and the key of its style."""
 
 BAD_STYLE = "bad"
-"""Style key of the signs that stand for values without a place: NaN, infinities, what a log axis cannot hold."""
+"""Style key of the signs of values without a place: NaN, infinities, what a log axis cannot hold."""
 
 CURSOR_STYLE = "cursor"
 """Style key of the line that a person moves over a chart."""
 
-
 SHAPE_APART = 24
 """Cells from one sign of a curve's shape to the next."""
 
+_SHAPE_FIRST = 3
+"""Cells left of the first sign, so that it does not touch the axis."""
 
-class Layer:
-    """The dots of one curve. A shadow shows only in cells that no other curve goes through."""
-
-    def __init__(self, across: int, down: int, style: str, *, is_shadow: bool = False, area: str = "") -> None:
-        self.style = style
-        self.is_shadow = is_shadow
-        self.area = area
-        self.down = down
-        self.columns = [0] * across
-
-    def stroke(self, column: int, row: int, other_row: int) -> None:
-        """Set the dots of a column between two rows, both included; rows outside are cut off."""
-        top = row if row < other_row else other_row
-        bottom = row + other_row - top
-        if top < 0:
-            top = 0
-        if bottom >= self.down:
-            bottom = self.down - 1
-        if top <= bottom:
-            self.columns[column] |= ((2 << (bottom - top)) - 1) << top
-
-    def join(self, column: int, row: int, other_column: int, other_row: int) -> None:
-        """Connect two places; the first column is assumed to be drawn and lies left of, or at, the other."""
-        distance = other_column - column
-        if distance <= 1:
-            nearer = row + (other_row > row) - (other_row < row) if distance else row
-            self.stroke(other_column, nearer, other_row)
-            return
-        slope = (other_row - row) / distance
-        previous = row
-        for step in range(1, distance + 1):
-            here = round(row + slope * step)
-            start = previous + 1 if here > previous else previous - 1 if here < previous else here
-            self.stroke(column + step, start, here)
-            previous = here
+_SHAPE_PHASES = 3
+"""Curves whose signs are in different columns: each begins a third of `SHAPE_APART` after the one before."""
 
 
 class Canvas:
@@ -71,32 +38,32 @@ class Canvas:
         self._across = columns * glyphs.dots_across
         self._down = rows * glyphs.dots_down
         self._layers: list[Layer] = []
+        # Signs by column and row of their cell: of bad values, and of curves' shapes.
         self._signs: dict[tuple[int, int], Span] = {}
         self._shapes: dict[tuple[int, int], Span] = {}
-        self._shapes_of: list[str] = []
+        self._shape_count = 0
         self._markers: dict[int, str] = {}
         self._cursor: int | None = None
 
     def column(self, x: float, scale: Scale) -> int | None:
         """The cell column of `x`, or `None` when it lies outside."""
-        place = scale.place(x)
-        if place is None or not 0 <= place <= 1 or self.width < 1:
-            return None
-        return min(int(place * self.width), self.width - 1)
+        column = self._dot_column(x, scale)
+        return None if column is None else column // self.glyphs.dots_across
 
     def row(self, value: float, scale: Scale) -> int | None:
         """The cell row of `value`, from the top, or `None` when it lies outside."""
         place = scale.place(value)
         if place is None or not 0 <= place <= 1 or self.rows < 1:
             return None
-        return min(self._dot_row(place), self._down - 1) // self.glyphs.dots_down
+        return self._dot_row(place) // self.glyphs.dots_down
 
     def mark(self, column: int, style: str) -> None:
-        """A vertical marker line behind the curves."""
+        """A vertical marker line behind the curves, in a column from 0 to `width` - 1."""
         self._markers[column] = style
 
     def point(self, column: int) -> None:
-        """A vertical line that a person moves; a curve that it meets is drawn in its style there."""
+        """A vertical line that a person moves, in a column from 0 to `width` - 1; a curve that it meets is drawn in
+        its style there."""
         self._cursor = column
 
     def draw(
@@ -113,7 +80,15 @@ class Canvas:
     ) -> None:
         """Draw a curve above those drawn before: every bin from its low to its high, bins joined unless broken.
 
-        Strong: two dots thick. `area` is the style of what lies below it; `shape` a sign that stands along it.
+        Args:
+            bins: the series, in order of x.
+            x_scale: where an x lies between the left end and the right.
+            y_scale: where a value lies between the bottom and the top.
+            style: style key of the curve.
+            is_shadow: draw only in cells that no other curve goes through.
+            is_strong: two dots thick.
+            area: style key of the cells below the curve, empty for none.
+            shape: a sign drawn along the curve, empty for none.
         """
         if not self.width or not self.rows:
             return
@@ -121,65 +96,64 @@ class Canvas:
         self._layers.append(layer)
         self._trace(layer, bins, x_scale, y_scale)
         if is_strong:
-            # The lowest dots grow upwards, the others down.
-            whole, lowest = (1 << self._down) - 1, 1 << (self._down - 1)
-            layer.columns = [(bits | bits << 1 | (bits & lowest) >> 1) & whole for bits in layer.columns]
+            layer.thicken()
         if shape:
-            number = len(self._shapes_of)
-            self._shapes_of.append(shape)
-            first = SHAPE_APART * (number % 3) // 3 + 3
-            for cell in range(first, self.width, SHAPE_APART):
-                bits = layer.columns[cell * self.glyphs.dots_across]
-                if bits:
-                    row = ((bits & -bits).bit_length() - 1) // self.glyphs.dots_down
-                    self._shapes[cell, row] = (shape, style)
-
-    def _trace(self, layer: Layer, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale) -> None:
-        place_x, place_y = x_scale.place, y_scale.place
-        across, last_column = self._across, self._across - 1
-        before: tuple[int, int] | None = None
-        first_row: int | None
-        last_row: int | None
-        for each in bins:
-            place = place_x(each.first_x / 2 + each.last_x / 2)
-            if place is None or not 0 <= place <= 1:
-                before = None
-                continue
-            column = min(int(place * across), last_column)
-            if each.nan or each.positive_infinite or each.negative_infinite:
-                self._sign_non_finite(each, column)
-                # What stands beside a value that is no number is not its neighbour.
-                before = None
-            if each.gap_before:
-                before = None
-            if each.low is None or each.high is None or each.first is None or each.last is None:
-                continue
-            if each.low == each.high:
-                place = place_y(each.low)
-                if place is None:
-                    self._sign(column, self.rows - 1, self.glyphs.below)
-                    before = None
-                    continue
-                first_row = last_row = self._dot_row(place)
-                layer.stroke(column, first_row, first_row)
-            else:
-                low, high = place_y(each.low), place_y(each.high)
-                if low is None:
-                    self._sign(column, self.rows - 1, self.glyphs.below)
-                if high is None:
-                    before = None
-                    continue
-                layer.stroke(column, self._dot_row(high), self._down - 1 if low is None else self._dot_row(low))
-                first, last = place_y(each.first), place_y(each.last)
-                first_row = None if first is None else self._dot_row(first)
-                last_row = None if last is None else self._dot_row(last)
-            if before is not None and first_row is not None:
-                layer.join(before[0], before[1], column, first_row)
-            before = None if last_row is None or each.non_finite else (column, last_row)
+            self._sign_shape(layer, shape)
 
     def lines(self) -> list[list[Span]]:
         """The rows of the area, each in as few pieces as its styles allow, exactly `width` cells wide."""
         return [self._line(row) for row in range(self.rows)]
+
+    # --- from values to dots
+
+    def _trace(self, layer: Layer, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale) -> None:
+        """Draw the bins and the lines between them."""
+        before: tuple[int, int] | None = None  # where the last bin ended, None where nothing is joined to it
+        for each in bins:
+            column = self._dot_column(each.first_x / 2 + each.last_x / 2, x_scale)
+            if column is None:
+                before = None
+                continue
+            # A value beside NaN is not its neighbour.
+            is_bad = bool(each.nan or each.positive_infinite or each.negative_infinite)
+            if is_bad:
+                self._sign_non_finite(each, column)
+            if is_bad or each.gap_before:
+                before = None
+            ends = self._spread(layer, each, column, y_scale)
+            if ends is None:
+                continue
+            first_row, last_row = ends
+            if before is not None and first_row is not None:
+                layer.join(before[0], before[1], column, first_row)
+            before = None if last_row is None or is_bad else (column, last_row)
+
+    def _spread(self, layer: Layer, each: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
+        """Draw a bin from its low to its high, or the sign of what the axis cannot hold.
+
+        Returns the dot rows of its first and its last value, either `None` where the axis cannot hold it; `None` for a
+        bin without a finite value.
+        """
+        if each.low is None or each.high is None or each.first is None or each.last is None:
+            return None
+        low = y_scale.place(each.low)
+        if low is None:
+            self._sign(column, self.rows - 1, self.glyphs.below)
+        high = low if each.high == each.low else y_scale.place(each.high)
+        if high is None:
+            return None, None
+        layer.stroke(column, self._dot_row(high), self._down - 1 if low is None else self._dot_row(low))
+        if each.high == each.low:
+            return (row := self._dot_row(high)), row
+        first, last = y_scale.place(each.first), y_scale.place(each.last)
+        return None if first is None else self._dot_row(first), None if last is None else self._dot_row(last)
+
+    def _dot_column(self, x: float, scale: Scale) -> int | None:
+        """The dot column of `x`, or `None` when it lies outside."""
+        place = scale.place(x)
+        if place is None or not 0 <= place <= 1 or self.width < 1:
+            return None
+        return min(int(place * self._across), self._across - 1)
 
     def _dot_row(self, place: float) -> int:
         """The dot row, from the top, of a place on the value axis; outside the area for one beyond its ends."""
@@ -191,9 +165,11 @@ class Canvas:
         return -1 - int(min(place - 1, 8.0) * self._down)
 
     def _sign(self, column: int, row: int, sign: str) -> None:
+        """Put a sign of a bad value into the cell of a dot column."""
         self._signs[column // self.glyphs.dots_across, row] = (sign, BAD_STYLE)
 
     def _sign_non_finite(self, each: Bin, column: int) -> None:
+        """Infinities have their signs at the top and the bottom, NaN at the bottom or, beside an infinity, between."""
         if each.positive_infinite:
             self._sign(column, 0, self.glyphs.above)
         if each.negative_infinite:
@@ -202,46 +178,62 @@ class Canvas:
             row = self.rows // 2 if each.positive_infinite or each.negative_infinite else self.rows - 1
             self._sign(column, row, self.glyphs.nan)
 
-    def _masks(self, columns: Sequence[int], row: int) -> list[int]:
-        down = self.glyphs.dots_down
-        shift, full = row * down, (1 << down) - 1
-        if self.glyphs.dots_across == 1:
-            return [bits >> shift & full for bits in columns]
-        return [
-            (left >> shift & full) << down | right >> shift & full
-            for left, right in zip(columns[0::2], columns[1::2], strict=True)
-        ]
+    def _sign_shape(self, layer: Layer, shape: str) -> None:
+        """Put a shape's sign on the curve at regular distances."""
+        phase = self._shape_count % _SHAPE_PHASES
+        self._shape_count += 1
+        columns = layer.by_cell(self.glyphs.dots_across)
+        for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
+            if columns[cell]:
+                self._shapes[cell, top_row(columns[cell]) // self.glyphs.dots_down] = (shape, layer.style)
+
+    # --- from dots to characters
 
     def _line(self, row: int) -> list[Span]:
-        table = self.glyphs.cells
-        layers = self._layers
-        masks = [self._masks(layer.columns, row) for layer in layers]
-        extras = (
-            self._markers
+        across, down = self.glyphs.dots_across, self.glyphs.dots_down
+        masks = [layer.masks(row, across, down) for layer in self._layers]
+        if len(masks) == 1 and not self._has_more_than_curves(row):
+            return [("".join(map(self.glyphs.cells.__getitem__, masks[0])), self._layers[0].style)]
+        chars, styles = self._curves(masks)
+        self._draw_behind(row, masks, chars, styles)
+        self._draw_over(row, chars, styles)
+        return spans(chars, styles)
+
+    def _has_more_than_curves(self, row: int) -> bool:
+        return (
+            bool(self._markers)
             or self._cursor is not None
             or any(sign_row == row for _, sign_row in (*self._signs, *self._shapes))
-            or any(layer.area for layer in layers)
+            or any(layer.area for layer in self._layers)
         )
-        if len(layers) == 1 and not extras:
-            return [("".join(map(table.__getitem__, masks[0])), layers[0].style)]
+
+    def _curves(self, masks: Sequence[Sequence[int]]) -> tuple[list[str], list[str]]:
+        """The characters of a row and their styles, from all curves but shadows; a cell has the style of the last."""
         styles = [""] * self.width
-        solid = [(layer, mask) for layer, mask in zip(layers, masks, strict=True) if not layer.is_shadow]
+        solid = [(layer, mask) for layer, mask in zip(self._layers, masks, strict=True) if not layer.is_shadow]
         for layer, layer_masks in solid:
             for column, mask in enumerate(layer_masks):
                 if mask:
                     styles[column] = layer.style
-        chars = [table[merged] for merged in _merged([mask for _, mask in solid], self.width)]
-        for layer, layer_masks in zip(layers, masks, strict=True):
+        table = self.glyphs.cells
+        return [table[mask] for mask in merged([mask for _, mask in solid], self.width)], styles
+
+    def _draw_behind(self, row: int, masks: Sequence[Sequence[int]], chars: list[str], styles: list[str]) -> None:
+        """Fill areas and shadows into cells without a curve."""
+        # A cell lies below a curve that has a dot in its row or above.
+        here_or_above = (1 << (row + 1) * self.glyphs.dots_down) - 1
+        for layer, layer_masks in zip(self._layers, masks, strict=True):
             if layer.area:
-                # Of a dot in this row or above, the cell lies below the curve.
-                above = (1 << (row + 1) * self.glyphs.dots_down) - 1
-                for column, bits in enumerate(layer.columns[:: self.glyphs.dots_across]):
-                    if bits & above and not styles[column]:
+                for column, bits in enumerate(layer.by_cell(self.glyphs.dots_across)):
+                    if bits & here_or_above and not styles[column]:
                         chars[column], styles[column] = self.glyphs.area, layer.area
             if layer.is_shadow:
                 for column, mask in enumerate(layer_masks):
                     if mask and not styles[column]:
-                        chars[column], styles[column] = table[mask], layer.style
+                        chars[column], styles[column] = self.glyphs.cells[mask], layer.style
+
+    def _draw_over(self, row: int, chars: list[str], styles: list[str]) -> None:
+        """Put shapes, markers, the cursor and the signs of bad values into a row, the later over the earlier."""
         for (column, sign_row), (sign, style) in self._shapes.items():
             if sign_row == row:
                 chars[column], styles[column] = sign, style
@@ -249,40 +241,26 @@ class Canvas:
             if chars[column] in (" ", self.glyphs.area):
                 chars[column], styles[column] = self.glyphs.marker, style
         if self._cursor is not None:
-            blank = chars[self._cursor] in (" ", self.glyphs.marker, self.glyphs.area)
-            chars[self._cursor] = self.glyphs.vertical if blank else chars[self._cursor]
+            is_free = chars[self._cursor] in (" ", self.glyphs.marker, self.glyphs.area)
+            chars[self._cursor] = self.glyphs.vertical if is_free else chars[self._cursor]
             styles[self._cursor] = CURSOR_STYLE
         for (column, sign_row), (sign, style) in self._signs.items():
             if sign_row == row:
                 chars[column], styles[column] = sign, style
-        return spans(chars, styles)
-
-
-def _merged(masks: Sequence[Sequence[int]], width: int) -> Sequence[int]:
-    """The dots of all layers together."""
-    if not masks:
-        return [0] * width
-    if len(masks) == 1:
-        return masks[0]
-    merge: Callable[[int, int], int] = int.__or__
-    merged = masks[0]
-    for other in masks[1:]:
-        merged = list(map(merge, merged, other))
-    return merged
 
 
 def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:
     """Characters and their styles as pieces; a blank takes the style before it, so that it starts no piece."""
     result: list[Span] = []
     start = 0
-    style = ""
+    style: str | None = None  # of the piece from `start` on, None before the first visible character
     for index, (char, own) in enumerate(zip(chars, styles, strict=True)):
         if own == style or char == " ":
             continue
-        if style:
+        if style is not None:
             result.append(("".join(chars[start:index]), style))
             start = index
         style = own
     if chars:
-        result.append(("".join(chars[start:]), style))
+        result.append(("".join(chars[start:]), style or ""))
     return result

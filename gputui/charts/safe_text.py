@@ -1,7 +1,7 @@
 """Text from outside, made harmless for a terminal.
 
 A log line, a process name or a metric's name may hold anything: escape sequences that drive the terminal, controls that
-move its cursor, characters that reverse or hide what stands beside them. `clean` shows such things instead of
+move its cursor, characters that reverse or hide their neighbours. `clean` shows such things instead of
 obeying them. What comes out holds only visible characters, spaces, and at most three combining marks behind each.
 """
 
@@ -84,7 +84,7 @@ def clean(text: str, *, newlines: bool = False) -> str:
 
 
 def _visible(char: str, category: str) -> str:
-    """One character that is neither plain nor a mark, or what stands for it."""
+    """One character that is neither plain nor a mark, or its replacement."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)

@@ -200,7 +200,7 @@ def round_steps(smallest: float, factors: Sequence[float] = _STEPS[:-1]) -> Iter
 
 
 def _multiples(low: float, high: float, step: float) -> list[float]:
-    """Multiples of `step` from `low` to `high`; none where they cannot be told apart."""
+    """Multiples of `step` from `low` to `high`; none where they cannot be distinguished."""
     if not math.isfinite(low / step) or not math.isfinite(high / step):
         return []
     slack = 1e-9

@@ -1,6 +1,7 @@
 """Quantities as people read them. Unknown is `None` and shows as "–"; non-finite numbers show as what they are."""
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 UNKNOWN: Final = "–"
@@ -11,7 +12,7 @@ _THIN: Final = " "
 
 
 def _special(value: float | None) -> str | None:
-    """What stands for a value that has no digits, else `None`."""
+    """The text of a value without digits, else `None`."""
     if value is None:
         return UNKNOWN
     if math.isnan(value):
@@ -157,3 +158,14 @@ def ago(seconds: float | None) -> str:
     """The same as a phrase: "just now", "47 s ago"."""
     words = age(seconds)
     return "just now" if words == "now" else f"{words} ago"
+
+
+def index_ranges(values: Sequence[int]) -> str:
+    """Numbers in ascending order with runs drawn together: ``0–3, 6``."""
+    parts: list[list[int]] = []
+    for value in values:
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

@@ -1,4 +1,4 @@
-"""Which stretch of the x axis a chart shows, and where the crosshair stands. Pure: every key gives a new value."""
+"""Which stretch of the x axis a chart shows, and the crosshair's position. Pure: every key gives a new value."""
 
 import bisect
 import math

@@ -1,4 +1,4 @@
-"""Opening the demo: a home with a past, a run that goes on and one that waits, removed when the screen is left."""
+"""Opening the demo: a home with a past, a run that continues and one that waits, removed when the screen is left."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from gputui.config import PRIVATE_FILE_MODE, Workspace, locate
 from gputui.demo import simulated_training
 from gputui.demo.past import STORIES, DemoPast
+from gputui.demo.study import STUDY, STUDY_FILE
 from gputui.gpu.simulated import SimulatedSource
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
@@ -39,12 +40,12 @@ faults:
   - {{kind: hot, gpu: 2, celsius: 84}}
 """
 
-# What each profile trains: GPUs, steps, seconds of a step while the screen is open, batch, loss at begin and end.
+# What each profile trains: GPUs, steps, seconds of a step, batch, loss at begin and end.
 TRAININGS = {
-    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 8000, 0.4, 64, (10.9, 3.1)),
-    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 4500, 0.4, 256, (6.9, 1.4)),
-    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 6000, 0.5, 512, (6.9, 1.9)),
-    "bert-mlm": ("BERT base, masked words", 2, 6000, 0.4, 128, (10.3, 1.8)),
+    "gpt2-124m": ("GPT-2 124M on FineWeb", 4, 120_000, 0.4, 64, (10.9, 3.1)),
+    "resnet50": ("ResNet-50 on ImageNet-1k", 4, 90_000, 0.4, 256, (6.9, 1.4)),
+    "vit-b16": ("Vision transformer B/16, ImageNet-1k", 2, 90_000, 0.5, 512, (6.9, 1.9)),
+    "bert-mlm": ("BERT base, masked words", 2, 90_000, 0.4, 128, (10.3, 1.8)),
 }
 
 PROFILE = """\
@@ -61,8 +62,10 @@ params:
   step_seconds: {step_seconds}
   loss_begin: {loss[0]}
   loss_end: {loss[1]}
+  lr: {{default: 0.0006, min: 0, help: peak learning rate}}
+  weight_decay: {{default: 0.1, min: 0}}
 args: --out {{run_dir}} --steps {{steps}} --step-seconds {{step_seconds}} --loss {{loss_begin}} {{loss_end}} \
---batch-size {{batch_size}} --grad-accum {{grad_accum}}
+--batch-size {{batch_size}} --grad-accum {{grad_accum}} --lr {{lr}} --weight-decay {{weight_decay}}
 metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
 checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
 """
@@ -70,7 +73,7 @@ checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--
 
 @contextmanager
 def demo_home() -> Iterator[Workspace]:
-    """A home with a past on which a run goes on. Raises OSError, StoreError, AgentUnreachableError."""
+    """A home with a past on which a run continues. Raises OSError, StoreError, AgentUnreachableError."""
     folder = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
     workspace = locate(folder, {})
     try:
@@ -78,7 +81,7 @@ def demo_home() -> Iterator[Workspace]:
         seed = secrets.randbelow(1 << 31)
         workspace.scenario.write_text(SCENARIO.format(seed=seed), "utf-8")
         workspace.scenario.chmod(PRIVATE_FILE_MODE)
-        write_profiles(workspace.profiles)
+        write_profiles(workspace)
         now = time.time()
         DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=now), now).make()
         _go_on(workspace)
@@ -88,8 +91,9 @@ def demo_home() -> Iterator[Workspace]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_profiles(folder: Path) -> None:
-    """The demo's profiles and the script that they start."""
+def write_profiles(workspace: Workspace) -> None:
+    """The demo's profiles, the script that they start, and a study's file."""
+    folder = workspace.profiles
     shutil.copyfile(simulated_training.__file__, folder / "train.py")
     for name, (description, gpus, steps, step_seconds, batch_size, loss) in TRAININGS.items():
         text = PROFILE.format(
@@ -97,6 +101,8 @@ def write_profiles(folder: Path) -> None:
             batch_size=batch_size, loss=loss,
         )  # fmt: skip
         (folder / f"{name}.yaml").write_text(text, "utf-8")
+    workspace.study_files.mkdir(exist_ok=True)
+    (workspace.study_files / f"{STUDY}.yaml").write_text(STUDY_FILE, "utf-8")
 
 
 def _go_on(workspace: Workspace) -> None:

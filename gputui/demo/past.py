@@ -1,7 +1,7 @@
 """A week of runs on a simulated machine, made by the agent's own code with a clock that was set back.
 
 Attempts are prepared, their metrics ingested, their ends examined and decided exactly as the agent does it; only the
-processes never existed. So whatever the screen, ``explain`` and the reports show of it follows from the same rules.
+processes never existed. So what the screen, ``explain`` and the reports show of it follows from the same rules.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
-from gputui.agent.lifecycle.examination import examine
-from gputui.agent.lifecycle.postmortem import Ending, evidence_to_read, has_read_rest
+from gputui.agent.lifecycle.ending import Ending
+from gputui.agent.lifecycle.postmortem import evidence_to_read, examine
 from gputui.agent.lifecycle.run_files import open_metrics, resolved_run
+from gputui.agent.lifecycle.sweep import has_read_rest
 from gputui.config import PRIVATE_DIR_MODE, Workspace
-from gputui.demo.simulated_training import CHECKPOINT_STEPS, lines, save
+from gputui.demo.simulated_training import CHECKPOINT_STEPS, VALIDATION_STEPS, lines, save, tuned_end
+from gputui.demo.study import STUDY, play_study
 from gputui.gpu.model import GpuEvent, GpuFacts, Occupant
 from gputui.gpu.simulated import SimulatedSource
 from gputui.gpu.xid import xid_text
@@ -31,11 +34,13 @@ from gputui.runs.launchers.base import OUTPUT
 from gputui.runs.logs import node_folder
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
+from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, get_attempt, get_run
+from gputui.store.runs import get_run
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -43,8 +48,14 @@ DAY = 24 * HOUR
 SAMPLED_SECONDS = 26 * HOUR
 """How far back the GPUs were sampled."""
 
-MOST_LINES = 1500
-"""A past attempt writes about so many steps; a line for each would only take time."""
+STUDY_AGO = 3.2 * DAY
+"""When the study of the past began."""
+
+MOST_LINES, TRIAL_LINES = 1500, 200
+"""A past attempt, one of a trial, writes about so many steps; a line for each would only take time."""
+
+MOST_VALIDATIONS = 200
+"""A past attempt writes about so many validations."""
 
 OOM = """\
 [rank1]: Traceback (most recent call last):
@@ -71,13 +82,15 @@ BUS_ERROR = """\
 @dataclass(frozen=True, slots=True)
 class Act:
     """One attempt: how far it comes and how it ends. ``log`` is what it printed last; ``xid`` what the driver reported
-    of its last GPU then."""
+    of its last GPU then; ``pruned`` why a study cut it short."""
 
     last_step: int
     log: str = ""
     code: int = 0
     xid: int | None = None
     is_stopped: bool = False
+    pruned: str | None = None
+    most_lines: int = MOST_LINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +106,12 @@ class Story:
 
 
 STORIES = (
-    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), 7.6, (Act(4500),)),
-    Story("vit-b16", 4.1 * DAY, (4, 5), 6.0, (Act(2310, OOM, 1), Act(6000))),
-    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), 9.0, (Act(3120, BUS_ERROR, 1, xid=79), Act(8000))),
-    Story("bert-mlm", 1.2 * DAY, (0, 1), 5.0, (Act(0, KEY_ERROR, 1),), "bob"),
-    Story("vit-b16", 22 * HOUR, (4, 6), 9.0, (Act(6000),)),
-    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 6.4, (Act(3060, is_stopped=True),)),
+    Story("resnet50", 6.2 * DAY, (0, 1, 2, 3), 0.4, (Act(90_000),)),
+    Story("vit-b16", 4.1 * DAY, (4, 5), 0.5, (Act(34_150, OOM, 1), Act(90_000))),
+    Story("gpt2-124m", 2.3 * DAY, (4, 5, 6, 7), 0.4, (Act(46_950, BUS_ERROR, 1, xid=79), Act(120_000))),
+    Story("bert-mlm", 1.2 * DAY, (0, 1), 0.4, (Act(0, KEY_ERROR, 1),), "bob"),
+    Story("vit-b16", 22 * HOUR, (4, 6), 0.5, (Act(90_000),)),
+    Story("gpt2-124m", 5.5 * HOUR, (0, 1, 2, 3), 0.4, (Act(48_960, is_stopped=True),)),
 )
 
 
@@ -116,55 +129,72 @@ class DemoPast:
     """Makes the past of one home. ``source`` is its simulated machine."""
 
     def __init__(self, workspace: Workspace, source: SimulatedSource, now: float) -> None:
-        self._workspace = workspace
+        self.workspace = workspace
         self._source = source
         self._until = now
-        self._clock = Clock(now)
-        self._connection = open_writer(workspace.database)
+        self.clock = Clock(now)
+        self.connection = open_writer(workspace.database)
         self._context = AgentContext.of(
-            self._connection, workspace, wake=lambda: None, now=self._clock.now, monotonic=time.monotonic
+            self.connection, workspace, wake=lambda: None, now=self.clock.now, monotonic=time.monotonic
         )
-        self._gpus: tuple[GpuFacts, ...] = ()
+        self.gpus: tuple[GpuFacts, ...] = ()
         self._busy: list[tuple[float, float, str, tuple[int, ...]]] = []
 
     def make(self, stories: Sequence[Story] = STORIES) -> None:
         """Write everything, the oldest first. Raises sqlite3.Error, OSError."""
-        self._clock.at = self._until - 7 * DAY
-        inventory = self._source.inventory(self._clock.at)
-        self._gpus = inventory.gpus
+        self.clock.at = self._until - 7 * DAY
+        inventory = self._source.inventory(self.clock.at)
+        self.gpus = inventory.gpus
         self._context.recorder.take([inventory])
         self._context.recorder.flush()
-        for story in stories:
-            self._play(story)
+        file = self.workspace.study_files / f"{STUDY}.yaml"
+        plays: list[tuple[float, Callable[[], None]]] = [
+            (STUDY_AGO, partial(play_study, self, file, self._until - STUDY_AGO)),
+            *((story.began_ago, partial(self._play, story)) for story in stories),
+        ]
+        for _, play in sorted(plays, key=lambda one: -one[0]):
+            play()
         self._sample()
         self._context.ingest.close()
-        self._connection.close()
+        self.connection.close()
 
     # --- runs
 
     def _play(self, story: Story) -> None:
-        clock, connection, workspace = self._clock, self._connection, self._workspace
-        clock.at = self._until - story.began_ago
-        profile = load(workspace.profiles / f"{story.profile}.yaml")
-        spec = replace(resolve(profile, inventory=self._gpus), shell=None)
-        run_id, sequence = repository.next_run_id(connection, spec.name, set())
+        self.clock.at = self._until - story.began_ago
+        profile = load(self.workspace.profiles / f"{story.profile}.yaml")
+        run_id = self.begin_run(replace(resolve(profile, inventory=self.gpus), shell=None), story.actor)
+        gpus = story.gpus
+        for act in story.acts:
+            gpus = self._act(run_id, act, gpus, story.step_seconds, story.actor)
+
+    def train_trial(
+        self, run_id: str, gpus: tuple[int, ...], step_seconds: float, last_step: int, pruned: str | None, actor: str
+    ) -> None:
+        """The only attempt of a trial's run, to its end or to where it is cut short."""
+        act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, most_lines=TRIAL_LINES)
+        self._act(run_id, act, gpus, step_seconds, actor)
+
+    def begin_run(self, spec: RunSpec, actor: str, name: str | None = None) -> str:
+        """A run that is queued now; its id."""
+        clock, connection, workspace = self.clock, self.connection, self.workspace
+        name = name or spec.name
+        run_id, sequence = repository.next_run_id(connection, name, set())
         folder = workspace.run_dir(run_id)
         folder.mkdir(mode=PRIVATE_DIR_MODE)
         write_spec(folder / SPEC_FILE, spec)
         with transaction(connection):
             repository.insert_run(
-                connection, run_id=run_id, sequence=sequence, name=spec.name, spec=redact_spec(spec),
-                params=spec.params, now=clock.at, actor=story.actor,
+                connection, run_id=run_id, sequence=sequence, name=name, spec=redact_spec(spec),
+                params=spec.params, now=clock.at, actor=actor,
             )  # fmt: skip
             open_metrics(self._context.ingest, run_id, spec, folder)
-            add_event(connection, "launched", f"launched by {story.actor}", now=clock.at, run_id=run_id)
-        gpus = story.gpus
-        for act in story.acts:
-            gpus = self._act(story, run_id, act, gpus)
+            add_event(connection, "launched", f"launched by {actor}", now=clock.at, run_id=run_id)
+        return run_id
 
-    def _act(self, story: Story, run_id: str, act: Act, gpus: tuple[int, ...]) -> tuple[int, ...]:
+    def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> tuple[int, ...]:
         """One attempt from its start to its end; the GPUs that the next one gets."""
-        clock, connection, workspace = self._clock, self._connection, self._workspace
+        clock, connection, workspace = self.clock, self.connection, self.workspace
         run = get_run(connection, run_id)
         assert run is not None
         if run.state is RunState.RECOVERING:
@@ -173,7 +203,7 @@ class DemoPast:
                 repository.move(connection, run, RunState.QUEUED, cause="the wait is over", now=clock.at)
             run = get_run(connection, run_id)
             assert run is not None
-        uuids = [self._gpus[index].uuid for index in gpus]
+        uuids = [self.gpus[index].uuid for index in gpus]
         attempt = prepare_attempt(
             connection,
             self._context.ingest,
@@ -187,7 +217,7 @@ class DemoPast:
         began_at = clock.at
         with transaction(connection):
             repository.set_attempt_started(connection, run_id, attempt.number, clock.at)
-        self._train(story, run_id, attempt, act, len(gpus))
+        self._train(run_id, attempt, act, len(gpus), step_seconds)
         log = node_folder(attempt_dir(workspace, run_id, attempt.number)) / OUTPUT
         log.write_text(f"training on {len(gpus)} GPUs\n{act.log}")
         if act.is_stopped:
@@ -195,7 +225,8 @@ class DemoPast:
                 repository.request_stop(connection, run_id, attempt.number, "stop")
                 fresh = get_run(connection, run_id)
                 assert fresh is not None
-                repository.move(connection, fresh, RunState.STOPPING, cause="stop", actor=story.actor, now=clock.at)
+                cause = act.pruned or "stop"
+                repository.move(connection, fresh, RunState.STOPPING, cause=cause, actor=actor, now=clock.at)
         if act.xid is not None:
             event = GpuEvent(clock.at - 1, uuids[-1], "xid", act.xid, xid_text(act.xid))
             self._context.recorder.take([event])
@@ -203,55 +234,59 @@ class DemoPast:
         self._end(run_id, attempt, act, began_at, tuple(uuids))
         self._busy.append((began_at, clock.at, run_id, gpus))
         left = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
-        return tuple(index for index in gpus if self._gpus[index].uuid not in left)
+        return tuple(index for index in gpus if self.gpus[index].uuid not in left)
 
-    def _train(self, story: Story, run_id: str, attempt: Attempt, act: Act, ranks: int) -> None:
+    def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> None:
         """Metrics and checkpoints of an attempt; moves the clock to its end."""
-        clock, folder = self._clock, self._workspace.run_dir(run_id)
+        clock, folder = self.clock, self.workspace.run_dir(run_id)
         begin = attempt.resumed_step or 0
         newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
         saved = [step for step in range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS) if step > begin]
-        if act.code == 0 and act.last_step not in saved:
+        if act.code == 0 and act.pruned is None and act.last_step not in saved:
             saved.append(act.last_step)
-        every = max(1, (act.last_step - begin) // MOST_LINES)
+        every = max(1, (act.last_step - begin) // act.most_lines)
         # A checkpoint's step is that of the line before it.
-        steps = sorted({*range(begin + 1, act.last_step + 1, every), *saved, act.last_step} if act.last_step else ())
+        apart = VALIDATION_STEPS * max(1, (act.last_step - begin) // (VALIDATION_STEPS * MOST_VALIDATIONS))
+        validated = range(begin - begin % VALIDATION_STEPS + VALIDATION_STEPS, act.last_step + 1, apart)
+        some = {*range(begin + 1, act.last_step + 1, every), *validated, *saved, act.last_step}
+        steps = sorted(some if act.last_step else ())
         first_at = clock.at + 18.0
         written: list[dict[str, object]] = []
         params = {name: float(str(value)) for name, value in attempt.params.items()}
+        end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
         for step in steps:
-            at = first_at + (step - begin) * story.step_seconds
+            at = first_at + (step - begin) * step_seconds
             written += lines(
                 step, at, total=int(params["steps"]), ranks=ranks, batch_size=int(params["batch_size"]),
-                step_seconds=story.step_seconds, loss=(params["loss_begin"], params["loss_end"]),
+                step_seconds=step_seconds, loss=(params["loss_begin"], end), lr=params["lr"],
             )  # fmt: skip
         with (folder / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in written)
         for step in saved:
-            at = first_at + (step - begin) * story.step_seconds + 0.5
+            at = first_at + (step - begin) * step_seconds + 0.5
             os.utime(save(folder / "checkpoints", step), (at, at))
-        clock.at = first_at + (act.last_step - begin) * story.step_seconds + 1.0
+        clock.at = first_at + (act.last_step - begin) * step_seconds + 1.0
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self._context
         while not has_read_rest(context, attempt, 60.0):
             pass
-        fresh = get_attempt(self._connection, run_id, attempt.number)
+        fresh = get_attempt(self.connection, run_id, attempt.number)
         assert fresh is not None
         record = {
-            "code": act.code, "signal": None, "started_at": began_at, "ended_at": self._clock.at,
+            "code": act.code, "signal": None, "started_at": began_at, "ended_at": self.clock.at,
             "stop_requested": act.is_stopped,
         }  # fmt: skip
-        run = get_run(self._connection, run_id)
+        run = get_run(self.connection, run_id)
         assert run is not None
         resolved = resolved_run(context.workspace, run)
         task = evidence_to_read(context, resolved, fresh, context.executors.of(None), record, ())
         Ending(context, resolved).attempt_ended(task, examine(task), MachineContext(gpus=uuids))
-        run = get_run(self._connection, run_id)
+        run = get_run(self.connection, run_id)
         assert run is not None
         if run.state.is_over:
-            with transaction(self._connection):
-                repository.release_leases(self._connection, run_id)
+            with transaction(self.connection):
+                repository.release_leases(self.connection, run_id)
 
     # --- hardware
 
@@ -260,14 +295,14 @@ class DemoPast:
         begin, recent = self._until - SAMPLED_SECONDS, self._until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 2.0 * number for number in range(450)]
-        host = HostSampler(self._workspace.state)
+        host = HostSampler(self.workspace.state)
         present = host.sample(self._until, self._until)
         recorder = self._context.recorder
         pid = os.getpid()
         for number, at in enumerate(times):
-            self._clock.at = at
+            self.clock.at = at
             occupants = [
-                Occupant(self._gpus[index].uuid, pid, run_id, rank)
+                Occupant(self.gpus[index].uuid, pid, run_id, rank)
                 for began_at, ended_at, run_id, gpus in self._busy
                 if began_at <= at < ended_at
                 for rank, index in enumerate(gpus)

@@ -19,6 +19,7 @@ from typing import Any
 CHECKPOINT_STEPS = 200
 KEPT_CHECKPOINTS = 3
 VALIDATION_STEPS = 100
+LR, WEIGHT_DECAY = 6e-4, 0.1
 
 
 def noise(*key: int) -> float:
@@ -37,8 +38,26 @@ def loss_at(step: int, total: int, start: float, end: float, seed: int) -> float
     return smooth * (1 + 0.03 * noise(seed, step))
 
 
+def tuned_end(end: float, lr: float, weight_decay: float) -> float:
+    """Where the loss ends that ends at ``end`` with the best of these: worse the farther they are from it."""
+    return end * (1 + 0.09 * math.log10(lr / LR) ** 2 + 1.2 * (weight_decay - WEIGHT_DECAY) ** 2)
+
+
+def validation_loss(step: int, total: int, loss: tuple[float, float]) -> float:
+    """The validation loss after a step; ``loss`` is where the training loss begins and ends."""
+    return round(loss_at(step, total, loss[0], loss[1] * 1.04, int(loss[0] * 1000) + 1), 5)
+
+
 def lines(
-    step: int, at: float, *, total: int, ranks: int, batch_size: int, step_seconds: float, loss: tuple[float, float]
+    step: int,
+    at: float,
+    *,
+    total: int,
+    ranks: int,
+    batch_size: int,
+    step_seconds: float,
+    loss: tuple[float, float],
+    lr: float = LR,
 ) -> Iterator[dict[str, Any]]:
     """What the ranks write about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` where it begins and
     ends."""
@@ -54,13 +73,13 @@ def lines(
         if rank == 0:
             line |= {
                 "loss": round(loss_at(step, total, *loss, seed), 5),
-                "lr": 6e-4 * min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / total)),
+                "lr": lr * min(1.0, step / warm) * 0.5 * (1 + math.cos(math.pi * step / total)),
                 "grad_norm": round(0.6 + 2.0 * math.exp(-step / warm) + 0.1 * noise(seed, step, 2), 4),
                 "samples_per_s": round(ranks * batch_size / step_seconds * (1 + 0.01 * noise(seed, step, 3)), 1),
                 "total_steps": total,
             }
             if step % VALIDATION_STEPS == 0 and step:
-                line["val/loss"] = round(loss_at(step, total, loss[0], loss[1] * 1.04, seed + 1), 5)
+                line["val/loss"] = validation_loss(step, total, loss)
         yield line
 
 
@@ -83,6 +102,8 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, required=True)
     parser.add_argument("--loss", type=float, nargs=2, required=True)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument("--weight-decay", type=float, default=WEIGHT_DECAY)
     parser.add_argument("--grad-accum", type=int, default=1)
     parser.add_argument("--resume", type=Path)
     options = parser.parse_args()
@@ -120,13 +141,14 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> int:
     if options.resume is not None:
         with zipfile.ZipFile(options.resume) as archive:
             begin = json.loads(archive.read("archive/state.json"))["step"]
+    end = tuned_end(options.loss[1], options.lr, options.weight_decay)
     out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     folder, began_at = options.out / "checkpoints", time.monotonic()
     for step in range(begin + 1, options.steps + 1):
         time.sleep(max(0.0, began_at + (step - begin) * options.step_seconds - time.monotonic()))
         written = lines(
             step, time.time(), total=options.steps, ranks=ranks, batch_size=options.batch_size,
-            step_seconds=options.step_seconds, loss=(options.loss[0], options.loss[1]),
+            step_seconds=options.step_seconds, loss=(options.loss[0], end), lr=options.lr,
         )  # fmt: skip
         line = next(one for one in written if one["rank"] == rank)
         os.write(out, f"{json.dumps(line)}\n".encode())

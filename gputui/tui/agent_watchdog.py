@@ -13,7 +13,7 @@ from gputui.runs.identity import open_pidfd
 from gputui.store.database import is_outdated
 
 LOOK_SECONDS = 10.0
-"""The end of an agent is told by the kernel at once; so often is looked whether it is still the one of this place."""
+"""The kernel reports an agent's end at once. This often the watchdog checks that it is still this home's agent."""
 
 BLIND_LOOK_SECONDS = 1.0
 """So often is looked where the kernel does not tell: no descriptor left, or pidfd_open is not allowed or not known."""
@@ -46,7 +46,7 @@ class AgentKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking. The agent stays: it leaves by itself when nobody needs it."""
+        """Stop looking. The agent stays: it ends by itself when nothing needs it."""
         if not self._stop.is_set():
             self._stop.set()
             os.close(self._stopper)

@@ -45,8 +45,8 @@ from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.settings import LIMITS, Preferences, Settings, load
 from gputui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
 from gputui.tui.terminal.features import TerminalFeatures
+from gputui.tui.terminal.frame_pace import LAG_SECONDS, Pace
 from gputui.tui.terminal.layer import DisplayLayer
-from gputui.tui.terminal.pacing import LAG_SECONDS, Pace
 from gputui.tui.theme.colors import ANSI, THEMES, theme_for
 from gputui.tui.time_travel import TimeTravel
 from gputui.tui.widgets.page import ActionScreen
@@ -135,6 +135,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         # What `Shell` and the driver ask of the app and a part does.
         self.request_data = self.navigation.request_data
         self.open_run = self.navigation.open_run
+        self.open_study = self.navigation.open_study
         self.open_gpu = self.navigation.open_gpu
         self.compare = self.navigation.compare
         self.launch_from = self.navigation.launch_from
@@ -182,7 +183,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
 
     def on_snapshot_read(self, message: SnapshotRead) -> None:
         if not self.is_headless and not os.isatty(sys.__stdin__.fileno() if sys.__stdin__ else 0):
-            # The terminal went away without a hangup signal while nobody read from it.
+            # The terminal went away without a hangup signal while the loop did not read from it.
             self.exit(0)
             return
         # What went wrong stays until a key shows that somebody is there to have read it.
@@ -393,6 +394,6 @@ def run(
         print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
     active = sum(not row.run.state.is_over for row in app.time_travel.live_runs)
     if active and not demo and sys.stdout.isatty():
-        words = "1 run goes on" if active == 1 else f"{active} runs go on"
+        words = "1 run continues" if active == 1 else f"{active} runs continue"
         print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201
     return app.return_code or 0 if code is None else code

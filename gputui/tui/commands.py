@@ -20,6 +20,7 @@ from textual.message import Message
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.runs.identity import asker
+from gputui.store import json_columns
 from gputui.store.commands import (
     ANSWER_SECONDS,
     CommandAnswer,
@@ -119,7 +120,13 @@ class Commands:
 
     def do_stop(self) -> None:
         run = self._run()
-        text = f"Stop {run.run_id}? It gets the time to write a checkpoint, then its processes end."
+        has_checkpoints = json_columns.mapping(run.spec_json).get("checkpoints") is not None
+        saves = (
+            "It gets the time to write a checkpoint"
+            if has_checkpoints
+            else "It saves no checkpoints: its steps are lost"
+        )
+        text = f"Stop {run.run_id}? {saves}, then its processes end."
         if run.state in ("queued", "recovering"):
             text = (
                 f"Stop {run.run_id}? It is {run_sign(run.state).word} and has no process now; it will not start again."
@@ -134,7 +141,15 @@ class Commands:
 
     def do_resume(self) -> None:
         run = self._run()
-        self.ask(f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
+
+        def resume() -> None:
+            self.ask(f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
+
+        if run.state != "succeeded":
+            resume()
+            return
+        text = f"{run.run_id} is complete. Resume it from its newest checkpoint as it is? N launches it with changes."
+        self._shell.confirmed("Resume a complete run", text, resume)
 
     def do_remove(self) -> None:
         run = self._run()
@@ -147,9 +162,7 @@ class Commands:
         if self._shell.snapshot.machine.queue_pause is not None:
             self.ask("Open the queue", "queue_resume", None, {})
             return
-        text = (
-            "Pause the queue? Nothing new starts until it is opened again; what runs goes on and is recovered as ever."
-        )
+        text = "Pause the queue? No run starts until you open it again; active runs continue and recover as usual."
         self._shell.confirmed("Pause the queue", text, lambda: self.ask("Pause the queue", "queue_pause", None, {}))
 
     def do_queue_up(self) -> None:
@@ -180,7 +193,7 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
     if "text" in result:
         return clean(str(result["text"]))
     if "paused" in result:
-        return f"{words}: " + ("nothing new starts; what runs goes on" if result["paused"] else "the queue is open")
+        return f"{words}: " + ("no run starts; active runs continue" if result["paused"] else "the queue is open")
     if "position" in result and result["position"] is not None:
         return f"{words}: {clean(str(result.get('id', '')))} is #{result['position']} in the queue"
     if "id" not in result:
@@ -216,7 +229,7 @@ def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[st
 
 def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:
     """Wait for the answer to a command, and withdraw it where none comes."""
-    # Where the store is gone, or cannot be written, there is nobody who would carry it out.
+    # Where the store is gone, or cannot be written, no agent can carry it out.
     with suppress(StoreError, sqlite3.Error, NotWithdrawnError), closing(open_commander(workspace.database)) as store:
         wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))
 

@@ -23,13 +23,14 @@ from gputui.tui.shell import Shell
 from gputui.tui.widgets.page import ActionScreen
 
 if TYPE_CHECKING:
+    from gputui.runs.labels import Labels
     from gputui.tui.pages.launch.form import Preset
     from gputui.tui.widgets.page import Choice
 
 P = TypeVar("P", bound=ActionScreen)
 
 RECENT = 6
-"""So many things that were chosen in the palette stand first in it."""
+"""So many things that were chosen in the palette come first in it."""
 
 
 class Navigation:
@@ -53,7 +54,7 @@ class Navigation:
             return
         pages = (screen for screen in self._app.screen_stack if isinstance(screen, ActionScreen))
         interests = [interest for each in pages if (interest := each.interest()) is not None]
-        # The alerts that are over stay known while their page lies below: its cursor stands on one of them.
+        # The alerts that are over stay known while their page lies below: its cursor is on one of them.
         self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
     def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
@@ -100,6 +101,12 @@ class Navigation:
         from gputui.tui.pages.study.page import StudyScreen
 
         self.go_to(StudyScreen, StudyScreen)
+
+    def open_study(self, study_id: str) -> None:
+        """Go to the page of studies, at this one."""
+        from gputui.tui.pages.study.page import StudyScreen
+
+        self.go_to(StudyScreen, StudyScreen).turn_to(study_id)
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
         """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. One
@@ -149,7 +156,9 @@ class Navigation:
         run = self.page.run_in_question
         assert run is not None, "the table of actions has made sure that there is one"
         path = profile_path(run)
-        self._open_form(Preset(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id))
+        self._open_form(
+            Preset(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id, run.target)
+        )
 
     def _open_form(self, preset: Preset) -> None:
         from gputui.tui.pages.launch.page import LaunchScreen
@@ -167,6 +176,18 @@ class Navigation:
                 do()
 
         self._app.push_screen(ConfirmScreen(title, text), decide)
+
+    def do_label(self) -> None:
+        from gputui.tui.dialogs.labels import LabelsScreen
+
+        run = self.page.run_in_question
+        assert run is not None, "the table of actions has made sure that there is one"
+
+        def save(labels: Labels | None) -> None:
+            if labels is not None:
+                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, labels._asdict())
+
+        self._app.push_screen(LabelsScreen(run), save)
 
     def do_help(self) -> None:
         from gputui.tui.dialogs.sheet import HelpScreen

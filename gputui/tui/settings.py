@@ -85,8 +85,8 @@ def of_json(known: Mapping[str, Any], where: str) -> tuple[Settings, str | None]
                 wrong.append(clean(f"{each.name} = {json.dumps(known[each.name], ensure_ascii=False)[:40]}"))
             else:
                 found[each.name] = value
-    said = f"In {where}, {', '.join(wrong)} cannot be used; the default holds." if wrong else None
-    return replace(Settings(), **found), said
+    problem = f"In {where}, {', '.join(wrong)} cannot be used; the default holds." if wrong else None
+    return replace(Settings(), **found), problem
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> str | None:
@@ -96,7 +96,7 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
     """
     import tempfile
 
-    said = None
+    problem = None
     try:
         known = _read(path)
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
         known = {}
         aside = path.with_name(path.name + ".broken")
         path.replace(aside)
-        said = f"The settings could not be read; they were set aside as {aside}."
+        problem = f"The settings could not be read; they were set aside as {aside}."
     known.update(changes)
     path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
     # mkstemp makes the file 0600.
@@ -122,7 +122,7 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
         with suppress(OSError):
             Path(name).unlink()
         raise
-    return said
+    return problem
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -207,11 +207,11 @@ class Preferences:
                     self._writer = None
                     return
             try:
-                said = save(path, changes)
+                problem = save(path, changes)
             except OSError as error:
-                said = f"The settings hold only until the end: {path} cannot be written ({error.strerror})."
-            if said is not None:
-                self._tell(said)
+                problem = f"The settings hold only until the end: {path} cannot be written ({error.strerror})."
+            if problem is not None:
+                self._tell(problem)
 
 
 def _plain(value: object) -> object:

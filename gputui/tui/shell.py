@@ -112,6 +112,10 @@ class Shell(Protocol):
         """Go to the page of a run."""
         ...
 
+    def open_study(self, study_id: str) -> None:
+        """Go to the page of studies, at this one."""
+        ...
+
     def open_gpu(self, uuid: str) -> None:
         """Go to the page of a GPU."""
         ...

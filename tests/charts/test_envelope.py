@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.envelope import Bin, Buckets, reduce
-from gputui.charts.smoothing import DebiasedEma
+from gputui.curves.smooth import DebiasedEma
 
 VALUES = st.one_of(st.none(), st.floats())
 XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))

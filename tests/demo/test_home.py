@@ -27,7 +27,7 @@ def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeyp
         def steps() -> int:
             return find_run(connection, "gpt2-124m-2").attempt_last_step or 0
 
-        begin = wait_until(lambda: steps() if steps() > 3060 else None, 60, "a step of the resumed run")
+        begin = wait_until(lambda: steps() if steps() > 48_960 else None, 60, "a step of the resumed run")
         wait_until(lambda: steps() > begin, 60, "another step")
         waiting = find_run(connection, "resnet50-2")
         assert waiting.state == "queued" and waiting.waiting_for

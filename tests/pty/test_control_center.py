@@ -148,7 +148,12 @@ def test_a_closed_terminal_ends_the_screen(machine: Machine) -> None:
     terminal.wait_for("Press n to launch")
     pid = terminal.child.pid
     os.close(terminal.child.child_fd)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), what="the screen's end")
+
+    def has_ended() -> bool:
+        return not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+
+    wait_until(has_ended, what="the screen's end")
+    assert has_ended()
 
 
 def _is_zombie(pid: int) -> bool:

@@ -85,10 +85,10 @@ def test_a_full_disk_is_told_until_there_is_room_again(machine: Machine, small_d
                     os.write(file.fileno(), bytes(size))
             except OSError as error:
                 assert error.errno == errno.ENOSPC
-    terminal.wait_for("nothing new is recorded until", timeout=60)
-    terminal.wait_for("runs go on.")
+    terminal.wait_for("nothing is recorded until", timeout=60)
+    terminal.wait_for("The values shown are from")
     ballast.unlink()
-    gone(terminal, "nothing new is recorded until", timeout=60)
+    gone(terminal, "nothing is recorded until", timeout=60)
     before = machine.rows("SELECT max(at) FROM host_samples")
     wait_until(lambda: machine.rows("SELECT max(at) FROM host_samples") != before, what="a sample with room again")
     leave(terminal)

@@ -347,7 +347,7 @@ class Filler:
             subject="gpt2-124m-1", subject_id="gpt2-124m-1", run_id="gpt2-124m-1",
         )  # fmt: skip
         self.alert(
-            "gpu_hot", "GPU 3 at 88 °C (limit 82 °C); it slows down at 87 °C", seconds_ago=95, subject="GPU 3",
+            "gpu_hot", "GPU 3 at 88 °C (limit 82 °C); throttles at 87 °C", seconds_ago=95, subject="GPU 3",
             subject_id=uuid(3), run_id="gpt2-124m-1",
         )  # fmt: skip
         self.alert(
@@ -494,7 +494,8 @@ class Filler:
                 ended_ago=self.now - began_at - took if is_over else None,
             )  # fmt: skip
             self.connection.execute(
-                "UPDATE runs SET study_id = ?, trial = ? WHERE run_id = ?", (study_id, number, run_id)
+                "UPDATE runs SET name = ?, study_id = ?, trial = ? WHERE run_id = ?",
+                (run_id.rpartition("-")[0], study_id, number, run_id),
             )
             if is_over:
                 self.attempt(

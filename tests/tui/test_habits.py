@@ -102,6 +102,7 @@ def test_clicks_choose_open_and_press_the_footers_keys_and_the_wheel_turns(open_
         click(app, 5, run)
         click(app, 5, run)
         app.read_until(lambda: "gpt2-124m-1 ·" in app.terminal.lines[0])
+        assert not any(line.startswith("▸") for line in app.terminal.lines), "the list is behind the run's page"
 
 
 # --- clipboard
@@ -196,6 +197,7 @@ def test_a_storm_of_sizes_ends_in_the_right_picture(open_screen: Callable) -> No
             app.resize(*size)
         app.resize(100, 30)
         app.read_until(lambda: app.terminal.lines[1:] == before[1:])
+        assert len(app.terminal.lines) == 30
 
 
 def test_the_settings_hold_at_the_next_start(open_screen: Callable, workspace: Workspace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.tui.hostile import CORPUS, MARK, fill
 OURS = re.compile(r"\x1b\[[0-9;]*[mHABCDEFGJ]|\x1b\[6n|\x1b\[\?2026[hl]|[\r\x08]")
 
 NOT_PRESSED = {"leave", "suspend"}
+PENDING_SECONDS = 30.0
 
 
 def check(frame: str) -> None:
@@ -48,8 +50,12 @@ class Watched:
         check(frame)
         self.terminal.feed(frame)
 
-    def look(self) -> None:
-        """What is shown is what was wanted: no text has moved the cursor."""
+    async def look(self, pilot: Pilot[Any]) -> None:
+        """What is shown is what was wanted: no text has moved the cursor. A frame that falls into a batch of updates is
+        written a little later."""
+        deadline = time.monotonic() + PENDING_SECONDS
+        while self.app._cell_grid.is_pending and time.monotonic() < deadline:
+            await pilot.pause(0.01)
         wrong = self.terminal.wrong_cells(self.app._cell_grid)
         assert not wrong, wrong[:3]
         self.seen += self.terminal.text
@@ -69,7 +75,7 @@ async def press_everything(pilot: Pilot[Any], watched: Watched, scope: str) -> N
     screen = app.screen
     assert isinstance(screen, ActionScreen) and scope == screen.SCOPE
     depth = len(app.screen_stack)
-    watched.look()
+    await watched.look(pilot)
     for action in actions_in(screen.SCOPE):
         if action.name in NOT_PRESSED or not action.in_palette:
             continue  # what the palette leaves out only moves the cursor
@@ -88,7 +94,7 @@ async def press_everything(pilot: Pilot[Any], watched: Watched, scope: str) -> N
             await pilot.pause()
             screen = app.screen
             assert isinstance(screen, ActionScreen) and scope == screen.SCOPE
-    watched.look()
+    await watched.look(pilot)
 
 
 WAYS = {
@@ -154,4 +160,5 @@ async def test_a_hostile_name_of_the_host_and_a_hostile_setting(
         app.change(title=True)
         app.say(CORPUS[1] + CORPUS[10], "error")
         await pilot.pause()
-        watched.look()
+        await watched.look(pilot)
+        assert watched.seen

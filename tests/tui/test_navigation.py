@@ -7,6 +7,7 @@ from textual import events
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from gputui.charts.cells import cell_width
 from gputui.tui.actions import find
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.snapshot import Interest
@@ -23,6 +24,7 @@ from gputui.tui.widgets.page import WHEEL_LINES
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler, uuid
+from tests.tui.test_screens import overview
 
 MIDDLE, WIDE = (120, 36), (160, 48)
 
@@ -237,3 +239,22 @@ async def test_the_wheel_scrolls_the_help(app: GputuiApp) -> None:
         assert isinstance(app.screen, HelpScreen) and text(app, "sheet") != first
         await wheel(pilot, "sheet", down=False)
         assert text(app, "sheet") == first
+
+
+async def test_a_head_begins_with_the_pages_that_escape_leads_back_through(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    app = make_app()
+    async with app.run_test(size=(140, 36)) as pilot:
+        run_id = overview(app).table.cursor
+        await pilot.press("enter")
+        await pilot.pause()
+        assert text(app, "head").startswith(f" gputui › {run_id} ·")
+        await pilot.press("c")
+        await pilot.pause()
+        assert text(app, "head").startswith(f" gputui › {run_id} › Compare")
+        assert cell_width(text(app, "head")) <= 140
+    narrow = make_app()
+    async with narrow.run_test(size=(80, 24)) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "gputui ›" not in text(narrow, "head")

@@ -16,6 +16,7 @@ from gputui.charts.cells import cell_width
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.tui import commands as asking
+from gputui.tui.actions.reasons import NO_RUN
 from gputui.tui.app import AgentState, GputuiApp, SnapshotRead
 from gputui.tui.data.feed import Feed
 from gputui.tui.dialogs.confirm import ConfirmScreen
@@ -26,6 +27,7 @@ from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.widgets.pane import Pane
+from tests.texts import mentions
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.filling import Filler, an_hour_later
 
@@ -203,7 +205,7 @@ async def test_a_machine_without_a_driver_says_so(filler: Filler, make_app: Make
         assert "cpu 34%" in text(app, "host")
         assert "No run yet" in text(app, "runs")
         await pilot.press("enter")
-        assert "There is no run to choose." in text(app, "message")
+        assert NO_RUN in text(app, "message")
         await pilot.press("a")
         assert "No NVIDIA driver found" in text(app, "gpus")
 
@@ -212,7 +214,7 @@ async def test_what_the_agent_is_doing_is_told(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         app.post_message(AgentState("The agent is gone; starting it again…"))
         await pilot.pause()
-        assert text(app, "notice") == " ▲ The agent is gone; starting it again…"
+        assert mentions(text(app, "notice"), "▲", "agent", "start")
         assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
         app.post_message(AgentState(None))
         await pilot.pause()
@@ -287,7 +289,7 @@ async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, fill
         await pilot.pause()
         assert "resnet50-2 · is gone" in text(app, "head")
         await pilot.press("s")
-        assert "There is no run to choose." in text(app, "message")
+        assert NO_RUN in text(app, "message")
         await pilot.press("escape")
         assert isinstance(app.screen, OverviewScreen)
 
@@ -311,7 +313,7 @@ async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: 
         commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "vit-b16-1", "state": "stopping"})
         feed_of(app).refresh()
         await pilot.pause()
-        assert "Stop vit-b16-1: vit-b16-1 is stopping" in text(app, "message")
+        assert mentions(text(app, "message"), "Stop vit-b16-1: ", "stopping")
 
 
 async def test_what_the_agent_does_not_answer_is_withdrawn(
@@ -341,7 +343,7 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler
         commands.give_answer(filler.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
         feed_of(app).refresh()
         await pilot.pause()
-        assert "Resume resnet50-2: refused. no valid checkpoint in /x" in text(app, "message")
+        assert mentions(text(app, "message"), "Resume resnet50-2: refused", "no valid checkpoint in /x")
         await pilot.press("k")
         assert text(app, "message") == ""
 
@@ -360,10 +362,23 @@ async def test_restarting_and_removing_ask_first(
         assert asked(filler) == [(verb, "resnet50-2", args)]
 
 
+async def test_resuming_a_complete_run_asks_first(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        filler.end("resnet50-2", "succeeded")
+        feed_of(app).refresh()
+        await pilot.press("G", "u")
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("n")
+        assert asked(filler) == []
+        await pilot.press("u", "y")
+        await until(pilot, lambda: bool(asked(filler)))
+        assert asked(filler) == [("resume", "resnet50-2", {"set": {}})]
+
+
 async def test_what_is_not_possible_says_why(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("u")
-        assert "only a run that is over can go on" in text(app, "message")
+        assert "vit-b16-1 is running" in text(app, "message")
         await pilot.press("G", "s")
         assert "resnet50-2 is failed already." in text(app, "message")
         assert asked(filler) == []
@@ -402,6 +417,7 @@ async def test_a_store_that_does_not_come_is_told(
         workspace.database.rename(workspace.database.with_name("elsewhere"))
         await pilot.press("s", "y")
         await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
+        assert not workspace.database.exists(), "asking makes no new store"
 
 
 async def test_what_went_wrong_stays_until_a_key_and_what_went_well_does_not(app: GputuiApp) -> None:
@@ -420,6 +436,7 @@ async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         app.ask_by("Launch it", lambda: {}["nothing"])
         await until(pilot, lambda: "Cannot ask the agent: KeyError: 'nothing'" in text(app, "message"))
+        assert app.is_running
 
 
 # --- help and palette
@@ -524,7 +541,7 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler
         commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "tiny-1", "state": "queued"})
         feed_of(app).refresh()
         await pilot.pause()
-        assert "Launch tiny: tiny-1 is queued" in text(app, "message")
+        assert mentions(text(app, "message"), "Launch tiny: ", "tiny-1", "queued")
         assert overview(app).table.cursor == "tiny-1"
 
 
@@ -535,7 +552,7 @@ async def test_mistakes_show_while_typing_and_keep_it_from_starting(
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None)
         await pilot.press("down", "down", "ctrl+u", *"lots")
-        assert "✗ expected a whole number from 1 to 100" in text(app, "launch")
+        assert mentions(text(app, "launch"), "✗", "whole number", "1 to 100")
         await pilot.press("enter")
         assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
         await pilot.press("up", "up", "ctrl+u", *"99")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp, SnapshotRead
 from gputui.tui.data.snapshot import Moment
 from gputui.tui.dialogs.moment import MomentScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.widgets.pane import Pane
+from tests.texts import mentions
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.filling import NOW, Filler
+from tests.tui.test_screens import feed_of
 
 SMALL = (80, 24)
 WIDE = (160, 48)
@@ -25,6 +29,13 @@ def text(app: GputuiApp, pane: str) -> str:
 
 def whole(app: GputuiApp) -> str:
     return "\n".join(pane.text for pane in app.screen.query(Pane) if pane.size.height)
+
+
+async def read_all(pilot: Pilot[Any], app: GputuiApp) -> None:
+    """A page asks for more once it knows what there is, such as the metrics of compared runs."""
+    for _ in range(2):
+        feed_of(app).refresh()
+        await pilot.pause()
 
 
 @pytest.fixture
@@ -82,7 +93,7 @@ async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
         await pilot.press("greater_than_sign")
         assert "◀" not in text(app, "head") and app.time_travel.moment is None
         await pilot.press("greater_than_sign")
-        assert "This is the present already" in text(app, "message")
+        assert mentions(text(app, "message"), "present already")
 
 
 async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
@@ -116,7 +127,7 @@ async def test_typing_a_time(app: GputuiApp) -> None:
         await pilot.press("enter")
         assert isinstance(app.screen, MomentScreen)
         await pilot.press("backspace")
-        assert "Sat 21 Nov 2026 03:05:00, 7 min 44 s ago" in text(app, "moment")
+        assert mentions(text(app, "moment"), "Sat 21 Nov 2026 03:05:00", "7 min 44 s")
         await pilot.press("enter")
         assert isinstance(app.screen, OverviewScreen) and "◀ 03:05:00 · 7 min ago" in text(app, "head")
         await pilot.press("t", *"-20s", "escape")
@@ -130,7 +141,7 @@ async def test_a_time_before_the_record_begins_there(app: GputuiApp) -> None:
         await pilot.press("t", *"yesterday 12:00", "enter")
         assert "The record begins here" in text(app, "message") and "◀ 00:09:22" in text(app, "head")
         notice = " ".join(text(app, "notice").split())
-        assert "Nothing was recorded before Sat 21 Nov 2026 02:47:44; runs and events that are known" in notice
+        assert mentions(notice, "Nothing", "before Sat 21 Nov 2026 02:47:44")
         assert "Looking for GPUs" not in whole(app)
 
 
@@ -140,7 +151,7 @@ async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp,
         for key in ("s", "u", "x", "delete", "n"):
             await pilot.press(key)
             assert isinstance(app.screen, OverviewScreen)
-            assert "You look at 03:11:04, and this would change the present; L returns to it." in text(app, "message")
+            assert mentions(text(app, "message"), "03:11:04", "present", "L ")
         assert filler.connection.execute("SELECT count(*) FROM commands").fetchone() == (0,)
 
 
@@ -166,7 +177,7 @@ async def test_the_log_ends_where_it_did(app: GputuiApp) -> None:
         assert "minute 12" in text(app, "log") and "following" in text(app, "log")
         await pilot.press("t", *"3:07", "enter")
         assert "minute 7" in text(app, "log") and "minute 8" not in text(app, "log")
-        assert "as far as it was written then" in text(app, "log")
+        assert mentions(text(app, "log"), "written then")
         await pilot.press("L")
         assert "minute 12" in text(app, "log") and "written then" not in text(app, "log")
 
@@ -189,12 +200,14 @@ async def test_every_page_looks_back(app: GputuiApp, keys: str) -> None:
         await pilot.press(*keys.split())
         page = app.screen
         assert not isinstance(page, OverviewScreen)
+        await read_all(pilot, app)
         before = whole(app)
         await pilot.press("left_square_bracket", "left_square_bracket")
         assert app.screen is page
         assert "◀ 03:02:58 · 9 min ago · L live" in text(app, "head")
         assert text(app, "notice").splitlines()[0].endswith(" now")
         await pilot.press("L")
+        await read_all(pilot, app)
         assert whole(app) == before
 
 
@@ -215,8 +228,8 @@ async def test_where_nothing_was_recorded_is_said_and_stepped_over(app: GputuiAp
         app.look_back(Moment(NOW - 200))
         await pilot.pause()
         notice = " ".join(text(app, "notice").split())
-        assert "Nothing was recorded from 03:07:44 to 03:11:04: no recorder ran, or the machine slept." in notice
-        assert "GPUs and host are shown as they were at 03:07:44." in notice
+        assert mentions(notice, "Nothing", "03:07:44 to 03:11:04")
+        assert mentions(notice, "GPUs", "host", "at 03:07:44")
         await pilot.press("greater_than_sign")
         assert "◀ 03:11:04" in text(app, "head") and "Nothing was recorded" not in text(app, "notice")
         await pilot.press("less_than_sign")

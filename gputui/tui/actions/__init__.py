@@ -7,7 +7,8 @@ why one is not possible now. What an action does is a method ``do_<name>`` of th
 
 from __future__ import annotations
 
-from gputui.tui.actions.model import Action, Context, Scope, key_word
+from gputui.tui.actions.key_words import key_word
+from gputui.tui.actions.model import Action, Context, Scope
 from gputui.tui.actions.reasons import refused_here
 from gputui.tui.actions.table import ACTIONS, actions_in, find
 

@@ -8,6 +8,9 @@ from gputui.store.runs import Run
 from gputui.tui.actions.model import Context
 from gputui.tui.layout.words import clock, run_sign
 
+NO_RUN = "There is no run to choose."
+NO_PROCESS = "There is no process to choose."
+
 
 def refused_here(context: Context) -> str | None:
     """Why this view changes nothing at all; every action that changes something asks this first."""
@@ -19,7 +22,7 @@ def refused_here(context: Context) -> str | None:
 
 
 def needs_run(context: Context) -> str | None:
-    return None if context.run is not None else "There is no run to choose."
+    return None if context.run is not None else NO_RUN
 
 
 def can_open(context: Context) -> str | None:
@@ -47,7 +50,7 @@ def can_clear(context: Context) -> str | None:
 
 
 def needs_process(context: Context) -> str | None:
-    return None if context.pid is not None else "There is no process to choose."
+    return None if context.pid is not None else NO_PROCESS
 
 
 def can_signal(context: Context) -> str | None:
@@ -75,7 +78,7 @@ def can_stop(context: Context) -> str | None:
 
 
 def can_go_on(context: Context) -> str | None:
-    return _unless(context, lambda run: not run.state.is_over, "; only a run that is over can go on.")
+    return _unless(context, lambda run: not run.state.is_over, "; only an ended run can be resumed.")
 
 
 def can_start_over(context: Context) -> str | None:
@@ -98,7 +101,7 @@ def needs_alert(context: Context) -> str | None:
 def changes_alert(context: Context) -> str | None:
     problem = refused_here(context) or needs_alert(context)
     if problem is None and context.alert is not None and not context.alert.lasts:
-        return "This alert is over."
+        return "This alert is resolved."
     return problem
 
 

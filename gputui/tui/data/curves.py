@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.store.runs import read_attempts
+from gputui.store.attempts import read_attempts
 
 
 class CurveReader:

@@ -37,7 +37,7 @@ APART_SECONDS = 0.25
 """Two snapshots are at least this far apart, however often something is committed."""
 
 PAST_SECONDS = 10.0
-"""A past moment is read again after so long, if anything was committed: it may be told of late."""
+"""A past moment is read again after so long, if anything was committed: rows about it may come late."""
 
 CLOCK_SECONDS = 1.0
 """Without news the clock and the ages move on at this pace."""
@@ -178,9 +178,9 @@ class Feed:
             self._close()
             return self._pass_time(now, clock, _trouble(error))
         except Exception as error:
-            # What nobody foresaw must not end the thread: a screen that stands still looks like a quiet machine.
+            # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
             self._close()
-            return self._pass_time(now, clock, _unforeseen(error))
+            return self._pass_time(now, clock, _unexpected(error))
 
     def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
         """The old snapshot at a later time, once a second or when the trouble has changed."""
@@ -192,7 +192,7 @@ class Feed:
         return True
 
     def _open(self, clock: float) -> sqlite3.Connection | None:
-        """The connection, opened anew once a second at most, also when the file was set aside for a new one."""
+        """The connection, reopened once a second at most, also when the file was set aside for a new one."""
         if self._connection is not None and clock - self._opened_at < REOPEN_SECONDS:
             return self._connection
         if self._connection is None and clock - self._opened_at < REOPEN_SECONDS:
@@ -231,7 +231,7 @@ def _identity(workspace: Workspace) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _unforeseen(error: Exception) -> str:
+def _unexpected(error: Exception) -> str:
     """A sentence by which the place can be found."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.charts.safe_text import clean
-from gputui.runs.log_lines import LevelReader
+from gputui.runs.log_levels import LevelReader
 from gputui.runs.logs import RankLog, last_state, printed_lines, rank_logs, read_window
 from gputui.tui.data.snapshot import LogTail
 

@@ -1,25 +1,35 @@
-"""What the overview and the page of a GPU show beyond samples and runs, from the store."""
+"""From the store to what the screen shows of the machine: costs of failures, alerts, a full disk, idle GPUs."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gputui.recovery.cost import Cost, costs, total
-from gputui.store import queue
+from gputui.store import alerts, queue
+from gputui.store.agent import AgentView
+from gputui.store.alerts import AlertView
+from gputui.store.attempts import read_attempts
 from gputui.store.hardware import (
+    GpuView,
     gpu_events,
     gpu_history,
+    idleness,
     leased_since,
     memory_temperature_history,
+    present_since,
     quarantined,
     xid_counts,
 )
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.rollups import GpuHistory
-from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents
-from gputui.tui.data.snapshot import GpuPage, MachineState, Progress, RunRow
+from gputui.store.run_history import read_decisions, read_incidents
+from gputui.store.runs import Run
+from gputui.tui.data.snapshot import AlertsState, GpuPage, MachineState, Progress, RunRow
 
 XID_SECONDS = 86_400.0
 """XIDs count for a day."""
@@ -44,7 +54,7 @@ def machine_state(connection: sqlite3.Connection, now: float, at: float | None =
 
 
 class GpuPageReader:
-    """Reads the page of one GPU; its curves anew only when another bucket of time is full."""
+    """Reads the page of one GPU; its curves again only when another bucket of time is full."""
 
     def __init__(self) -> None:
         self._known: tuple[str, float, int] | None = None
@@ -116,3 +126,83 @@ def _cost(connection: sqlite3.Connection, run_id: str) -> Cost | None:
         StepTimes(connection, run_id),
     )
     return total(found.values())
+
+
+OVER_KEPT = 200
+
+
+def read_alerts(connection: sqlite3.Connection, with_history: bool, at: float | None = None) -> AlertsState:
+    """The alerts now, or at a past moment. Raises sqlite3.Error."""
+    last = alerts.lasting(connection, at)
+    over = alerts.cleared(connection, OVER_KEPT, at) if with_history else []
+    if at is None:
+        return AlertsState(tuple(last), tuple(over))
+    return AlertsState(tuple(_as_at(one, at) for one in last), tuple(over))
+
+
+def _as_at(alert: AlertView, at: float) -> AlertView:
+    """An alert as it was at a moment in which it lasted."""
+    seen = alert.acknowledged_at is not None and alert.acknowledged_at <= at
+    return replace(
+        alert,
+        cleared_at=None,
+        cleared_because=None,
+        acknowledged_at=alert.acknowledged_at if seen else None,
+        acknowledged_by=alert.acknowledged_by if seen else None,
+    )
+
+
+LEAST_BYTES = 1 << 20
+"""With less than this free the database cannot grow by a transaction and its log."""
+
+SILENT_SECONDS = 3.0
+"""An agent that can write stores a heartbeat at least this often, beyond its interval."""
+
+
+def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | None:
+    """A sentence when nothing is recorded because the disk is full; None while there is room, or while the agent
+    still finds some. ``now`` is UTC unix seconds."""
+    if agent is None or now - agent.heartbeat_at <= SILENT_SECONDS + agent.interval_seconds:
+        return None
+    try:
+        disk = os.statvfs(state)
+    except OSError:
+        return None
+    is_full = disk.f_bavail * disk.f_frsize < LEAST_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+    if not is_full:
+        return None
+    return (
+        f"The disk of {state} is full: nothing is recorded until you free some space. The values shown are from "
+        f"{time.strftime('%H:%M:%S', time.localtime(agent.heartbeat_at))}; runs continue."
+    )
+
+
+class IdleReader:
+    """Keeps since when each GPU has been idle, so that each look needs the newest samples only."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}
+
+    def read(
+        self, connection: sqlite3.Connection, gpus: Sequence[GpuView], now: float
+    ) -> Mapping[tuple[str, int], float]:
+        """Since when (UTC unix seconds), by the GPU's UUID and the PID. Raises sqlite3.Error."""
+        found: dict[tuple[str, int], float] = {}
+        for gpu in gpus:
+            pids = [process.pid for process in gpu.processes or () if process.memory_bytes]
+            if not pids or gpu.state != "ok" or gpu.utilization_percent != 0:
+                self._known.pop(gpu.uuid, None)
+                continue
+            idle = self._idle_since(connection, gpu.uuid, now)
+            if idle is not None:
+                present = present_since(connection, gpu.uuid)
+                found |= {(gpu.uuid, pid): max(idle, present[pid]) for pid in pids if pid in present}
+        return found
+
+    def _idle_since(self, connection: sqlite3.Connection, uuid: str, now: float) -> float | None:
+        known = self._known.pop(uuid, None)
+        found = idleness(connection, uuid, 0.0 if known is None else known[1], now)
+        since = found.since if known is None or found.was_busy else known[0]
+        if since is not None:
+            self._known[uuid] = (since, now)
+        return since

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gputui.config import Workspace
-from gputui.runs.process_table import ProcessTable
+from gputui.runs.process_table import ProcessTable, core_percents, core_times
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import ProcessSet
 
@@ -22,6 +22,7 @@ class ProcessReader:
         self._clock = clock
         self._read_at = float("-inf")
         self._newest: ProcessSet | None = None
+        self._cores: list[tuple[int, int]] = []
 
     def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
         """The processes on these GPUs and of our runs."""
@@ -29,5 +30,7 @@ class ProcessReader:
         if self._newest is None or now - self._read_at >= AGAIN_SECONDS:
             self._read_at = now
             listed = (process for gpu in gpus for process in gpu.processes or ())
-            self._newest = ProcessSet(self._table.read(each.pid for each in listed if each.start_ticks is not None))
+            hosts = self._table.read(each.pid for each in listed if each.start_ticks is not None)
+            cores, self._cores = self._cores, core_times()
+            self._newest = ProcessSet(hosts, core_percents(cores, self._cores))
         return self._newest

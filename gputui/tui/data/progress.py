@@ -6,14 +6,16 @@ import math
 import sqlite3
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from gputui.charts.safe_text import clean
 from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import ChartRequest
+from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
-from gputui.store.runs import Run, read_attempts
+from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress, RankRow
 
 RATE_WINDOW_SECONDS = 60.0
@@ -28,7 +30,7 @@ THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_
 
 
 class RunTracker:
-    """One run's metrics so far: how far it is, its loss in a few stretches, what its ranks told last."""
+    """One run's metrics so far: how far it is, its loss in a few stretches, the newest report of each rank."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -52,7 +54,9 @@ class RunTracker:
             self._losses = tuple(each.last for each in loss.bins)
         self._newest = queries.latest(connection, self.run_id)
         self.names = tuple(clean(name) for name in self._newest)
-        self._ranks = rank_rows(queries.ranks(connection, self.run_id, attempt))
+        lines = queries.ranks(connection, self.run_id, attempt)
+        shared = queries.rank_means(connection, self.run_id, attempt, len(lines)) if len(lines) > 1 else {}
+        self._ranks = rank_rows(lines, shared)
         if with_curve:
             self._ranks_attempt = attempt
             self._note_pace(attempt)
@@ -117,7 +121,7 @@ def _progress(
 ) -> Progress:
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
-    total_steps = int(total) if total is not None and total > 0 else None
+    total_steps = int(total) if total is not None and total > 0 else _asked_steps(run, step)
     left = None
     if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
         left = (total_steps - step) / pace
@@ -133,13 +137,36 @@ def _progress(
     )
 
 
-def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:
-    """Each rank's newest values as the screen uses them; a line without a rank is the only rank's, 0.
+def _asked_steps(run: Run, step: int | None) -> int | None:
+    """How many steps the parameters ask for; None where none says so, or the run has gone beyond: it then counts
+    something else."""
+    for name in _TOTALS:
+        asked = run.params.get(name)
+        if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 and (step or 0) <= asked:
+            return asked
+    return None
+
+
+_TOTALS = (
+    "total_steps", "max_steps", "max_iters", "max_train_steps", "train_steps", "num_steps", "num_train_steps",
+    "iterations", "steps",
+)  # fmt: skip
+_TIMES = ("step_time", "data_time", "comm_time")
+
+
+def rank_rows(
+    lines: Sequence[RankLine], shared: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+) -> dict[int, RankRow]:
+    """Each rank's newest values as the screen uses them; a line without a rank is the only rank's, 0. ``shared`` are
+    means over the same steps of all ranks, by rank.
 
     ``slowdown`` compares the part of a step that a rank spends on its own: all-reduce makes the whole step equally
-    long for everybody, and the rank that waits least for the others is the one they wait for.
+    long for everybody, and the rank that waits least for the others is the one they wait for. Different steps are not
+    compared.
     """
-    rows = {line.rank or 0: _rank_row(line) for line in lines}
+    rows = {line.rank or 0: _rank_row(line, shared.get(line.rank or 0, {})) for line in lines}
+    if not shared and len({line.step for line in lines}) > 1:
+        return rows
     own = {row.rank: row.own_seconds for row in rows.values() if row.own_seconds is not None}
     median = statistics.median(own.values()) if len(own) > 1 else 0.0
     if median <= 0:
@@ -147,8 +174,8 @@ def rank_rows(lines: Iterable[RankLine]) -> dict[int, RankRow]:
     return {rank: row._replace(slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
 
 
-def _rank_row(line: RankLine) -> RankRow:
-    values = line.values
+def _rank_row(line: RankLine, means: Mapping[str, float]) -> RankRow:
+    values = {**line.values, **{name: means[name] for name in _TIMES if name in means}}
     throughput = next((values[name] for name in THROUGHPUT_NAMES if name in values), None)
     return RankRow(
         rank=line.rank or 0,

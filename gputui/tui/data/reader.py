@@ -15,11 +15,8 @@ from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read
 from gputui.store.metrics import envelopes
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
-from gputui.tui.data.alerts import read_alerts
 from gputui.tui.data.curves import CurveReader
-from gputui.tui.data.disk_space import full_disk_words
-from gputui.tui.data.idle_gpus import IdleReader
-from gputui.tui.data.machine import CostReader, GpuPageReader, machine_state
+from gputui.tui.data.machine import CostReader, GpuPageReader, IdleReader, full_disk_words, machine_state, read_alerts
 from gputui.tui.data.progress import RunTracker, progress_at
 from gputui.tui.data.snapshot import (
     HISTORY_BUCKETS,
@@ -77,7 +74,7 @@ class SnapshotReader:
         self._trackers: dict[str, RunTracker] = {}
         self._over: dict[str, _Over] = {}
         self._over_runs: list[Run] = []
-        self._over_mark: tuple[int, int] | None = None
+        self._over_mark: tuple[int, int, int] | None = None
         self._has_read = False
         self.is_behind = False
         """Whether the last snapshot left something out that the next one will hold."""

@@ -9,16 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
+from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints, json_columns
-from gputui.store.events import EventView, newest_event_id, read_sink_events
+from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.events import EventView, newest_event_id, read_data_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
-from gputui.store.runs import Attempt, DecisionView, IncidentView, Run, read_attempts, read_decisions, read_incidents
+from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
+from gputui.store.runs import Run
 from gputui.tui.data.checkpoints import CheckpointReader, Facts, LedgerFact
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.log_tail import LogReader
@@ -54,8 +58,8 @@ class StoryReader:
         return self._incidents, self._decisions
 
 
-class SinkReader:
-    """The sinks of the run whose page is open, and what was said of them."""
+class DataEventReader:
+    """The sinks of the run whose page is open, and what was reported of them, of its metrics and its checkpoints."""
 
     def __init__(self) -> None:
         self._run: object = None
@@ -64,13 +68,13 @@ class SinkReader:
         self._seen_id = 0
 
     def read(self, connection: sqlite3.Connection, run: Run) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
-        """Names, and all that was said, oldest first. Raises sqlite3.Error."""
+        """Names and messages, oldest first. Raises sqlite3.Error."""
         if (run.run_id, run.created_at) != self._run:
             self._run = (run.run_id, run.created_at)
             self._names, self._events, self._seen_id = tuple(sinks_of(run, Path())), (), 0
-        if self._names:
-            newest = newest_event_id(connection, run.run_id)
-            self._events += tuple(read_sink_events(connection, run.run_id, after_id=self._seen_id))
+        newest = newest_event_id(connection, run.run_id)
+        if newest != self._seen_id:
+            self._events += tuple(read_data_events(connection, run.run_id, after_id=self._seen_id))
             self._seen_id = newest
         return self._names, self._events
 
@@ -149,7 +153,7 @@ class RunPageReader:
         self._log = LogReader()
         self._costs = IncidentCostReader()
         self._story = StoryReader()
-        self._sinks = SinkReader()
+        self._data_events = DataEventReader()
 
     def read(
         self,
@@ -164,14 +168,14 @@ class RunPageReader:
         """The page as it is, or as it was ``at`` a past moment (UTC unix seconds). Raises sqlite3.Error."""
         attempts = tuple(read_attempts(connection, run.run_id, at))
         incidents, decisions = self._story.read(connection, run)
-        sinks, sink_events = self._sinks.read(connection, run)
+        sinks, data_events = self._data_events.read(connection, run)
         if at is None:
             self.checkpoints.note_ledger(connection, run, attempts)
         checkpoints = self.checkpoints.read(run, interest.checkpoint_to_check)
         if at is not None:
             incidents = tuple(one for one in incidents if one.at <= at)
             decisions = tuple(one for one in decisions if one.at <= at)
-            sink_events = tuple(one for one in sink_events if one.at <= at)
+            data_events = tuple(one for one in data_events if one.at <= at)
             checkpoints = None if checkpoints is None else checkpoints.written_by(at)
         log, request = self.log(run, interest), interest.charts
         if at is not None:
@@ -192,7 +196,7 @@ class RunPageReader:
             checkpoints=checkpoints,
             intake=intake.intake(connection, run.run_id) if at is None else None,
             sinks=sinks,
-            sink_events=sink_events,
+            data_events=data_events,
         )
 
     def later(self, page: RunPage, interest: Interest) -> RunPage:
@@ -210,3 +214,9 @@ def launched_params(run: Run) -> Mapping[str, object]:
     """The parameters of the launch, from the stored specification."""
     params = json_columns.mapping(run.spec_json).get("params")
     return params if isinstance(params, dict) else {}
+
+
+def launched_code(run: Run) -> str | None:
+    """The code of the launch in words, from the stored specification; None where it is not known."""
+    words = code_words(json_columns.mapping(run.spec_json).get("code"))
+    return None if words is None else clean(words)

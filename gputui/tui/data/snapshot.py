@@ -10,11 +10,13 @@ from gputui.curves.model import ChartData, ChartRequest
 from gputui.recovery.cost import Cost
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
+from gputui.store.attempts import Attempt
 from gputui.store.events import EventView
 from gputui.store.hardware import GpuEventView, GpuView, HostView, Quarantined
 from gputui.store.queue import QueuePause
 from gputui.store.rollups import GpuHistory, HostHistory
-from gputui.store.runs import Attempt, DecisionView, IncidentView, Run
+from gputui.store.run_history import DecisionView, IncidentView
+from gputui.store.runs import Run
 
 if TYPE_CHECKING:
     # Loaded by those who open the pages that show them.
@@ -152,16 +154,18 @@ class StudyPage(NamedTuple):
 
 
 class ProcessSet(NamedTuple):
-    """Processes of this machine by PID: those on the GPUs that can be seen here, and all of our runs."""
+    """Processes of this machine by PID: those on the GPUs that can be seen here, and all of our runs. ``core_percents``
+    is how busy each CPU core was since the reading before."""
 
     hosts: Mapping[int, HostProcess]
+    core_percents: tuple[float | None, ...] = ()
 
 
 class LogTail(NamedTuple):
     """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
     when this one cannot be read.
 
-    ``levels`` are those of the lines (`gputui.runs.log_lines.Level`). ``first`` numbers the first line; a line keeps
+    ``levels`` are those of the lines (`gputui.runs.log_levels.Level`). ``first`` numbers the first line; a line keeps
     its number while the log grows. ``is_whole`` says that the file begins with it. ``past_note`` says how the log of a
     past moment is to be read. ``source`` tells one file from another of the same label, as a new attempt's.
     """
@@ -212,7 +216,8 @@ class RunPage:
     """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked.
     ``intake`` is what became of its metrics lines, None where that is not known (a past moment).
     ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place;
-    ``sinks`` are those that write its metrics elsewhere, ``sink_events`` what was said of them."""
+    ``sinks`` are those that write its metrics elsewhere, ``data_events`` what was reported of them, of its metrics and
+    its checkpoints."""
 
     run: Run
     launched: Mapping[str, object]
@@ -227,7 +232,7 @@ class RunPage:
     checkpoints: CheckpointList | None = None
     intake: Intake | None = None
     sinks: tuple[str, ...] = ()
-    sink_events: tuple[EventView, ...] = ()
+    data_events: tuple[EventView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +282,7 @@ class Past(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One moment of everything. ``at`` is UTC unix seconds: the present, or the moment that ``past`` tells about.
-    ``compared`` are the charts of several runs, by run. ``idle_since`` is told while the page of processes is open:
+    ``compared`` are the charts of several runs, by run. ``idle_since`` is read while the page of processes is open:
     since when (UTC unix seconds) a process has held memory of a GPU that computes nothing, by the GPU's UUID and the
     PID. ``trouble`` is a sentence about the database when it cannot be read; what was read before stays in place
     then."""

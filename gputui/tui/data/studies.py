@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import defaultdict
 
 from gputui.store import studies
 from gputui.store.studies import RungValue, TrialState
-from gputui.studies.spec import StudySpec, StudySpecError
+from gputui.studies.spec import StudySpec, known_study_spec
 from gputui.tui.data.snapshot import StudyPage, StudyRow
 
 ROWS_KEPT = 2
@@ -20,7 +19,7 @@ def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[
     going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
     rows = []
     for study in going_on[:ROWS_KEPT]:
-        spec = _spec(study.spec_json)
+        spec = known_study_spec(study)
         trials = studies.read_trials(connection, study.study_id, at)
         states = [one.state for one in trials]
         best = None
@@ -57,7 +56,7 @@ def read_page(
         rungs[one.number].append(one)
     return StudyPage(
         study,
-        _spec(study.spec_json),
+        known_study_spec(study),
         tuple(studies.read_trials(connection, study.study_id, at)),
         {number: tuple(values) for number, values in rungs.items()},
         studies.study_gpu_hours(connection, study.study_id, now if at is None else at),
@@ -65,15 +64,8 @@ def read_page(
     )
 
 
-def _spec(text: str) -> StudySpec | None:
-    try:
-        return StudySpec.from_json(json.loads(text))
-    except (StudySpecError, ValueError):
-        return None
-
-
 def _wanted(spec: StudySpec) -> int | None:
     """How many trials it will have, None where its budget counts something else."""
-    points = spec.grid() if spec.sampler.kind == "grid" and spec.pbt is None else None
-    limits = [limit for limit in (spec.budget.trials, None if points is None else len(points)) if limit is not None]
+    points = spec.grid_size if spec.sampler.kind == "grid" and spec.pbt is None else None
+    limits = [limit for limit in (spec.budget.trials, points) if limit is not None]
     return spec.pbt.members if spec.pbt is not None else min(limits, default=None)

@@ -38,9 +38,9 @@ class MomentScreen(Dialog[float]):
         at, words = self._meant()
         empty = not self.edit.text.strip()
         style = "accent" if at is not None else "dim" if empty else "warn"
-        told = f"for example {EXAMPLES}" if empty else words
+        hint = f"for example {EXAMPLES}" if empty else words
         lines: list[Line] = [
             fit_line([("look at ", "text"), *self.edit.spans(width - 8)], width),
-            *([(part, style)] for part in wrap(told, width)),
+            *([(part, style)] for part in wrap(hint, width)),
         ]
         return Content("A moment", lines, "↵ look   esc back")

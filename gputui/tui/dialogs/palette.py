@@ -167,7 +167,7 @@ def launch_choice(shell: Shell, entry: ProfileEntry, why_not: str | None) -> Cho
 
 def cost(typed: str, title: str, beside: str = "") -> int | None:
     """How badly ``typed`` fits a title, 0 best; None when it does not. Every word typed must be found: as the
-    beginning of the title, of a word in it, inside, in what stands ``beside`` it, or by its letters in their order."""
+    beginning of the title, of a word in it, inside, in the text ``beside`` it, or by its letters in their order."""
     name, other = title.lower(), beside.lower()
     total = 0
     for word in typed.lower().split():
@@ -189,7 +189,7 @@ def cost(typed: str, title: str, beside: str = "") -> int | None:
 
 def ranked(things: Sequence[Thing], typed: str, words: Callable[[Thing], tuple[str, str, bool]]) -> list[Thing]:
     """The things that fit, the best first, and among equals in their order. ``words`` gives a thing's title, what
-    stands beside it, and whether it is possible now: what is not comes after its equals."""
+    is beside it, and whether it is possible now: what is not comes after its equals."""
     if not typed.strip():
         return sorted(things, key=lambda thing: not words(thing)[2])
     found = []

@@ -96,7 +96,7 @@ class PickGpusScreen(Dialog[str]):
         return tuple(gpu.uuid for gpu in found or ())
 
     def choices(self) -> list[GpuChoice]:
-        """The rows as they stand now."""
+        """The current rows."""
         situation, recommended = self._situation(), self._recommended()
         facts = {} if situation is None else {gpu.uuid: gpu for gpu in situation.facts}
         found = []
@@ -158,7 +158,7 @@ class PickGpusScreen(Dialog[str]):
         self._top = min(max(self._top, self._cursor - room + 1), self._cursor)
         lines: list[Line] = picker_lines(choices, self._cursor, self._top, room, width)
         if not choices:
-            lines = [fit_line([("No GPU is known; a run can go on the CPU with 0.", "dim")], width)]
+            lines = [fit_line([("No GPU is known; 0 runs on the CPU.", "dim")], width)]
         number = sum(choice.is_chosen for choice in choices)
         chosen = "1 chosen" if number == 1 else f"{number} chosen"
         note = f"{chosen} · space takes · r recommended · ↵ done · esc back"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from gputui.charts.cells import clip
 from gputui.charts.chart import Line
+from gputui.charts.safe_text import clean
 from gputui.tui.actions import Context
-from gputui.tui.actions.footer import help_lines
+from gputui.tui.actions.help import help_lines
 from gputui.tui.layout.columns import wrap
 from gputui.tui.widgets.dialog import Content, Dialog
 from gputui.version import VERSION
@@ -49,6 +51,25 @@ class SheetScreen(Dialog[None]):
         self._top = min(max(0, self._top), max(0, len(lines) - room))
         note = "↑↓ more, any other key closes" if len(lines) > room else "any key closes"
         return Content(self._title, lines[self._top : self._top + room], note)
+
+
+class DiffScreen(SheetScreen):
+    """A unified diff, of which very long ones are cut."""
+
+    MOST_LINES: ClassVar = 3000
+
+    def __init__(self, title: str, texts: Sequence[str]) -> None:
+        cut = ["", f"… {len(texts) - self.MOST_LINES} more lines"] if len(texts) > self.MOST_LINES else []
+        super().__init__(title, (*texts[: self.MOST_LINES], *cut))
+
+    def lines(self, width: int) -> list[Line]:
+        return [[(clip(clean(text).expandtabs(4), width), _diff_style(text))] for text in self._texts]
+
+
+def _diff_style(text: str) -> str:
+    if text.startswith(("---", "+++", "diff ", "index ")):
+        return "dim"
+    return {"+": "good", "-": "bad", "@": "accent"}.get(text[:1], "text")
 
 
 class HelpScreen(SheetScreen):

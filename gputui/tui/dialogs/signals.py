@@ -11,7 +11,7 @@ from gputui.tui.widgets.dialog import Content, Dialog
 
 
 class SignalChoice(NamedTuple):
-    """A key, the signal it stands for, and what that does."""
+    """A key, its signal, and the effect."""
 
     key: str
     number: signal.Signals
@@ -23,7 +23,7 @@ CHOICES: tuple[SignalChoice, ...] = (
     SignalChoice("i", signal.SIGINT, "interrupts it, as ctrl+c would"),
     SignalChoice("k", signal.SIGKILL, "ends it at once; it saves nothing"),
     SignalChoice("s", signal.SIGSTOP, "stops it where it is"),
-    SignalChoice("c", signal.SIGCONT, "lets it go on after a stop"),
+    SignalChoice("c", signal.SIGCONT, "continues it after a stop"),
 )
 
 

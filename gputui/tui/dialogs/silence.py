@@ -1,4 +1,4 @@
-"""The question for how long nobody is to be told of an alert."""
+"""The question for how long an alert sends no notifications."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SilenceScreen(Dialog[Silence]):
         elif seconds == 0:
             meant, style = "no longer silenced", "dim"
         else:
-            meant, style = f"nobody is told until {clock(self._now + seconds)} ({duration(seconds)})", "dim"
+            meant, style = f"no notifications until {clock(self._now + seconds)} ({duration(seconds)})", "dim"
         body: list[Line] = [[(part, "text")] for part in wrap(f"{title} {whose}", width)]
         body.append(fit_line([("for ", "dim"), *self.edit.spans(max(8, width - 4))], width))
         body += [[(part, style)] for part in wrap(meant, width)]

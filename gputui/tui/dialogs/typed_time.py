@@ -115,7 +115,7 @@ def _moment(day: date, clock: time, now: float, typed: str, zone: tzinfo | None)
     try:
         both = sorted({_unix(shown.replace(fold=fold), zone) for fold in (0, 1)})
     except (OverflowError, OSError, ValueError):
-        raise TypedTimeError(f"{typed.strip()!r} lies outside of what can be told") from None
+        raise TypedTimeError(f"{typed.strip()!r} is out of range") from None
     real = [at for at in both if _local(at, zone).replace(tzinfo=None, fold=0) == shown]
     if not real:
         raise TypedTimeError(f"{shown:%H:%M} did not exist on {day:%d %b %Y}: the clocks were put forward")

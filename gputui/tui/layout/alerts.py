@@ -46,7 +46,7 @@ class _Shown(NamedTuple):
 
 
 def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = True) -> Line | None:
-    """How many alerts there are of each severity, and the worst in words; None where nobody need look. ``has_keys``:
+    """How many alerts there are of each severity, and the worst in words; None where there is none. ``has_keys``:
     there is a key for more of it."""
     news = [one for one in state.last if one.is_news(now)]
     if not news:
@@ -74,7 +74,7 @@ def _counted(severity: str, count: int) -> str:
 
 def shown_alerts(state: AlertsState, table: AlertsTable, now: float) -> list[AlertView]:
     """Those that match the filter: what lasts, in the order wanted, then what is over. Among the severest, what is seen
-    or silenced stands behind what is new."""
+    or silenced follows what is new."""
     words = table.filter_text.lower().split()
     last = [one for one in state.last if _matches(one, words)]
     if table.order == "time":
@@ -103,9 +103,8 @@ def _matches(alert: AlertView, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def table_lines(state: AlertsState, table: AlertsTable, now: float, width: int, height: int) -> list[Line]:
-    """A heading, then a row per alert; what is over stands below a heading of its own."""
-    alerts = shown_alerts(state, table, now)
+def table_lines(alerts: Sequence[AlertView], table: AlertsTable, now: float, width: int, height: int) -> list[Line]:
+    """A heading, then a row for each of `shown_alerts`; cleared alerts follow below a second heading."""
     lasting = sum(one.lasts for one in alerts)
     title = f"ALERTS /{clean(table.filter_text)}" if table.filter_text else "ALERTS"
     note = "by severity" if table.order == "severity" else "by time"
@@ -125,9 +124,8 @@ def table_lines(state: AlertsState, table: AlertsTable, now: float, width: int, 
     return lines[:height]
 
 
-def row_of(state: AlertsState, table: AlertsTable, now: float, y: int) -> AlertView | None:
-    """The alert that line ``y`` of the table shows."""
-    alerts = shown_alerts(state, table, now)
+def row_of(alerts: Sequence[AlertView], table: AlertsTable, y: int) -> AlertView | None:
+    """The alert that line ``y`` of the table of `shown_alerts` shows."""
     lasting = sum(one.lasts for one in alerts)
     row = table.top + y - 1 - (0 if lasting else 1)
     if lasting <= row and table.top <= lasting < len(alerts):

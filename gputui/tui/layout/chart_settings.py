@@ -89,7 +89,7 @@ def to_keep(settings: ChartSettings) -> dict[str, Any]:
 
 class ChartMemory:
     """The settings of each run's charts while the program runs. A run that was not looked at begins as the last one
-    was left, but with all its charts on linear axes. ``keep`` is told what to keep for the next start."""
+    was left, but with all its charts on linear axes. ``keep`` stores settings for the next start."""
 
     def __init__(self, usual: ChartSettings, keep: Callable[[ChartSettings], object]) -> None:
         self.usual = usual

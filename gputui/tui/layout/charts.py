@@ -30,17 +30,17 @@ from gputui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, Place
 from gputui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
-"""Cells of the value labels, so that the same x stands in the same column of charts below each other."""
+"""Cells of the value labels, so that the same x is in the same column of charts below each other."""
 
 END_CELLS = 8
 LEAST_FOR_ENDS = 50
 """A chart of at least so many cells has its newest values at the right, in so many cells."""
 
 MOST_GPU_LINES = 4
-"""More GPUs than this are drawn in one colour, and their lowest and highest value told."""
+"""More GPUs than this are drawn in one colour, and their lowest and highest value shown."""
 
 MOST_RANK_LINES = 6
-"""More ranks than this are drawn in one colour, but those that stand out."""
+"""More ranks than this are drawn in one colour, except outliers."""
 
 AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
 AXIS_KINDS: Mapping[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}

@@ -10,6 +10,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, age, byte_rate
 from gputui.store.hardware import GpuView, ProcessView, Quarantined
 from gputui.tui.data.snapshot import RankRow, Snapshot
+from gputui.tui.layout.run_words import title_of
 from gputui.tui.layout.words import clock, is_alarming
 
 PARKED = "gpu_parked"
@@ -74,7 +75,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
     slow: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
     if gpu.run_id is not None:
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
-        name = clean(gpu.run_id)
+        name = title_of(gpu.run_id, gpu.run_name)
         room = width - len(rank) - sum(len(text) for text, _ in slow)
         shown = clip_middle(name, max(1, room))
         return [(shown, "accent"), (rank, "text"), *slow]
@@ -90,14 +91,14 @@ def who(row: GpuRow, width: int) -> list[Span]:
     more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
     words = f"{owner(first)} · {program(first)}{more}"
     idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
-    for said in (words, owner(first)):
-        if idle and cell_width(said) + len(idle) <= width:
-            return [(said, "text"), (idle, "warn")]
+    for name in (words, owner(first)):
+        if idle and cell_width(name) + len(idle) <= width:
+            return [(name, "text"), (idle, "warn")]
     return [(words, "text")]
 
 
 def is_free(gpu: GpuView) -> bool:
-    """Whether nobody is on this GPU, as far as that is known: no run, no process, hardly any memory in use."""
+    """Whether this GPU is free, as far as that is known: no run, no process, hardly any memory in use."""
     if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes:
         return False
     if gpu.memory_used_bytes is None:
@@ -170,7 +171,7 @@ def health(row: GpuRow, width: int = 0) -> list[Span]:
 
 
 def lost(row: GpuRow, now: float) -> list[Span]:
-    """When a GPU was lost and what the driver said last."""
+    """When a GPU was lost, and the driver's last report."""
     gpu = row.gpu
     at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
     words = f"✗ lost {clock(at)}" if now - at < 86_400 else f"✗ lost {_days(now - at)} ago"

@@ -63,7 +63,7 @@ def time_line(past: Past, at: float, width: int) -> Line:
 
 
 def time_at(past: Past, width: int, x: int) -> float | None:
-    """The moment that column ``x`` of the time line stands for; None beside it."""
+    """The moment of column ``x`` of the time line; None beside it."""
     left, _, cells = _ends(past, width)
     cell = x - cell_width(left)
     if not 0 <= cell < cells or cells < LEAST_CELLS:
@@ -73,7 +73,7 @@ def time_at(past: Past, width: int, x: int) -> float | None:
 
 
 def _ends(past: Past, width: int) -> tuple[str, str, int]:
-    """What stands at either end of the time line, and how many cells are between."""
+    """The texts at either end of the time line, and how many cells are between."""
     left, right = f" {_edge(past.timeline, past.now)} ", " now "
     return left, right, width - cell_width(left) - cell_width(right)
 

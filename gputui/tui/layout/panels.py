@@ -1,4 +1,4 @@
-"""Which charts a run's page has, in what order, and where each of them stands."""
+"""Which charts a run's page has, in what order, and where each of them is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gputui.charts.safe_text import clean
+from gputui.curves.metric_names import is_set
 from gputui.curves.model import HardwareField
 from gputui.curves.names import NameFilter, filter_names
-from gputui.curves.smooth import is_set
 from gputui.tui.layout.chart_settings import ChartSettings, Layout
 
 LEAST_WIDTH, LEAST_HEIGHT = 34, 6
@@ -44,7 +44,7 @@ HARDWARE: dict[str, tuple[HardwareField, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart. ``key`` is the metric's name or one of `HARDWARE`; ``colour`` stays with it wherever it stands."""
+    """One chart. ``key`` is the metric's name or one of `HARDWARE`; ``colour`` stays with it wherever it is."""
 
     key: str
     title: str
@@ -63,7 +63,7 @@ class Panels:
 
 
 class Place(NamedTuple):
-    """Where a chart stands, in cells."""
+    """The place of a chart, in cells."""
 
     left: int
     top: int
@@ -107,7 +107,7 @@ def _title(key: str) -> str:
 
 
 def places(count: int, width: int, height: int, layout: Layout) -> list[Place]:
-    """Where the charts of one screenful stand, at most ``count``, the first above all others at full width."""
+    """The places of the charts of one screenful, at most ``count``, the first above all others at full width."""
     if count < 1 or height < 3 or width < 12:
         return []
     rows = max(1, height // LEAST_HEIGHT)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import ago, duration
-from gputui.store.runs import Run
+from gputui.charts.units import ago, count, duration
+from gputui.runs.spec import known_spec
+from gputui.store.runs import Run, StopRequest, is_renamed
 from gputui.tui.data.snapshot import Progress, RunRow
 from gputui.tui.layout.words import dated_clock
 
@@ -14,6 +15,14 @@ SILENT_STEPS = 3
 
 SILENT_SECONDS = 5.0
 """Less than this is a checkpoint or a validation, and would only flicker."""
+
+
+RUN_COLOURS = 6
+
+
+def run_colour(run: Run) -> int:
+    """The number of a run's colour, the same wherever it is drawn beside others; neighbours differ."""
+    return (run.sequence - 1) % RUN_COLOURS
 
 
 def outlook(row: RunRow, now: float) -> Span:
@@ -37,16 +46,78 @@ def outlook(row: RunRow, now: float) -> Span:
     if run.state == "recovering":
         return (clean(run.reason or "finding out what happened"), "text")
     if run.state == "stopping":
-        return ("saving a checkpoint, then exiting", "text")
+        return stop_words(row, now)
     if run.state == "starting":
-        began_at = run.attempt_started_at
-        return ("first step pending" if began_at is None else f"starting for {_since(now - began_at)}", "dim")
+        return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
     if silent:
         pace = progress.steps_per_second
         usual = f" (usually {duration(1 / pace)})" if pace else ""
         return (f"no step for {_since(silent)}{usual}", "warn")
-    return (time_left(progress), "text")
+    return (time_left(progress) or unmeasured_words(row), "text")
+
+
+def unmeasured_words(row: RunRow) -> str:
+    """What the metrics of a training run wait for before its first step is known; empty where nothing tells."""
+    spec = known_spec(row.run) if row.run.state == "running" and row.progress.step is None else None
+    if spec is None or not spec.metrics or any(source.kind != "hf" for source in spec.metrics):
+        return ""
+    return "its metrics come with its first checkpoint"
+
+
+def tag_words(run: Run) -> str:
+    """``#baseline #lr-sweep``; empty without tags."""
+    return " ".join(f"#{clean(tag)}" for tag in run.tags)
+
+
+def run_title(run: Run) -> str:
+    """What the run is called: its id, or the name that a person gave it."""
+    return title_of(run.run_id, run.name)
+
+
+def title_of(run_id: str, name: str | None) -> str:
+    """The same of a run of which no more is known."""
+    return clean(name if name is not None and is_renamed(run_id, name) else run_id)
+
+
+def start_words(run: Run, now: float) -> str:
+    """``14 s (last time 11 s)``: since when an attempt starts, and what the profile's last one took to its first
+    step."""
+    began_at, usual = run.attempt_started_at, run.usual_start_seconds
+    since = "launching" if began_at is None else _since(now - began_at)
+    return since if usual is None else f"{since} (last time {_since(usual)})"
+
+
+def stop_words(row: RunRow, now: float) -> Span:
+    """``8 s: waits for its exit · 23 steps unsaved · killed in 18 s``: what a stop waits for, what is lost if nothing
+    is saved on the way, and how long it will wait."""
+    stop = row.run.stop
+    if stop is None:
+        return ("waits for its exit", "text")
+    if stop.is_kill:
+        return (f"being killed for {_since(now - stop.since)}", "warn")
+    may_save = " (it may save a checkpoint)" if stop.has_checkpoints else ""
+    parts = [f"{_since(now - stop.since)}: waits for its exit{may_save}"]
+    if lost := unsaved_words(row.progress.step, stop):
+        parts.append(lost)
+    style = "text"
+    newest, pace = row.progress.newest_at, row.progress.steps_per_second
+    if newest is not None and pace and now - newest > max(SILENT_SECONDS, SILENT_STEPS / pace):
+        parts.append(f"no step for {_since(now - newest)}")
+        style = "warn"
+    if stop.grace_seconds is not None:
+        left = stop.since + stop.grace_seconds - now
+        parts.append(f"killed in {_since(left)}" if left > 0 else "being killed")
+    return (" · ".join(parts), style)
+
+
+def unsaved_words(step: int | None, stop: StopRequest) -> str:
+    """``23 steps unsaved``: what is lost if nothing more is saved; empty where that is not known, or nothing."""
+    unsaved = 0 if step is None else step - (stop.saved_step or 0)
+    words = f"{count(unsaved)} step{'' if unsaved == 1 else 's'} unsaved"
+    if stop.has_checkpoints:
+        return words if unsaved > 0 else ""
+    return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"
 
 
 def placement_words(run: Run, now: float) -> Span:
@@ -91,7 +162,7 @@ def _since(seconds: float) -> str:
 
 
 def time_left(progress: Progress) -> str:
-    """``1 h 42 left``, rounded so that it does not change with every step; empty when it cannot be told."""
+    """``1 h 42 left``, rounded so that it does not change with every step; empty when it is unknown."""
     seconds = progress.seconds_left
     if seconds is None:
         return ""
@@ -103,7 +174,5 @@ def time_left(progress: Progress) -> str:
 
 
 def _took(row: RunRow) -> str:
-    run = row.run
-    if run.started_at is None or run.ended_at is None:
-        return ""
-    return f"took {duration(run.ended_at - run.started_at)}"
+    seconds = row.run.ended_seconds
+    return "" if seconds is None else f"took {duration(seconds)}"

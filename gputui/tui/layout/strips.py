@@ -16,7 +16,7 @@ from gputui.tui.data.snapshot import HISTORY_SECONDS, Snapshot, StudyRow
 from gputui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.moments import past_notices, right_end
-from gputui.tui.layout.sparklines import History, mean_history, peak_history, shares, sum_history, time_bins
+from gputui.tui.layout.sparklines import History, mean_history, peak_history, shares, spark, sum_history, time_bins
 from gputui.tui.layout.words import STUDY_SIGNS, clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
@@ -41,7 +41,7 @@ def head_line(
     """Where we are, what is going on, what time it is."""
     left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
     agent = snapshot.agent
-    # Looking back the moment needs the room, and the runs are told below.
+    # Looking back the moment needs the room, and the runs are listed below.
     is_tight = snapshot.past is not None and width < _TIGHT
     if agent is not None and agent.driver_version and agent.source != "simulated" and not is_tight:
         left.append((f" · driver {clean(agent.driver_version)}", "dim"))
@@ -152,7 +152,7 @@ def aggregate_line(snapshot: Snapshot, width: int) -> Line:
     if hottest is not None:
         hot = is_hot(hottest)
         mark = "▲" if hot else ""
-        reading = f"{mark}{hottest.index} {celsius(total.hottest_celsius)}"
+        reading = f"{mark}GPU {hottest.index} {celsius(total.hottest_celsius)}"
         parts.append([("  hottest ", base), (reading, "warn" if hot else base)])
     if total.lost_count:
         parts.insert(1, [(f" ✗{total.lost_count}", "bad")])
@@ -256,6 +256,10 @@ def power_unit(values_watts: Iterable[float | None]) -> tuple[float, str]:
     return (1000.0, "kW") if highest >= POWER_IN_KILOWATTS else (1.0, "W")
 
 
+HOST_SPARK = 8
+"""Cells of the last ten minutes of the host's CPU and RAM, where there is room."""
+
+
 def host_line(snapshot: Snapshot, width: int) -> Line:
     """The host in one line, what matters most first."""
     host = snapshot.host
@@ -265,10 +269,15 @@ def host_line(snapshot: Snapshot, width: int) -> Line:
     disk = _share(host.disk_used_bytes, host.disk_total_bytes)
     shm = _share(host.shm_used_bytes, host.shm_total_bytes)
     used, total = gibibytes(host.memory_used_bytes, 0), gibibytes(host.memory_total_bytes, 0)
+    past = snapshot.host_history
+    cpu = ram = ""
+    if past is not None and width >= _TIGHT:
+        cpu = f" {spark(past.cpu_percent, HOST_SPARK, 0.0, 100.0).strip()}".rstrip()
+        ram = f" {spark(past.memory_used_bytes, HOST_SPARK, 0.0, host.memory_total_bytes).strip()}".rstrip()
     parts: list[Span] = [
         (" host", "label"),
-        (f"  cpu {percent(host.cpu_percent)}", _load_style(host.cpu_percent, 95)),
-        (f"  ram {used}/{total} GiB", _load_style(memory, 92)),
+        (f"  cpu {percent(host.cpu_percent)}{cpu}", _load_style(host.cpu_percent, 95)),
+        (f"  ram {used}/{total} GiB{ram}", _load_style(memory, 92)),
         (f"  disk {percent(disk)} full", _load_style(disk, 95)),
         (f"  shm {percent(shm)}", _load_style(shm, 90)),
         *((words, "text") for words in _traffic(host)),

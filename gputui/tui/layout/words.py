@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.store.hardware import GpuView
@@ -68,17 +67,6 @@ def is_hot(gpu: GpuView) -> bool:
 def is_alarming(reason: str) -> bool:
     """Whether a throttle reason means that something is wrong."""
     return any(word in reason for word in _ALARMING)
-
-
-def numbers(values: Sequence[int]) -> str:
-    """Numbers in ascending order with runs drawn together: ``0–3, 6``."""
-    parts: list[list[int]] = []
-    for value in values:
-        if parts and value == parts[-1][-1] + 1:
-            parts[-1].append(value)
-        else:
-            parts.append([value])
-    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def clock(at: float) -> str:

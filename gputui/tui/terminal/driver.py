@@ -28,7 +28,7 @@ _HELD_KEYS = 4
 
 
 class KeysLost(Message):
-    """The terminal sent a key or an answer that cannot be told from its bytes."""
+    """The terminal sent a key or an answer that cannot be recognised from its bytes."""
 
 
 class TerminalGone(Message):
@@ -109,7 +109,7 @@ class TerminalDriver(LinuxDriver):
         self._await_rest()
 
     def _is_unmarked_paste(self, text: str) -> bool:
-        """Whether this was pasted and not typed. As keys it would do whatever its letters stand for, one by one."""
+        """Whether this was pasted and not typed. As keys it would do whatever its letters are bound to, one by one."""
         if len(text) < _PASTED_CHARACTERS or self._is_in_paste:
             return False
         if self._parser is None or self._parser._timeout_time is not None or len(set(text)) <= _HELD_KEYS:

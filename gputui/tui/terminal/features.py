@@ -35,13 +35,13 @@ class TerminalFeatures:
         self._rang_at = float("-inf")
 
     def modes_on(self) -> str:
-        """What a terminal is told when the screen takes it."""
+        """The sequences sent when the screen takes the terminal."""
         mouse = sequences.MOUSE_ON if self.is_mouse_on else ""
         title = sequences.TITLE_KEEP + sequences.title_sequence(self._title) if self._title else ""
         return mouse + title
 
     def modes_off(self) -> str:
-        """What a terminal is told when the screen gives it back."""
+        """The sequences sent when the screen gives the terminal back."""
         mouse = sequences.MOUSE_OFF if self.is_mouse_on else ""
         return mouse + (sequences.TITLE_BACK if self._title else "")
 
@@ -66,7 +66,7 @@ class TerminalFeatures:
         self._say(sequences.copied_words(what, text, os.environ), "info")
 
     def heed(self, snapshot: Snapshot, *, is_ascii: bool) -> None:
-        """Tell of a snapshot what is told beside the screen, where that is wanted."""
+        """Update title and bell from a snapshot, where they are switched on."""
         self._tell_title(snapshot, is_ascii=is_ascii)
         self._ring(snapshot.events, time.monotonic())
 

@@ -22,7 +22,7 @@ QUESTIONS_WITHOUT_ANSWER = 3
 """After so many the terminal is taken for one that does not answer."""
 
 FORGET_SECONDS = 5.0
-"""For so long a lag is told after it was measured."""
+"""For so long a lag is shown after it was measured."""
 
 
 class Line:

@@ -1,4 +1,6 @@
-"""Pens: what a terminal must be told before it writes a cell, and the shortest way to tell it."""
+"""Pens: the sequence that a terminal needs before it writes a cell, as short as possible."""
+
+from __future__ import annotations
 
 from rich.color import Color, ColorSystem
 from rich.style import Style
@@ -18,25 +20,30 @@ _ATTRIBUTES = (
 _VISIBLE_ON_BLANKS = _UNDERLINE | _REVERSE | _STRIKE
 
 _MOST_CACHED = 4096
+"""Entries of one cache before it starts again: colours of a gradient have no end."""
 
 
 class Pen:
-    """Attributes and colours of a cell. Pens of one `PenCase` are the same object when they look the same.
+    """Attributes and colours of a cell. Pens of one `PenCase` that look the same are one object, until the case
+    forgets them; two objects of one look need no escape sequence between them.
 
-    `foreground` and `background` are SGR codes, empty for the terminal's own colours. `blank` is the pen that a space
-    of this pen is stored with: what cannot be seen on a space is left out.
+    Attributes:
+        attributes: bits of bold, underline and so on.
+        foreground: SGR code of the text's colour, empty for the terminal's own.
+        background: SGR code of the colour behind it, empty for the terminal's own.
+        blank: the pen that a space of this pen is stored with: without what cannot be seen on a space.
     """
 
     __slots__ = ("_changes", "attributes", "background", "blank", "foreground")
 
-    def __init__(self, attributes: int, foreground: str, background: str, blank: "Pen | None" = None) -> None:
+    def __init__(self, attributes: int, foreground: str, background: str, blank: Pen | None = None) -> None:
         self.attributes = attributes
         self.foreground = foreground
         self.background = background
         self.blank = blank or self
         self._changes: dict[Pen, str] = {}
 
-    def change_to(self, target: "Pen") -> str:
+    def change_to(self, target: Pen) -> str:
         """The escape sequence after which the terminal writes with `target` instead of this pen."""
         found = self._changes.get(target)
         if found is None:
@@ -45,12 +52,14 @@ class Pen:
             found = self._changes[target] = self._change(target)
         return found
 
-    def _change(self, target: "Pen") -> str:
-        if target is self:
-            return ""
+    def forget_changes(self) -> None:
+        """Drop the cached escape sequences, and with them the pens that they lead to."""
+        self._changes.clear()
+
+    def _change(self, target: Pen) -> str:
         codes = [begin for bit, begin, _ in _ATTRIBUTES if target.attributes & bit]
         codes += filter(None, (target.foreground, target.background))
-        anew = ";".join(["0", *codes]) if codes else ""
+        full = ";".join(["0", *codes]) if codes else ""
         ended = {end for bit, _, end in _ATTRIBUTES if self.attributes & ~target.attributes & bit}
         steps = sorted(ended)
         for bit, begin, end in _ATTRIBUTES:
@@ -61,15 +70,18 @@ class Pen:
             steps.append(target.foreground or "39")
         if self.background != target.background:
             steps.append(target.background or "49")
+        if not steps:
+            # Without a code, "\x1b[m" would reset the terminal.
+            return ""
         difference = ";".join(steps)
-        return f"\x1b[{min(anew, difference, key=len)}m"
+        return f"\x1b[{min(full, difference, key=len)}m"
 
 
 class PenCase:
     """All pens for one terminal: Rich styles in, interned pens out.
 
     Args:
-        color_system: what the terminal can show; `None` for no colours at all.
+        color_system: the colours that the terminal can show; `None` for no colours at all.
     """
 
     def __init__(self, color_system: ColorSystem | None) -> None:
@@ -85,7 +97,7 @@ class PenCase:
         pen = self._by_style.get(style)
         if pen is None:
             if len(self._by_style) >= _MOST_CACHED:
-                # Styles are not bounded: a table gives every cell one of its own.
+                # A table gives every cell a style of its own.
                 self._by_style.clear()
             pen = self._by_style[style] = self._make(style)
         return pen
@@ -100,29 +112,36 @@ class PenCase:
             | _CONCEAL * bool(style.conceal)
             | _STRIKE * bool(style.strike)
         )
-        foreground = self._codes(style.color, True)
-        background = self._codes(style.bgcolor, False)
+        foreground = self._codes(style.color, is_foreground=True)
+        background = self._codes(style.bgcolor, is_foreground=False)
         if self._color_system is ColorSystem.STANDARD and style.color != style.bgcolor:
             foreground = _legible(foreground, background)
         return self._pen(attributes, foreground, background)
 
-    def _codes(self, color: Color | None, foreground: bool) -> str:
+    def _codes(self, color: Color | None, *, is_foreground: bool) -> str:
         if color is None or color.is_default or self._color_system is None:
             return ""
-        return ";".join(color.downgrade(self._color_system).get_ansi_codes(foreground))
+        return ";".join(color.downgrade(self._color_system).get_ansi_codes(is_foreground))
 
     def _pen(self, attributes: int, foreground: str, background: str) -> Pen:
         look = (attributes, foreground, background)
         pen = self._by_look.get(look)
         if pen is None:
             if len(self._by_look) >= _MOST_CACHED:
-                # Old pens stay valid where they are in use; cells in them are at worst written once more.
-                self._by_look.clear()
-                self._by_style.clear()
-            is_blank = (not attributes and not foreground) or attributes & _VISIBLE_ON_BLANKS
-            blank = None if is_blank else self._pen(0, "", background)
+                self._forget_pens()
+            is_own_blank = bool(attributes & _VISIBLE_ON_BLANKS) or (not attributes and not foreground)
+            blank = None if is_own_blank else self._pen(0, "", background)
             pen = self._by_look[look] = Pen(attributes, foreground, background, blank)
         return pen
+
+    def _forget_pens(self) -> None:
+        """Start the caches again. Old pens stay valid where they are in use; cells in them are at worst written once
+        more."""
+        for pen in self._by_look.values():
+            pen.forget_changes()
+        self._by_look.clear()
+        self._by_style.clear()
+        self._by_look[0, "", ""] = self.default
 
 
 def _legible(foreground: str, background: str) -> str:

@@ -1,4 +1,4 @@
-"""What a terminal is told beside its cells: mouse, title, bell, clipboard. Sequences and words, no I/O."""
+"""Sequences beside the cells: mouse, title, bell, clipboard. No I/O."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From the style keys of lines to styles, in each theme.
 
-A key stands for a role (what it means) and attributes; a theme gives each role a colour. Whatever a colour says is
-also said by a glyph or a word, so that the monochrome theme loses nothing.
+A key names a role (what it means) and attributes; a theme gives each role a colour. Whatever a colour shows,
+a glyph or a word shows, too, so that the monochrome theme loses nothing.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ LIGHT = Theme(
 )
 
 # The colours of Okabe and Ito ("Color Universal Design", 2008), the darker ones lightened for a dark background. No
-# state is told by red against green.
+# state is shown by red against green only.
 COLOUR_BLIND = Theme(
     "colour-blind",
     "safe for colour blindness",

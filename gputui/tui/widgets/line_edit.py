@@ -10,7 +10,7 @@ from gputui.charts.raster import Span
 
 @dataclass(frozen=True, slots=True)
 class LineEdit:
-    """A text and where the cursor stands in it, in characters from its beginning."""
+    """A text and the place of the cursor, in characters from its beginning."""
 
     text: str = ""
     cursor: int = 0

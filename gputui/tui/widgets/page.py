@@ -13,6 +13,8 @@ from textual.errors import NoWidget
 from textual.screen import Screen
 from textual.widget import Widget
 
+from gputui.charts.cells import cell_width
+from gputui.charts.chart import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope, actions_in
@@ -64,6 +66,10 @@ def bindings_for(scope: Scope) -> list[BindingType]:
     ]  # fmt: skip
 
 
+TRAIL_WIDTH = 90
+"""Cells that a page's own head has before the trail of pages gets any."""
+
+
 class ActionScreen(Screen[None]):
     """A screen whose keys come from the table of actions; what an action does is a method ``do_<name>`` of it,
     of one of its parts or of the app's."""
@@ -89,6 +95,21 @@ class ActionScreen(Screen[None]):
         return self.shell.snapshot
 
     @property
+    def crumb(self) -> str:
+        """What this page is called in the trail of pages above it; harmless text."""
+        return self.SCOPE
+
+    def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
+        """A page's head behind the trail of pages that escape leads back through, where there is room for both."""
+        stack = self.app.screen_stack
+        below = stack[: stack.index(self)] if self in stack else []
+        trail = " › ".join(screen.crumb for screen in below if isinstance(screen, ActionScreen))
+        if not trail or width < TRAIL_WIDTH + cell_width(trail):
+            return draw(width)
+        lead = f" {trail} ›"
+        return [(lead, "dim"), *draw(width - cell_width(lead))]
+
+    @property
     def run_in_question(self) -> Run | None:
         """The run that an action would be about."""
         return None
@@ -107,7 +128,7 @@ class ActionScreen(Screen[None]):
             is_readonly=app.is_readonly,
             past_at=self.snapshot.at if self.snapshot.past else None,
             is_ascii=app.is_ascii,
-            line=app.line_words,
+            connection_lag=app.line_words,
             keys=app.keys.on(self.SCOPE),
         )
 
@@ -125,7 +146,7 @@ class ActionScreen(Screen[None]):
         return ()
 
     def warnings(self) -> Sequence[str]:
-        """Sentences about something wrong with what this page is about, said below its head."""
+        """Warnings about the subject of this page, shown below its head."""
         return ()
 
     def wheel(self, pane: Widget | None, by: int) -> None:
@@ -264,7 +285,7 @@ class ActionScreen(Screen[None]):
         notices += [line for text in self.warnings() for line in warning_lines(text, width)]
         self.notice.show(notices, height=len(notices))
         text, kind = self.shell.message
-        said = message_lines(text, kind, width) if text else []
-        self.message.show(said, height=len(said))
+        messages = message_lines(text, kind, width) if text else []
+        self.message.show(messages, height=len(messages))
         self.footer.show([footer_line(self.context(), width)], height=1)
-        return len(notices) + len(said) + 1
+        return len(notices) + len(messages) + 1

@@ -14,7 +14,7 @@ REDRAW_SECONDS = 0.9
 
 
 class SlowPane(Pane):
-    """Draws anew only what has changed, and news at most about once a second: curves are not read faster, and the
+    """Draws again only what has changed, and news at most about once a second: curves are not read faster, and the
     clock's next snapshot brings what was left out."""
 
     _shape: Hashable = None

@@ -10,8 +10,10 @@ import pytest
 from gputui.charts.cells import cell_width
 from gputui.store.runs import find_run
 from gputui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
-from gputui.tui.actions.footer import footer_line, footer_parts, help_lines, message_lines
+from gputui.tui.actions.footer import footer_line, footer_parts, message_lines
 from gputui.tui.actions.groups import HEADINGS
+from gputui.tui.actions.help import help_lines
+from gputui.tui.actions.reasons import NO_RUN
 from gputui.tui.app import GputuiApp
 from gputui.tui.commands import Commands
 from gputui.tui.navigation import Navigation
@@ -142,12 +144,12 @@ def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
     filler.run("c-1", "stopping")
     running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
     here = Context("overview")
-    assert find("stop", "overview").why_not(here) == "There is no run to choose."
+    assert find("stop", "overview").why_not(here) == NO_RUN
     assert find("stop", "overview").why_not(replace(here, run=running)) is None
     assert find("stop", "overview").why_not(replace(here, run=failed)) == "b-1 is failed already."
     assert find("stop", "overview").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
     assert find("resume", "overview").why_not(replace(here, run=failed)) is None
-    assert "only a run that is over" in str(find("resume", "overview").why_not(replace(here, run=running)))
+    assert "only an ended run" in str(find("resume", "overview").why_not(replace(here, run=running)))
     assert "stop it first" in str(find("remove", "overview").why_not(replace(here, run=running)))
     assert find("remove", "overview").why_not(replace(here, run=failed)) is None
     assert find("restart", "overview").why_not(replace(here, run=running)) is None
@@ -178,10 +180,10 @@ def test_a_long_message_takes_three_lines_at_most() -> None:
 
 def test_the_footer_of_a_runs_page_is_that_of_the_section_in_focus() -> None:
     def told(section: str, width: int) -> set[str]:
-        return {part.name for part in footer_parts(Context("run", section=section), width)}
+        return {part.action for part in footer_parts(Context("run", section=section), width)}
 
     assert {"cursor_right", "zoom_in", "smoothing_next"} <= told("charts", 200)
     assert {"log_next", "grave_only", "follow", "hit_next"} <= told("log", 200)
     assert not {"cursor_right", "zoom_in", "check"} & told("log", 200)
     assert "log_next" in told("log", 100) and "check" in told("params", 100) and "log_next" not in told("charts", 200)
-    assert {"cursor_right", "zoom_in"} <= {part.name for part in footer_parts(Context("compare"), 200)}
+    assert {"cursor_right", "zoom_in"} <= {part.action for part in footer_parts(Context("compare"), 200)}

@@ -168,7 +168,8 @@ def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler:
     other = Filler(workspace)
     try:
         other.agent(problem="No NVIDIA driver found.")
-        listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
+        found = listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
+        assert found.agent is not None and found.agent.gpu_problem == "No NVIDIA driver found."
     finally:
         other.close()
 
@@ -191,9 +192,8 @@ def test_the_page_of_a_run_is_that_of_the_new_file(
         other.connection.execute("UPDATE runs SET created_at = ?", (created_at,))
         other.attempt("vit-1", 1)
         other.incident("vit-1", 1, "new", "new")
-        listener.until(
-            lambda snapshot: snapshot.page is not None and [each.kind for each in snapshot.page.incidents] == ["new"]
-        )
+        found = listener.until(lambda snapshot: snapshot.page is not None and len(snapshot.page.incidents) == 1)
+        assert found.page is not None and [each.kind for each in found.page.incidents] == ["new"]
     finally:
         other.close()
 

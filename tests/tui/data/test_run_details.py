@@ -6,7 +6,8 @@ from contextlib import closing
 
 from gputui.config import Workspace
 from gputui.store.database import open_reader
-from gputui.store.runs import find_run, read_decisions, read_incidents
+from gputui.store.run_history import read_decisions, read_incidents
+from gputui.store.runs import find_run
 from gputui.tui.data.run_details import StoryReader
 from tests.tui.filling import Filler
 

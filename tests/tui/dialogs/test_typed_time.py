@@ -77,7 +77,7 @@ def test_what_is_refused(typed: str, why: str) -> None:
 
 def test_every_example_is_understood() -> None:
     for example in EXAMPLES.split(", "):
-        parse_moment(example, NOW, BERLIN)
+        assert parse_moment(example, NOW, BERLIN) < NOW, example
 
 
 def test_a_time_that_the_clocks_skipped_is_refused() -> None:

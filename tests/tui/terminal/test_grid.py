@@ -179,6 +179,17 @@ def test_caches_stay_bounded() -> None:
     assert len(case._by_look) <= 4097
 
 
+def test_a_pen_that_the_case_forgot_changes_to_its_equal_without_a_code() -> None:
+    case = PenCase(ColorSystem.TRUECOLOR)
+    red = case.for_style(Style.parse("bold #ff0000"))
+    for number in range(5000):
+        red.change_to(case.for_style(Style(color=f"#{number:06x}")))
+    again = case.for_style(Style.parse("bold #ff0000"))
+    assert again is not red
+    assert red.change_to(again) == ""
+    assert case.for_style(Style()) is case.default
+
+
 @given(st.sampled_from(STYLES), st.sampled_from(STYLES), st.sampled_from(STYLES))
 def test_every_change_of_pen_lands_on_the_pen(first: Style, second: Style, third: Style) -> None:
     case = PenCase(ColorSystem.STANDARD)

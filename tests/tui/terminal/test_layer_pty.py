@@ -78,6 +78,7 @@ def test_the_screen_is_back_after_another_program_had_the_terminal(still: PtyApp
     still.type("\x1bOQ")  # F2
     still.read_until(lambda: b"another program was here" in still.output)
     still.read_until(lambda: still.terminal.lines == before)
+    assert not still.is_stopped
 
 
 def test_a_terminal_that_does_not_read_stops_nothing(notes: Path) -> None:

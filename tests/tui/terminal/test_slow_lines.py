@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gputui.config import Workspace
+from gputui.tui.terminal.frame_pace import CALM_SECONDS, LONGEST_SECONDS, Pace
 from gputui.tui.terminal.link import HOLD_SECONDS, LOST_SECONDS, QUESTIONS_WITHOUT_ANSWER, Line
-from gputui.tui.terminal.pacing import CALM_SECONDS, LONGEST_SECONDS, Pace
 from tests.tui.filling import Filler
 from tests.tui.pty_app import PtyApp
 

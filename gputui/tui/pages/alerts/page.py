@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -14,10 +14,11 @@ from gputui.charts.safe_text import clean
 from gputui.store.alerts import AlertView
 from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
-from gputui.tui.data.snapshot import Interest, Moment
+from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.dialogs.silence import Silence, SilenceScreen
 from gputui.tui.layout.alerts import (
     AlertsTable,
+    Order,
     detail_lines,
     room_for_rows,
     row_of,
@@ -29,11 +30,22 @@ from gputui.tui.widgets.list_page import ListPage
 from gputui.tui.widgets.page import Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
+# Lines of both parts; the detail is left out where the list would have fewer.
+LIST_LEAST = 4
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
+class _Listed(NamedTuple):
+    """The alerts as they are listed, and what they were listed from."""
+
+    snapshot: Snapshot
+    filter_text: str
+    order: Order
+    alerts: list[AlertView]
+
+
 class AlertsScreen(ListPage):
-    """A table with a cursor, and below it what there is to say of the alert under the cursor."""
+    """A table with a cursor, and below it the alert under the cursor in full."""
 
     SCOPE: ClassVar[Scope] = "alerts"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("alerts")
@@ -46,7 +58,7 @@ class AlertsScreen(ListPage):
         self.list = Pane(id="alerts")
         self.detail = Pane(id="detail")
         self.table = AlertsTable()
-        self._rows = 1
+        self._listed: _Listed | None = None
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -64,8 +76,14 @@ class AlertsScreen(ListPage):
 
     @property
     def shown(self) -> list[AlertView]:
-        """The alerts that match the filter, as they are listed."""
-        return shown_alerts(self.snapshot.alerts, self.table, self.snapshot.at)
+        """The alerts that match the filter, as they are listed; sorted once for a snapshot."""
+        snapshot, filter_text, order = self.snapshot, self.table.filter_text, self.table.order
+        listed = self._listed
+        is_same = listed is not None and (listed.filter_text, listed.order) == (filter_text, order)
+        if listed is None or not is_same or listed.snapshot is not snapshot:
+            alerts = shown_alerts(snapshot.alerts, self.table, snapshot.at)
+            listed = self._listed = _Listed(snapshot, filter_text, order, alerts)
+        return listed.alerts
 
     @property
     def alert(self) -> AlertView | None:
@@ -93,11 +111,11 @@ class AlertsScreen(ListPage):
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         left = height - 1 - self.draw_frame(width)
         detail = detail_lines(self.alert, snapshot.at, width, min(DETAIL_MOST, max(DETAIL_LEAST, left // 3)))
-        detail = detail if left - len(detail) >= DETAIL_LEAST else []
+        detail = detail if left - len(detail) >= LIST_LEAST else []
         room = left - len(detail)
         self.page_rows = room_for_rows(room) - 1
         self.scroll_to_cursor(room_for_rows(room))
-        lines = table_lines(snapshot.alerts, self.table, snapshot.at, width, room)
+        lines = table_lines(self.shown, self.table, snapshot.at, width, room)
         self.list.show(self.with_filter(lines, width), height=room)
         self.detail.show(detail, height=len(detail))
 
@@ -106,7 +124,7 @@ class AlertsScreen(ListPage):
         return [one.alert_id for one in self.shown]
 
     def _at(self, y: int) -> AlertView | None:
-        return row_of(self.snapshot.alerts, self.table, self.snapshot.at, y)
+        return row_of(self.shown, self.table, y)
 
     def on_click(self, event: events.Click) -> None:
         """A click chooses an alert, a second one opens its run."""

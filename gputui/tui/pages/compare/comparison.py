@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from gputui.charts.envelope import Bin
 from gputui.charts.safe_text import clean
 from gputui.charts.units import metric_value
-from gputui.curves.direction import is_more_better
+from gputui.curves.metric_names import is_more_better
 from gputui.curves.model import ChartData
 from gputui.runs.command import format_value
-from gputui.tui.data.run_details import launched_params
+from gputui.tui.data.run_details import launched_code, launched_params
 from gputui.tui.data.snapshot import RunRow
+from gputui.tui.layout.panels import by_interest
 
 MOST_CURVES = 6
-"""Curves beyond this cannot be told apart; there are as many colours."""
+"""There are as many colours; more curves would look alike."""
 
 MOST_RUNS = 24
 """Rows of the table; each run's curve is read, drawn or not."""
@@ -33,7 +35,7 @@ UNSET = "–"
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """How the page is looked at. ``drawn`` are the runs that have a curve, each at the place of its colour, None where
-    a colour is free; the others stay in the table. ``group`` is a parameter's name; the ``cursor`` stands on a run,
+    a colour is free; the others stay in the table. ``group`` is a parameter's name; the ``cursor`` is on a run,
     whatever the order."""
 
     run_ids: tuple[str, ...]
@@ -45,10 +47,19 @@ class Comparison:
     cursor: str | None = None
 
     @classmethod
-    def of(cls, run_ids: Sequence[str], metric: str | None = None) -> Comparison:
-        """The first runs have curves, as many as there are colours."""
-        first = tuple(run_ids[:MOST_CURVES])
-        return cls(tuple(run_ids), metric, drawn=first + (None,) * (MOST_CURVES - len(first)))
+    def of(
+        cls, run_ids: Sequence[str], metric: str | None = None, colours: Mapping[str, int] = MappingProxyType({})
+    ) -> Comparison:
+        """The first runs have curves, as many as there are colours. Each has its own of ``colours``, wherever it is
+        compared; where two share one, the later has the next that is free."""
+        drawn: list[str | None] = [None] * MOST_CURVES
+        for number, run_id in enumerate(run_ids[:MOST_CURVES]):
+            wanted = colours.get(run_id, number)
+            place = next(
+                at % MOST_CURVES for at in range(wanted, wanted + MOST_CURVES) if drawn[at % MOST_CURVES] is None
+            )
+            drawn[place] = run_id
+        return cls(tuple(run_ids), metric, drawn=tuple(drawn))
 
     @property
     def curve_count(self) -> int:
@@ -110,7 +121,7 @@ class Group:
 
 
 def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
-    """What any of the runs measured: what all of them have first, each kind in the order of its first appearance."""
+    """What any of the runs measured: what all of them have first, each kind as the page of a run has its charts."""
     counts: dict[str, int] = {}
     for each in data.values():
         for name in each.names:
@@ -118,14 +129,24 @@ def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
     most = max(counts.values(), default=0)
     common = [name for name, number in counts.items() if number == most]
     leading = [name for name in ("loss", "val/loss", "val/accuracy") if name in common]
-    rest = [name for name in counts if name not in common]
-    return (*leading, *(name for name in common if name not in leading), *rest)
+    others = [name for name in common if name not in leading]
+    return (*leading, *by_interest(others), *by_interest([name for name in counts if name not in common]))
+
+
+def grid_page(names: Sequence[str], metric: str | None, count: int) -> tuple[str, ...]:
+    """The metrics of the grid: the page of ``count`` on which ``metric`` is."""
+    place = names.index(metric) if metric in names else 0
+    start = place // max(1, count) * max(1, count)
+    return tuple(names[start : start + max(1, count)])
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str | None, ...]]:
-    """The launch parameters in which runs differ, each with its value per run as text; None where a run has none. Those
-    within others are named with a dot between."""
+    """The launch parameters in which runs differ, and their code, each with its value per run as text; None where a run
+    has none. Those within others are named with a dot between."""
     launched = [dict(_flat(launched_params(row.run))) for row in rows]
+    for row, params in zip(rows, launched, strict=True):
+        if (code := launched_code(row.run)) is not None:
+            params.setdefault("code", code)
     names = dict.fromkeys(name for params in launched for name in params)
     found = {}
     for name in names:
@@ -199,7 +220,7 @@ def best_of(groups: Sequence[Group], metric: str) -> float | None:
 
 
 def in_order(groups: Sequence[Group]) -> list[ComparedRun]:
-    """All runs as they stand below each other."""
+    """All runs below each other."""
     return [run for group in groups for run in group.runs]
 
 

@@ -1,41 +1,53 @@
-"""The compare page: one metric of several runs over each other, and the table of what they differ in."""
+"""The compare page: metrics of several runs over each other, in a grid or one, and the table of what they differ in."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.message import Message
 from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.charts.envelope import Bin
-from gputui.charts.viewport import Extent
+from gputui.charts.viewport import Extent, Viewport
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.curves.names import filter_names
 from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.data.snapshot import Interest
-from gputui.tui.dialogs.sheet import SheetScreen
-from gputui.tui.layout.chart_settings import ChartSettings
+from gputui.tui.dialogs.sheet import DiffScreen, SheetScreen
+from gputui.tui.layout.chart_settings import SMOOTHINGS, ChartSettings
 from gputui.tui.layout.charts import GUTTER, extent_of
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.moments import right_end
+from gputui.tui.layout.run_words import run_colour
 from gputui.tui.pages.compare.comparison import (
     MOST_CURVES,
     ComparedRun,
     Comparison,
     Group,
     compare,
+    grid_page,
     group_next,
     in_order,
     metric_names,
     param_texts,
 )
-from gputui.tui.pages.compare.view import CompareLook, compare_head, overlay_lines, run_at, table_lines
+from gputui.tui.pages.compare.view import (
+    CompareLook,
+    cell_columns,
+    compare_head,
+    grid_lines,
+    grid_size,
+    run_at,
+    table_lines,
+)
 from gputui.tui.widgets.chart_controller import ChartController
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.list_page import ListPage
@@ -47,6 +59,13 @@ LEAST_TABLE_ROWS = 4
 _USUAL = "loss"
 
 
+@dataclass
+class CodeCompared(Message):
+    """How the code of two runs differs."""
+
+    texts: tuple[str, ...]
+
+
 class CompareCharts(ChartController):
     """How the one chart of the comparison is looked at. ``compared`` holds what the feed has read of each run."""
 
@@ -56,6 +75,8 @@ class CompareCharts(ChartController):
         self.comparison = Comparison.of(())
         """What the page compares, as it was drawn last."""
         self.names: tuple[str, ...] = ()
+        self.is_cut = False
+        """Whether the x axis ends with the shortest run."""
 
     @property
     def data(self) -> Mapping[str, ChartData]:
@@ -74,7 +95,7 @@ class CompareCharts(ChartController):
             return None
         whole = Extent(
             min(extent.first for extent in extents),
-            max(extent.newest for extent in extents),
+            (min if self.is_cut else max)(extent.newest for extent in extents),
             extents[0].resolution,
         )
         return whole.logarithmic() if self.settings.is_log_x else whole
@@ -103,16 +124,22 @@ class CompareCharts(ChartController):
 
 
 class CompareScreen(ListPage):
-    """Runs beside each other. There is one cursor: it stands on a run of the table, whose curve lies on top."""
+    """Runs beside each other. There is one cursor: it is on a run of the table, whose curve is on top."""
 
     SCOPE: ClassVar[Scope] = "compare"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("compare")
 
     def __init__(self, run_ids: Sequence[str], settings: ChartSettings | None = None) -> None:
         super().__init__()
-        self.charts = CompareCharts(settings or ChartSettings())
+        settings = settings or ChartSettings()
+        # Raw curves over each other are a thicket.
+        self.charts = CompareCharts(replace(settings, smoothing=settings.smoothing or SMOOTHINGS[1]))
         self.parts = (self.charts,)
         self.comparison = Comparison.of(run_ids)
+        self._is_grid = True
+        self._has_colours = False
+        self._metrics: tuple[str, ...] = ()
+        self._grid = (1, 1)
         self.head = Pane(id="head")
         self.chart = SlowPane(id="charts")
         self.runs = Pane(id="runs")
@@ -143,7 +170,7 @@ class CompareScreen(ListPage):
         charts, settings = self.charts, self.charts.settings
         extent, viewport = charts.extent, charts.viewport
         window = viewport.window(extent) if viewport.span is not None and extent is not None else None
-        names = (self.comparison.metric or _USUAL,)
+        names = self._metrics or (self.comparison.metric or _USUAL,)
         request = ChartRequest(names, settings.axis, window, 2 * max(64, charts.columns), settings.smoothing,
                                is_log=settings.is_log_x)  # fmt: skip
         return Interest(compared=self.comparison.run_ids, charts=request)
@@ -152,6 +179,7 @@ class CompareScreen(ListPage):
         """Put the cursor on a run; where it is not among those compared, compare these instead."""
         if cursor is not None and cursor not in self.comparison.run_ids:
             self.comparison = Comparison.of(run_ids, self.comparison.metric)
+            self._has_colours = False
         if cursor is not None:
             self.comparison = replace(self.comparison, cursor=cursor)
 
@@ -167,7 +195,7 @@ class CompareScreen(ListPage):
     def draw(self, width: int, height: int) -> None:
         body = max(0, height - 1 - self.draw_frame(width))
         charts, settings = self.charts, self.charts.settings
-        charts.columns = max(20, width - GUTTER - 2)
+        self._give_colours()
         charts.compared, charts.comparison = self.snapshot.compared, self.comparison
         data = charts.data
         names = charts.names = metric_names(data) or charts.names
@@ -181,14 +209,14 @@ class CompareScreen(ListPage):
         extent = charts.extent
         window = None if extent is None else charts.viewport.window(extent)
         look = CompareLook(
-            settings.axis, window, charts.cursor, settings.smoothing,
-            (self.comparison.metric or "") in settings.logs, settings.is_log_x,
-        )  # fmt: skip
+            settings.axis, window, charts.cursor, settings.smoothing, settings.logs, settings.is_log_x, charts.is_cut
+        )
         if self._metric_line is None:
             past = self.snapshot.past
             end = right_end(self.snapshot.at, past) if past is not None else []
             room = width - sum(cell_width(text) for text, _ in end)
-            self.head.show([[*compare_head(self.comparison, look, len(names), room), *end]])
+            head = self.with_trail(lambda cells: compare_head(self.comparison, look, len(names), cells), room)
+            self.head.show([[*head, *end]])
         else:
             found = filter_names(names, self._metric_line.text)
             note = f" {found.problem or ', '.join(found.names[:4]) or 'no metric matches'} "
@@ -197,14 +225,28 @@ class CompareScreen(ListPage):
         rows = min(len(self._shown) + sum(group.value is not None for group in groups) + 2, body // 2)
         rows = min(body, max(LEAST_TABLE_ROWS, rows))
         chart_height = body - rows
+        self._grid = grid_size(width, chart_height, len(names)) if self._is_grid else (1, 1)
+        columns, down = self._grid
+        charts.columns = cell_columns(width, columns)[1]
+        self._metrics = grid_page(names, self.comparison.metric, columns * down)
         curves = tuple(curve for each in data.values() for curve in each.curves.values())
+        # The answer to another request is another picture: charts that were still being read are drawn at once.
+        answered = tuple(each.request for each in data.values())
         self.chart.show_when(
-            (width, chart_height, look, self.comparison),
+            (width, chart_height, look, self.comparison, self._metrics, answered),
             (*curves, *(each.frame for each in data.values())),
-            lambda: overlay_lines(self._shown, data, self.comparison, look, width, chart_height),
+            lambda: grid_lines(self._shown, data, self.comparison, self._metrics, look, width, chart_height, columns),
             height=chart_height,
         )
         self.runs.show(table_lines(groups, self.comparison, width, rows), height=rows)
+
+    def _give_colours(self) -> None:
+        """Each run the colour that it has everywhere, as soon as the runs are known."""
+        known = {row.run.run_id: run_colour(row.run) for row in self.snapshot.runs}
+        if not self._has_colours and known.keys() & set(self.comparison.run_ids):
+            self._has_colours = True
+            drawn = Comparison.of(self.comparison.run_ids, colours=known).drawn
+            self.comparison = replace(self.comparison, drawn=drawn)
 
     # --- keys
 
@@ -238,7 +280,7 @@ class CompareScreen(ListPage):
             return
         toggled = self.comparison.toggled(run.run_id)
         if toggled == self.comparison:
-            self.shell.say(f"{MOST_CURVES} curves are shown, and more cannot be told apart; hide one first.", "warning")
+            self.shell.say(f"{MOST_CURVES} curves is the limit: there are no more colours; hide one first.", "warning")
         self.comparison = toggled
 
     def do_leave_out(self) -> None:
@@ -258,11 +300,45 @@ class CompareScreen(ListPage):
         texts = param_texts(self.snapshot.runs, self.comparison)
         self.app.push_screen(SheetScreen("What the runs differ in", texts))
 
+    def do_code(self) -> None:
+        """How the code of the run under the cursor differs from that of the first of the others."""
+        run = self.run_in_question
+        other = next((each for each in self.comparison.run_ids if run is not None and each != run.run_id), None)
+        if run is None or other is None:
+            self.shell.say("There is no other run to compare its code with.")
+            return
+        runs, run_id = self.shell.workspace.runs, run.run_id
+
+        def work() -> None:
+            from gputui.runs.code_diff import CodeUnknownError, run_code_diff
+            from gputui.runs.spec import SpecError
+
+            try:
+                self.post_message(CodeCompared(tuple(run_code_diff(runs, other, run_id))))
+            except (CodeUnknownError, SpecError) as error:
+                self.shell.tell(str(error), "warning")
+
+        self.shell.say("Comparing the code…")
+        threading.Thread(target=work, name="comparing code", daemon=True).start()
+
+    def on_code_compared(self, message: CodeCompared) -> None:
+        self.shell.message = ("", "info")
+        self.app.push_screen(DiffScreen("Code", message.texts))
+
     def do_group(self) -> None:
         found = group_next(self.comparison, self.snapshot.runs)
         if found.group is None and self.comparison.group is None:
             self.shell.say("These runs were launched with the same parameters.")
         self.comparison = found
+
+    def do_layout(self) -> None:
+        """The metrics in a grid, or the one that keys act on."""
+        self._is_grid = not self._is_grid
+
+    def do_cut(self) -> None:
+        """The x axis up to the end of the shortest run, or of the longest."""
+        self.charts.is_cut = not self.charts.is_cut
+        self.charts.viewport, self.charts.cursor = Viewport(), None
 
     def do_metric_next(self) -> None:
         self._turn_metric(1)
@@ -301,8 +377,20 @@ class CompareScreen(ListPage):
             if event.chain == 2:
                 self.shell.perform("open")
         elif event.widget is self.chart:
-            self.charts.point_at_column(event.x - GUTTER - 2, self.charts.columns)
+            self._click_chart(event.x, event.y)
         self.changed()
+
+    def _click_chart(self, x: int, y: int) -> None:
+        """The chart under the pointer is the one that keys act on."""
+        columns, down = self._grid
+        cell, _ = cell_columns(self.chart.size.width, columns)
+        across = min(x // (cell + 1), columns - 1)
+        number = y * down // max(1, self.chart.size.height) * columns + across
+        if number < len(self._metrics):
+            self.comparison = replace(self.comparison, metric=self._metrics[number])
+        # The names at the curves' ends mark the newest place.
+        column = min(x - across * (cell + 1) - GUTTER - 2, self.charts.columns - 1)
+        self.charts.point_at_column(column, self.charts.columns)
 
     # --- choosing a metric by its name
 

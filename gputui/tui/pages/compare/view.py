@@ -1,20 +1,22 @@
-"""The compare page as lines: one chart with a curve per run, and the table that explains them."""
+"""The compare page as lines: charts with a curve per run, in a grid or one, and the table that explains them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gputui.charts.axes import log_bounds
 from gputui.charts.cells import clip_middle
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, duration, metric_value, short_number
 from gputui.curves.crosshair import values_at
-from gputui.curves.direction import is_more_better
+from gputui.curves.metric_names import is_more_better
 from gputui.curves.model import Axis, ChartData, Frame
-from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, place_words, within
-from gputui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule
+from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, LOG_RATIO, place_words, within
+from gputui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule, selected
+from gputui.tui.layout.run_words import run_title
 from gputui.tui.layout.words import run_sign, run_state_text
 from gputui.tui.pages.compare.comparison import ComparedRun, Comparison, Group, best_of, best_words
 
@@ -22,20 +24,21 @@ HEAD_LINES = 2
 """Lines of the table above its rows."""
 
 _MARKS = "●■▲◆✚✖"
-"""A run's sign in the table and in the legend: told apart without colour too."""
+"""A run's sign in the table and in the legend: different without colour, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareLook:
-    """How the chart is looked at: the axis, its window, the crosshair, the smoothing and whether values and x are on
-    logarithmic axes."""
+    """How the charts are looked at: the axis, its window, the crosshair, the smoothing, which metrics are on a
+    logarithmic axis and whether x is, and whether the axis ends with the shortest run."""
 
     axis: Axis
     window: tuple[float, float] | None
     cursor: float | None
     smoothing: float
-    is_log: bool
+    logs: frozenset[str] = frozenset()
     is_log_x: bool = False
+    is_cut: bool = False
 
 
 def compare_head(comparison: Comparison, look: CompareLook, number: int, width: int) -> Line:
@@ -52,7 +55,9 @@ def compare_head(comparison: Comparison, look: CompareLook, number: int, width: 
         parts.append([(f" · smoothing {look.smoothing:g}", "accent")])
     if look.is_log_x:
         parts.append([(" · log x", "accent")])
-    if look.is_log:
+    if look.is_cut:
+        parts.append([(" · cut to the shortest", "accent")])
+    if comparison.metric in look.logs:
         parts.append([(" · log y", "accent")])
     order = "" if comparison.sort == "chosen" else f" · by {clean(comparison.sort_param or comparison.sort)}"
     if order or comparison.is_reversed:
@@ -62,19 +67,75 @@ def compare_head(comparison: Comparison, look: CompareLook, number: int, width: 
     return fitting(parts, width)
 
 
+LEAST_CELL_WIDTH = 50
+LEAST_CELL_HEIGHT = 7
+MOST_CELLS = 6
+MOST_END = 26
+"""Cells at a chart's right side for the names of the curves that end there."""
+
+
+def grid_size(width: int, height: int, metrics: int) -> tuple[int, int]:
+    """Columns and rows of charts that there is room for, not more than there are metrics."""
+    columns = max(1, min(2, width // LEAST_CELL_WIDTH, metrics))
+    rows = max(1, min(height // LEAST_CELL_HEIGHT, -(-metrics // columns), MOST_CELLS // columns))
+    return columns, rows
+
+
+def cell_columns(width: int, columns: int) -> tuple[int, int]:
+    """Cells of one chart of a grid, and of its plotting area."""
+    cell = (width - columns + 1) // columns
+    return cell, max(8, cell - GUTTER - 2 - end_gutter(cell))
+
+
+def end_gutter(width: int) -> int:
+    return min(MOST_END, max(0, width - GUTTER - 2) // 3)
+
+
+def grid_lines(
+    runs: Sequence[ComparedRun],
+    data: Mapping[str, ChartData],
+    comparison: Comparison,
+    metrics: Sequence[str],
+    look: CompareLook,
+    width: int,
+    height: int,
+    columns: int,
+) -> list[Line]:
+    """A chart for each metric, row by row; the one that keys act on is marked where there are several."""
+    if len(metrics) <= 1:
+        return overlay_lines(runs, data, comparison, comparison.metric, look, width, height)
+    lines: list[Line] = []
+    rows = -(-len(metrics) // columns)
+    cell, _ = cell_columns(width, columns)
+    for row in range(rows):
+        tall = height * (row + 1) // rows - height * row // rows
+        charts = [
+            overlay_lines(runs, data, comparison, metric, look, cell, tall, is_one_of_many=True)
+            for metric in metrics[row * columns : (row + 1) * columns]
+        ]
+        for y in range(tall):
+            spans = [span for chart_of in charts for span in [*chart_of[y], (" ", "text")]]
+            lines.append(fit_line(spans[:-1], width))
+    return lines
+
+
 def overlay_lines(
     runs: Sequence[ComparedRun],
     data: Mapping[str, ChartData],
     comparison: Comparison,
+    metric: str | None,
     look: CompareLook,
     width: int,
     height: int,
+    *,
+    is_one_of_many: bool = False,
 ) -> list[Line]:
-    """The metric of every run that is not hidden, over each other; the run under the cursor on top."""
-    metric = comparison.metric
+    """The metric of every run that is not hidden, over each other, with the runs' names at the ends of the curves; the
+    run under the cursor on top."""
     shown = [(run, run.colour) for run in runs if run.colour is not None]
     shown.sort(key=lambda each: each[0].row.run.run_id == comparison.cursor)
     curves: list[Curve] = []
+    gutter = end_gutter(width)
     problem = None
     for run, colour in shown:
         found = data.get(run.row.run.run_id)
@@ -90,21 +151,40 @@ def overlay_lines(
             value = at.value
         if smooth:
             curves.append(Curve(bins, "shadow", is_shadow=True))
-        curves.append(Curve(smooth or bins, style, _MARKS[colour], value))
+        is_current = run.row.run.run_id == comparison.cursor
+        text = metric_value(curve.last)
+        name = clip_middle(run_title(run.row.run), max(4, gutter - len(text) - 4))
+        curves.append(
+            Curve(smooth or bins, style, _MARKS[colour] if look.cursor is not None else "",
+                  value if look.cursor is not None else None, is_strong=is_current, shape=_MARKS[colour],
+                  end=f"{_MARKS[colour]} {name} {text}")
+        )  # fmt: skip
     start, end = look.window or (None, None)
     where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
+    is_log = metric in look.logs
+    pointer = "▸" if is_one_of_many and metric == comparison.metric else " "
     return chart(
         curves,
         width=width,
         height=height,
-        title=f" {clean(metric or '')}{where}",
+        title=f"{pointer}{clean(metric or '')}{where}",
         x_axis=XAxis(AXIS_NAMES[look.axis], start, end, AXIS_KINDS[look.axis],
                      "log" if look.is_log_x else "linear"),
-        y_axis=YAxis("log" if look.is_log else "linear"),
+        y_axis=YAxis("log" if is_log else "linear"),
         cursor=look.cursor,
         least_gutter=GUTTER,
+        end_gutter=gutter,
+        note="" if is_log else _log_note(curves),
         empty_text=problem or _why_empty(shown, data, metric),
     )  # fmt: skip
+
+
+def _log_note(curves: Sequence[Curve]) -> str:
+    """An offer of a logarithmic axis where the values lie far apart."""
+    bins = [each for curve in curves for each in curve.bins]
+    low, high = log_bounds(bins)
+    is_positive = all(each.low is None or each.low > 0 for each in bins)
+    return "y: log" if low is not None and high is not None and is_positive and high / low > LOG_RATIO else ""
 
 
 def _why_empty(shown: Sequence[object], data: Mapping[str, ChartData], metric: str | None) -> str:
@@ -128,8 +208,10 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
                 fit_line([(f" {title}", "label"), (f" · {runs} · {best_words([item], metric)}", "dim")], width)
             )
         else:
-            mark: Span = ("▸ " if item.row.run.run_id == comparison.cursor else "  ", "cursor")
-            lines.append([mark, *row_line(placed, item, width - 2, "dim" if item.colour is None else None)])
+            is_current = item.row.run.run_id == comparison.cursor
+            mark: Span = ("▸ " if is_current else "  ", "cursor")
+            line = [mark, *row_line(placed, item, width - 2, "dim" if item.colour is None else None)]
+            lines.append(selected(line) if is_current else line)
     if not lines:
         return [fit_line([("  None of these runs is there any more; esc goes back.", "dim")], width)][:height]
     room = max(1, height - HEAD_LINES)
@@ -208,7 +290,7 @@ def _mark(run: ComparedRun, _: int) -> list[Span]:
 
 
 def _name(run: ComparedRun, width: int) -> list[Span]:
-    return [(clip_middle(clean(run.row.run.run_id), width), "text")]
+    return [(clip_middle(run_title(run.row.run), width), "text")]
 
 
 def _best_place(run: ComparedRun, _: int) -> list[Span]:

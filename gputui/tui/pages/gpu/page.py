@@ -20,7 +20,7 @@ from gputui.tui.widgets.page import ActionScreen, Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
 WIDE = 120
-"""From this width on the charts stand beside what is known."""
+"""From this width on the charts are beside the facts."""
 
 FACTS_WIDTH = 64
 """What is known is easier to read in lines no longer than this."""
@@ -62,7 +62,7 @@ class GpuScreen(ActionScreen):
             text = "This GPU has not been seen for a day; esc goes back."
             self.body.show([fit_line([("  " + text, "dim")], width)], height=room)
             return
-        self.head.show([page_head(self.snapshot, gpu, width)])
+        self.head.show([self.with_trail(lambda room: page_head(self.snapshot, gpu, room), width)])
         lines = self._wide(gpu, width, room) if width >= WIDE else self._narrow(gpu, width, room)
         self.body.show(lines, height=room)
 
@@ -92,7 +92,7 @@ class GpuScreen(ActionScreen):
         return [fit_line([*a, ("  ", "text"), *b], width) for a, b in zip(left, right, strict=True)]
 
     def _charts_of(self, gpu: GpuView, page: GpuPage, width: int, height: int, across: int) -> list[Line]:
-        """The charts, drawn anew only when the history or their size is another."""
+        """The charts, drawn again only when the history or their size is another."""
         key = (id(page.history), page.span_seconds, width, height, across, gpu.power_limit_watts)
         if self._charts[0] != key:
             self._charts = (key, chart_lines(gpu, page, width, height, across=across))

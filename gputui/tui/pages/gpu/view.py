@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from gputui.charts.bars import bar
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, bytes_text, celsius, count, duration, gibibytes, percent, short_number, watts
+from gputui.charts.units import UNKNOWN, bytes_text, duration
 from gputui.store.hardware import GpuView, ProcessView
 from gputui.tui.data.snapshot import GpuPage, Snapshot
 from gputui.tui.layout.columns import between, fit_line, rule, wrap
-from gputui.tui.layout.gpu_words import TRACK, GpuRow, health, held_back, lost, pcie_link, traffic
+from gputui.tui.layout.gpu_words import TRACK, GpuRow
 from gputui.tui.layout.moments import right_end
 from gputui.tui.layout.sparklines import newest, shares, time_bins
 from gputui.tui.layout.strips import power_unit
-from gputui.tui.layout.words import dated_clock, is_hot, moment
+from gputui.tui.layout.words import moment
+from gputui.tui.pages.gpu.facts import Fact, Gauge, gauges, hardware_facts, state_facts, values
 
 LABEL_WIDTH = 13
 COLUMN_LEAST = 29
@@ -31,17 +31,9 @@ CHART_LEAST = 5
 CHART_MOST = 16
 
 
-class Fact(NamedTuple):
-    """One thing known: what it is, its parts, and how the whole is pointed out."""
-
-    label: str
-    text: str
-    style: str = "text"
-
-
 def page_head(snapshot: Snapshot, gpu: GpuView, width: int) -> Line:
-    """Which GPU it is, how it stands, what time it is."""
-    state = {"ok": ("● answers", "good"), "stale": ("○ silent", "dim"), "lost": ("✗ lost", "bad")}.get(
+    """Index, name and state of the GPU, and the time."""
+    state = {"ok": ("● responding", "good"), "stale": ("○ silent", "dim"), "lost": ("✗ lost", "bad")}.get(
         gpu.state, ("✗ unreadable", "bad")
     )
     left: list[Span] = [(f" GPU {gpu.index}", "title"), (f" · {clean(gpu.name)} · ", "text"), state]
@@ -49,179 +41,48 @@ def page_head(snapshot: Snapshot, gpu: GpuView, width: int) -> Line:
 
 
 def fact_lines(row: GpuRow, page: GpuPage | None, now: float, width: int) -> list[Line]:
-    """What matters in words; bars of what has a limit; then a value to each name, in two columns where they fit. What
-    the driver does not give is left out."""
+    """What matters in words; bars of what has a limit; a value to each name, in two columns where they fit; which
+    device it is."""
     gpu = row.gpu
-    lines = [line for fact in _sentences(row, page, now) for line in _wrapped(fact, width)]
-    lines += [_gauge(gauge, width, is_past=gpu.state in ("lost", "stale")) for gauge in _gauges(gpu)]
-    lines.append(fit_line([], width))
-    values = [*_values(gpu), *_links(gpu)]
+    return [
+        *(line for fact in state_facts(row, page, now) for line in _wrapped(fact, width)),
+        *(_gauge_line(gauge, width, is_past=gpu.state in ("lost", "stale")) for gauge in gauges(gpu)),
+        fit_line([], width),
+        *_in_columns(values(gpu), width),
+        *(line for fact in hardware_facts(gpu) for line in _wrapped(fact, width)),
+    ]
+
+
+def _in_columns(facts: Sequence[Fact], width: int) -> list[Line]:
     across = 2 if width >= 2 * COLUMN_LEAST else 1
-    each = width // across
-    down = -(-len(values) // across)
+    down = -(-len(facts) // across)
+    lines = []
     for number in range(down):
         spans: Line = []
-        for value in values[number::down]:
-            label = f" {value.label:<{LABEL_WIDTH}} "
-            spans += fit_line([(label, "dim"), (value.text, value.style)], each)
+        for fact in facts[number::down]:
+            spans += fit_line([_label(fact.label), (fact.text, fact.style)], width // across)
         lines.append(fit_line(spans, width))
-    return [*lines, *(line for fact in [*_memory_errors(gpu), *_identity(gpu)] for line in _wrapped(fact, width))]
+    return lines
 
 
 def _wrapped(fact: Fact, width: int) -> list[Line]:
     parts = wrap(fact.text, max(10, width - LABEL_WIDTH - 2)) or [UNKNOWN]
     labels = [fact.label, *[""] * (len(parts) - 1)]
-    return [
-        fit_line([(f" {label:<{LABEL_WIDTH}} ", "dim"), (part, fact.style)], width)
-        for label, part in zip(labels, parts, strict=True)
-    ]
+    return [fit_line([_label(label), (part, fact.style)], width) for label, part in zip(labels, parts, strict=True)]
 
 
-class Gauge(NamedTuple):
-    """A value with a limit: what a full bar means is in the words."""
-
-    label: str
-    fraction: float | None
-    text: str
-    style: str
+def _label(text: str) -> Span:
+    return f" {text:<{LABEL_WIDTH}} ", "dim"
 
 
-def _gauges(gpu: GpuView) -> list[Gauge]:
-    def share(part: float | None, whole: float | None) -> float | None:
-        return None if part is None or not whole else part / whole
-
-    slowdown = gpu.facts.get("temperature_slowdown_celsius")
-    heat = celsius(gpu.temperature_celsius) + ("" if slowdown is None else f", throttles at {celsius(slowdown)}")
-    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-    return [
-        Gauge("utilisation", share(gpu.utilization_percent, 100.0), percent(gpu.utilization_percent), "bar"),
-        Gauge("memory", share(used, total), f"{gibibytes(used)} of {gibibytes(total)} GiB", "bar2"),
-        Gauge("temperature", share(gpu.temperature_celsius, slowdown), heat, "warn" if is_hot(gpu) else "bar"),
-        Gauge("power", share(gpu.power_watts, gpu.power_limit_watts),
-              f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}", "bar"),
-    ]  # fmt: skip
-
-
-def _gauge(gauge: Gauge, width: int, *, is_past: bool) -> Line:
+def _gauge_line(gauge: Gauge, width: int, *, is_past: bool) -> Line:
     cells = max(6, min(GAUGE_MOST, width - LABEL_WIDTH - 2 - GAUGE_WORDS))
-    style = "warn" if gauge.style == "warn" else "dim" if is_past else "text"
     filled = bar(gauge.fraction, cells).rstrip(" ")
-    track = TRACK * (cells - len(filled)) if gauge.fraction is not None else " " * (cells - len(filled))
-    return fit_line(
-        [(f" {gauge.label:<{LABEL_WIDTH}} ", "dim"), (filled, "dim" if is_past else gauge.style), (track, "track"),
-         (f" {gauge.text}", style)], width,
-    )  # fmt: skip
-
-
-def _sentences(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
-    gpu = row.gpu
-    facts = []
-    if gpu.state == "lost":
-        facts.append(Fact("state", f"{_plain(lost(row, now))}; what it told before stands below", "bad"))
-    if row.quarantined is not None:
-        failed = row.quarantined
-        where = f" under {failed.run_id}, attempt {failed.attempt}" if failed.run_id else ""
-        facts.append(
-            Fact(
-                "quarantine",
-                clean(f"since {dated_clock(failed.since, now)}{where}: {failed.reason}. No run gets it before C "
-                      f"here or `gputui gpus --clear {gpu.index}` clears it."),
-                "warn",
-            )
-        )  # fmt: skip
-    facts.append(_run(row, page, now))
-    held = held_back(row)
-    facts.append(Fact("throttled by", _plain(held) or "nothing", held[0][1] if held else "dim"))
-    return [*facts, Fact("health", _plain(health(row)), health(row)[0][1])]
-
-
-def _values(gpu: GpuView) -> list[Fact]:
-    """A value to each name, those that are known; dim where they are not of now."""
-    used, reserved, total = gpu.memory_used_bytes, gpu.memory_reserved_bytes, gpu.memory_total_bytes
-    facts, slow = gpu.facts, gpu.slow
-    joules, shutdown = slow.get("energy_joules"), facts.get("temperature_shutdown_celsius")
-    default, most = facts.get("power_limit_default_watts"), facts.get("power_limit_max_watts")
-    style = "dim" if gpu.state in ("lost", "stale") else "text"
-    known: list[tuple[str, object, str]] = [
-        ("free", used if total is not None else None,
-         f"{gibibytes(max(0, (total or 0) - (used or 0) - (reserved or 0)))} GiB"),
-        ("reserved", reserved, f"{gibibytes(reserved)} GiB"),
-        ("memory BW", gpu.memory_utilization_percent, percent(gpu.memory_utilization_percent)),
-        ("memory temp", slow.get("memory_temperature_celsius"), celsius(slow.get("memory_temperature_celsius"))),
-        ("shuts down at", shutdown, celsius(shutdown)),
-        ("fan", slow.get("fan_percent"), percent(slow.get("fan_percent"))),
-        ("SM clock", gpu.sm_clock_mhz, f"{_number(gpu.sm_clock_mhz)} MHz"),
-        ("memory clock", gpu.memory_clock_mhz, f"{_number(gpu.memory_clock_mhz)} MHz"),
-        ("state", gpu.performance_state, f"P{_number(gpu.performance_state)}"),
-        ("default power", default if default != gpu.power_limit_watts else None, watts(default)),
-        ("most power", most if most != gpu.power_limit_watts else None, watts(most)),
-        ("energy", joules, f"{(joules or 0.0) / 3.6e6:.1f} kWh"),
-    ]  # fmt: skip
-    return [Fact(label, text, style) for label, value, text in known if value is not None]
-
-
-def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
-    gpu = row.gpu
-    if gpu.run_id is None:
-        others = len(gpu.processes or ())
-        words = "no list of processes" if gpu.processes is None else f"{others} process{'' if others == 1 else 'es'}"
-        return Fact("run", f"none of ours; {words}", "dim")
-    text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
-    if page is not None and page.leased_since is not None:
-        held = max(0.0, now - page.leased_since)
-        text += f", for {duration(held if held < 120 else held // 60 * 60)}"
-    rank = row.rank
-    if rank is not None:
-        if rank.step is not None:
-            text += f", step {count(rank.step)}"
-        if rank.step_seconds:
-            text += f", {short_number(1 / rank.step_seconds)} step/s"
-        if rank.waiting_fraction is not None:
-            text += f", {percent(min(1.0, rank.waiting_fraction) * 100)} of it waiting for data"
-        if rank.is_slow and rank.slowdown is not None:
-            return Fact("run", f"{text}; slow: {rank.slowdown:.1f} times the median step", "warn")
-    return Fact("run", text, "accent")
-
-
-def _links(gpu: GpuView) -> list[Fact]:
-    link = pcie_link(gpu)
-    most = [gpu.facts.get("pcie_generation_max"), gpu.facts.get("pcie_width_max")]
-    best = f" of {most[0]}×{most[1]}" if None not in most else ""
-    replays = gpu.slow.get("pcie_replays")
-    resent = f", {replays} packets sent again" if replays else ""
-    facts = [
-        Fact("PCIe", f"{_plain(link)}{best}{resent}", "warn" if link[0][1] == "warn" else "text"),
-        Fact("PCIe B/s", _plain(traffic(gpu, "pcie"))),
-    ]
-    if gpu.slow.get("nvlink_received_bytes_per_second") is not None:
-        facts.append(Fact("NVLink B/s", _plain(traffic(gpu, "nvlink"))))
-    return facts
-
-
-def _memory_errors(gpu: GpuView) -> list[Fact]:
-    slow = gpu.slow
-    if slow.get("ecc_corrected") is None and slow.get("ecc_uncorrected") is None:
-        return []
-    text = f"{_number(slow.get('ecc_corrected'))} corrected, {_number(slow.get('ecc_uncorrected'))} uncorrected"
-    pending, failed = slow.get("row_remap_pending"), slow.get("row_remap_failed")
-    remap = "" if pending is None else "a row remap waits for a reset" if pending else "no row remap waits"
-    remap = "a row remap failed" if failed else remap
-    bad = bool(slow.get("ecc_uncorrected") or failed)
-    return [Fact("ECC", text + (f"; {remap}" if remap else ""), "bad" if bad else "warn" if pending else "text")]
-
-
-def _identity(gpu: GpuView) -> list[Fact]:
-    facts = gpu.facts
-    words = [
-        f"PCI {clean(str(facts['pci_bus_id']))}" if facts.get("pci_bus_id") else "",
-        f"compute {clean(str(facts['compute_capability']))}" if facts.get("compute_capability") else "",
-        "" if facts.get("persistence_mode") is None else f"persistence {_switch(facts['persistence_mode'])}",
-        "" if facts.get("mig_mode") is None else f"MIG {_switch(facts['mig_mode'])}",
-    ]
-    reading = {"instant": "at the instant", "driver": "a mean of the driver's"}.get(facts.get("power_reading") or "")
-    if reading:
-        words.append(f"power is read {reading}")
-    return [Fact("is", ", ".join(word for word in words if word), "dim"), Fact("UUID", clean(gpu.uuid), "dim")]
+    track = (" " if gauge.fraction is None else TRACK) * (cells - len(filled))
+    text_style = "warn" if gauge.style == "warn" else "dim" if is_past else "text"
+    bar_style = "dim" if is_past else gauge.style
+    spans = [_label(gauge.label), (filled, bar_style), (track, "track"), (f" {gauge.text}", text_style)]
+    return fit_line(spans, width)
 
 
 def process_lines(gpu: GpuView, width: int) -> list[Line]:
@@ -231,9 +92,14 @@ def process_lines(gpu: GpuView, width: int) -> list[Line]:
         return [*lines, fit_line([("  The driver gives no list of processes.", "dim")], width)]
     if not gpu.processes:
         return [*lines, fit_line([("  None.", "dim")], width)]
-    for process in sorted(gpu.processes, key=lambda each: -(each.memory_bytes or 0)):
+    for process in sorted(gpu.processes, key=_largest_first):
         lines.append(fit_line(_process(process), width))
     return lines
+
+
+def _largest_first(process: ProcessView) -> tuple[bool, int]:
+    known = process.memory_bytes
+    return known is None, 0 if known is None else -known
 
 
 def _process(process: ProcessView) -> list[Span]:
@@ -303,15 +169,3 @@ def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across:
         for parts in zip(*drawn[row * across : (row + 1) * across], strict=True):
             lines.append(fit_line([span for part in parts for span in [*part, (" ", "text")]], width))
     return lines
-
-
-def _plain(spans: Sequence[Span]) -> str:
-    return "".join(text for text, _ in spans)
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}"
-
-
-def _switch(value: object) -> str:
-    return "on" if value else "off"

@@ -1,8 +1,8 @@
-"""The launch form as a value: the profiles, the fields of the chosen one, and what stands in them."""
+"""The launch form as a value: the profiles, the fields of the chosen one, and their content."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,15 +15,38 @@ from gputui.tui.widgets.line_edit import LineEdit
 if TYPE_CHECKING:
     # pydantic comes with it; it is imported where it is used, in a thread.
     from gputui.profiles.loading import ProfileEntry
+    from gputui.profiles.params import Parameter
 
 # No parameter can be called so: their names have no spaces.
 GPUS = "the GPUs"
+PLACE = "runs on"
 NAME = "run's name"
 PRIORITY = "queue priority"
+MORE = "more parameters"
+"""The line that shows and hides the fields of few readers."""
 
 MAX_PRIORITY = 1000
 
 HIDDEN = "••••••••"
+
+RUN_GROUP, OTHER_GROUP = "WHERE AND WHAT", "MORE"
+_GROUPS = {
+    "DATA AND MODEL": "task data data_dir data_path dataset data_column train_file val_file model model_name weights "
+    "pretrained checkpoint tokenizer context block_size seq_len max_length image_size vocab_size",
+    "TRAINING": "steps max_steps max_iters total_steps num_steps iterations epochs num_epochs num_train_epochs "
+    "batch_size micro_batch_size per_device_train_batch_size grad_accum gradient_accumulation_steps lr learning_rate "
+    "precision optimizer schedule gradient_checkpointing seed",
+}
+_GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
+
+LEAST_FOLDED = 4
+"""Fewer lines than these are not worth a fold."""
+
+_UNITS = {
+    "seconds": "s", "secs": "s", "ms": "ms", "minutes": "min", "hours": "h", "bytes": "bytes", "kb": "kB", "mb": "MB",
+    "gb": "GB", "mib": "MiB", "gib": "GiB", "percent": "%", "steps": "steps", "iters": "steps", "epochs": "epochs",
+    "tokens": "tokens", "samples": "samples",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +59,14 @@ class Preset:
     gpu_count: int | None = None
     path: str | None = None
     run_id: str | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One line of the form. ``hint`` says what it takes; ``default`` is the profile's value as text, ``last`` that of
-    the newest run of the profile where it was another. A secret is shown only while it is typed."""
+    the newest run of the profile where it was another. ``choices`` are all the texts that it takes, none where it takes
+    others too. A secret is shown only while it is typed."""
 
     key: str
     label: str
@@ -49,6 +74,9 @@ class Field:
     hint: str
     is_parameter: bool = True
     last: str | None = None
+    group: str = RUN_GROUP
+    choices: tuple[str, ...] = ()
+    unit: str = ""
 
     def shown(self, text: str) -> str:
         """A content of this field as it may be seen."""
@@ -59,17 +87,30 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The profiles, the chosen one, its fields and what stands in them. In a field just come to (``is_fresh``) what
-    is typed takes the place of what stands there; an editing key changes it instead."""
+    """The profiles, the chosen one, its fields and their content. In a field just come to (``is_fresh``) what
+    is typed replaces its content; an editing key changes it instead. ``targets`` are the home's.
+    ``folded`` fields, rarely changed ones that this form leaves as they are, are seen while it ``is_open``."""
 
     entries: tuple[ProfileEntry, ...] = ()
     last_params: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
     chosen: int = 0
     fields: tuple[Field, ...] = ()
     edits: Mapping[str, LineEdit] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     cursor: int = 0
     is_fresh: bool = True
+    folded: frozenset[str] = frozenset()
+    is_open: bool = False
+
+    @property
+    def shown(self) -> list[int]:
+        """The places of the fields that are seen, in their order. What was changed is never out of sight."""
+        return [
+            number
+            for number, item in enumerate(self.fields)
+            if self.is_open or item.key not in self.folded or number == self.cursor or self.is_changed(item)
+        ]
 
     @property
     def entry(self) -> ProfileEntry | None:
@@ -82,7 +123,7 @@ class Form:
         return self.fields[self.cursor] if self.fields else None
 
     def text(self, key: str) -> str:
-        """What stands in a field."""
+        """The content of a field."""
         return self.edits[key].text
 
     def is_changed(self, item: Field) -> bool:
@@ -95,9 +136,14 @@ class Form:
             return self
         chosen = number % len(self.entries)
         entry = self.entries[chosen]
-        items = _fields(entry, self.last_params.get(entry.name, {}))
+        items = _fields(entry, self.last_params.get(entry.name, {}), self.targets)
         edits = {item.key: LineEdit.at_end(item.default) for item in items}
-        return Form(self.entries, self.last_params, chosen, items, edits)
+        return Form(self.entries, self.last_params, self.targets, chosen, items, edits, folded=_folded(items))
+
+    @property
+    def target(self) -> str | None:
+        """The name of the target in the form; None for this machine."""
+        return (self.text(PLACE).strip() or None) if PLACE in self.edits else None
 
     def preset(self, preset: Preset) -> Form:
         """The form with an earlier run's values where the profile still has their fields."""
@@ -105,12 +151,15 @@ class Form:
         for number, item in enumerate(self.fields):
             value = preset.params.get(item.key) if item.is_parameter else None
             if isinstance(value, str) and REDACTED in value:
-                continue  # a secret is not stored: the profile's own stands
+                continue  # a secret is not stored: the profile's own is kept
             if item.key == GPUS and preset.gpu_count is not None and str(preset.gpu_count) != _count_of(item.default):
                 value = preset.gpu_count
+            if item.key == PLACE:
+                value = preset.target
             if value is not None:
                 form = replace(form, cursor=number).edit(LineEdit.at_end(clean(format_value(_scalar(value)))))
-        return replace(form, cursor=0, is_fresh=True)
+        changed = {item.key for item in form.fields if form.is_changed(item)}
+        return replace(form, cursor=0, is_fresh=True, folded=form.folded - changed)
 
     def with_gpus(self, text: str) -> Form:
         """The form with other GPUs."""
@@ -123,12 +172,26 @@ class Form:
         """The cursor on another field."""
         if not self.fields:
             return self
-        return replace(self, cursor=(self.cursor + by) % len(self.fields), is_fresh=True)
+        shown = self.shown
+        return replace(self, cursor=shown[(shown.index(self.cursor) + by) % len(shown)], is_fresh=True)
+
+    def turn(self, by: int) -> Form:
+        """The next choice of the current field, or the fold opened or closed."""
+        item = self.current
+        if item is None:
+            return self
+        if item.key == MORE:
+            return replace(self, is_open=by > 0)
+        if not item.choices:
+            return self
+        text = self.text(item.key)
+        place = item.choices.index(text) + by if text in item.choices else 0
+        return replace(self.edit(LineEdit.at_end(item.choices[place % len(item.choices)])), is_fresh=True)
 
     def type(self, text: str) -> Form:
         """Text typed or pasted into the current field."""
         item = self.current
-        if item is None:
+        if item is None or item.key == MORE:
             return self
         return self.edit((LineEdit() if self.is_fresh else self.edits[item.key]).insert(text))
 
@@ -159,6 +222,10 @@ class Form:
         try:
             if item.key == GPUS:
                 parse_selection(text)
+            elif item.key == PLACE:
+                known = targets_of(entry, self.targets)
+                if text.strip() and text.strip() not in known:
+                    return f"expected {', '.join(known)}, or nothing for this machine"
             elif item.key == PRIORITY:
                 if priority_of(text) is None:
                     return f"expected a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
@@ -169,6 +236,12 @@ class Form:
         except SelectionError as error:
             return clean(str(error))
         return None
+
+
+def _places(names: list[str]) -> list[Field]:
+    """The field that says where, for whoever has a choice."""
+    hint = f"this machine if empty, or {', '.join(names)}; ^t asks how it is"
+    return [Field(PLACE, "runs on", "", clean(hint), is_parameter=False)] if names else []
 
 
 def priority_of(text: str) -> int | None:
@@ -190,7 +263,13 @@ def _count_of(selection: str) -> str:
     return str(len([part for part in selection.split(",") if part])) if "," in selection else selection
 
 
-def _fields(entry: ProfileEntry, last: Mapping[str, object]) -> tuple[Field, ...]:
+def targets_of(entry: ProfileEntry, targets: tuple[str, ...]) -> list[str]:
+    """The names of all targets that a profile may run on: the home's and its own."""
+    own = () if entry.profile is None else entry.profile.form.targets
+    return sorted({*targets, *own})
+
+
+def _fields(entry: ProfileEntry, last: Mapping[str, object], targets: tuple[str, ...]) -> tuple[Field, ...]:
     profile = entry.profile
     if profile is None:
         return ()
@@ -200,14 +279,47 @@ def _fields(entry: ProfileEntry, last: Mapping[str, object]) -> tuple[Field, ...
         gpus += ","
     items = [
         Field(GPUS, "GPUs", gpus, "how many, which (0,1), or all; ^g chooses from a table", is_parameter=False),
+        *_places(targets_of(entry, targets)),
         Field(NAME, "run's name", profile.name, "runs are called after it", is_parameter=False),
     ]
-    for name, parameter in profile.parameters.items():
-        hint = clean(parameter.help or parameter.expected)
-        default = clean(format_value(parameter.default))
-        before = clean(format_value(_scalar(last[name]))) if name in last else None
-        if before is not None and REDACTED in before:
-            before = None
-        items.append(Field(name, clean(name), default, hint, last=before if before != default else None))
-    items.append(Field(PRIORITY, "queue priority", "0", "a higher one starts earlier", is_parameter=False))
+    parameters = [_parameter_field(name, parameter, last) for name, parameter in profile.parameters.items()]
+    for group in (*_GROUPS, OTHER_GROUP):
+        items += [item for item in parameters if item.group == group]
+    items.append(
+        Field(PRIORITY, "queue priority", "0", "a higher one starts earlier", is_parameter=False, group=OTHER_GROUP)
+    )
+    if not _folded(items):
+        return tuple(items)
+    place = next(number for number, item in enumerate(items) if item.group == OTHER_GROUP)
+    items.insert(place, Field(MORE, MORE, "", "", is_parameter=False, group=OTHER_GROUP))
     return tuple(items)
+
+
+def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]) -> Field:
+    default = clean(format_value(parameter.default))
+    before = clean(format_value(_scalar(last[name]))) if name in last else None
+    if before is not None and REDACTED in before:
+        before = None
+    choices: tuple[str, ...] = ()
+    if parameter.kind == "bool":
+        choices = ("false", "true")
+    elif parameter.choices:
+        choices = tuple(clean(format_value(choice)) for choice in parameter.choices)
+    bounds = parameter.expected if parameter.is_bounded or parameter.choices or not parameter.help else ""
+    return Field(
+        name,
+        clean(name),
+        default,
+        clean(", ".join(part for part in (parameter.help, bounds) if part)),
+        last=before if before != default else None,
+        # What its author explains is there to be read.
+        group=_GROUP_OF.get(name, "TRAINING" if parameter.help or parameter.choices else OTHER_GROUP),
+        choices=choices,
+        unit=_UNITS.get(name.rpartition("_")[2].lower(), "") if "_" in name else "",
+    )
+
+
+def _folded(items: Sequence[Field]) -> frozenset[str]:
+    """The fields that are folded at first: those of no group, unless they are few or the last run changed them."""
+    rest = [item for item in items if item.group == OTHER_GROUP and item.key != MORE and item.last is None]
+    return frozenset(item.key for item in rest) if len(rest) >= LEAST_FOLDED else frozenset()

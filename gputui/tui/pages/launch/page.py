@@ -18,15 +18,18 @@ from gputui.tui import commands
 from gputui.tui.actions import Context, Scope
 from gputui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.tui.dialogs.sheet import SheetScreen
-from gputui.tui.pages.launch.form import NAME, Form, Preset
+from gputui.tui.pages.launch.form import MORE, NAME, PLACE, Form, Preset
 from gputui.tui.pages.launch.plan import (
     Plan,
+    check_line,
     first_choice,
     is_same_file,
     last_params,
     make_plan,
     probe,
     read_profiles,
+    read_target_names,
+    survey_lines,
 )
 from gputui.tui.pages.launch.view import LaunchView, launch_lines
 from gputui.tui.widgets.page import ActionScreen, bindings_for
@@ -38,9 +41,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProfilesRead(Message):
-    """The profiles were read."""
+    """The profiles were read, and which targets there are."""
 
     entries: tuple[ProfileEntry, ...]
+    targets: tuple[str, ...] = ()
+
+
+@dataclass
+class Surveyed(Message):
+    """How a target is now."""
+
+    name: str
+    lines: tuple[str, ...]
 
 
 @dataclass
@@ -82,7 +94,11 @@ class LaunchScreen(ActionScreen):
         workspace = self.shell.workspace
         path = self._preset.path if self._preset is not None else None
         files = () if path is None else (path,)
-        self._in_thread(lambda: self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd(), files))))
+
+        def work() -> None:
+            self.post_message(ProfilesRead(read_profiles(workspace, Path.cwd(), files), read_target_names(workspace)))
+
+        self._in_thread(work)
 
     def interest(self) -> None:
         """The form shows nothing of the feed's; what lies below is as it was when the form is gone."""
@@ -131,13 +147,13 @@ class LaunchScreen(ActionScreen):
         if preset is None or chosen is None:
             runs = [row.run for row in self.snapshot.runs]
             first = first_choice(message.entries, runs, len(self.snapshot.gpus))
-            self._change(Form(message.entries, last).choose(first + self._typed_ahead))
+            self._change(Form(message.entries, last, message.targets).choose(first + self._typed_ahead))
         else:
-            form = Form(message.entries, last).choose(chosen + self._typed_ahead)
+            form = Form(message.entries, last, message.targets).choose(chosen + self._typed_ahead)
             self._change(form if self._typed_ahead else form.preset(preset))
 
     def _change(self, form: Form) -> None:
-        """The form has another content: what it comes to is worked out anew."""
+        """The form has another content: its plan is computed again."""
         is_same = form.edits == self.form.edits and form.chosen == self.form.chosen and form.entries
         self.form = form
         if not is_same:
@@ -150,7 +166,7 @@ class LaunchScreen(ActionScreen):
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything that can be said about the form is said."""
+        """Whether the form's plan is complete."""
         return not self._is_reading and self._planned == self._generation
 
     def _plan_next(self) -> None:
@@ -189,7 +205,9 @@ class LaunchScreen(ActionScreen):
         # Help is the same key everywhere; a question mark can be pasted.
         if item is None or event.key == "question_mark":
             return
-        edit = self.form.edits[item.key].press(event.key)
+        if event.key in ("left", "right") and (item.choices or item.key == MORE):
+            return
+        edit = None if item.key == MORE else self.form.edits[item.key].press(event.key)
         if edit is not None:
             form = self.form.edit(edit)
         elif event.character is not None and event.is_printable:
@@ -203,6 +221,12 @@ class LaunchScreen(ActionScreen):
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
         self._change(self.form.type(event.text))
+
+    def do_value_next(self) -> None:
+        self._change(self.form.turn(1))
+
+    def do_value_previous(self) -> None:
+        self._change(self.form.turn(-1))
 
     def do_field_next(self) -> None:
         self._change(self.form.move(1))
@@ -253,12 +277,22 @@ class LaunchScreen(ActionScreen):
         if plan is None:
             self.shell.say("Still checking; a moment.")
             return
-        marks = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
-        lines = [*plan.problems, *plan.description, ""]
-        for check in plan.checks:
-            remedy = f"; {check.remedy}" if check.remedy and check.status in ("warn", "fail") else ""
-            lines.append(f"{marks[check.status]} {check.name}: {check.detail}{remedy}")
+        lines = [*plan.problems, *plan.description, "", *map(check_line, plan.checks)]
         self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
+
+    def do_ask_target(self) -> None:
+        """Ask the target how it is; the answer comes when it comes."""
+        name = self.form.target
+        if name is None:
+            self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
+            return
+        form, workspace = self.form, self.shell.workspace
+        self.shell.say(f"Asking {name}…")
+        self._in_thread(lambda: self.post_message(Surveyed(name, tuple(survey_lines(form, workspace)))))
+
+    def on_surveyed(self, message: Surveyed) -> None:
+        self.shell.message = ("", "info")
+        self.app.push_screen(SheetScreen(f"{message.name} now", message.lines))
 
     def do_cancel(self) -> None:
         self.app.pop_screen()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
+from gputui.redaction import Redactor
+from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, known_spec
 from gputui.store.costs import PastPeak, past_peaks
 from gputui.store.database import StoreError, open_reader
@@ -22,7 +24,7 @@ from gputui.tui.pages.launch.form import GPUS, PRIORITY, Form, priority_of
 
 if TYPE_CHECKING:
     # pydantic comes with these; they are imported where they are used, in a thread.
-    from gputui.profiles.loading import ProfileEntry
+    from gputui.profiles.loading import Profile, ProfileEntry
     from gputui.runs.checks import CheckResult
 
 
@@ -67,6 +69,41 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
     return tuple(sorted(entries, key=lambda entry: entry.profile is None))
 
 
+def read_target_names(workspace: Workspace) -> tuple[str, ...]:
+    """The targets of the home; none where their file cannot be understood, which `gputui targets` says."""
+    from gputui.profiles.targets import load_targets
+    from gputui.yaml_forms.problems import ProfileError
+
+    try:
+        return tuple(load_targets(workspace.targets))
+    except (ProfileError, OSError):
+        return ()
+
+
+def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
+    """How the target of a form is now, line by line: each may take until its own deadline."""
+    from gputui.profiles.targets import TargetNotFoundError, find_target
+    from gputui.runs.executors import Executors
+    from gputui.yaml_forms.problems import ProfileError
+
+    entry = form.entry
+    own = {} if entry is None or entry.profile is None else entry.profile.form.targets
+    try:
+        target = find_target(form.target or "", own, workspace)
+    except (TargetNotFoundError, ProfileError) as error:
+        yield from str(error).splitlines()
+        return
+    for result in Executors().of(target).survey(target):
+        yield check_line(result)
+
+
+def check_line(check: CheckResult) -> str:
+    """A check with its mark and, where it is not passed, what to do."""
+    mark = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}[check.status]
+    remedy = f"; {check.remedy}" if check.remedy and check.status in ("warn", "fail") else ""
+    return clean(f"{mark} {check.name}: {check.detail}{remedy}")
+
+
 def is_same_file(path: Path, other: str) -> bool:
     """Whether two paths lead to one file."""
     return path.resolve() == Path(other).resolve()
@@ -92,6 +129,8 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
         return Plan()
     if entry.profile is None:
         return Plan(problems=tuple(clean(line) for line in str(entry.error).splitlines()))
+    if form.target is not None:
+        return _plan_elsewhere(form, entry.profile, workspace, env)
     gpus_item = form.fields[0]
     situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined)
     try:
@@ -114,6 +153,34 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
     return Plan(spec, (), command, lines, checks)
 
 
+def _plan_elsewhere(form: Form, profile: Profile, workspace: Workspace, env: Mapping[str, str]) -> Plan:
+    """The plan of a run on a target, which is not asked: nothing waits for a network."""
+    from gputui.profiles.describe import command_line, preview_launch
+    from gputui.profiles.preflight import check_elsewhere
+    from gputui.profiles.resolve import ResolveError, resolve
+    from gputui.profiles.targets import TargetNotFoundError, find_target
+    from gputui.runs.command import without_gpus
+    from gputui.runs.executors import Executors
+    from gputui.yaml_forms.problems import ProfileError
+
+    gpus = form.text(GPUS) if form.is_changed(form.fields[0]) else None
+    try:
+        target = find_target(form.target or "", profile.form.targets, workspace)
+        spec = resolve(profile, overrides=form.overrides(), gpus_override=gpus, inventory=None, environ=env)
+    except ResolveError as error:
+        return Plan(problems=tuple(clean(line) for line in error.problems))
+    except (TargetNotFoundError, ProfileError) as error:
+        return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
+    spec = replace(
+        spec, priority=priority_of(form.text(PRIORITY)) or 0, target=target, python=target.get("python") or spec.python
+    )
+    launch = without_gpus(preview_launch(spec, runs=workspace.runs))
+    shown = redact_launch(launch, Redactor(secrets_of(spec)))
+    lines = Executors().of(target).preview(spec, shown).splitlines()
+    checks = tuple(check_elsewhere(spec, workspace.state))
+    return Plan(spec, (), command_line(spec, launch), tuple(clean(line) for line in lines), checks)
+
+
 def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
     """None where the database cannot be read now: the check then says that nothing is known."""
     try:
@@ -124,7 +191,7 @@ def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
 
 
 def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[Run], gpu_count: int) -> int:
-    """Where a form begins when nobody says: at the profile launched last, else at the first that this machine has the
+    """Where a form begins without a choice: at the profile launched last, else at the first that this machine has the
     GPUs for."""
     names = {entry.name: number for number, entry in enumerate(entries)}
     launched = [run for run in runs if run.profile in names]
@@ -158,9 +225,9 @@ def launched_gpu_count(run: Run) -> int | None:
 
 def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
     """The plan with what the training's interpreter says about itself; starts a process and may take seconds."""
-    from gputui.profiles.probe import check_interpreter
+    from gputui.profiles.interpreter_checks import check_interpreter
 
-    if plan.spec is None or plan.obstacle is not None:
+    if plan.spec is None or plan.spec.target is not None or plan.obstacle is not None:
         return plan
     env = os.environ if environ is None else environ
     slow = check_interpreter(plan.spec, env, simulated_gpus=workspace.scenario.exists())

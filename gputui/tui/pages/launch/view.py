@@ -1,9 +1,10 @@
-"""The launch form as lines: what, where, whether it can work, and the exact command."""
+"""The launch form as lines: the fields, the checks and the exact command."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gputui.charts.cells import cell_width, clip
 from gputui.charts.chart import Line
@@ -14,17 +15,33 @@ from gputui.store.hardware import GpuView
 from gputui.tui.layout.columns import between, fit_line, fitting, rule, wrap
 from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.words import clock
-from gputui.tui.pages.launch.form import GPUS, Field, Form
+from gputui.tui.pages.launch.form import GPUS, MORE, RUN_GROUP, Field, Form
 from gputui.tui.pages.launch.plan import Plan
 
-_MARKS = {"pass": ("✓", "good"), "warn": ("▲", "warn"), "fail": ("✗", "bad"), "skip": ("–", "dim")}
+_FAILED, _WARNED = ("✗", "bad"), ("▲", "warn")
+_SOURCES = {"here": "from ./profiles", "home": "from the home", "shipped": "comes with gputui", "file": "a file"}
+_ALL_OF_IT = " … ^d shows all"
 
-VALUE_WIDTH = 18
+# Columns of the form, in cells.
+_LABEL_MOST = 24
+_VALUE_WIDTH, _VALUE_WIDTH_WIDE = 18, 36
+_WIDE = 100
+
+_FIELDS_LEAST = 3
+"""Lines of fields for which the description makes room."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchView:
-    """Everything that the launch page shows."""
+    """Everything that the launch page shows.
+
+    Attributes:
+        form: the profiles, and the fields of the chosen one.
+        plan: the checks and the command of that form; None while they are worked out.
+        gpus: this machine's GPUs.
+        now: UTC unix seconds.
+        is_reading: whether the profiles are still being read.
+    """
 
     form: Form
     plan: Plan | None
@@ -33,31 +50,37 @@ class LaunchView:
     is_reading: bool
 
 
+class _Row(NamedTuple):
+    """One line of the form; ``field`` is its place in the form, None for a heading or the line of GPUs."""
+
+    field: int | None
+    line: Line
+
+
 def launch_lines(view: LaunchView, width: int, height: int) -> list[Line]:
-    """The page in exactly ``height`` lines: fields scroll, checks and the command stay."""
+    """The page in exactly ``height`` lines. The fields scroll; the checks and the command keep their lines."""
     form, plan = view.form, view.plan
-    lines = [_head(view, width)]
+    top = [_head(view, width)]
     if form.entry is None:
         text = (
             "Reading profiles…" if view.is_reading else "There is no profile; docs/profiles.md says how to write one."
         )
-        return _full([*lines, fit_line([(f"  {text}", "dim")], width)], height, width)
-    lines += _description(form, width)
+        return _full([*top, fit_line([(f"  {text}", "dim")], width)], [], width, height)
     foot = _checks(plan, width, height) + _command(plan, width, height)
-    room = max(3, height - len(lines) - len(foot))
-    return _full([*lines, *_fields(view, width, room), *foot], height, width, keep=len(foot))
+    description = _description(form, width)
+    if height - len(top) - len(description) - len(foot) >= _FIELDS_LEAST:
+        top += description
+    room = max(1, height - len(top) - len(foot))
+    return _full([*top, *_fields(view, width, room)], foot, width, height)
 
 
 def _head(view: LaunchView, width: int) -> Line:
     form = view.form
     left: list[Span] = [(" Launch  ", "title")]
     if form.entry is not None:
-        where = {"here": "from ./profiles", "home": "from the home", "shipped": "comes with gputui", "file": "a file"}[
-            form.entry.source
-        ]
         left += [
             ("◂ ", "dim"), (form.entry.name, "accent"), (" ▸", "dim"),
-            (f"   {form.chosen + 1} of {len(form.entries)}, {where}", "dim"),
+            (f"   {form.chosen + 1} of {len(form.entries)}, {_SOURCES[form.entry.source]}", "dim"),
         ]  # fmt: skip
     return between(left, [(f" {clock(view.now)} ", "text")], width)
 
@@ -69,34 +92,54 @@ def _description(form: Form, width: int) -> list[Line]:
 
 
 def _fields(view: LaunchView, width: int, height: int) -> list[Line]:
-    """The fields around the cursor."""
+    """The fields around the cursor, in at most ``height`` lines."""
+    rows = _field_rows(view, width, height) if view.form.fields else []
+    return _window(rows, view.form.cursor, width, height)
+
+
+def _field_rows(view: LaunchView, width: int, height: int) -> list[_Row]:
+    """All fields that are not folded, under the headings of their groups; without headings where ``height`` lines do
+    not hold them too."""
     form = view.form
-    if not form.fields:
-        return []
-    gpu_line = _gpu_line(view.gpus, width)
-    rows: list[tuple[int, Line]] = [(-1, rule("WHERE AND WHAT", width, _help_in_heading(form, width)))]
-    for number, item in enumerate(form.fields):
-        rows.append((number, _field_line(form, item, number == form.cursor, width)))
+    gpu_line = _gpu_line(view.gpus, width) if form.target is None else None
+    groups = {form.fields[number].group for number in form.shown}
+    has_headings = len(form.shown) + len(groups) + (gpu_line is not None) <= height
+    group = RUN_GROUP
+    rows = [_Row(None, rule(RUN_GROUP, width, _help_in_heading(form, width)))]
+    for number in form.shown:
+        item = form.fields[number]
+        if has_headings and item.group != group:
+            rows.append(_Row(None, rule(item.group, width)))
+        group = item.group
+        line = _fold_line if item.key == MORE else _field_line
+        rows.append(_Row(number, line(form, item, number == form.cursor, width)))
         if item.key == GPUS and gpu_line is not None:
-            rows.append((-1, gpu_line))
+            rows.append(_Row(None, gpu_line))
+    return rows
+
+
+def _window(rows: Sequence[_Row], cursor: int, width: int, height: int) -> list[Line]:
+    """``height`` of the rows with the cursor's in the middle; the last counts the fields that do not fit."""
     if len(rows) <= height:
-        return [line for _, line in rows]
-    place = next(index for index, (number, _) in enumerate(rows) if number == form.cursor)
+        return [row.line for row in rows]
+    place = next(index for index, row in enumerate(rows) if row.field == cursor)
     top = min(max(0, place - height // 2), len(rows) - height)
-    shown = [line for _, line in rows[top : top + height]]
-    if top + height < len(rows) and place < top + height - 1:
-        shown[-1] = fit_line([(f"   … {len(rows) - top - height + 1} more below", "dim")], width)
-    return shown
+    end = top + height
+    lines = [row.line for row in rows[top:end]]
+    if end < len(rows) and place < end - 1:
+        below = sum(row.field is not None for row in rows[end - 1 :])
+        lines[-1] = fit_line([(f"   … {below} more below", "dim")], width)
+    return lines
 
 
 def _widths(form: Form, width: int) -> tuple[int, int]:
     """Cells of the labels and of the values."""
-    labels = min(24, max(cell_width(each.label) for each in form.fields))
-    return labels, min(VALUE_WIDTH if width < 100 else 36, max(8, width // 4))
+    labels = min(_LABEL_MOST, max(cell_width(form.fields[number].label) for number in form.shown))
+    return labels, min(_VALUE_WIDTH if width < _WIDE else _VALUE_WIDTH_WIDE, max(8, width // 4))
 
 
 def _note(form: Form, item: Field) -> Span:
-    """What stands behind a field's value: what is wrong with it, what it was, or what it may be."""
+    """The text after a field's value: its problem, else the profile's value where it was changed, else its hint."""
     problem = form.problems.get(item.key)
     if problem is not None:
         return (f"✗ {problem}", "bad")
@@ -106,10 +149,28 @@ def _note(form: Form, item: Field) -> Span:
     return (f"{last}{item.hint}", "dim")
 
 
+def _fold_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
+    """The line that opens and closes the fold: ``→ 14 more parameters  grad_clip, seed, …``."""
+    folded = [each for each in form.fields if each.key in form.folded]
+    words = f"{len(folded)} {item.label}"
+    names = "← folds them" if form.is_open else ", ".join(each.label for each in folded)
+    return fit_line(
+        [
+            ("▸ " if is_current else "  ", "cursor"),
+            ("▾ " if form.is_open else "→ ", "key" if is_current else "dim"),
+            (words, "label" if is_current else "text"),
+            (f"  {clip(names, max(0, width - cell_width(words) - 8))}", "dim"),
+        ],
+        width,
+    )
+
+
 def _help_in_heading(form: Form, width: int) -> str:
-    """What the field in focus may be, where there is no room for it behind the value; what is wrong with it stands
-    among the checks."""
+    """The hint of the field under the cursor, where there is no room for it behind the value; empty where there is, or
+    where the field has a problem, which the checks show."""
     item = form.fields[form.cursor]
+    if item.key == MORE:
+        return ""
     is_cut = cell_width(_note(form, item)[0]) > width - sum(_widths(form, width)) - 6
     return clip(item.hint, width - 24) if is_cut and item.key not in form.problems else ""
 
@@ -121,17 +182,18 @@ def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
         (clip(item.label, label_width) + " " * (label_width - cell_width(clip(item.label, label_width))) + "  ",
          "label" if is_current else "text"),
     ]  # fmt: skip
-    changed = form.is_changed(item)
-    if is_current and form.is_fresh and form.text(item.key):
-        text = clip(item.shown(form.text(item.key)), value_width)
-        spans += [(text, "selected"), (" " * (value_width - cell_width(text)), "text")]
-    elif is_current:
+    text = form.text(item.key)
+    if is_current and not (text and form.is_fresh):
         spans += form.edits[item.key].spans(value_width)
     else:
-        text = clip(item.shown(form.text(item.key)), value_width)
-        spans.append((text + " " * (value_width - cell_width(text)), "accent" if changed else "text"))
+        style = "selected" if is_current else "accent" if form.is_changed(item) else "text"
+        unit = f" {item.unit}" if item.unit and text else ""
+        shown = clip(item.shown(text), value_width - cell_width(unit))
+        room = value_width - cell_width(shown) - cell_width(unit)
+        spans += [(shown, style), (unit, "dim"), (" " * room, "text")]
+    turns: Span = (" ←→" if is_current and item.choices else "", "key")
     note, style = _note(form, item)
-    return fit_line([*spans, (f"  {note}", style)], width)
+    return fit_line([*spans, turns, (f"  {note}", style)], width)
 
 
 def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
@@ -147,7 +209,7 @@ def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
     for gpu in gpus:
         if gpu not in free:
             state = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
-            holder = holder_of(gpu) or "no visible process" if state == "ok" else state
+            holder = (holder_of(gpu) or "no visible process") if state == "ok" else state
             held.setdefault(holder, []).append(gpu.index)
     for holder, indices in held.items():
         parts.append([(" · ", "dim"), (" ".join(map(str, indices)), "text"), (f" {holder}", "dim")])
@@ -155,28 +217,33 @@ def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
 
 
 def _checks(plan: Plan | None, width: int, height: int) -> list[Line]:
-    """What is wrong in full; what is well in one line."""
+    """Problems, failed checks and warnings in full; the names of the passed ones in one line."""
     lines = [rule("CHECKS", width)]
     if plan is None:
         return [*lines, fit_line([("  checking…", "dim")], width)]
-    room = max(2, height // 4)
     for problem in plan.problems:
-        lines += [fit_line([(" ✗ " if not n else "   ", "bad"), (part, "text")], width)
-                  for n, part in enumerate(wrap(problem, width - 4))]  # fmt: skip
-    for status in ("fail", "warn"):
+        lines += _marked(_FAILED, problem, width)
+    for status, mark in (("fail", _FAILED), ("warn", _WARNED)):
         for check in plan.checks:
             if check.status == status:
-                mark, style = _MARKS[status]
                 remedy = f"; {check.remedy}" if check.remedy else ""
-                words = wrap(f"{check.name}: {check.detail}{remedy}", width - 4)
-                lines += [fit_line([(f" {mark} " if not n else "   ", style), (part, "text")], width)
-                          for n, part in enumerate(words)]  # fmt: skip
+                lines += _marked(mark, f"{check.name}: {check.detail}{remedy}", width)
+    room = max(2, height // 4)
     if len(lines) > room:
         lines = [*lines[: room - 1], fit_line([("   … more with ^d", "dim")], width)]
-    well = [check.name for check in plan.checks if check.status == "pass"]
-    if well:
-        lines.append(fit_line([(" ✓ ", "good"), (", ".join(well), "dim")], width))
+    passed = [check.name for check in plan.checks if check.status == "pass"]
+    if passed:
+        lines.append(fit_line([(" ✓ ", "good"), (", ".join(passed), "dim")], width))
     return lines
+
+
+def _marked(mark: Span, text: str, width: int) -> list[Line]:
+    """A text over as many lines as it needs, with a mark before the first."""
+    sign, style = mark
+    return [
+        fit_line([(f" {' ' if number else sign} ", style), (part, "text")], width)
+        for number, part in enumerate(wrap(text, width - 4))
+    ]
 
 
 def _command(plan: Plan | None, width: int, height: int) -> list[Line]:
@@ -187,14 +254,14 @@ def _command(plan: Plan | None, width: int, height: int) -> list[Line]:
     parts = wrap(plan.command, width - 2)
     room = max(2, height // 5)
     if len(parts) > room:
-        parts = [*parts[: room - 1], clip(parts[room - 1], width - 12) + " … ^d shows all"]
+        last = clip(parts[room - 1], width - 1 - cell_width(_ALL_OF_IT), ellipsis="")
+        parts = [*parts[: room - 1], last + _ALL_OF_IT]
     return [*lines, *(fit_line([(f" {part}", "text")], width) for part in parts)]
 
 
-def _full(lines: list[Line], height: int, width: int, keep: int = 0) -> list[Line]:
-    """Exactly ``height`` lines; the last ``keep`` stand at the bottom."""
-    missing = height - len(lines)
-    if missing < 0:
-        return lines[:height]
-    cut = len(lines) - keep
-    return [*lines[:cut], *([fit_line([], width)] * missing), *lines[cut:]]
+def _full(top: Sequence[Line], foot: Sequence[Line], width: int, height: int) -> list[Line]:
+    """Exactly ``height`` lines, ``foot`` at the bottom: ``top`` is padded or cut."""
+    foot = foot[:height]
+    room = height - len(foot)
+    blanks = [fit_line([], width)] * (room - len(top))
+    return [*top[:room], *blanks, *foot]

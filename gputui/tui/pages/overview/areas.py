@@ -15,7 +15,7 @@ EVENTS_BESIDE_CHARTS = 5
 """Charts stay while events arrive: of these four are shown, and a heading."""
 
 AIR_LEAST = 36
-"""From so many lines on a blank one stands above runs and events."""
+"""From so many lines on there is a blank line above runs and events."""
 
 
 class Rows(NamedTuple):

@@ -29,7 +29,7 @@ def events_lines(
 
 
 def events_shown(events: Sequence[EventView], height: int, cursor: int | None = None) -> list[EventView]:
-    """The events that stand below the heading: the newest, or those around the one of that id."""
+    """The events below the heading: the newest, or those around the one of that id."""
     room = max(0, height - 1)
     end = len(events)
     place = next((number for number, event in enumerate(events) if event.event_id == cursor), None)

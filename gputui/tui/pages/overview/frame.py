@@ -14,7 +14,8 @@ from gputui.tui.layout.strips import aggregate_line, head_line, host_line, notic
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines
 from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines
-from gputui.tui.pages.overview.runs import RunsState, runs_lines, surroundings
+from gputui.tui.pages.overview.run_order import fold_trials
+from gputui.tui.pages.overview.runs import RunsState, Surroundings, runs_lines, surroundings
 
 OVER_SHOWN = 10
 """Without a height so many runs that are over are shown, the newest."""
@@ -36,12 +37,14 @@ def overview_frame(
     alerts = alert_strip(snapshot.alerts, snapshot.at, width, has_keys=False)
     head += [] if alerts is None else [alerts]
     studies = study_strip(snapshot.studies, width, has_keys=False)
+    runs, folded = fold_trials(snapshot.runs)
+    around = replace(surroundings(snapshot, folded), has_keys=False)
     if height is None:
-        return [*head, *_all_of_it(snapshot, studies, width)]
+        return [*head, *_all_of_it(snapshot, studies, runs, around, width)]
     rows = share_rows(
         max(0, height - len(head) - len(studies)),
         gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
-        runs=len(snapshot.runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
+        runs=len(runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
     )  # fmt: skip
     return [
         *head,
@@ -50,21 +53,19 @@ def overview_frame(
         *([host_line(snapshot, width)] if rows.host else []),
         *studies,
         *[fit_line([], width)] * (rows.air // 2),
-        *_runs(snapshot, snapshot.runs, width, rows.runs),
+        *runs_lines(runs, RunsState(), around, width, rows.runs),
         *[fit_line([], width)] * (rows.air // 2),
         *events_lines(snapshot.events, snapshot.at, width, rows.events),
     ][:height]
 
 
-def _runs(snapshot: Snapshot, rows: Sequence[RunRow], width: int, height: int) -> list[Line]:
-    return runs_lines(rows, RunsState(), replace(surroundings(snapshot), has_keys=False), width, height)
-
-
-def _all_of_it(snapshot: Snapshot, studies: Sequence[Line], width: int) -> list[Line]:
-    active = [row for row in snapshot.runs if not row.run.state.is_over]
-    over = [row for row in snapshot.runs if row.run.state.is_over]
+def _all_of_it(
+    snapshot: Snapshot, studies: Sequence[Line], rows: Sequence[RunRow], around: Surroundings, width: int
+) -> list[Line]:
+    active = [row for row in rows if not row.run.state.is_over]
+    over = [row for row in rows if row.run.state.is_over]
     shown = [*active, *over[:OVER_SHOWN]]
-    runs = _runs(snapshot, shown, width, max(2, len(shown) + 1))
+    runs = runs_lines(shown, RunsState(), around, width, max(2, len(shown) + 1))
     if len(over) > OVER_SHOWN:
         runs.append(fit_line([(f"  … {len(over) - OVER_SHOWN} older ones; gputui ps lists all", "dim")], width))
     events = snapshot.events[-EVENTS_SHOWN:]

@@ -169,7 +169,7 @@ COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("POWER", 8, _power, ">", gap=1),
     Column("RUN / USER", 18, who, grow=3, most=30),
     Column("STEP/S", 6, _step_rate, ">", importance=1),
-    Column("WAIT", 4, _wait, ">", importance=2, gap=1),
+    Column("DATA", 4, _wait, ">", importance=2, gap=1),
     Column("LAST 10 MIN", 12, _history, importance=3),
     Column("CLOCK", 8, _clock, ">", importance=5),
     Column("P", 3, _performance_state, importance=12, gap=1),
@@ -182,7 +182,7 @@ COLUMNS: tuple[Column[GpuRow], ...] = (
 )
 """The table below each other. What matters least has the highest importance."""
 
-_WIDER = {"UTIL": ("UTIL", 19), "MEMORY": ("MEMORY", 23), "WAIT": ("DATA WAIT", 9)}
+_WIDER = {"UTIL": ("UTIL", 19), "MEMORY": ("MEMORY", 23), "DATA": ("DATA WAIT", 9)}
 WIDE_COLUMNS = tuple(
     replace(column, head=_WIDER[column.head][0], width=_WIDER[column.head][1]) if column.head in _WIDER else column
     for column in COLUMNS
@@ -196,7 +196,7 @@ SHORT_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("POWER", 6, _short_power, ">", importance=2, gap=1),
     Column("RUN / USER", 12, who, grow=1, most=30),
     Column("STEP/S", 6, _step_rate, ">", importance=1, gap=1),
-    Column("WAIT", 4, _wait, ">", importance=3, gap=1),
+    Column("DATA", 4, _wait, ">", importance=3, gap=1),
     Column("LAST 10 MIN", 12, _history, importance=4, gap=1),
 )
 """The rows of two columns side by side."""

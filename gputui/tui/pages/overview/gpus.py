@@ -105,7 +105,7 @@ def quarantine_lines(snapshot: Snapshot, width: int, *, has_keys: bool = True) -
 
 
 def row_at(count: int, width: int, height: int, top: int, x: int, y: int) -> int | None:
-    """Which of ``count`` GPUs stands in this cell of the area, counted from 0; None in the head, a note or a gap."""
+    """Which of ``count`` GPUs is in this cell of the area, counted from 0; None in the head, a note or a gap."""
     if y < 1:
         return None
     depth = (count + 1) // 2

@@ -25,7 +25,7 @@ from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines, events_shown
 from gputui.tui.pages.overview.gpu_cards import busy_gpus, card_grid, card_lines
 from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines, row_at
-from gputui.tui.pages.overview.run_order import next_order, order_named
+from gputui.tui.pages.overview.run_order import ORDERS, RunOrder, next_order, order_named, order_of_letter
 from gputui.tui.pages.overview.runs import RunsState, runs_lines, surroundings
 from gputui.tui.pages.overview.selection import OverviewCursor
 from gputui.tui.widgets.cursor import Section
@@ -35,7 +35,7 @@ from gputui.tui.widgets.slow_pane import SlowPane
 
 
 class OverviewScreen(OverviewCursor):
-    """GPUs, host, runs and events below each other. The cursor stands on a GPU, a run or an event; what an action is
+    """GPUs, host, runs and events below each other. The cursor is on a GPU, a run or an event; what an action is
     about follows from it."""
 
     SCOPE: ClassVar[Scope] = "overview"
@@ -56,6 +56,11 @@ class OverviewScreen(OverviewCursor):
         self.happened = Pane(id="events")
         self.is_folded = is_folded
         self.table = RunsState(order=order_named(order).name)
+        self._awaits_letter = False
+
+    @property
+    def crumb(self) -> str:
+        return "gputui"
 
     def compose(self) -> ComposeResult:
         self.paint()
@@ -115,7 +120,7 @@ class OverviewScreen(OverviewCursor):
             pane.set_space_above(rows.air // 2)
         self.scroll_to_cursor(rows.runs - 1)
         self.page_rows = rows.runs - 2
-        lines = runs_lines(self.shown_rows, self.table, surroundings(snapshot), width, rows.runs)
+        lines = runs_lines(self.shown_rows, self.table, surroundings(snapshot, self.folded_trials), width, rows.runs)
         self.runs.show(self.with_filter(lines, width), height=rows.runs)
         lines = events_lines(snapshot.events, snapshot.at, width, rows.events, self._pointed_event)
         self.happened.show(lines, height=rows.events)
@@ -180,10 +185,12 @@ class OverviewScreen(OverviewCursor):
         self.shell.change(fold=self.is_folded)
 
     def do_open(self) -> None:
-        """The page of what the cursor stands on."""
+        """The page of what the cursor is on."""
         run = self.run_in_question
         if self.focus_at.section == "gpus" or run is None:
             self.do_gpu_detail()
+        elif self.focus_at.section == "runs" and run.study_id is not None and run.run_id in self.folded_trials:
+            self.shell.open_study(run.study_id)
         else:
             self.shell.open_run(run.run_id)
 
@@ -204,8 +211,25 @@ class OverviewScreen(OverviewCursor):
                 self.move(1)
 
     def do_sort(self) -> None:
-        self.table = replace(self.table, order=next_order(self.table.order).name, top=0)
-        self.shell.change(sort=self.table.order)
+        """The next order; the key that follows may be the letter of one."""
+        self._sort(next_order(self.table.order))
+        self._awaits_letter = True
+        letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ') or order.name}" for order in ORDERS)
+        self.shell.say(f"A letter chooses the order: {letters}")
+
+    def _sort(self, order: RunOrder) -> None:
+        self.table = replace(self.table, order=order.name, top=0)
+        self.shell.change(sort=order.name)
+        self.changed()
+
+    def take_key(self, key: str) -> bool:
+        awaits, self._awaits_letter = self._awaits_letter, False
+        order = order_of_letter(key) if awaits and self.line is None else None
+        if order is None:
+            return super().take_key(key)
+        self.shell.say("")
+        self._sort(order)
+        return True
 
     def set_filter(self, text: str) -> None:
         super().set_filter(text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gputui.tui.data.snapshot import RunRow
@@ -11,9 +12,11 @@ from gputui.tui.layout.words import run_sign
 
 
 class RunOrder(NamedTuple):
-    """One way to sort. ``key`` is None where a run lacks the value: it goes to the end."""
+    """One way to sort, and the letter that chooses it. ``key`` is None where a run lacks the value: it goes to the
+    end."""
 
     name: str
+    letter: str
     words: str
     key: Callable[[RunRow], float | str | None] | None
 
@@ -33,20 +36,25 @@ def _pace(row: RunRow) -> float | None:
 
 
 ORDERS: tuple[RunOrder, ...] = (
-    RunOrder("state", "", None),
-    RunOrder("newest", "newest first", lambda row: -row.run.sequence),
-    RunOrder("name", "by name", lambda row: row.run.run_id),
-    RunOrder("loss", "by loss", _loss),
-    RunOrder("left", "by time left", lambda row: row.progress.seconds_left),
-    RunOrder("pace", "fastest first", _pace),
-    RunOrder("lost", "by what failures cost", _lost_hours),
+    RunOrder("state", "s", "", None),
+    RunOrder("newest", "n", "newest first", lambda row: -row.run.sequence),
+    RunOrder("name", "r", "by name", lambda row: row.run.run_id),
+    RunOrder("loss", "l", "by loss", _loss),
+    RunOrder("left", "e", "by time left", lambda row: row.progress.seconds_left),
+    RunOrder("pace", "p", "fastest first", _pace),
+    RunOrder("lost", "f", "by what failures cost", _lost_hours),
 )
 """As one key goes through them. The first leaves the rows as they come: those that run, the queue, then the rest."""
 
 
 def order_named(name: str) -> RunOrder:
-    """The order of this name; the first for one that nobody knows."""
+    """The order of this name; the first for an unknown name."""
     return next((order for order in ORDERS if order.name == name), ORDERS[0])
+
+
+def order_of_letter(letter: str) -> RunOrder | None:
+    """The order that a letter chooses."""
+    return next((order for order in ORDERS if order.letter == letter), None)
 
 
 def next_order(name: str) -> RunOrder:
@@ -66,15 +74,26 @@ def in_order(rows: Sequence[RunRow], name: str) -> list[RunRow]:
 
 
 def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
-    """The rows in which every word of the filter occurs, in id, name, state, profile or reason."""
+    """The rows in which every word of the filter occurs, in id, name, ``#tags``, note, state, profile or reason."""
     words = filter_text.lower().split()
     if not words:
         return list(rows)
     return [row for row in rows if all(word in _haystack(row) for word in words)]
 
 
+def fold_trials(rows: Sequence[RunRow]) -> tuple[list[RunRow], Mapping[str, Sequence[RunRow]]]:
+    """The rows with the ended trials of each study folded into the first of them, and what each such row summarises, by
+    its run. A study with one ended trial is not folded."""
+    trials: defaultdict[str, list[RunRow]] = defaultdict(list)
+    for row in rows:
+        if row.run.study_id is not None and row.run.state.is_over:
+            trials[row.run.study_id].append(row)
+    folded = {ended[0].run.run_id: ended for ended in trials.values() if len(ended) > 1}
+    hidden = {row.run.run_id for ended in folded.values() for row in ended[1:]}
+    return [row for row in rows if row.run.run_id not in hidden], folded
+
+
 def _haystack(row: RunRow) -> str:
     run = row.run
-    return " ".join(
-        (run.run_id, run.name, run.profile, run_sign(run.state).word, run.reason or "", run.waiting_for or "")
-    ).lower()
+    words = (run.run_id, run.name, run.profile, run_sign(run.state).word, run.reason or "", run.waiting_for or "")
+    return " ".join((*words, *(f"#{tag}" for tag in run.tags), run.note or "")).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,14 +14,14 @@ from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import count, duration, metric_value, short_number
+from gputui.charts.units import ago, count, duration, index_ranges, metric_value, short_number
 from gputui.recovery.cost import Cost, in_words
 from gputui.store.queue import QueuePause
 from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule
-from gputui.tui.layout.run_words import outlook, silent_seconds
+from gputui.tui.layout.run_words import outlook, run_colour, run_title, silent_seconds, tag_words
 from gputui.tui.layout.sparklines import spark
-from gputui.tui.layout.words import numbers, run_sign, run_state_text
+from gputui.tui.layout.words import run_sign, run_state_text
 from gputui.tui.pages.overview.run_order import order_named
 
 
@@ -39,13 +40,15 @@ class RunsState:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause;
-    whether there are keys to press, and whether this is a past moment."""
+    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause; the
+    ended trials that a row summarises, by its run (`run_order.fold_trials`); whether there are keys to press, and
+    whether this is a past moment."""
 
     now: float
     gpu_index: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, int] = field(default_factory=dict)
     pause: QueuePause | None = None
+    folded: Mapping[str, Sequence[RunRow]] = field(default_factory=dict)
     has_keys: bool = True
     is_past: bool = False
 
@@ -60,7 +63,7 @@ class _Shown(NamedTuple):
         return self.row.run.run_id == self.state.cursor
 
 
-def surroundings(snapshot: Snapshot) -> Surroundings:
+def surroundings(snapshot: Snapshot, folded: Mapping[str, Sequence[RunRow]] | None = None) -> Surroundings:
     """What the rows of a snapshot say beyond their runs."""
     waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
     return Surroundings(
@@ -68,6 +71,7 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
         {gpu.uuid: gpu.index for gpu in snapshot.gpus},
         {run_id: number for number, run_id in enumerate(waiting, 1)},
         snapshot.machine.queue_pause,
+        folded or {},
         is_past=snapshot.past is not None,
     )
 
@@ -105,7 +109,7 @@ def _heading(
     height: int,
 ) -> Line:
     """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: the columns' heads in the rule, as far as the notes
-    leave room for them; of the notes what matters most stands first and stays longest."""
+    leave room for them; of the notes what matters most comes first and stays longest."""
     order = order_named(state.order).words
     title = " ".join(
         part for part in ("RUNS", order, f"/{clean(state.filter_text)}" if state.filter_text else "") if part
@@ -154,6 +158,9 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     the state what it needs."""
     run, progress = shown.row.run, shown.row.progress
     is_selected = shown.is_current and shown.state.is_focused
+    if run.run_id in shown.around.folded:
+        line = _study_row(placed, shown, width)
+        return selected(line) if is_selected else line
     if run.state == "running":
         line = row_line(placed, shown, width)
         return selected(line) if is_selected else line
@@ -161,9 +168,35 @@ def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     count_of_cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if is_reached else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:count_of_cells])
-    tail = ((_queue_words(shown), "label"), outlook(shown.row, shown.around.now), (cost, "dim"))
+    tags, note = tag_words(run), clean(run.note or "")
+    tail = (
+        (_queue_words(shown), "label"),
+        (f"{tags} · " if tags else "", "label"),
+        outlook(shown.row, shown.around.now),
+        (cost, "dim"),
+        (f" · {note}" if note else "", "dim"),
+    )
     line = [*_short_row(head, tail, width)]
     return selected(line) if is_selected else line
+
+
+def _study_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+    """The ended trials of a study: how many there are, how they ended, and when the last one did."""
+    trials = shown.around.folded[shown.row.run.run_id]
+    style = "cursor" if shown.is_current and shown.state.is_focused else "text"
+    cells: list[list[Span]] = [
+        [*_pointer(shown), ("□", "dim")],
+        [(clip_middle(clean(shown.row.run.study_id or ""), placed[1][1]), style)],
+        [("study", "dim")],
+    ]
+    head = tuple((tuple(cell), room, column) for cell, (column, room) in zip(cells, placed, strict=False))
+    states = Counter(trial.run.state for trial in trials)
+    parts = [f"{count(number)} {run_sign(state).word}" for state, number in states.most_common()]
+    last = max((trial.run.ended_at for trial in trials if trial.run.ended_at is not None), default=None)
+    words = f"{count(len(trials))} trials: {', '.join(parts)}" + (
+        "" if last is None else f" · {ago(shown.around.now - last)}"
+    )
+    return [*_short_row(head, ((words, "dim"),), width)]
 
 
 @lru_cache(1024)
@@ -198,18 +231,22 @@ def lost_words(cost: Cost) -> str:
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
     sign = run_sign(shown.row.run.state)
+    return [*_pointer(shown), (sign.glyph, sign.style)]
+
+
+def _pointer(shown: _Shown) -> list[Span]:
     is_marked = shown.row.run.run_id in shown.state.marked
     if shown.is_current:
         pointer = "◈" if is_marked else "▸" if shown.state.is_focused else "›"
     else:
         pointer = "◆" if is_marked else " "
-    return [(pointer, "cursor" if shown.state.is_focused or is_marked else "dim"), (sign.glyph, sign.style)]
+    return [(pointer, "cursor" if shown.state.is_focused or is_marked else "dim")]
 
 
 def _name(shown: _Shown, width: int) -> list[Span]:
     return [
         (
-            clip_middle(clean(shown.row.run.run_id), width),
+            clip_middle(run_title(shown.row.run), width),
             "cursor" if shown.is_current and shown.state.is_focused else "text",
         )
     ]
@@ -224,8 +261,12 @@ def _step(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     if progress.step is None:
         return []
-    total = f"/{count(progress.total_steps)}" if progress.total_steps and not shown.row.run.state.is_over else ""
-    return [(count(progress.step), "dim" if shown.row.run.state.is_over else "text"), (total, "dim")]
+    step, is_over = count(progress.step), shown.row.run.state.is_over
+    totals = (
+        [f"/{count(progress.total_steps)}", f"/{short_number(progress.total_steps)}"] if progress.total_steps else []
+    )
+    total = next((text for text in totals if not is_over and cell_width(step + text) <= width), "")
+    return [(step, "text"), (total, "dim")]
 
 
 def _done(shown: _Shown, width: int) -> list[Span]:
@@ -254,16 +295,17 @@ def _number_in(value: float, room: int) -> str:
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
-    return [(spark(shown.row.progress.losses, width), "series.0")]
+    return [(spark(shown.row.progress.losses, width), f"series.{run_colour(shown.row.run)}")]
 
 
 def _remark(shown: _Shown, width: int) -> list[Span]:
-    return [outlook(shown.row, shown.around.now)]
+    words, style = outlook(shown.row, shown.around.now)
+    return [(words.removesuffix(" left"), style)]
 
 
 def _gpus(shown: _Shown, width: int) -> list[Span]:
     indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.around.gpu_index.get(uuid)) is not None)
-    return [(numbers(indices), "text")] if indices else []
+    return [(index_ranges(indices), "text")] if indices else []
 
 
 def _pace(shown: _Shown, width: int) -> list[Span]:
@@ -277,11 +319,15 @@ def _lost(shown: _Shown, width: int) -> list[Span]:
 
 
 def _ran(shown: _Shown, width: int) -> list[Span]:
-    started = shown.row.run.started_at
-    if started is None:
+    ran = shown.row.run.trained_seconds(shown.around.now)
+    if ran is None:
         return []
-    ran = max(0.0, shown.around.now - started)
     return [(duration(ran if ran < 60 else ran // 60 * 60), "text")]
+
+
+def _labels(shown: _Shown, width: int) -> list[Span]:
+    tags, note = tag_words(shown.row.run), clean(shown.row.run.note or "")
+    return [(tags, "label"), (f" {note}" if tags else note, "dim")]
 
 
 def _profile(shown: _Shown, width: int) -> list[Span]:
@@ -293,12 +339,15 @@ _LEAST_NAME = 13
 
 def _columns(rows: Sequence[RunRow], width: int) -> tuple[Column[_Shown], ...]:
     """The columns for these rows: a sixth of the width may go to names that are long."""
-    widest = max((cell_width(clean(row.run.run_id)) for row in rows), default=0)
+    widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
-    return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *_OTHERS)
+    has_labels = any(row.run.tags or row.run.note for row in rows)
+    others = (*_OTHERS[:-1], _LABELS, _OTHERS[-1]) if has_labels else _OTHERS
+    return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
 
 
 _SIGN: Column[_Shown] = Column("", 2, _sign)
+_LABELS: Column[_Shown] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
 _OTHERS: tuple[Column[_Shown], ...] = (
     Column("STATE", 10, _state, gap=1, grow=1, most=13),
     Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
@@ -310,5 +359,5 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     Column("LOST", 21, _lost, importance=6, gap=2),
     Column("TIME", 9, _ran, ">", importance=7, gap=2),
     Column("PROFILE", 12, _profile, importance=8, gap=2, most=24),
-    Column("LEFT", 12, _remark, gap=2, grow=4),
+    Column("ETA", 12, _remark, gap=2, grow=4),
 )

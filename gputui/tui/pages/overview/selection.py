@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gputui.store.events import EventView
@@ -11,7 +12,7 @@ from gputui.tui.actions import Context
 from gputui.tui.data.snapshot import RunRow
 from gputui.tui.pages.overview.areas import Rows
 from gputui.tui.pages.overview.gpus import first_shown
-from gputui.tui.pages.overview.run_order import in_order, matching
+from gputui.tui.pages.overview.run_order import fold_trials, in_order, matching
 from gputui.tui.pages.overview.runs import RunsState
 from gputui.tui.widgets.cursor import Focus, Section, kept, moved, next_section
 from gputui.tui.widgets.list_page import ListPage
@@ -28,14 +29,18 @@ class OverviewCursor(ListPage):
         self.table = RunsState()
         self.focus_at = Focus()
         self._awaited: str | None = None
+        self.folded_trials: Mapping[str, Sequence[RunRow]] = {}
         self._sorted: tuple[object, str, str, list[RunRow]] = (None, "", "", [])
 
     @property
     def shown_rows(self) -> list[RunRow]:
-        """The runs that match the filter, in their order."""
+        """The runs that match the filter, in their order. Without a filter the ended trials of a study share a row."""
         runs, table = self.snapshot.runs, self.table
         if self._sorted[0] is not runs or self._sorted[1:3] != (table.filter_text, table.order):
             found = in_order(matching(runs, table.filter_text), table.order)
+            self.folded_trials = {}
+            if not table.filter_text:
+                found, self.folded_trials = fold_trials(found)
             self._sorted = (runs, table.filter_text, table.order, found)
         return self._sorted[3]
 
@@ -106,7 +111,7 @@ class OverviewCursor(ListPage):
             self.table = replace(self.table, is_focused=section == "runs")
 
     def _filled(self) -> list[Section]:
-        """The sections that a cursor can stand in now."""
+        """The sections that can have the cursor now."""
         filled: list[Section] = ["runs"]
         if self.snapshot.gpus and not self.is_folded:
             filled.append("gpus")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.message import Message
 
+from gputui.charts.safe_text import clean
+from gputui.redaction import Redactor, secrets_in
 from gputui.runs import user_signals
+from gputui.runs.identity import environment_of, identify
 from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, Snapshot
@@ -28,16 +32,28 @@ from gputui.tui.pages.processes.rows import (
     TableState,
     arranged,
     order_named,
+    order_of_letter,
     process_rows,
 )
-from gputui.tui.pages.processes.view import detail_texts, items_of, table_lines, total_line
+from gputui.tui.pages.processes.view import cores_line, detail_texts, items_of, table_lines, total_line
 from gputui.tui.widgets.list_page import ListPage
 from gputui.tui.widgets.page import Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
+CORES_HEIGHT = 30
+"""From this height on there is a line for the CPU cores."""
+
+
+@dataclass
+class EnvironmentRead(Message):
+    """The environment of a process, or why there is none."""
+
+    pid: int
+    texts: list[str]
+
 
 class ProcessesScreen(ListPage):
-    """All processes on the GPUs and of our runs in one table; the cursor stands on one of them."""
+    """All processes on the GPUs and of our runs in one table; the cursor is on one of them."""
 
     SCOPE: ClassVar[Scope] = "processes"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("processes")
@@ -51,6 +67,7 @@ class ProcessesScreen(ListPage):
         self.body = Pane(id="body")
         self.table = TableState()
         self._awaited_gpu: int | None = None
+        self._awaits_letter = False
         self._made: tuple[Snapshot | None, TableState, list[ProcessRow], list[ProcessGroup]] = (
             None,
             self.table,
@@ -82,8 +99,11 @@ class ProcessesScreen(ListPage):
         self.keep_cursor()
         self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
         rows, groups = self._arrange()
-        self.total.show([total_line(rows, snapshot, width)])
-        room = height - 2 - self.draw_frame(width)
+        totals = [total_line(rows, snapshot, width)]
+        if snapshot.processes is not None and height >= CORES_HEIGHT:
+            totals.append(cores_line(snapshot.processes.core_percents, width))
+        self.total.show(totals, height=len(totals))
+        room = height - 1 - len(totals) - self.draw_frame(width)
         self.page_rows = room - 4
         self.scroll_to_cursor(room - 2)
         lines = table_lines(snapshot, groups, self.table, width, room, listed=len(rows))
@@ -99,7 +119,7 @@ class ProcessesScreen(ListPage):
 
     @property
     def shown_rows(self) -> list[ProcessRow]:
-        """The rows in the order in which they stand on the screen."""
+        """The rows in the order of the screen."""
         return [row for group in self._arrange()[1] for row in group.rows]
 
     # --- the cursor
@@ -144,7 +164,7 @@ class ProcessesScreen(ListPage):
         return ids[min(max(0, self.table.top), len(ids) - 1)]
 
     def scroll_to_cursor(self, room: int) -> None:
-        """The rows stand under headings."""
+        """The rows are under headings."""
         items = items_of(self._arrange()[1])
         place = next(
             (n for n, item in enumerate(items) if not isinstance(item, str) and item.key == self.table.cursor), 0
@@ -171,9 +191,23 @@ class ProcessesScreen(ListPage):
     # --- what is shown
 
     def do_sort(self) -> None:
+        """The next order; the key that follows may be the letter of a column."""
         place = ORDERS.index(order_named(self.table.order))
         self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)].name)
+        self._awaits_letter = True
+        letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ')}" for order in ORDERS)
+        self.shell.say(f"Sorted {order_named(self.table.order).words}; a letter chooses: {letters}")
         self.changed()
+
+    def take_key(self, key: str) -> bool:
+        awaits, self._awaits_letter = self._awaits_letter, False
+        order = order_of_letter(key) if awaits and self.line is None else None
+        if order is None:
+            return super().take_key(key)
+        self.table = replace(self.table, order=order.name)
+        self.shell.say(f"Sorted {order.words}.")
+        self.changed()
+        return True
 
     def do_reverse(self) -> None:
         self.table = replace(self.table, is_reversed=not self.table.is_reversed)
@@ -200,18 +234,32 @@ class ProcessesScreen(ListPage):
         if run is not None:
             self.shell.open_run(run.run_id)
 
+    def do_environment(self) -> None:
+        row = self.row_in_question
+        if row is None:
+            return
+
+        def work() -> None:
+            # The kernel may hold this up for as long as the process itself is stuck in it.
+            self.post_message(EnvironmentRead(row.pid, environment_texts(row.pid, row.start_ticks)))
+
+        threading.Thread(target=work, name="environment", daemon=True).start()
+
+    def on_environment_read(self, message: EnvironmentRead) -> None:
+        self.app.push_screen(SheetScreen(f"Environment of process {message.pid}", message.texts))
+
+    def do_kill(self) -> None:
+        row = self.row_in_question
+        if row is not None:
+            about, warning = _about(row)
+            text = f"{about} It is killed at once (SIGKILL), without a chance to save. {warning}"
+            self.shell.confirmed(f"Kill process {row.pid}?", text, lambda: self._send(row, signal.SIGKILL))
+
     def do_signal(self) -> None:
         row = self.row_in_question
         if row is None:
             return
-        about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
-        warning = ""
-        if row.run_id is not None:
-            rank = "" if row.rank is None else f"rank {row.rank} of "
-            warning = (
-                f"It belongs to {rank}{row.run_id}: if it ends, that counts as a failure, and recovery acts. "
-                "To end the run, stop it."
-            )
+        about, warning = _about(row)
 
         def decide(number: signal.Signals | None) -> None:
             if number is not None:
@@ -232,3 +280,28 @@ class ProcessesScreen(ListPage):
                 app.tell(f"{number.name} was sent to PID {row.pid}.", "info")
 
         threading.Thread(target=work, name="signalling", daemon=True).start()
+
+
+def _about(row: ProcessRow) -> tuple[str, str]:
+    """Which process a signal is for, and what it would do to a run."""
+    about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
+    if row.run_id is None:
+        return about, ""
+    rank = "" if row.rank is None else f"rank {row.rank} of "
+    warning = (
+        f"It belongs to {rank}{row.run_id}: if it ends, that counts as a failure, and recovery acts. "
+        "To end the run, stop it."
+    )
+    return about, warning
+
+
+def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
+    """The environment of a process, a variable a line, without secrets; a sentence where it cannot be read."""
+    found = environment_of(pid)
+    now = identify(pid)
+    if start_ticks is None or now is None or now.start_ticks != start_ticks:
+        return [f"PID {pid} cannot be tied to a process that is seen here."]
+    if found is None:
+        return ["Its environment cannot be read: it is another user's, or it has ended."]
+    hidden = Redactor(secrets_in(found, {})).env(found)
+    return [clean(f"{name:<12} {hidden[name]}") for name in sorted(hidden)] or ["It has no environment."]

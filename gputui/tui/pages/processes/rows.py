@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from gputui.charts.safe_text import clean
+from gputui.charts.units import index_ranges
 from gputui.runs.process_table import HostProcess
 from gputui.store.hardware import ProcessView
 from gputui.tui.data.snapshot import Snapshot
-from gputui.tui.layout.words import numbers
 
 Grouping = Literal["", "gpu", "run"]
 GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
 
 IDLE_SECONDS = 300.0
-"""A process that holds memory of a GPU at 0 % for so long is told to be idle."""
+"""A process that holds memory of a GPU at 0 % for so long is marked as idle."""
 
 _GroupKey = tuple[bool, tuple[int, ...], str]
 Key = tuple[int, int | None]
@@ -26,7 +27,7 @@ Key = tuple[int, int | None]
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
     """One process, on one GPU, several or none. ``start_ticks`` is None where the PID is not visible on this machine;
-    ``idle_seconds`` is for how long it has held memory of GPUs that compute nothing; ``tree`` is what stands before its
+    ``idle_seconds`` is for how long it has held memory of GPUs that compute nothing; ``tree`` is the text before its
     command in the tree."""
 
     pid: int
@@ -44,10 +45,11 @@ class ProcessRow:
     state: str | None = None
     idle_seconds: float | None = None
     tree: str = ""
+    running_seconds: float | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has held memory for nothing for long enough to be told."""
+        """Whether it has held memory for nothing for long enough to be marked."""
         return self.idle_seconds is not None and self.idle_seconds >= IDLE_SECONDS
 
     @property
@@ -57,10 +59,11 @@ class ProcessRow:
 
 
 class ProcessOrder(NamedTuple):
-    """One way to sort; unknown values go to the end."""
+    """One way to sort, and the letter that chooses it; unknown values go to the end."""
 
     name: str
     words: str
+    letter: str
     key: Callable[[ProcessRow], float | str | None]
 
 
@@ -69,13 +72,14 @@ def _down(value: float | None) -> float | None:
 
 
 ORDERS: tuple[ProcessOrder, ...] = (
-    ProcessOrder("memory", "by GPU memory", lambda row: _down(row.gpu_memory_bytes)),
-    ProcessOrder("sm", "by SM", lambda row: _down(row.sm_percent)),
-    ProcessOrder("cpu", "by CPU", lambda row: _down(row.cpu_percent)),
-    ProcessOrder("ram", "by RAM", lambda row: _down(row.memory_bytes)),
-    ProcessOrder("pid", "by PID", lambda row: row.pid),
-    ProcessOrder("user", "by user", lambda row: row.user),
-    ProcessOrder("command", "by command", lambda row: row.command),
+    ProcessOrder("memory", "by GPU memory", "m", lambda row: _down(row.gpu_memory_bytes)),
+    ProcessOrder("sm", "by SM", "s", lambda row: _down(row.sm_percent)),
+    ProcessOrder("cpu", "by CPU", "c", lambda row: _down(row.cpu_percent)),
+    ProcessOrder("ram", "by RAM", "r", lambda row: _down(row.memory_bytes)),
+    ProcessOrder("pid", "by PID", "p", lambda row: row.pid),
+    ProcessOrder("user", "by user", "u", lambda row: row.user),
+    ProcessOrder("time", "by time", "t", lambda row: _down(row.running_seconds)),
+    ProcessOrder("command", "by command", "n", lambda row: row.command),
 )
 
 
@@ -101,8 +105,29 @@ class ProcessGroup:
 
 
 def order_named(name: str) -> ProcessOrder:
-    """The order of this name; the first for one that nobody knows."""
+    """The order of this name; the first for an unknown name."""
     return next((order for order in ORDERS if order.name == name), ORDERS[0])
+
+
+def order_of_letter(letter: str) -> ProcessOrder | None:
+    """The order that a column's letter chooses."""
+    return next((order for order in ORDERS if order.letter == letter), None)
+
+
+_FLAG_WITH_VALUE = ("-X", "-W")
+
+
+def short_command(command: str) -> str:
+    """A command line without what tells nothing in a table: the folder of the program, and of Python the flags of the
+    interpreter itself. ``/opt/env/bin/python3.11 -u -m trainer`` → ``python -m trainer``."""
+    program, _, rest = command.partition(" ")
+    name = program.rsplit("/", 1)[-1] or program
+    if not re.fullmatch(r"python[\d.]*", name):
+        return f"{name} {rest}" if rest else name
+    words = rest.split(" ")
+    while words and re.fullmatch(r"-[BEIOPSbdqsuvx]+|-[XW].*", words[0]):
+        words = words[2:] if words[0] in _FLAG_WITH_VALUE else words[1:]
+    return " ".join(["python", *words])
 
 
 def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
@@ -148,6 +173,7 @@ def _row(
         cpu_percent=host.cpu_percent if host else None,
         memory_bytes=host.memory_bytes if host else None,
         state=host.state if host else None,
+        running_seconds=host.running_seconds if host else None,
     )
 
 
@@ -167,7 +193,7 @@ def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[ProcessGroup
 def _group(row: ProcessRow, grouping: Grouping) -> _GroupKey:
     """GPUs are ordered by their numbers; what is on no GPU and in no run comes last."""
     if grouping == "gpu":
-        return not row.gpus, tuple(row.gpus), f"GPU {numbers(row.gpus)}" if row.gpus else "no GPU"
+        return not row.gpus, tuple(row.gpus), f"GPU {index_ranges(row.gpus)}" if row.gpus else "no GPU"
     return row.run_id is None, (), row.run_id if row.run_id is not None else "no run of ours"
 
 
@@ -194,7 +220,7 @@ def _sorted(
 
 def _as_tree(rows: Sequence[ProcessRow]) -> tuple[ProcessRow, ...]:
     """Children behind their parents, whole trees in the order of the best row in them; who has no parent among the rows
-    stands at the margin."""
+    is at the margin."""
     by_pid = {row.pid: row for row in rows}
     children: dict[int, list[ProcessRow]] = {}
     roots: dict[Key, ProcessRow] = {}

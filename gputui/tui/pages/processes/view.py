@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gputui.charts.bars import sparkline
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
-from gputui.charts.units import UNKNOWN, age, bytes_text, duration, percent
+from gputui.charts.units import UNKNOWN, age, bytes_text, duration, index_ranges, percent
 from gputui.store.hardware import LOOK_BACK_SECONDS
 from gputui.tui.data.snapshot import Snapshot
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line, selected, styled_rule
-from gputui.tui.layout.words import numbers
-from gputui.tui.pages.processes.rows import ProcessGroup, ProcessRow, TableState, order_named
+from gputui.tui.pages.processes.rows import ProcessGroup, ProcessRow, TableState, order_named, short_command
 
 _STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
 
@@ -38,7 +38,7 @@ def table_lines(
     count = sum(len(group.rows) for group in groups)
     lines = [_heading(state, count, listed, state.top, len(shown), len(items), width)]
     has_runs = any(row.run_id is not None for group in groups for row in group.rows)
-    placed = place([column for column in _COLUMNS if has_runs or column.head != "run"], width)
+    placed = place([column for column in _COLUMNS if has_runs or column.head != "RUN"], width)
     lines.append(head_line(placed, width))
     if not items:
         lines.append(fit_line([("  " + _nothing(snapshot, state), "dim")], width))
@@ -53,7 +53,7 @@ def table_lines(
 
 
 def items_of(groups: Sequence[ProcessGroup]) -> list[str | ProcessRow]:
-    """Headings and rows as they stand below each other."""
+    """Headings and rows below each other."""
     items: list[str | ProcessRow] = []
     for group in groups:
         if group.heading:
@@ -81,6 +81,20 @@ def total_line(rows: Sequence[ProcessRow], snapshot: Snapshot, width: int) -> Li
     return fit_line(parts, width)
 
 
+def cores_line(core_percents: Sequence[float | None], width: int) -> Line:
+    """How busy each CPU core is, a bar for each; of more cores than there is room for, the first."""
+    if not core_percents:
+        return fit_line([(" cores", "label"), ("  reading…", "dim")], width)
+    room = width - 20
+    bars = sparkline(core_percents, min(len(core_percents), room), 0.0, 100.0)
+    full = sum(percent >= BUSY_CORE_PERCENT for percent in core_percents if percent is not None)
+    left = f" … {len(core_percents) - room} more" if len(core_percents) > room else ""
+    return fit_line([(" cores ", "label"), (bars, "bar"), (f"{left} {full}/{len(core_percents)} full", "dim")], width)
+
+
+BUSY_CORE_PERCENT = 90.0
+
+
 def detail_texts(row: ProcessRow) -> list[str]:
     """Everything known of one process, a fact a line."""
     run = UNKNOWN if row.run_id is None else row.run_id + ("" if row.rank is None else f" rank {row.rank}")
@@ -90,7 +104,7 @@ def detail_texts(row: ProcessRow) -> list[str]:
         ("parent", UNKNOWN if row.parent_pid is None else str(row.parent_pid)),
         ("user", row.user or UNKNOWN),
         ("run", run),
-        ("GPUs", numbers(row.gpus) if row.gpus else "none"),
+        ("GPUs", index_ranges(row.gpus) if row.gpus else "none"),
         ("GPU memory", bytes_text(row.gpu_memory_bytes)),
         ("SM", UNKNOWN if row.sm_percent is None else percent(row.sm_percent)),
         (
@@ -100,6 +114,7 @@ def detail_texts(row: ProcessRow) -> list[str]:
             else f"{idle_words(row.idle_seconds)}: it holds memory of GPUs that compute nothing",
         ),
         ("CPU", UNKNOWN if row.cpu_percent is None else f"{percent(row.cpu_percent)} of a core"),
+        ("running for", UNKNOWN if row.running_seconds is None else duration(row.running_seconds)),
         ("RAM (USS)", bytes_text(row.memory_bytes)),
         ("state", _STATES.get(row.state or "", "runs or sleeps") if row.state else UNKNOWN),
         ("command", row.command or UNKNOWN),
@@ -143,7 +158,7 @@ def _user(shown: _Shown, width: int) -> list[Span]:
 
 
 def _gpus(shown: _Shown, width: int) -> list[Span]:
-    return [(numbers(shown.row.gpus), "text")]
+    return [(index_ranges(shown.row.gpus), "text")]
 
 
 def _gpu_memory(shown: _Shown, width: int) -> list[Span]:
@@ -190,17 +205,22 @@ def _command(shown: _Shown, width: int) -> list[Span]:
         parts.append((f"[idle {age(row.idle_seconds)}] ", "warn"))
     if row.start_ticks is None:
         parts.append(("[unseen] ", "dim"))
-    return [*parts, (row.command or UNKNOWN, "text")]
+    return [*parts, (UNKNOWN if row.command is None else short_command(row.command), "text")]
+
+
+def _time(shown: _Shown, width: int) -> list[Span]:
+    return [(age(shown.row.running_seconds), "dim")]
 
 
 _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("PID", 8, _pid, ">"),
-    Column("user", 8, _user, gap=1, grow=1, most=12),
+    Column("USER", 8, _user, gap=1, grow=1, most=12),
     Column("GPU", 4, _gpus, ">", gap=1),
-    Column("GPU mem", 8, _gpu_memory, ">", gap=1),
+    Column("GPU MEM", 8, _gpu_memory, ">", gap=1),
     Column("SM", 4, _sm, ">", importance=3, gap=1),
     Column("CPU", 5, _cpu, ">", importance=1, gap=1),
     Column("RAM", 8, _ram, ">", importance=2, gap=1),
-    Column("run", 13, _run, importance=4, gap=1, grow=1, most=26),
-    Column("command", 14, _command, gap=1, grow=8),
+    Column("TIME", 6, _time, ">", importance=5, gap=1),
+    Column("RUN", 13, _run, importance=4, gap=1, grow=1, most=26),
+    Column("COMMAND", 14, _command, gap=1, grow=8),
 )

@@ -54,7 +54,7 @@ def _named(curve: Curve, panel: Panel, gpus: Mapping[str, int]) -> Curve:
     """Files have a legend and a column of names; what lies behind stays out of the legend."""
     if curve.is_shadow:
         return replace(curve, style="dim", label=f"{panel.key} (measured)" if curve.value is not None else
-                       f"{panel.key} (done again)")  # fmt: skip
+                       f"{panel.key} (redone)")  # fmt: skip
     if panel.field is not None:
         return replace(curve, label=f"{panel.title} {curve.label}".strip())
     return replace(curve, label=f"{panel.key} (smoothed)" if curve.label else panel.key)

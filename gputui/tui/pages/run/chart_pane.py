@@ -168,7 +168,7 @@ class RunCharts(ChartController):
         return next((panel for panel in self._panels.shown if panel.key == self._focus), None)
 
     def why_not_by_rank(self, ranks: int) -> str | None:
-        """Why the chart in focus cannot be told apart by rank; None where it can."""
+        """Why the chart in focus cannot be drawn by rank; None where it can."""
         panel = self.focus
         if panel is None or self._data is None:
             return "There is no chart yet."
@@ -177,7 +177,7 @@ class RunCharts(ChartController):
         if ranks < 2:
             return "This run has one rank, and its curve is what you see."
         if panel.key not in self._data.rank_names:
-            return f"Only one rank tells {panel.title}; others tell {self._ranked_words()}."
+            return f"Only one rank reports {panel.title}; several report {self._ranked_words()}."
         return None
 
     def _ranked_words(self) -> str:
@@ -276,5 +276,5 @@ class RunCharts(ChartController):
 
 
 def _bins_for(width: int) -> int:
-    """Two for each column, in steps: a terminal that is dragged larger does not ask anew with every cell."""
+    """Two for each column, in steps: a terminal that is dragged larger does not ask again with every cell."""
     return -(-2 * width // _BINS_STEP) * _BINS_STEP

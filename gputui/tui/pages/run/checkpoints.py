@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.units import UNKNOWN, age, bytes_text, count
+from gputui.runs.checkpoint_names import is_step_named
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList, RunPage
 from gputui.tui.layout.columns import Column, fit_line, place, row_line
 
@@ -21,7 +25,8 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     resumed = {
         attempt.resumed_from.rsplit("/", 1)[-1]: attempt.number for attempt in page.attempts if attempt.resumed_from
     }
-    placed = place(_COLUMNS, width - 1)
+    widest = max(cell_width(_where(each)) for each in found.newest)
+    placed = place((replace(_NAME, width=min(max(_NAME.width, widest), _WIDEST_NAME)), *_OTHERS), width - 1)
     lines: list[Line] = [
         [(" ", "text"), *row_line(placed, (each, now, resumed.get(each.name)), width - 1)] for each in found.newest
     ]
@@ -45,7 +50,10 @@ _Row = tuple[Checkpoint, float, int | None]
 
 
 def _where(found: Checkpoint) -> str:
-    return found.name if found.step is None else f"step {count(found.step)}"
+    if found.step is None:
+        return found.name
+    # Two that are written over in turns may have the same step.
+    return f"step {count(found.step)}" if is_step_named(found.name) else f"{found.name} ~{count(found.step)}"
 
 
 def _state(item: _Row, width: int) -> list[Span]:
@@ -73,8 +81,9 @@ def _age(item: _Row, width: int) -> list[Span]:
     return [(UNKNOWN if modified is None else age(item[1] - modified), "text")]
 
 
-_COLUMNS: tuple[Column[_Row], ...] = (
-    Column("checkpoint", 12, lambda item, width: [(_where(item[0]), "text")]),
+_NAME: Column[_Row] = Column("checkpoint", 12, lambda item, width: [(_where(item[0]), "text")])
+_WIDEST_NAME = 28
+_OTHERS: tuple[Column[_Row], ...] = (
     Column("size", 8, lambda item, width: [(bytes_text(item[0].size_bytes), "text")], ">", gap=1),
     Column("age", 6, _age, ">"),
     Column("", 8, _state, grow=1),

@@ -6,7 +6,7 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.recovery.kinds import KINDS
-from gputui.store.runs import IncidentView
+from gputui.store.run_history import IncidentView
 from gputui.tui.actions import Context, find
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import fit_line, fitting, wrap
@@ -42,9 +42,9 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     tries = len(page.attempts)
     if tries > 1:
         after = f"{tries} attempts · {after}" if after else f"{tries} attempts"
-    told = [(part, "bad") for part in wrap(_sentence(cause), width - 4)[:MOST_CAUSE_LINES]]
-    told += [(part, "text") for part in wrap(after, width - 4)[:MOST_CAUSE_LINES]]
-    lines: list[Line] = [fit_line([(" ┃ ", "bad"), part], width) for part in told]
+    texts = [(part, "bad") for part in wrap(_sentence(cause), width - 4)[:MOST_CAUSE_LINES]]
+    texts += [(part, "text") for part in wrap(after, width - 4)[:MOST_CAUSE_LINES]]
+    lines: list[Line] = [fit_line([(" ┃ ", "bad"), part], width) for part in texts]
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
     for name, words in _KEYS:
         action = find(name, "run")

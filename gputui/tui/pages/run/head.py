@@ -8,16 +8,17 @@ from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import ago, count, duration, metric_value, short_number
+from gputui.charts.units import ago, count, duration, index_ranges, metric_value, short_number
 from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Past, RunPage, RunRow
 from gputui.tui.layout.columns import fit_line, fitting, rule
 from gputui.tui.layout.moments import right_end
-from gputui.tui.layout.run_words import outlook, placement_words
-from gputui.tui.layout.words import numbers, run_sign, run_state_text
+from gputui.tui.layout.run_words import outlook, placement_words, run_title, tag_words
+from gputui.tui.layout.words import run_sign, run_state_text
 
 LEAST_NAME = 12
-"""Cells that a run's name keeps in the head, whatever stands behind it."""
+"""Cells that a run's name keeps in the head, whatever follows it."""
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
@@ -30,8 +31,8 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     if progress.step is not None:
         total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
         parts.append([(" · ", "dim"), (f"step {count(progress.step)}{total}", "text")])
-    # However long the name is, the state and the step stand behind it.
-    name = clip_middle(clean(run.run_id), max(LEAST_NAME, room - 1 - sum(map(_size, parts))))
+    # However long the name is, the state and the step follow it.
+    name = clip_middle(run_title(run), max(LEAST_NAME, room - 1 - sum(map(_size, parts))))
     parts.insert(0, [(" " + name, "title")])
     words, style = outlook(RunRow(run, progress), now) if run.state != "failed" else (_failed_words(page, now), "text")
     parts.append([(" · ", "dim"), (words, style)] if words else [])
@@ -49,16 +50,20 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     return [*fitting(parts, room), *tail]
 
 
+def labels_line(run: Run, width: int) -> Line | None:
+    """The id of a renamed run, tags and note; None if it has none of them."""
+    note = clean(run.note or "")
+    parts = [(clean(run.run_id) if run.is_renamed else "", "dim"), (tag_words(run), "label"), (note, "text")]
+    spans = [(f" {words} ", style) for words, style in parts if words]
+    return fit_line(spans, width) if spans else None
+
+
 def _failed_words(page: RunPage, now: float) -> str:
     """``after 19 s, 1 d ago``; why is in the banner below."""
     ended = page.run.ended_at
     if ended is None:
         return ""
-    took = sum(
-        (one.ended_at if one.ended_at is not None else now) - one.started_at
-        for one in page.attempts
-        if one.started_at is not None
-    )
+    took = page.run.ended_seconds
     return f"after {duration(took)}, {ago(now - ended)}" if took else ago(now - ended)
 
 
@@ -71,7 +76,7 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
     if not uuids:
         return "CPU"
     known = {gpu.uuid: gpu.index for gpu in gpus}
-    indices = numbers(sorted(known[uuid] for uuid in uuids if uuid in known))
+    indices = index_ranges(sorted(known[uuid] for uuid in uuids if uuid in known))
     gone = [clean(uuid[:12]) for uuid in uuids if uuid not in known]
     return "GPU " + ", ".join([*([indices] if indices else []), *gone])
 
@@ -82,7 +87,7 @@ def heading(title: str, width: int, note: str = "", *, is_focused: bool = False)
 
 
 def from_top(lines: Sequence[Line], offset: int, width: int, height: int) -> list[Line]:
-    """The lines from ``offset`` on; what is left out at either end is said, where that leaves a line to read."""
+    """The lines from ``offset`` on; left-out lines at either end are counted, where a line is left to read."""
     if height < 1:
         return []
     if len(lines) <= height:

@@ -6,7 +6,8 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count
-from gputui.runs.log_lines import Level
+from gputui.runs.log_levels import Level
+from gputui.runs.stop_reports import stop_report
 from gputui.tui.layout.columns import fit_line, without_left
 from gputui.tui.pages.run.head import heading
 from gputui.tui.pages.run.log_view import LogView
@@ -15,13 +16,23 @@ from gputui.tui.widgets.line_edit import LineEdit
 _STYLES = {Level.INFO: "text", Level.WARNING: "warn", Level.ERROR: "bad"}
 
 
-def log_lines(view: LogView, edit: LineEdit | None, width: int, height: int, *, is_focused: bool = False) -> list[Line]:
-    """A heading, or what is being searched for, and the lines of the pane."""
+def log_lines(
+    view: LogView,
+    edit: LineEdit | None,
+    width: int,
+    height: int,
+    *,
+    is_focused: bool = False,
+    was_stopped: bool = False,
+) -> list[Line]:
+    """A heading, or what is being searched for, and the lines of the pane. The traceback by which the launcher of an
+    attempt that ``was_stopped`` reports the stop is no error."""
     if height < 1:
         return []
     tail = view.tail
+    report = stop_report(tail.lines) if was_stopped else None
     if edit is None:
-        lines = [heading(f"LOG {tail.label or ''}".rstrip(), width, _note(view), is_focused=is_focused)]
+        lines = [heading(f"LOG {tail.label or ''}".rstrip(), width, _note(view, report), is_focused=is_focused)]
     else:
         note = f" {_hits(view)} "
         room = max(8, width - 9 - len(note))
@@ -32,12 +43,13 @@ def log_lines(view: LogView, edit: LineEdit | None, width: int, height: int, *, 
     numbers = view.line_numbers
     if not numbers:
         return [*lines, fit_line([("  No warning and no error so far; w shows all lines.", "dim")], width)][:height]
-    lines += [_line(view, number, width) for number in numbers]
+    harmless = None if report is None else tail.first + report[0]
+    lines += [_line(view, number, width, is_harmless=harmless is not None and number >= harmless) for number in numbers]
     return lines[:height]
 
 
-def _note(view: LogView) -> str:
-    words = []
+def _note(view: LogView, report: tuple[int, str] | None) -> str:
+    words = [] if report is None else [f"{report[1]}: how the launcher reports the stop"]
     if view.left:
         words.append(f"from column {count(view.left + 1)}")
     if view.search.text:
@@ -63,9 +75,9 @@ def _hits(view: LogView) -> str:
     return count(len(view.hits)) if place is None else f"{count(place)} of {count(len(view.hits))}"
 
 
-def _line(view: LogView, number: int, width: int) -> Line:
+def _line(view: LogView, number: int, width: int, *, is_harmless: bool = False) -> Line:
     text, level = view.line(number)
-    style = _STYLES[level]
+    style = "dim" if is_harmless else _STYLES[level]
     mark: Span = ("▸", "cursor") if number == view.current_hit else (" ", "text")
     if not view.left:
         return fit_line([mark, *_marked(text, view, style)], width)

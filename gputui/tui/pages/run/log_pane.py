@@ -26,7 +26,7 @@ class RunLog:
         self.edit: LineEdit | None = None
         self._to_try: list[str | None] = []
 
-    def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool) -> None:
+    def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool, was_stopped: bool = False) -> None:
         """Draw what is known."""
         self.view.update(tail, height - 1)
         if self._to_try:
@@ -34,7 +34,7 @@ class RunLog:
         if tail.lines and len(tail.lines) < height - 1 and not tail.is_whole:
             # Progress bars take much of a file and few lines: older ones fill the pane.
             self.is_deep = True
-        lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused)
+        lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused, was_stopped=was_stopped)
         self.pane.show(lines, height=height)
 
     def do_log_next(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gputui.charts.cells import cell_width
-from gputui.runs.log_lines import Level
+from gputui.runs.log_levels import Level
 from gputui.tui.data.snapshot import LogTail
 
 EXPRESSION_MARK = "~"
@@ -117,7 +117,7 @@ class LogView:
             self.to_top()
 
     def _find(self, since: int | None = None) -> None:
-        """Tell anew which lines are shown and which are hits; ``since`` a number what is before it is known."""
+        """Compute again which lines are shown and which are hits; ``since`` a number what is before it is known."""
         tail = self.tail
         end = tail.first + len(tail.lines)
         if not self.is_grave_only:
@@ -186,7 +186,7 @@ class LogView:
         return True
 
     def look_for(self, text: str) -> None:
-        """Search anew; the hit nearest to the pane's end is shown."""
+        """Search again; the hit nearest to the pane's end is shown."""
         self.search = Search.of(text)
         self.current_hit = None
         self._find()

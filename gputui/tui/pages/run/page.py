@@ -24,7 +24,7 @@ from gputui.tui.layout.columns import fit_line
 from gputui.tui.pages.run import chart_files
 from gputui.tui.pages.run.chart_pane import RunCharts
 from gputui.tui.pages.run.failure import banner_lines, fatal_incident
-from gputui.tui.pages.run.head import run_head
+from gputui.tui.pages.run.head import labels_line, run_head
 from gputui.tui.pages.run.log_pane import RunLog
 from gputui.tui.pages.run.sections import Sections, section_lines, side_heights
 from gputui.tui.widgets.line_edit import LineEdit
@@ -32,7 +32,7 @@ from gputui.tui.widgets.page import ActionScreen, Choice, Copyable, bindings_for
 from gputui.tui.widgets.pane import Pane
 
 WIDE = 120
-"""From this width on all sections stand side by side."""
+"""From this width on all sections are side by side."""
 
 Section = Literal["charts", "ranks", "log", "story", "params"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -60,6 +60,7 @@ class RunScreen(ActionScreen):
         self.log_part = RunLog(lambda text: self.shell.say(text, "warning"))
         self.parts = (self.charts, self.log_part)
         self.head = Pane(id="head")
+        self.labels = Pane(id="run-labels")
         self.banner = Pane(id="banner")
         self.tabs = Pane(id="tabs")
         self.ranks = Pane(id="ranks")
@@ -81,6 +82,7 @@ class RunScreen(ActionScreen):
     def compose(self) -> ComposeResult:
         self.paint()
         yield self.head
+        yield self.labels
         yield self.banner
         yield self.notice
         yield self.tabs
@@ -115,6 +117,10 @@ class RunScreen(ActionScreen):
         return replace(super().context(), section=self.section)
 
     @property
+    def crumb(self) -> str:
+        return clean(self.run_id)
+
+    @property
     def page(self) -> RunPage | None:
         """What is known of the run; None until it was read, or when it is gone."""
         page = self.snapshot.page
@@ -137,6 +143,7 @@ class RunScreen(ActionScreen):
             if snapshot.past is not None:
                 state = "did not exist yet"
             self.head.show([fit_line([(f" {clean(self.run_id)}", "title"), (f" · {state}", "dim")], width)])
+            self.labels.clear()
             self.banner.clear()
             self._place(0, 0, 0, 0)
             self.charts.prepare(charts_width(width))
@@ -144,10 +151,14 @@ class RunScreen(ActionScreen):
         if not self._was_read and self._has_only_log(page):
             self.section = "log"
         self._was_read = True
-        self.head.show([run_head(page, snapshot.gpus, snapshot.at, width, snapshot.past)])
+        self.head.show(
+            [self.with_trail(lambda room: run_head(page, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
+        )
+        labels = labels_line(page.run, width)
+        self.labels.show([] if labels is None else [labels], height=0 if labels is None else 1)
         banner = banner_lines(page, self.context(), width)
         self.banner.show(banner, height=len(banner))
-        around += len(banner)
+        around += len(banner) + (labels is not None)
         is_wide = width >= WIDE and not self.is_maximised
         self.tabs.show([] if is_wide else [self._tabs_line(width)], height=0 if is_wide else 1)
         body = max(0, height - around - (0 if is_wide else 1))
@@ -222,7 +233,8 @@ class RunScreen(ActionScreen):
         log.below.set_height(log_height)
 
     def _draw_log(self, page: RunPage, width: int, height: int) -> None:
-        self.log_part.draw(page.log, width, height, is_focused=self.section == "log" and width >= WIDE)
+        is_focused = self.section == "log" and width >= WIDE
+        self.log_part.draw(page.log, width, height, is_focused=is_focused, was_stopped=_was_stopped(page))
 
     def _tabs_line(self, width: int) -> Line:
         spans = [(" ", "text")]
@@ -445,12 +457,18 @@ class RunScreen(ActionScreen):
             self.section = "params"
 
 
+def _was_stopped(page: RunPage) -> bool:
+    """Whether a person stopped the attempt that wrote the log."""
+    stopped = {attempt.number for attempt in page.attempts if attempt.state == "stopped"}
+    return any(f"/attempts/{number}/" in page.log.source for number in stopped)
+
+
 def charts_width(width: int) -> int:
     """Cells of the charts in a screen of this width; beside them one stays free."""
     return width if width < WIDE else width - min(96, width * 2 // 5) - 1
 
 
 def _beside(lines: list[Line], height: int) -> list[Line]:
-    """Lines with the edge that parts them from what stands to their left."""
+    """Lines with the edge that separates them from the pane to their left."""
     edge = ("│ ", "rule")
     return [[edge, *(lines[y] if y < len(lines) else [])] for y in range(height)]

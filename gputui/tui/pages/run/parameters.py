@@ -10,18 +10,21 @@ from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN
-from gputui.store.runs import DecisionView, IncidentView
+from gputui.store.run_history import DecisionView, IncidentView
+from gputui.tui.data.run_details import launched_code
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line
 from gputui.tui.layout.words import clock
 
 
 def parameter_lines(page: RunPage, width: int) -> list[Line]:
-    """Each parameter as launched and as it is now; what recovery changed says by which incident."""
+    """Each parameter as launched and as it is now, what recovery changed with the incident, and the code that ran."""
     launched, now = page.launched, page.run.params
     names = [*launched, *(name for name in now if name not in launched)]
+    words = launched_code(page.run)
+    code: list[Line] = [] if words is None else [fit_line([(" code ", "label"), (words, "text")], width)]
     if not names:
-        return [fit_line([("  This profile has no parameters.", "dim")], width)]
+        return [fit_line([("  This profile has no parameters.", "dim")], width), *code]
     why = _changed_by(page.incidents, page.decisions)
     names.sort(key=lambda name: launched.get(name) == now.get(name))
     items = [(name, _value(launched, name), _value(now, name), why.get(name, "")) for name in names]
@@ -32,7 +35,7 @@ def parameter_lines(page: RunPage, width: int) -> list[Line]:
     placed = place(_parameter_columns(name_width, max(_LEAST_VALUE, min(widest, room))), width - 1)
     lines = [[(" ", "text"), *head_line(placed, width - 1)]]
     lines += [[(" ", "text"), *row_line(placed, item, width - 1)] for item in items]
-    return lines
+    return [*lines, *code]
 
 
 _Parameter = tuple[str, str, str, str]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
-from gputui.charts.units import UNKNOWN, bytes_text, count, percent, short_number
+from gputui.charts.units import UNKNOWN, bytes_text, count, duration, percent, short_number
 from gputui.tui.data.snapshot import RankRow
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line
 
@@ -21,7 +21,7 @@ def ranks_lines(ranks: Mapping[int, RankRow], now: float, width: int, height: in
     rows = sorted(ranks.values(), key=lambda rank: rank.rank)
     room = height - len(lines)
     if len(rows) > room > 1:
-        # The slowest are worth more than the first; what is left out is said.
+        # The slowest are worth more than the first; the number left out is shown.
         rows = sorted(sorted(rows, key=lambda rank: -(rank.slowdown or 0.0))[: room - 1], key=lambda rank: rank.rank)
     lines += [[(" ", "text"), *row_line(placed, (rank, now), width - 1)] for rank in rows]
     if len(rows) < len(ranks):
@@ -40,9 +40,13 @@ def _rank_step(item: _Rank, width: int) -> list[Span]:
     return [(count(item[0].step), "text")]
 
 
-def _rank_rate(item: _Rank, width: int) -> list[Span]:
-    seconds = item[0].step_seconds
-    return [(short_number(1 / seconds) if seconds else UNKNOWN, "text")]
+def _rank_work(item: _Rank, width: int) -> list[Span]:
+    """Of a step what is not waiting for the other ranks: in lock-step all have the same pace, and this tells who sets
+    it."""
+    seconds = item[0].own_seconds
+    if seconds is None:
+        return [(UNKNOWN, "text")]
+    return [(f"{seconds * 1000:.0f} ms" if seconds < 9.995 else duration(seconds), "text")]
 
 
 def _rank_samples(item: _Rank, width: int) -> list[Span]:
@@ -66,11 +70,11 @@ def _rank_remark(item: _Rank, width: int) -> list[Span]:
 
 
 _RANK_COLUMNS: tuple[Column[_Rank], ...] = (
-    Column("rank", 4, _rank_number),
-    Column("step", 9, _rank_step, ">", gap=1),
-    Column("step/s", 6, _rank_rate, ">"),
-    Column("samples/s", 9, _rank_samples, ">", importance=1),
-    Column("wait", 4, _rank_wait, ">"),
-    Column("peak", 9, _rank_memory, ">", importance=2),
+    Column("RANK", 4, _rank_number),
+    Column("STEP", 9, _rank_step, ">", gap=1),
+    Column("WORK", 7, _rank_work, ">"),
+    Column("SAMPLES/S", 9, _rank_samples, ">", importance=1),
+    Column("DATA", 4, _rank_wait, ">"),
+    Column("PEAK", 9, _rank_memory, ">", importance=2),
     Column("", 6, _rank_remark, grow=1),
 )

@@ -16,7 +16,7 @@ from gputui.tui.pages.run.ranks import ranks_lines
 from gputui.tui.pages.run.timeline import begins_entry, cost_lines, timeline_lines
 
 CHECKPOINTS_BESIDE = 3
-"""Rows of checkpoints where they stand beside other sections."""
+"""Rows of checkpoints where they are beside other sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sections:
 
 
 def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
-    """The lines of each section where they stand below each other: what is in focus gets what it needs first."""
+    """The lines of each section below each other: what is in focus gets what it needs first."""
     page = sections.page
     checkpoints = len(checkpoint_lines(page, sections.now, width))
     wanted = {
@@ -72,7 +72,7 @@ def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
 
 
 def section_lines(sections: Sections, name: str, width: int, height: int, *, is_titled: bool) -> list[Line]:
-    """One section in ``height`` lines; ``is_titled`` where it stands among others."""
+    """One section in ``height`` lines; ``is_titled`` where there are others."""
     is_focused = is_titled and sections.focus == name
     offset = sections.offsets.get(name, 0)
     if name == "params":
@@ -108,7 +108,7 @@ def _parameters(
 
 
 def _story(sections: Sections, width: int, height: int, offset: int, *, with_evidence: bool) -> list[Line]:
-    """The end of the story, what it cost below it; what is above is said."""
+    """The end of the story, what it cost below it; with the number of lines above."""
     cost = cost_lines(sections.page, width)[: max(0, height - 1)]
     lines = sections.story(width, with_evidence=with_evidence)
     room = max(0, height - len(cost))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import PurePath
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count, duration
 from gputui.recovery import cost
+from gputui.runs.checkpoint_names import step_words
+from gputui.store.attempts import Attempt
 from gputui.store.hardware import GpuView
-from gputui.store.runs import Attempt, DecisionView
+from gputui.store.run_history import DecisionView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.words import run_sign
@@ -20,7 +23,7 @@ from gputui.tui.pages.run.failure import fatal_incident, title_of
 from gputui.tui.pages.run.head import gpu_words
 
 EVIDENCE_SHOWN = 3
-_SINK_STYLES = {"warning": "warn", "error": "bad"}
+_EVENT_STYLES = {"warning": "warn", "error": "bad"}
 
 
 def timeline_lines(
@@ -31,24 +34,24 @@ def timeline_lines(
 
     ``with_evidence`` adds why an incident was taken for what it was.
     """
-    told: list[_Told] = [
+    entries: list[_Entry] = [
         (page.run.created_at, "dim", "queued", [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []),
         *(_start_of(attempt, gpus) for attempt in page.attempts),
         *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
         *_incidents(page, with_evidence=with_evidence),
-        *((event.at, _SINK_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.sink_events),
+        *((event.at, _EVENT_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.data_events),
     ]
     if page.run.ended_at is not None:
         sign = run_sign(page.run.state)
         # Of a failed run the banner has the reason.
         reason = "" if page.run.state == "failed" else clean(page.run.told_reason or "")
-        told.append(
+        entries.append(
             (page.run.ended_at, sign.style, f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else ""), [])
         )
-    told.sort(key=lambda entry: entry[0])
+    entries.sort(key=lambda entry: entry[0])
     lines: list[Line] = []
     day = time.localtime(now)[:3]
-    for at, style, text, details in told:
+    for at, style, text, details in entries:
         local = time.localtime(at)
         if local[:3] != day:
             day = local[:3]
@@ -74,10 +77,10 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
     return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
 
 
-_Told = tuple[float, str, str, list[Span]]
+_Entry = tuple[float, str, str, list[Span]]
 
 
-def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Told]:
+def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
     by_incident: dict[int, list[DecisionView]] = {}
     for decision in page.decisions:
         by_incident.setdefault(decision.incident_id, []).append(decision)
@@ -108,19 +111,20 @@ def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: 
     return lines
 
 
-def _start_of(attempt: Attempt, gpus: Sequence[GpuView]) -> _Told:
+def _start_of(attempt: Attempt, gpus: Sequence[GpuView]) -> _Entry:
     where = gpu_words(attempt.gpus, gpus)
     if attempt.resumed_step is not None:
         # What it was given, until it shows where it went on.
-        begin = attempt.resumed_step if attempt.first_step is None else attempt.first_step
-        text = f"attempt {attempt.number} from step {count(begin)} on {where}"
+        given = step_words(PurePath(attempt.resumed_from or "").name, attempt.resumed_step)
+        begin = given if attempt.first_step is None else f"step {count(attempt.first_step)}"
+        text = f"attempt {attempt.number} from {begin} on {where}"
     else:
         text = f"attempt {attempt.number} on {where}" if attempt.number > 1 else f"started on {where}"
     at = attempt.started_at if attempt.started_at is not None else attempt.created_at
     return (at, "text", text, [])
 
 
-def _end_of(attempt: Attempt) -> _Told:
+def _end_of(attempt: Attempt) -> _Entry:
     assert attempt.ended_at is not None
     if attempt.exit_signal is not None:
         how = f"ended by signal {attempt.exit_signal}"

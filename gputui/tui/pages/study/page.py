@@ -124,12 +124,12 @@ class StudyScreen(ListPage):
         self._shown = trial_rows(page, progress, self.table)
         self.keep_cursor()
         head = study_head(page, snapshot.at, width)
-        detail = detail_lines(self.trial, width) if left - len(head) >= TABLE_LEAST + 3 else []
+        detail = detail_lines(self.trial, snapshot.at, width) if left - len(head) >= TABLE_LEAST + 3 else []
         self.title_lines.show(head, height=len(head))
         if self._point_line is not None:
             spans = self._point_line.spans(max(8, width - 12))
             detail = [
-                rule("NEXT TRIAL", width, "↵ adds it · esc leaves"),
+                rule("NEXT TRIAL", width, "↵ adds it · esc cancels"),
                 fit_line([(" point ", "title"), *spans], width),
             ]
         left -= len(head) + len(detail)
@@ -199,8 +199,13 @@ class StudyScreen(ListPage):
             self.shell.say("There is no other study.")
             return
         place_of = page.known.index(page.study.study_id)
-        self.study_id = page.known[(place_of + by) % len(page.known)]
-        self.table = StudyTable(order=self.table.order, view=self.table.view)
+        self.turn_to(page.known[(place_of + by) % len(page.known)])
+
+    def turn_to(self, study_id: str) -> None:
+        """Show this study."""
+        if study_id != self.study_id:
+            self.study_id = study_id
+            self.table = StudyTable(order=self.table.order, view=self.table.view)
 
     def do_study_view(self) -> None:
         page = self.study
@@ -223,7 +228,7 @@ class StudyScreen(ListPage):
         page = self.study
         assert page is not None
         study_id = page.study.study_id
-        text = f"Stop {study_id}? Its trials that run are stopped, too; gputui study resume goes on with it."
+        text = f"Stop {study_id}? Its running trials are stopped, too; gputui study resume continues it."
         self.shell.confirmed(
             "Stop the study", text, lambda: self.shell.ask("Stop the study", "study_stop", None, {"study": study_id})
         )
@@ -251,7 +256,7 @@ class StudyScreen(ListPage):
         for word in text.split():
             name, sign, value = word.partition("=")
             if not name or not sign or not value:
-                self.shell.say(f"{clean(word)}: write NAME=VALUE, parted by spaces.", "warning")
+                self.shell.say(f"{clean(word)}: write NAME=VALUE, separated by spaces.", "warning")
                 return
             given[name] = yaml.safe_load(value)
         self.shell.ask("Add a trial", "study_enqueue", None, {"study": page.study.study_id, "set": given})

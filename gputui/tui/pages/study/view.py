@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gputui.charts.axes import AxisKind
 from gputui.charts.bars import bar, sparkline
-from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
-from gputui.charts.envelope import Bin
+from gputui.charts.chart import Line, chart
+from gputui.charts.picture import Drawing
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, count, duration, metric_value, percent
 from gputui.store.studies import StudyState, TrialRecord, TrialState
-from gputui.studies.analysis import best_so_far, best_trial, complete, counted, importances, pareto_front
+from gputui.studies import pictures
+from gputui.studies.analysis import best_trial, counted, importances
 from gputui.studies.spec import Dimension, Objective, StudySpec
 from gputui.tui.data.snapshot import Progress, StudyPage
 from gputui.tui.layout.columns import (
@@ -29,11 +29,11 @@ from gputui.tui.layout.columns import (
     selected,
     wrap,
 )
-from gputui.tui.layout.words import STUDY_SIGNS, Sign, clock
+from gputui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock
 
-View = Literal["values", "slices", "front"]
-"""What the pictures show: values over trials and what mattered; the value over each parameter; one objective over the
-other."""
+View = Literal["values", "slices", "courses", "front"]
+"""What the pictures show: values over trials and what mattered; the value over each parameter; the values of each trial
+over its steps; one objective over the other."""
 
 Order = Literal["number", "value"]
 
@@ -41,7 +41,10 @@ HEAD_LINES = 2
 """Lines of the table above its rows."""
 
 SIDE_LEAST = 110
-"""From this width on the pictures stand beside the table."""
+"""From this width on the pictures are beside the table."""
+
+DOT_HEIGHT = 1 / 30
+"""Of a point, as a share of the range of values."""
 
 _GUTTER = 7
 
@@ -71,13 +74,14 @@ class StudyTable:
 
 
 class TrialRow(NamedTuple):
-    """A trial as the table shows it. ``value`` is that of its end, or the last it has shown; ``curve`` its values at
-    rungs, or the losses of its run."""
+    """A trial as the table shows it. ``value`` is that of its end, or the last it has shown; ``curve`` has its value at
+    each rung that any trial passed, or, where ``is_by_rung`` is false, the newest losses of its run."""
 
     trial: TrialRecord
     progress: Progress | None
     value: float | None
     curve: tuple[float | None, ...]
+    is_by_rung: bool
     is_best: bool
 
 
@@ -89,15 +93,18 @@ def trial_rows(page: StudyPage, progress: Mapping[str, Progress], table: StudyTa
     objective = None if page.spec is None else page.spec.objectives[0]
     best = None if objective is None else best_trial(page.trials, objective)
     words = table.filter_text.lower().split()
+    farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
     rows = []
     for trial in page.trials:
         if not all(word in _searched(trial) for word in words):
             continue
         run = None if trial.run_id is None else progress.get(trial.run_id)
-        rungs = tuple(one.value for one in page.rungs.get(trial.number, ()))
-        curve = rungs if len(rungs) > 1 or run is None else run.losses
-        value = trial.value if trial.value is not None else next(iter(rungs[-1:]), None)
-        rows.append(TrialRow(trial, run, value, curve, best is not None and trial.number == best.number))
+        rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
+        is_by_rung = len(rungs) > 1 or run is None
+        curve = tuple(map(rungs.get, range(1, farthest + 1))) if is_by_rung or run is None else run.losses
+        value = trial.value if trial.value is not None else next(reversed(rungs.values()), None)
+        is_best = best is not None and trial.number == best.number
+        rows.append(TrialRow(trial, run, value, curve, is_by_rung, is_best))
     if table.order == "value" and objective is not None:
         sign = 1.0 if objective.direction == "minimize" else -1.0
 
@@ -204,7 +211,7 @@ def _columns(page: StudyPage) -> list[Column[TrialRow]]:
         Column("#", 4, lambda row, _: [(str(row.trial.number), "label")], align=">"),
         Column("STATE", 12, _state, gap=1),
         Column(metric.upper(), max(9, min(16, len(metric))), _value, align=">", gap=1),
-        Column("CURVE", 10, _curve, importance=2, gap=1),
+        Column("CURVE", 10, _curve(page), importance=2, gap=1),
     ]
     if spec is not None and (spec.pruner.kind != "none" or spec.pbt is not None):
         columns.append(Column("RUNG", 5, _rung, align=">", importance=4, gap=1))
@@ -236,8 +243,28 @@ def _value(row: TrialRow, width: int) -> list[Span]:
     return [(text, "text" if row.trial.state is TrialState.COMPLETE else "dim")]
 
 
-def _curve(row: TrialRow, width: int) -> list[Span]:
-    return [(sparkline(row.curve[-width:], width) if row.curve else "", "accent")]
+def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
+    values = [one.value for rungs in page.rungs.values() for one in rungs]
+    reached = [value for value in values if value is not None and math.isfinite(value)]
+    low, high = min(reached, default=None), max(reached, default=None)
+    return lambda row, width: _sparks(row, width, low, high)
+
+
+def _sparks(row: TrialRow, width: int, low: float | None, high: float | None) -> list[Span]:
+    """A curve; those of rungs have the ends of all trials, so that they can be compared."""
+    curve = row.curve
+    if not row.is_by_rung:
+        return [(sparkline(curve[-width:], width) if curve else "", "accent")]
+    # The same rungs lie below each other, so that one sees who was cut short and where.
+    ends = (
+        [len(curve) * cell // width for cell in range(1, width + 1)] if len(curve) > width else range(1, len(curve) + 1)
+    )
+    starts = [0, *ends]
+    cells = [
+        next((value for value in reversed(curve[start:end]) if value is not None), None)
+        for start, end in zip(starts, ends, strict=False)
+    ]
+    return [(sparkline(cells, len(cells), low, high), "accent")]
 
 
 def _rung(row: TrialRow, width: int) -> list[Span]:
@@ -265,14 +292,15 @@ def _param(trial: TrialRecord, name: str) -> str:
 
 def _reason(row: TrialRow, width: int) -> list[Span]:
     if row.trial.reason:
-        return [(clean(row.trial.reason), "dim")]
+        # The state is a column of its own.
+        return [(clean(row.trial.reason.removeprefix(f"{row.trial.state} at ")), "dim")]
     if row.progress is not None and row.trial.state is TrialState.RUNNING and row.progress.step is not None:
         total = "" if row.progress.total_steps is None else f"/{count(row.progress.total_steps)}"
         return [(f"step {count(row.progress.step)}{total}", "dim")]
     return [("" if row.trial.origin == "sampled" else row.trial.origin, "dim")]
 
 
-def detail_lines(row: TrialRow | None, width: int) -> list[Line]:
+def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
     """What there is to say of the trial under the cursor: its point, its run and why it ended."""
     if row is None:
         return []
@@ -281,7 +309,9 @@ def detail_lines(row: TrialRow | None, width: int) -> list[Line]:
     point = ", ".join(f"{clean(name)} {_param(trial, name)}" for name in trial.params)
     first: list[Span] = [(f" Trial {trial.number} ", "title"), (sign.word, sign.style), (f" · {point}", "text")]
     second: list[Span] = [(f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim")]
-    second.append((f" · since {clock(trial.created_at)}", "dim"))
+    second.append((f" · began {dated_clock(trial.created_at, now)}", "dim"))
+    if trial.ended_at is not None:
+        second.append((f" · took {duration(trial.ended_at - trial.created_at)}", "dim"))
     if trial.parent is not None:
         second.append((f" · from trial {trial.parent}", "accent"))
     if trial.starts > 1:
@@ -297,7 +327,8 @@ def detail_lines(row: TrialRow | None, width: int) -> list[Line]:
 def views_of(page: StudyPage) -> tuple[View, ...]:
     """What can be looked at."""
     several = page.spec is not None and len(page.spec.objectives) > 1
-    return ("values", "slices", "front") if several else ("values", "slices")
+    has_courses = any(len(values) > 1 for values in page.rungs.values())
+    return ("values", "slices", *(("courses",) if has_courses else ()), *(("front",) if several else ()))
 
 
 def picture_lines(page: StudyPage, table: StudyTable, width: int, height: int) -> list[Line]:
@@ -308,6 +339,10 @@ def picture_lines(page: StudyPage, table: StudyTable, width: int, height: int) -
     cursor = next((one for one in page.trials if one.number == table.cursor), None)
     if table.view == "slices":
         lines = _slices(page, spec, cursor, width, height)
+    elif table.view == "courses":
+        lines = _drawn(
+            pictures.courses(page.trials, page.rungs, spec), None, width, height, "no trial passed a rung yet"
+        )
     elif table.view == "front" and len(spec.objectives) > 1:
         lines = _front(page, spec.objectives, cursor, width, height)
     else:
@@ -345,42 +380,33 @@ def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
 def _over_trials(
     page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int
 ) -> list[Line]:
-    ended = sorted((one for one in page.trials if one.ended_at is not None), key=lambda one: (one.ended_at, one.number))
-    places = {one.number: place_of for place_of, one in enumerate(ended, 1)}
-    usable = {one.number for one in complete(page.trials)}
-    points = [(places[one.number], one.value) for one in ended if one.number in usable]
-    pruned = [(places[one.number], one.value) for one in ended if one.state is TrialState.PRUNED]
-    best = best_so_far(page.trials, objective)
-    curves = [
-        Curve(_dots(pruned), "dim", "pruned" if pruned else ""),
-        Curve(_dots(points), "series.0", "complete" if points else ""),
-        Curve([_dot(x, value) for x, value in best], "good", "best", best[-1][1] if best else None),
-    ]
+    at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
+    drawing = pictures.over_trials(page.trials, page.rungs, objective, DOT_HEIGHT)
+    return _drawn(drawing, at, width, height, "no trial is over yet")
+
+
+def _drawn(drawing: Drawing, cursor: float | None, width: int, height: int, empty: str) -> list[Line]:
     return chart(
-        [curve for curve in curves if curve.bins],
+        drawing.curves,
         width=width,
         height=height,
-        title=f" {clean(objective.metric)}",
-        x_axis=XAxis("trials over", 1.0, float(max(2, len(ended))), "count"),
-        y_axis=_value_axis([value for _, value in [*points, *best] if value is not None]),
-        cursor=None if cursor is None else places.get(cursor.number),
+        title=f" {drawing.title}",
+        x_axis=drawing.x_axis,
+        y_axis=drawing.y_axis,
+        cursor=cursor,
         least_gutter=_GUTTER,
-        empty_text="no trial is over yet",
+        empty_text=empty,
     )
 
 
-def _value_axis(values: Sequence[float]) -> YAxis:
-    """Logarithmic where the values span more than a factor of 100."""
-    least, most = min(values, default=1.0), max(values, default=1.0)
-    kind: AxisKind = "log" if least > 0 and most / least > 100 else "linear"
-    return YAxis(kind)
-
-
 def _slices(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    """The value over each tuned parameter, as many as fit."""
+    """The value over each tuned parameter; of more than fit those that mattered most."""
     across = 2 if width >= 70 and len(spec.space) > 1 else 1
     down = max(1, min(math.ceil(len(spec.space) / across), height // 7))
-    shown = spec.space[: across * down]
+    places = {
+        one.name: place for place, one in enumerate(importances(page.trials, spec.space, spec.objectives[0]) or ())
+    }
+    shown = sorted(spec.space, key=lambda one: places.get(one.name, 0))[: across * down]
     each_width, each_height = width // across, height // down
     lines: list[Line] = []
     for first in range(0, len(shown), across):
@@ -392,83 +418,13 @@ def _slices(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
 def _slice(
     page: StudyPage, spec: StudySpec, dimension: Dimension, cursor: TrialRecord | None, width: int, height: int
 ) -> list[Line]:
-    name, is_choice = dimension.name, dimension.kind == "choice"
-    is_named = is_choice and any(isinstance(value, str) for value in dimension.choices)
-    choices = [repr(value) for value in dimension.choices]
-
-    def at(trial: TrialRecord) -> float | None:
-        value = trial.params.get(name)
-        if is_named:
-            return float(choices.index(repr(value))) if repr(value) in choices else None
-        return float(value) if isinstance(value, (int, float)) else None
-
-    points = [(x, one.value) for one in complete(page.trials) if (x := at(one)) is not None]
-    pruned = [(x, one.value) for one in page.trials if one.state is TrialState.PRUNED and (x := at(one)) is not None]
-    axis_name = " · ".join(clean(str(value)) for value in dimension.choices) if is_named else clean(name)
-    is_log = dimension.log or (is_choice and _spans_decades(dimension))
-    return chart(
-        [curve for curve in (Curve(_dots(pruned), "dim"), Curve(_dots(points), "series.0")) if curve.bins],
-        width=width,
-        height=height,
-        title=f" {clean(spec.objectives[0].metric)} over {clean(name)}",
-        x_axis=XAxis(axis_name, kind="count" if is_named else "number", scale="log" if is_log else "linear"),
-        y_axis=_value_axis([value for _, value in points if value is not None]),
-        cursor=None if cursor is None else at(cursor),
-        least_gutter=_GUTTER,
-        empty_text="no complete trial yet",
-    )
-
-
-def _spans_decades(dimension: Dimension) -> bool:
-    numbers = [float(value) for value in dimension.choices if isinstance(value, (int, float))]
-    is_positive = len(numbers) == len(dimension.choices) and min(numbers, default=0.0) > 0
-    return is_positive and max(numbers) / min(numbers) >= 100
+    at = None if cursor is None else pictures.place_of(dimension, cursor)
+    drawing = pictures.over_parameter(page.trials, page.rungs, dimension, spec.objectives[0], DOT_HEIGHT)
+    return _drawn(drawing, at, width, height, "no complete trial yet")
 
 
 def _front(
     page: StudyPage, objectives: Sequence[Objective], cursor: TrialRecord | None, width: int, height: int
 ) -> list[Line]:
-    """The second objective over the first; the front in its own colour, joined."""
-    known = [one for one in complete(page.trials) if len(one.values) == len(objectives)]
-    front = pareto_front(page.trials, objectives)
-    return chart(
-        [
-            Curve(_dots([(one.values[0], one.values[1]) for one in known]), "series.0", "trials"),
-            Curve(
-                [_dot(one.values[0], one.values[1]) for one in sorted(front, key=lambda one: one.values[0])],
-                "good",
-                f"front of {len(front)}",
-            ),
-        ],
-        width=width,
-        height=height,
-        title=f" {clean(objectives[1].metric)} over {clean(objectives[0].metric)}",
-        x_axis=XAxis(clean(objectives[0].metric)),
-        cursor=cursor.values[0] if cursor is not None and cursor.values else None,
-        least_gutter=_GUTTER,
-        empty_text="no complete trial yet",
-    )
-
-
-def _dot(x: float, value: float) -> Bin:
-    return Bin(x, x, value, value, value, value, 1)
-
-
-def _dots(points: Sequence[tuple[float, float | None]]) -> list[Bin]:
-    """Points that no line joins, in the order of x; each as a short stroke, for a single dot is easily missed."""
-    known = sorted((x, value) for x, value in points if value is not None and math.isfinite(value))
-    half = (max(value for _, value in known) - min(value for _, value in known)) / 60 if known else 0.0
-    # Nothing is drawn below 0 that has no value there, so that a logarithmic axis stays one.
-    return [
-        Bin(
-            x,
-            x,
-            value - half if value - half > 0 or value <= 0 else value,
-            value + half,
-            value,
-            value,
-            1,
-            gap_before=True,
-        )
-        for x, value in known
-    ]
+    at = cursor.values[0] if cursor is not None and cursor.values else None
+    return _drawn(pictures.front(page.trials, objectives, DOT_HEIGHT), at, width, height, "no complete trial yet")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gputui.charts.envelope import Bin
-from gputui.curves.direction import is_more_better
+from gputui.curves.metric_names import is_more_better
 from gputui.curves.model import ChartData, ChartRequest, Frame, MetricCurve
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
@@ -19,11 +19,13 @@ from gputui.tui.pages.compare.comparison import (
     best_words,
     compare,
     differing,
+    grid_page,
     group_next,
     in_order,
     metric_names,
     param_texts,
 )
+from tests.texts import mentions
 
 
 def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
@@ -146,7 +148,7 @@ def test_what_all_runs_measured_comes_first() -> None:
         "a": measured("loss", names=("lr", "loss", "own")),
         "b": measured("loss", names=("lr", "loss", "val/loss")),
     }
-    assert metric_names(data) == ("loss", "lr", "own", "val/loss")
+    assert metric_names(data) == ("loss", "lr", "val/loss", "own")
 
 
 def test_sorted_by_what_they_differ_in() -> None:
@@ -168,10 +170,32 @@ def test_everything_that_they_differ_in() -> None:
     assert param_texts(ROWS, ALL) == [
         "lr 0.1 · a, c", "lr 0.01 · b", "", "batch 64 · a, b", "batch 32 · c", "", "extra – · a, b", "extra true · c",
     ]  # fmt: skip
-    assert param_texts(ROWS[:1], ALL) == ["These runs were launched with the same parameters."]
+    (only,) = param_texts(ROWS[:1], ALL)
+    assert mentions(only, "same parameters")
 
 
 def test_the_best_of_all_is_better_than_another() -> None:
     groups = compare(ROWS, DATA, ALL, 0.0)
     assert best_of(groups, "loss") == 0.5
     assert best_of(compare(ROWS, DATA, Comparison.of(("a", "c"), "loss"), 0.0), "loss") is None
+
+
+def test_runs_of_other_code_differ_in_it() -> None:
+    def with_code(row: RunRow, commit: str) -> RunRow:
+        spec = json.loads(row.run.spec_json) | {"code": {"commit": commit * 8, "branch": "main", "changed_files": 1}}
+        return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
+
+    rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
+    assert differing(rows)["code"] == ("a1a1a1a1 on main, 1 file changed", "b2b2b2b2 on main, 1 file changed")
+    assert "code" not in differing([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
+
+
+def test_runs_that_share_a_colour_have_the_next_that_is_free() -> None:
+    drawn = Comparison.of(("a", "b", "c"), colours={"a": 5, "b": 5, "c": 0}).drawn
+    assert drawn == ("b", "c", None, None, None, "a")
+
+
+def test_the_grid_shows_the_page_of_the_metric_in_focus() -> None:
+    names = ("a", "b", "c", "d", "e")
+    assert grid_page(names, "b", 2) == ("a", "b") and grid_page(names, "e", 2) == ("e",)
+    assert grid_page(names, None, 4) == names[:4] and grid_page((), "a", 4) == ()

@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, write_private
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.snapshot import Interest
+from gputui.tui.dialogs.sheet import DiffScreen
 from gputui.tui.pages.alerts.page import AlertsScreen
+from gputui.tui.pages.compare.comparison import Comparison
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen
+from tests.texts import mentions
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
-from tests.tui.test_screens import overview, text
+from tests.tui.test_screens import overview, text, until
 from tests.tui.test_snapshots import Compare
 
 RATES = (0.1, 0.03, 0.01)
@@ -58,8 +63,58 @@ async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: Gput
         assert "lr" in table and "batch_size" in table and "depth" not in table
         assert all(f"sweep-{number}" in table and str(rate) in table for number, rate in enumerate(RATES, 1))
         assert "0.1970" in table  # 8 / (1 + 396 × 0.1)
-        legend = text(app, "charts").splitlines()[0]
-        assert all(mark in legend for mark in "●■▲")
+        charts = text(app, "charts")
+        ends = [f"{mark} sweep-{number}" for number, mark in enumerate("●■▲", 1)]
+        assert all(end in charts for end in ends), "each curve ends with its run's name"
+
+
+async def test_the_first_metrics_are_a_grid_or_one(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.pause()
+        assert "▸loss" in text(app, "charts") and "val/accuracy" in text(app, "charts")
+        await pilot.press("tab")
+        await pilot.pause()
+        assert "▸val/accuracy" in text(app, "charts") and " loss" in text(app, "charts")
+        await pilot.press("v")
+        await pilot.pause()
+        assert "val/accuracy" in text(app, "charts") and "loss" not in text(app, "charts")
+        await pilot.press("v")
+        await pilot.pause()
+        await pilot.click("#charts", offset=(12, 3))
+        assert page.comparison.metric == "loss", "a click chooses the chart"
+        assert page.charts.cursor is not None
+
+
+async def test_x_is_cut_to_the_shortest_run_by_a_key(filler: Filler, make_app: MakeApp) -> None:
+    filler.agent()
+    for name, last in (("sweep-1", 396), ("sweep-2", 8)):
+        filler.run(name, "failed", name="sweep", ended_ago=30.0)
+        filler.attempt(name, 1, "failed")
+        filler.metrics(name, 1, [{"step": step, "time": filler.now, "loss": 9.0} for step in range(0, last + 1, 4)])
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.pause()
+        whole = page.charts.extent
+        await pilot.press("w")
+        await pilot.pause()
+        cut = page.charts.extent
+        assert whole is not None and cut is not None and (whole.newest, cut.newest) == (396, 8)
+        assert "cut to the shortest" in text(app, "head")
+        await pilot.press("w")
+        assert page.charts.extent == whole
+
+
+async def test_a_run_has_its_colour_whatever_it_is_compared_with(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        assert page.comparison.drawn[:3] == ("sweep-1", "sweep-2", "sweep-3")
+        await pilot.press("escape")
+        await pilot.pause()
+        app.compare(None, ("sweep-3", "sweep-2"))
+        await pilot.pause()
+        assert compared(app).comparison.drawn[:3] == (None, "sweep-2", "sweep-3")
 
 
 async def test_marked_runs_only(app: GputuiApp) -> None:
@@ -119,7 +174,7 @@ async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
         assert "max" in text(app, "runs")
         await pilot.press("shift+tab", "m", "y")
         await pilot.pause()
-        assert "smoothing 0.6" in text(app, "head") and "log y" in text(app, "head")
+        assert "smoothing 0.8" in text(app, "head") and "log y" in text(app, "head")
         await pilot.press("slash", *"acc")
         assert "val/accuracy" in text(app, "head")
         await pilot.press("enter")
@@ -159,7 +214,7 @@ async def test_runs_that_are_gone(app: GputuiApp, filler: Filler) -> None:
         filler.connection.execute("DELETE FROM runs")
         app.feed.refresh()  # type: ignore[attr-defined]
         await pilot.pause()
-        assert "None of these runs is there any more" in text(app, "runs")
+        assert mentions(text(app, "runs"), "None of these runs")
         await pilot.press("o", "b", "space", "enter", "right", "plus", "tab", "down")
         assert app.screen is page
 
@@ -248,3 +303,29 @@ async def test_sorted_by_a_parameter(app: GputuiApp) -> None:
         assert page.comparison.sort_param == "lr" and "by lr" in text(app, "head")
         places = [text(app, "runs").index(f"sweep-{number}") for number in (3, 2, 1)]
         assert places == sorted(places)  # the smallest rate first
+
+
+async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) -> None:
+    for number, rate in enumerate(("0.1", "0.2", None), 1):
+        diff = f"diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-lr = 1\n+lr = {rate}\n"
+        code = None if rate is None else {"commit": "0" * 40, "branch": "main", "changed_files": 1, "diff": diff}
+        folder = filler.workspace.run_dir(f"sweep-{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = RunSpec(name="sweep", launcher="python", program=("x.py",), python="python", workdir="/", code=code)
+        write_private(folder / SPEC_FILE, spec.to_json())
+    async with app.run_test(size=(80, 24)) as pilot:
+        page = await opened(app, pilot)
+        page.comparison = Comparison.of(("sweep-1", "sweep-2"))
+        page.changed()
+        page.point_at("sweep-2")
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(app.screen, DiffScreen))
+        styles = {part: style for line in app.screen.lines(76) for part, style in line}  # type: ignore[attr-defined]
+        assert styles["++lr = 0.2"] == "good"
+        await pilot.press("escape")
+        page.comparison = Comparison.of(("sweep-1", "sweep-3"))
+        page.changed()
+        page.point_at("sweep-3")
+        await pilot.press("e")
+        await until(pilot, lambda: "sweep-3" in text(app, "message"))
+        assert app.screen is page

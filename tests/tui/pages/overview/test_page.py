@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gputui.store import commands
+from gputui.tui.actions.reasons import NO_RUN
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.pages.gpu.page import GpuScreen
 from gputui.tui.pages.overview.gpus import row_at
 from gputui.tui.pages.run.page import RunScreen
+from gputui.tui.pages.study.page import StudyScreen
+from tests.texts import mentions
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler, uuid
 from tests.tui.test_screens import SMALL, asked, feed_of, overview, text
@@ -40,12 +43,25 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
         assert overview(app).focus_at.section == "runs" and overview(app).table.cursor == "vit-b16-1"
 
 
+async def test_a_letter_after_the_key_chooses_the_order(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("o", "l")
+        assert overview(app).table.order == "loss"
+        await pilot.press("o", "s")
+        assert overview(app).table.order == "state" and isinstance(app.screen, type(overview(app)))
+        # Later the letter is its own key again, and after any other key too.
+        await pilot.press("o", "down", "s")
+        assert isinstance(app.screen, ConfirmScreen) and app.settings.sort == "newest"
+        await pilot.press("n")
+        assert asked(filler) == []
+
+
 async def test_actions_are_about_what_the_cursor_stands_on(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("shift+tab", "s")  # GPU 0: gpt2-124m's
         assert isinstance(app.screen, ConfirmScreen)
         await pilot.press("n", "down", "down", "down", "down", "s")
-        assert "There is no run to choose." in text(app, "message")  # GPU 4 is free
+        assert NO_RUN in text(app, "message")  # GPU 4 is free
         await pilot.press("tab", "tab", "home", "enter")
         await pilot.pause()
         assert isinstance(app.screen, RunScreen) and app.screen.run_id == "vit-b16-1"
@@ -106,8 +122,8 @@ async def test_the_queue_is_paused_after_a_question_and_opened_without(app: Gput
         filler.pause_queue("me", seconds_ago=5)
         feed_of(app).refresh()
         await pilot.pause()
-        assert "nothing new starts" in text(app, "message")
-        assert "queue paused by me, P opens it" in text(app, "runs")
+        assert mentions(text(app, "message"), "no run starts")
+        assert mentions(text(app, "runs"), "paused by me", "P ")
         await pilot.press("P")
         await pilot.pause(0.2)
         assert asked(filler)[-1] == ("queue_resume", None, {})
@@ -122,7 +138,7 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         await pilot.pause()
         assert "#1 priority 5 · next" in text(app, "runs") and "#2 · waits for 2 GPUs" in text(app, "runs")
         await pilot.press("plus")
-        assert "only a waiting run can move" in text(app, "message")
+        assert mentions(text(app, "message"), "waiting run")
         await pilot.press("down", "down", "minus")
         await pilot.pause(0.2)
         assert asked(filler) == [("queue_move", "lr-sweep-4", {"place": "down"})]
@@ -131,7 +147,7 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         commands.give_answer(filler.connection, waiting.command_id, "done", now=filler.now, result=result)
         feed_of(app).refresh()
         await pilot.pause()
-        assert "lr-sweep-4 is #2 in the queue" in text(app, "message")
+        assert mentions(text(app, "message"), "lr-sweep-4", "#2")
         await pilot.press("down", "plus")
         await pilot.pause(0.2)
         assert asked(filler)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
@@ -265,3 +281,23 @@ def test_cells_of_two_columns(cell: tuple[int, int], found: int | None) -> None:
 def test_cells_of_rows_that_scroll() -> None:
     assert [row_at(16, 60, 6, 9, 5, y) for y in range(6)] == [None, 9, 10, 11, 12, None]
     assert [row_at(2, 60, 6, 0, 5, y) for y in range(4)] == [None, 0, 1, None]
+
+
+async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study()
+    app = make_app()
+    async with app.run_test(size=LARGE) as pilot:
+        table = overview(app)
+        (stands_for,) = table.folded_trials.values()
+        ended = {row.run.run_id for row in app.snapshot.runs if row.run.study_id and row.run.state.is_over}
+        assert {row.run.run_id for row in stands_for} == ended and len(ended) > 2
+        assert ended & set(table.row_ids) == {stands_for[0].run.run_id}
+        (line,) = [line for line in text(app, "runs").splitlines() if "trials:" in line]
+        assert f"{len(ended)} trials" in line
+        table.point_at(stands_for[0].run.run_id)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, StudyScreen) and app.screen.study_id == stands_for[0].run.study_id
+        await pilot.press("escape", "slash", *stands_for[1].run.run_id, "enter")
+        assert stands_for[1].run.run_id in table.row_ids and not table.folded_trials

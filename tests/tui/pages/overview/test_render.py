@@ -13,6 +13,7 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.config import Workspace
 from gputui.store.database import open_reader
+from gputui.store.rollups import HostHistory
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.layout.columns import between, fitting, rule, wrap
@@ -71,7 +72,7 @@ def test_gpu_rows_at_80_columns(snapshot: Snapshot) -> None:
     lines = gpu_lines(snapshot, 80, 9)
     assert widths(lines) == {80}
     assert text_of(lines) == [
-        "  #  UTIL         MEMORY          TEMP    POWER  RUN / USER          STEP/S WAIT",
+        "  #  UTIL         MEMORY          TEMP    POWER  RUN / USER          STEP/S DATA",
         "  0   97% █████▉   71/80G  █████▍  64° 612/700W  gpt2-124m-1 r0        3.33   2%",
         "  1   96% █████▊   71/80G  █████▍  66° 608/700W  gpt2-124m-1 r1        3.33   2%",
         "  2   12% ▊░░░░░   71/80G  █████▍  58° 310/700W  gpt2-…4m-1 r2 slow    2.22  27%",
@@ -152,7 +153,7 @@ def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, works
 def test_all_gpus_in_one_line(snapshot: Snapshot) -> None:
     text = text_of([aggregate_line(snapshot, 80)])[0]
     assert text.startswith(" 8 GPUs ✗1  util 55% ")
-    assert text.endswith("mem 347/560 GiB  2.9/4.9 kW  hottest ▲3 88°C")
+    assert text.endswith("mem 347/560 GiB  2.9/4.9 kW  hottest ▲GPU 3 88°C")
 
 
 def test_totals_leave_out_what_nobody_knows() -> None:
@@ -176,7 +177,7 @@ def test_charts_and_the_line_above_them_tell_the_same_figures(snapshot: Snapshot
     assert re.findall(r"power ([\d.]+) kW", head) == [f"{total.power_watts / 1000:.2f}"]
     assert f"  {total.power_watts / 1000:.1f}/" in line
     assert re.findall(r"utilisation (\d+)%", head) == re.findall(r"util (\d+)%", line)
-    assert re.findall(r"hottest (\d+)°C", head) == re.findall(r"hottest ▲?\d (\d+)°C", line)
+    assert re.findall(r"hottest (\d+)°C", head) == re.findall(r"hottest ▲?GPU \d (\d+)°C", line)
 
 
 def test_a_chart_of_power_has_one_unit() -> None:
@@ -226,6 +227,9 @@ def test_head_and_host(snapshot: Snapshot) -> None:
         " host  cpu 34%  ram 88/256 GiB  disk 71% full  shm 4%  read 1.2 GB/s"
     ]
     assert text_of([host_line(Snapshot(NOW), 80)]) == [" host  no sample yet"]
+    busy = HostHistory((None, 0.0, 50.0, 100.0), (None, 0.0, 128.0 * 2**30, 256.0 * 2**30), *[(None,) * 4] * 4)
+    [wide] = text_of([host_line(replace(snapshot, host_history=busy), 160)])
+    assert re.search(r"cpu 34% [▁▂▃▄▅▆▇█]+  ram 88/256 GiB [▁▂▃▄▅▆▇█]+  ", wide)
 
 
 # --- runs and events
@@ -237,7 +241,7 @@ def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
     text = text_of(lines)
     assert text[0] == " RUNS ─────────── STATE ──── failures cost 422 steps, 1 h 06 and 2.1 GPU-hours ─"
     assert text[1].startswith("▸● vit-b16-1      running ↻2 ") and "10%  9 440/90 000    1.9" in text[1]
-    assert text[1].endswith("6 h 43 left")
+    assert text[1].endswith("6 h 43")
     assert text[2].startswith(" ● gpt2-124m-1    running ") and "68%   4 120/6 000    1.9" in text[2]
     assert text[3] == " ◌ lr-sweep-3     queued       #1 · waits for 2 GPUs, first in line"
     assert text[4].startswith(" ✗ resnet50-2     failed ") and "           12  1 h ago · a Python exc" in text[4]
@@ -345,3 +349,15 @@ def test_an_empty_machine_is_calm(workspace: Workspace) -> None:
 )
 def test_a_moment_in_nine_cells_tells_the_hour_as_long_as_the_day_is_clear(ago: float, shown: str) -> None:
     assert moment(NOW - ago, NOW) == shown
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "shown"),
+    [(3_060, 8_000, "3 060/8 000"), (49_026, 120_000, "49 026/120k"), (12_345_678, 99_000_000, "12 345 678")],
+)
+def test_steps_are_never_cut(overnight: None, workspace: Workspace, step: int, total: int, shown: str) -> None:
+    snapshot = read(workspace)
+    row = snapshot.runs[0]
+    row = replace(row, progress=replace(row.progress, step=step, total_steps=total))
+    line = text_of(runs_lines([row], RunsState(), surroundings(snapshot), 120, 2))[1]
+    assert row.run.state == "running" and f" {shown} " in line

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gputui.charts.cells import cell_width
-from gputui.runs.log_lines import Level
+from gputui.runs.log_levels import Level
+from gputui.runs.stop_reports import stop_report
 from gputui.tui.data import log_tail
 from gputui.tui.data.log_tail import LogReader
 from gputui.tui.data.snapshot import LogTail
@@ -264,3 +265,18 @@ def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
     chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
     assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
     assert reader.read(tmp_path / "6", "rank 7").label == "launcher"
+
+
+def test_the_launchers_report_of_a_stop_is_no_error() -> None:
+    lines = (
+        "step 3 ValueError: of an earlier step", "Traceback (most recent call last):", '  File "run.py", line 1',
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15",
+    )  # fmt: skip
+    view = LogView()
+    view.update(LogTail("launcher", lines=lines, levels=bytes([2, 2, 2, 2]), first=10), 8)
+    for was_stopped, styles in ((True, ["bad", "dim", "dim", "dim"]), (False, ["bad"] * 4)):
+        drawn = log_lines(view, None, 100, 8, was_stopped=was_stopped)
+        assert [line[1][1] for line in drawn[1:]] == styles
+        assert ("SignalException" in "".join(text for text, _ in drawn[0])) == was_stopped
+    assert stop_report(lines[:1]) is None and stop_report(()) is None
+    assert stop_report((*lines, "Traceback (most recent call last):", "KeyError: 1")) is None

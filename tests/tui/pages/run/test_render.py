@@ -26,6 +26,7 @@ from gputui.curves.model import (
 )
 from gputui.store.database import open_reader
 from gputui.store.events import add_event
+from gputui.store.metrics import queries
 from gputui.tui.data.progress import rank_rows
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, Moment, RankRow, RunPage, Snapshot
@@ -111,6 +112,42 @@ def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
 
     rows = rank_rows([line(0, 0.5), line(1, 0.5), line(2, 0.9)])
     assert rows[2].is_slow and not rows[0].is_slow
+    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, NOW, 80, 8))[1:]]
+    assert work == [["500", "ms"], ["500", "ms"], ["900", "ms"]], "the row shows what it is called slow by"
+
+
+def test_different_steps_of_ranks_are_not_compared() -> None:
+    from gputui.store.metrics.queries import RankLine
+
+    lines = [
+        RankLine(0, 10, NOW, {"step_time": 0.03, "comm_time": 0.0}),
+        RankLine(1, 11, NOW, {"step_time": 0.05, "comm_time": 0.0}),
+    ]
+    assert not any(row.is_slow for row in rank_rows(lines).values())
+    # Over the steps that both have written rank 0 is the slow one, whatever the newest line of rank 1 says.
+    means = {0: {"step_time": 0.05, "comm_time": 0.0}, 1: {"step_time": 0.03, "comm_time": 0.0}}
+    rows = rank_rows(lines, means)
+    assert rows[0].is_slow and not rows[1].is_slow and rows[1].step == 11
+
+
+def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1")
+    filler.attempt("vit-1", 1)
+    lines = [
+        {"step": step, "rank": rank, "step_time": 0.1, "comm_time": 0.02 if rank == 1 else 0.06}
+        for step in range(40)
+        for rank in (0, 1)
+    ]
+    # One slow step of rank 0, which its peer has not written yet.
+    lines.append({"step": 40, "rank": 0, "step_time": 0.9, "comm_time": 0.0})
+    filler.metrics("vit-1", 1, lines)
+    with closing(open_reader(workspace.database)) as connection:
+        means = queries.rank_means(connection, "vit-1", 1, 2)
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1"))
+    assert means[0]["comm_time"] == pytest.approx(0.06) and means[1]["step_time"] == pytest.approx(0.1)
+    assert snapshot.page is not None
+    ranks = snapshot.page.progress.ranks
+    assert ranks[1].is_slow and not ranks[0].is_slow and ranks[0].step == 40
 
 
 # --- the timeline and what it cost
@@ -171,6 +208,9 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     assert shown[3].endswith("✗ was left by a rollback, attempt 2")
     assert shown[4] == "  … 4 older ones"
     assert checkpoint_note(found, NOW) == "8, newest step 9 000, 1 min old"
+    # The step of a file that is written over is that of the metrics at its time.
+    over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
+    assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
     for nothing, words in (
         (None, "names no place"), (CheckpointList(), "Looking"), (CheckpointList(is_known=True), "None has been"),
     ):  # fmt: skip
@@ -393,7 +433,7 @@ def test_charts_fill_their_place(
 
 def test_a_long_name_leaves_its_place_to_the_state_and_the_step(page: RunPage, snapshot: Snapshot) -> None:
     name = "pretraining-with-a-name-that-a-sweep-made-lr0.0003-bs512-seed7-12"
-    long = replace(page, run=replace(page.run, run_id=name))
+    long = replace(page, run=replace(page.run, run_id=name, name=name))
     line = run_head(long, snapshot.gpus, NOW, 80)
     assert widths([line]) == {80}
     [text] = text_of([line])
@@ -475,9 +515,17 @@ def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
     assert any("→ sinks: jsonl, mlflow" in line for line in text)
     told = [index for index, line in enumerate(text) if " sink mlflow: " in line]
     assert [lines[index][1][1] for index in told] == ["warn", "dim"]
+    # Of what is read and kept of it too, of a run without sinks as well.
+    del spec["sinks"]
+    filler.connection.execute("UPDATE runs SET spec = ? WHERE run_id = 'vit-b16-1'", (json.dumps(spec),))
+    unmatched: dict[str, Any] = {"key": "*.pt", "run_id": "vit-b16-1", "severity": "warning"}
+    add_event(filler.connection, "checkpoints_unmatched", "no file matched *.pt", now=NOW - 50, **unmatched)
+    page = SnapshotReader(filler.workspace).read(filler.connection, NOW, Interest(run_id="vit-b16-1")).page
+    assert page is not None
+    assert any("no file matched *.pt" in line for line in text_of(timeline_lines(page, now.gpus, NOW, 80)))
     then = reader.read(filler.connection, NOW, Interest(run_id="vit-b16-1", moment=Moment(NOW - 200)))
     assert then.page is not None
-    assert [(event.kind, event.key) for event in then.page.sink_events] == [("sink_failed", "mlflow")]
+    assert [(event.kind, event.key) for event in then.page.data_events] == [("sink_failed", "mlflow")]
 
 
 def test_what_was_measured_at_step_0_alone_has_no_place_on_a_logarithmic_axis() -> None:

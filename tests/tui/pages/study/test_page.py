@@ -41,7 +41,7 @@ async def opened(pilot: Pilot[Any]) -> None:
 
 
 @SIZES
-@pytest.mark.parametrize("keys", [(), ("v",)], ids=["values", "slices"])
+@pytest.mark.parametrize("keys", [(), ("v",), ("v", "v")], ids=["values", "slices", "courses"])
 def test_a_study(
     snap_compare: Callable[..., bool],
     filler: Filler,
@@ -159,11 +159,11 @@ async def test_several_objectives_have_a_front(filler: Filler, make_app: MakeApp
     async with app.run_test(size=(120, 36)) as pilot:
         await opened(pilot)
         views = []
-        for _ in range(3):
+        for _ in range(4):
             views.append(page(app).table.view)
             await pilot.press("v")
             await pilot.pause()
-        assert views == ["values", "slices", "front"] and page(app).table.view == "values"
+        assert views == ["values", "slices", "courses", "front"] and page(app).table.view == "values"
 
 
 async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, filler: Filler) -> None:
@@ -188,3 +188,16 @@ async def test_the_study_is_paused_and_stopped(app: GputuiApp, filler: Filler) -
         await pilot.press("X", "y")
         await until(pilot, lambda: len(asked(filler)) == 2)
         assert [verb for verb, _, _ in asked(filler)] == ["study_pause", "study_stop"]
+
+
+async def test_the_same_rungs_of_trials_lie_below_each_other(app: GputuiApp) -> None:
+    async with app.run_test(size=(170, 36)) as pilot:
+        await opened(pilot)
+        lines = text(app, "trials").splitlines()
+        column = lines[1].index("CURVE")
+        curves = {int(line[:5]): line[column : column + 10] for line in lines[2:16]}
+        assert curves[0].strip() and len(curves[0].rstrip()) == 10
+        # Pruned at rung 5 of 27, and still at rung 3.
+        assert curves[2][0] != " " and len(curves[2].rstrip()) == 2
+        assert curves[12][0] != " " and len(curves[12].rstrip()) == 2
+        assert "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
