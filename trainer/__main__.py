@@ -17,7 +17,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import NoReturn
 
 from trainer import commands, config
-from trainer.config import Action, Settings
+from trainer.config import RunMode, Settings
 from trainer.errors import RankError, SettingsError, TrainerError, show
 
 # torch reads the first; newer ones call it by the second name as well.
@@ -25,7 +25,7 @@ _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def prepare_environment(settings: Settings, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what CUDA's allocator and cuBLAS read when they start; whatever else is there stays."""
+    """Set what CUDA's allocator and cuBLAS read when they start; keep other values."""
     if settings.expandable_segments:
         for name in [name for name in _ALLOCATOR if name in environment] or _ALLOCATOR[:1]:
             environment[name] = _with_expandable_segments(environment.get(name, ""))
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings, action = config.from_arguments(given, os.environ)
     except SettingsError as error:
         return _report(error)
-    if action is not Action.TRAIN:
+    if action is not RunMode.TRAIN:
         if _is_main():
             shown = (
                 config.as_json(settings)
-                if action is Action.PRINT_CONFIG
+                if action is RunMode.PRINT_CONFIG
                 else json.dumps(config.json_schema(), indent=2)
             )
             print(shown)

@@ -8,7 +8,7 @@ import torch
 
 from trainer.data import Text
 from trainer.errors import SettingsError
-from trainer.session import Session
+from trainer.session import PhaseSession
 from trainer.tokenizer import Tokenizer
 
 
@@ -23,10 +23,10 @@ class Answer:
 class Prompts:
     """The held-out prompts that came with the tokens. All ranks make it and call it together.
 
-    Raises SettingsError where the tokens came without any.
+    Raises SettingsError if the tokens came without any.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PhaseSession) -> None:
         data = session.data
         if not isinstance(data, Text) or data.tokenizer is None or not data.prompts:
             raise SettingsError("--answer-every needs tokens that python -m trainer prepare has made")

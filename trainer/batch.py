@@ -43,7 +43,7 @@ def smaller(batch_size: int, grad_accum: int) -> tuple[int, int] | None:
 class Probe:
     """Memory that training with one batch size took, in bytes.
 
-    `peak_bytes` is the most that was reserved, `base_bytes` what is there between steps whatever the batch (weights,
+    `peak_bytes` is the most that was reserved, `base_bytes` what is reserved between steps for any batch (weights,
     gradients, the optimizer's state; 0 where unknown), `total_bytes` what there is.
     """
 
@@ -61,8 +61,8 @@ class AutoBatch:
     """
 
     def __init__(self, limit: int) -> None:
-        self.result = 0  # the largest size so far that fits; 0 where none is known
-        self.next_try: int | None = 1  # None where the search is over
+        self.result = 0  # the largest size so far that fits; 0 if none is known
+        self.next_try: int | None = 1  # None if the search is over
         self._limit = limit
         self._too_large = limit + 1
         self._points: list[tuple[int, float]] = []  # batch size and share of the memory, the last two of growing size
@@ -108,8 +108,8 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
     """The largest micro batch that fits on every rank, up to `limit`. All ranks call it (collective).
 
     `probe` trains with a batch size, at least one complete step so that the optimizer's state exists, and says what
-    memory it took; None where it ran out of memory. With such a batch, `grad_accum` stays what the settings say: the
-    effective batch is batch * grad_accum * ranks. Raises TrainerError where not even one sample fits.
+    memory it took; None if it ran out of memory. With such a batch, `grad_accum` stays what the settings say: the
+    effective batch is batch * grad_accum * ranks. Raises TrainerError if not even one sample fits.
     """
     search = AutoBatch(limit)
     while (size := search.next_try) is not None:
@@ -127,7 +127,7 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
 
 
 def _everybodys(mine: Probe | None, world: World) -> list[Probe] | None:
-    """All ranks' probes; None where any rank ran out of memory."""
+    """All ranks' probes; None if any rank ran out of memory."""
     votes = [0.0] * (1 + 3 * world.size)
     if mine is None:
         votes[0] = 1.0

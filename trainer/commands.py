@@ -50,9 +50,9 @@ def _add_prepare(parser: argparse.ArgumentParser) -> None:
 
 
 def _prepare(given: argparse.Namespace) -> int:
-    from trainer.preparing import Plan, prepare
+    from trainer.preparing import PreparationPlan, prepare
 
-    plan = Plan(tuple(given.inputs), given.tokenizer, given.context, given.held_out, given.column)
+    plan = PreparationPlan(tuple(given.inputs), given.tokenizer, given.context, given.held_out, given.column)
     if given.processes is not None and given.processes < 1:
         raise SettingsError("--processes must be 1 or more")
     try:

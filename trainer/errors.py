@@ -12,7 +12,7 @@ import sys
 
 
 class TrainerError(Exception):
-    """Training cannot go on; the message says what, where and what to do next."""
+    """Training cannot continue; the message says what, where and what to do next."""
 
     exit_code = 1
 
@@ -42,7 +42,7 @@ def show(text: str, *, error: bool = False) -> None:
     with contextlib.suppress(OSError, ValueError):  # a full disk or a reader that left; closed
         try:
             descriptor = stream.fileno()
-        except OSError:  # something in memory that stands for it
+        except OSError:  # an in-memory replacement
             print(text, file=stream, flush=True)
             return
         stream.flush()

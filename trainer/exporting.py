@@ -73,7 +73,7 @@ class Restored:
     step: int
 
     def tokenizer(self) -> Tokenizer:
-        """Raises TrainerError where the model was not trained on tokens of a known tokenizer."""
+        """Raises TrainerError if the model was not trained on tokens of a known tokenizer."""
         if not (self.folder / "tokenizer.json").is_file():
             raise TrainerError(
                 f"{self.checkpoint} was trained on tokens without their tokenizer; prepare them with"
@@ -85,7 +85,7 @@ class Restored:
 def restore(place: Path, weights: Weights = "last") -> Restored:
     """The network of a run's folder, of its folder of checkpoints, or of one checkpoint.
 
-    Raises CheckpointError where there is no valid checkpoint, or none with such weights, and TrainerError where the
+    Raises CheckpointError if there is no valid checkpoint, or none with such weights, and TrainerError where the
     model is none of transformers.
     """
     path = _checkpoint(place, weights)
@@ -117,7 +117,7 @@ def restore(place: Path, weights: Weights = "last") -> Restored:
 def export(place: Path, out: Path, weights: Weights = "last") -> Restored:
     """Writes a folder that transformers loads: safetensors, config.json and the tokenizer. Returns what is in it.
 
-    An earlier export at `out` is replaced, whole. Raises SettingsError where something else is there, and otherwise
+    An earlier export at `out` is replaced, whole. Raises SettingsError if something else is there, and otherwise
     like `restore`.
     """
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):

@@ -1,4 +1,4 @@
-"""Faults on purpose, to see that whatever watches over the training can deal with them.
+"""Injected faults, to test that a supervisor handles them.
 
 A fault is written ``kind@step=N`` with further options after commas, several of them separated by semicolons::
 
@@ -48,7 +48,7 @@ OOM_TEXT = (
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlannedFault:
     """One fault. `times` is how often it may fire in an output directory, or ALWAYS."""
 
     kind: str
@@ -73,7 +73,7 @@ class Fault:
         return (step >= self.step if late else step == self.step) and batch_size > self.above
 
 
-def parse(text: str) -> list[Fault]:
+def parse(text: str) -> list[PlannedFault]:
     """Faults from their description; an empty text and ``none`` stand for no fault.
 
     Raises SettingsError naming what is wrong with which fault.
@@ -83,7 +83,7 @@ def parse(text: str) -> list[Fault]:
     return [_parse_one(part.strip()) for part in text.split(";") if part.strip()]
 
 
-def _parse_one(text: str) -> Fault:
+def _parse_one(text: str) -> PlannedFault:
     def wrong(why: str) -> SettingsError:
         return SettingsError(f"--inject {text}: {why}")
 
@@ -114,7 +114,7 @@ def _parse_one(text: str) -> Fault:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
         raise wrong(f"seconds= must be a number of at least 0, got {values['seconds']!r}")
-    fault = Fault(
+    fault = PlannedFault(
         kind=kind,
         step=whole("step", 0, 1),
         rank=whole("rank", 0, 0),
@@ -129,7 +129,7 @@ def _parse_one(text: str) -> Fault:
 
 
 class Injector:
-    """Fires the faults of one rank. Does nothing, and costs nothing, where there are none."""
+    """Fires the faults of one rank. Does nothing, and costs nothing, if there are none."""
 
     def __init__(self, descriptions: Sequence[str], rank: int, directory: Path) -> None:
         self._faults = [fault for text in descriptions for fault in parse(text) if fault.rank == rank]
@@ -153,7 +153,7 @@ class Injector:
             if fault.kind == "disk_full" and fault.due(step, 1) and self._take(fault):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def _take(self, fault: Fault) -> bool:
+    def _take(self, fault: PlannedFault) -> bool:
         """Counts one firing on disk, and says whether it is still allowed.
 
         The count is durable before the fault fires: a process that dies of it cannot meet it again.
@@ -171,7 +171,7 @@ class Injector:
         return True
 
 
-def _fire(fault: Fault) -> None:
+def _fire(fault: PlannedFault) -> None:
     """Does what the kind says; returns only for those that let the step go on."""
     show(f"trainer: injecting {fault}", error=True)
     if fault.kind == "oom":

@@ -17,12 +17,12 @@ from trainer.checkpoints.streams import sign_of_life
 from trainer.errors import SettingsError
 from trainer.faults import Injector
 from trainer.probing import largest_batch
-from trainer.session import Session
+from trainer.session import PhaseSession
 from trainer.signals import Signals
 from trainer.stepper import Stepper
 from trainer.telemetry.peaks import peak_of
 from trainer.telemetry.telemetry import Telemetry
-from trainer.telemetry.timing import Lagged, Pending, Result, StepClock
+from trainer.telemetry.timing import Lagged, Pending, Result, StepTimer
 from trainer.validation import validate
 
 # Below it the loss of fp16 vanishes before its gradients become finite: those come from the model, not from the scale.
@@ -30,7 +30,7 @@ SMALLEST_LOSS_SCALE = 2.0**-24
 
 
 @dataclass(frozen=True)
-class Note:
+class StepNote:
     """What the host knows of a step while the device may still be busy with it."""
 
     epoch: int
@@ -42,8 +42,8 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a phase ended: `stopped` is the signal that asked for it, empty where all steps are done."""
+class PhaseEnd:
+    """How a phase ended: `stopped` is the signal that asked for it, empty if all steps are done."""
 
     stopped: str
     validation: dict[str, float]
@@ -53,7 +53,7 @@ class Loop:
     """One rank's training of one phase. Every rank calls the same methods in the same order."""
 
     def __init__(
-        self, session: Session, telemetry: Telemetry, checkpoints: Checkpointer, signals: Signals, faults: Injector
+        self, session: PhaseSession, telemetry: Telemetry, checkpoints: Checkpointer, signals: Signals, faults: Injector
     ) -> None:
         self.session = session
         self.settings = session.settings
@@ -62,14 +62,14 @@ class Loop:
         self.telemetry = telemetry
         self.checkpoints = checkpoints
         self.signals = signals
-        self.clock = StepClock(session.world.device)
+        self.clock = StepTimer(session.world.device)
         self.stepper = Stepper(session, faults, self.clock)
-        self.lagged: Lagged[Note] = Lagged(session.world.device)
+        self.lagged: Lagged[StepNote] = Lagged(session.world.device)
         self.oom_retries = session.settings.oom_retries
         self.peak_flops = peak_of(session.settings, session.world.device)
         self.prompts = Prompts(session) if session.settings.answer_every else None
 
-    def train(self, *, last_phase: bool) -> Ending:
+    def train(self, *, last_phase: bool) -> PhaseEnd:
         """To the last step of the phase, or to a stop signal.
 
         Raises FloatingPointError, before anything is saved, where a loss or the gradients of a step are not finite.
@@ -84,7 +84,7 @@ class Loop:
         with collecting_rarely() if settings.gc_every else contextlib.nullcontext():
             return self.steps(last_phase)
 
-    def steps(self, last_phase: bool) -> Ending:
+    def steps(self, last_phase: bool) -> PhaseEnd:
         """The steps that are left, and how the phase ended."""
         settings, session = self.settings, self.session
         first = True
@@ -113,7 +113,7 @@ class Loop:
             self.tell_of_checkpoints()
         return self.finish(None, last_phase)
 
-    def finish(self, epoch: int | None, last_phase: bool) -> Ending:
+    def finish(self, epoch: int | None, last_phase: bool) -> PhaseEnd:
         """All steps are done: measures and saves the result. A phase that another follows may do without its file."""
         self.drain()
         self.signals.reached()
@@ -123,14 +123,14 @@ class Loop:
         self.save(epoch=epoch, score=means.get(self.settings.best_metric), required=last_phase)
         self.checkpoints.wait()
         self.tell_of_checkpoints()
-        return Ending("", means)
+        return PhaseEnd("", means)
 
-    def stop(self, epoch: int | None) -> Ending:
+    def stop(self, epoch: int | None) -> PhaseEnd:
         """As soon as possible: without a validation that is due."""
         self.drain()
         self.signals.reached()
         self.save(epoch=epoch, required=True)
-        return Ending(self.signals.stop or "signal on another rank", {})
+        return PhaseEnd(self.signals.stop or "signal on another rank", {})
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Loop:
             self.stepper.unscale()
             factor = self.stepper.weigh()
             if telemetry.wants_histograms(step):
-                telemetry.gradients(step, session.strategy.own_gradients(), session.objective.model)
+                telemetry.gradients(step, session.strategy.local_gradients(), session.objective.model)
             self.progress.samples += session.samples_per_step
             norm = self.stepper.update()
         summed = self.stepper.summed_loss(total) if world.device.type == "cuda" else torch.tensor(loss)
@@ -165,7 +165,7 @@ class Loop:
             summed = summed * factor
         report = session.feed.report()
         telemetry.skipped(step, report.skipped)
-        note = Note(
+        note = StepNote(
             epoch=epoch,
             rate=rate,
             samples=self.progress.samples,
@@ -182,7 +182,7 @@ class Loop:
         return stop > 0, save > 0
 
     def smaller_batch(self) -> tuple[int, int] | None:
-        """What to step down to where memory runs out; None where that is for others to deal with."""
+        """What to step down to where memory runs out; None if that is for others to deal with."""
         if not self.oom_retries or not self.session.strategy.can_settle:
             return None
         return smaller(self.session.batch_size, self.session.grad_accum)
@@ -205,8 +205,8 @@ class Loop:
             error=True,
         )
 
-    def publish(self, result: Result[Note]) -> None:
-        """A step's line. Raises FloatingPointError where its loss or gradients are not finite."""
+    def publish(self, result: Result[StepNote]) -> None:
+        """A step's line. Raises FloatingPointError if its loss or gradients are not finite."""
         session, note = self.session, result.note
         loss, norm = result.values["loss"] / self.world.size, result.values["norm"]
         times = note.times.read(session.strategy.exchange_seconds(), result.waited)
@@ -254,7 +254,7 @@ class Loop:
     # --- now and then -------------------------------------------------------------------------------------------------
 
     def validate(self) -> dict[str, float] | None:
-        """Measures on held-out data; the means as ``val/…``, or None where a stop was asked for meanwhile."""
+        """Measures on held-out data; the means as ``val/…``, or None if a stop was asked for meanwhile."""
         self.drain()
         before = self.session.validation_batch
         means, seconds = validate(self.session, lambda: bool(self.signals.stop))
@@ -291,7 +291,7 @@ class Loop:
         try:
             with self.signals.patient(sign_of_life):
                 self.checkpoints.save(
-                    self.session.spread_state if sharded else self.session.state,
+                    self.session.sharded_state if sharded else self.session.state,
                     step=self.progress.step,
                     periodic=periodic,
                     epoch=epoch,
@@ -316,7 +316,7 @@ class Loop:
 
 @contextlib.contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """Python looks for garbage only when it is told to, and never again in what is there now.
+    """Collect garbage only on request, and never again in objects that exist now.
 
     Else one rank or the other does so in the middle of a step, and all others wait for it.
     """

@@ -86,7 +86,7 @@ def snapshot_at_out_of_memory(path: Path) -> None:
 
 
 def compile_modules(modules: Sequence[nn.Module], settings: Settings) -> None:
-    """Compiles the modules' forward in place, when they are first called, for each shape of batch anew.
+    """Compiles the modules' forward in place, on first use, once per batch shape.
 
     They stay the same objects and their state keeps its names. Before DistributedDataParallel or FSDP wraps them.
     """

@@ -7,18 +7,18 @@ import torch
 from trainer.batch import Probe, find_batch
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.precision import forget_compiled
-from trainer.session import Session
+from trainer.session import PhaseSession
 from trainer.stepper import Stepper
 
 
-def largest_batch(session: Session, stepper: Stepper) -> int:
+def largest_batch(session: PhaseSession, stepper: Stepper) -> int:
     """The largest micro batch that fits on every rank (collective). The session is afterwards as it was before.
 
-    Raises TrainerError where not even one sample fits.
+    Raises TrainerError if not even one sample fits.
     """
     before = HostBuffers().take(session.state(), copy=True)
     before.wait()
-    state = session.world.share(before.state)
+    state = session.world.broadcast(before.state)
     accumulation = session.grad_accum
     # The optimizer's state, which the first step makes, must be there when memory is measured.
     _probe(session, stepper, 1)
@@ -30,8 +30,8 @@ def largest_batch(session: Session, stepper: Stepper) -> int:
     return found
 
 
-def _probe(session: Session, stepper: Stepper, batch_size: int) -> Probe | None:
-    """One step with this batch, and two micro batches where steps have several; None where a rank ran out of memory."""
+def _probe(session: PhaseSession, stepper: Stepper, batch_size: int) -> Probe | None:
+    """One step with this batch, and two micro batches where steps have several; None if a rank ran out of memory."""
     device, strategy = session.world.device, session.strategy
     session.set_batch(batch_size, min(session.grad_accum, 2))
     forget_compiled(session.settings)

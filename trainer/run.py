@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from trainer.checkpoints import Checkpointer, Choice, State, check_fits, choose, load, require_writable
+from trainer.checkpoints import Checkpointer, ResumeChoice, State, check_fits, choose, load, require_writable
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
@@ -19,11 +19,11 @@ from trainer.data.tokens import prepared_folder
 from trainer.errors import CheckpointError, SettingsError, TrainerError
 from trainer.exporting import can_be_exported, describe, export
 from trainer.faults import Injector
-from trainer.loop import Ending, Loop
+from trainer.loop import Loop, PhaseEnd
 from trainer.parallel.build import check
 from trainer.precision import snapshot_at_out_of_memory
-from trainer.preparing import Plan, Prepared, prepare
-from trainer.session import Progress, Session
+from trainer.preparing import PreparationPlan, Prepared, prepare
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.signals import Signals
 from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.writers import Value
@@ -34,7 +34,7 @@ PEER_GRACE = 5.0
 
 
 def run(settings: Settings) -> None:
-    """Trains to the end, or to the checkpoint after a stop signal. Raises whatever goes wrong."""
+    """Train to the end, or to the checkpoint after a stop signal. Raises any error."""
     world = join(settings)
     telemetry = Telemetry(settings, world)
     good = False
@@ -77,7 +77,7 @@ class Run:
         # All groups are made here, by all ranks: see `World.part`.
         sizes = [phase.ranks or world.size for phase in self.phases]
         apart = {size for size, phase in zip(sizes, self.phases, strict=True) if _writes_apart(phase)}
-        self.worlds = {size: world.part(size, writers=size in apart) for size in sorted(set(sizes))}
+        self.worlds = {size: world.subgroup(size, writers=size in apart) for size in sorted(set(sizes))}
 
     def train(self) -> None:
         """All phases, from where the newest checkpoint or none says."""
@@ -95,12 +95,12 @@ class Run:
             with self.signals.listening(note.read) if takes_part else self.signals.waiting(note.write):
                 ending, carried = self.phase(number, choice, former)
                 ending = self.meeting.from_main(ending)
-            former = [None if last else self.meeting.share(carried)]
+            former = [None if last else self.meeting.broadcast(carried)]
             del carried
             assert ending is not None
             if ending.stopped or last:
                 break
-            number, choice = number + 1, Choice(None)
+            number, choice = number + 1, ResumeChoice(None)
         if ending.stopped:
             self.telemetry.event(self.step, "stop", reason=ending.stopped)
             self.telemetry.say(f"stopped at step {self.step} after a checkpoint")
@@ -114,7 +114,7 @@ class Run:
     # --- before and after ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> bool:
-        """Turns documents into tokens, on rank 0 while the others wait; False where a stop was asked for."""
+        """Turns documents into tokens, on rank 0 while the others wait; False if a stop was asked for."""
         settings = self.settings
         if settings.data != "documents":
             return True
@@ -135,7 +135,9 @@ class Run:
         try:
             place = data_place(settings, "text, JSON lines or Parquet files", file_allowed=True)
             assert settings.tokenizer is not None
-            plan = Plan((place,), settings.tokenizer, settings.context, column=settings.data_column or "text")
+            plan = PreparationPlan(
+                (place,), settings.tokenizer, settings.context, column=settings.data_column or "text"
+            )
             return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
         except TrainerError as error:
             return error
@@ -154,7 +156,9 @@ class Run:
 
     step = 0  # of the run, as far as this rank knows
 
-    def phase(self, number: int, choice: Choice, former: list[State | None]) -> tuple[Ending | None, State | None]:
+    def phase(
+        self, number: int, choice: ResumeChoice, former: list[State | None]
+    ) -> tuple[PhaseEnd | None, State | None]:
         """One phase, from a state or from the beginning: how it ended, and the state for the next one on rank 0.
 
         `former` holds the state and is empty afterwards. Nothing on ranks that the phase does without.
@@ -165,8 +169,8 @@ class Run:
         if world is None:
             return None, None
         with contextlib.ExitStack() as stack:
-            progress = Progress(step=first_step - 1)
-            session = stack.enter_context(Session(settings, world, first_step, progress))
+            progress = TrainingProgress(step=first_step - 1)
+            session = stack.enter_context(PhaseSession(settings, world, first_step, progress))
             if state is not None:
                 self.take_over(session, state, choice)
             del state
@@ -188,8 +192,8 @@ class Run:
             torch.cuda.empty_cache()
         return ending, carried
 
-    def take_over(self, session: Session, state: State, choice: Choice) -> None:
-        """Loads a state; says so where it comes from a file. Raises CheckpointError where it does not fit the model."""
+    def take_over(self, session: PhaseSession, state: State, choice: ResumeChoice) -> None:
+        """Loads a state; says so where it comes from a file. Raises CheckpointError if it does not fit the model."""
         try:
             session.load(state)
         except (KeyError, ValueError) as error:
@@ -203,7 +207,7 @@ class Run:
             if former != optimizer:
                 self.telemetry.say(f"the optimizer's state starts afresh: {optimizer} instead of {former}")
 
-    def announce(self, session: Session, number: int) -> None:
+    def announce(self, session: PhaseSession, number: int) -> None:
         """The lines with which a run, and each of its phases, begins."""
         settings, step = session.settings, session.progress.step
         facts: dict[str, Value] = {
@@ -240,7 +244,7 @@ class Run:
         if isinstance(data, Text) and data.marked and not getattr(model, "keeps_documents", False):
             self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
 
-    def describe(self, session: Session) -> None:
+    def describe(self, session: PhaseSession) -> None:
         """Leaves beside the checkpoints what else is needed to use them without the data.
 
         Raises SettingsError, on all ranks alike, where the model could not be exported at the end.
@@ -257,10 +261,10 @@ class Run:
 
     # --- where to start -----------------------------------------------------------------------------------------------
 
-    def choose(self) -> Choice:
+    def choose(self) -> ResumeChoice:
         """The checkpoint that rank 0 chooses, for all ranks.
 
-        Raises CheckpointError where a given one is not valid, and SettingsError where none could be written.
+        Raises CheckpointError if a given one is not valid, and SettingsError where none could be written.
         """
         choice = self.world.from_main(self.try_to_choose() if self.world.is_main else None)
         if isinstance(choice, TrainerError):
@@ -271,15 +275,15 @@ class Run:
             self.telemetry.say(f"{reason}; trying the one before", error=True)
         return choice
 
-    def try_to_choose(self) -> Choice | TrainerError:
+    def try_to_choose(self) -> ResumeChoice | TrainerError:
         try:
             require_writable(self.settings.checkpoint_dir)
             return choose(self.settings.resume, self.settings.checkpoint_dir)
         except TrainerError as error:
             return error
 
-    def read(self, choice: Choice) -> State | None:
-        """The content of the chosen checkpoint. Raises CheckpointError where it is that of another model."""
+    def read(self, choice: ResumeChoice) -> State | None:
+        """The content of the chosen checkpoint. Raises CheckpointError if it is that of another model."""
         if choice.path is None:
             return None
         state = load(choice.path)
@@ -288,13 +292,15 @@ class Run:
         return state
 
 
-def _what_waits(session: Session) -> str:
+def _what_waits(session: PhaseSession) -> str:
     """Why steps cannot be given up by one rank, in the words of the settings."""
     settings = session.settings
     if settings.parallel == "fsdp":
         return "--parallel fsdp"
     if session.objective.exchanges:
         return f"--task {settings.task} on several ranks"
+    if settings.compress_gradients == "powersgd":
+        return "--compress-gradients powersgd"
     return "--static-graph" if settings.static_graph else "--sync-batchnorm"
 
 

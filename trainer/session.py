@@ -1,8 +1,9 @@
-"""Everything one phase of a run works with, built from its settings; and its state, going in and out."""
+"""What a rank trains with in one phase: model, data, optimizer; and its state, saved and loaded."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -13,8 +14,8 @@ from trainer.checkpoints import FORMAT, State, random_state, restore_random_stat
 from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
 from trainer.data import Data, load_data
-from trainer.data.feed import Feed, HeldOut
-from trainer.data.sampler import Deal
+from trainer.data.deals import Deal
+from trainer.data.feed import BatchFeed, HeldOut
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import Built, build
 from trainer.models.blocks import transformer_blocks
@@ -23,94 +24,51 @@ from trainer.optim import Ema, WarmupSchedule
 from trainer.parallel.build import build_strategy, shards_weights
 from trainer.precision import Precision, compile_modules
 from trainer.tasks import build_objective
+from trainer.tasks.objective import Objective
 from trainer.world import World
 
 
 @dataclass
-class Progress:
-    """How far a run is: steps done, samples consumed by all ranks together, and the newest metrics."""
+class TrainingProgress:
+    """Steps done, samples consumed by all ranks together, and the newest metrics."""
 
     step: int = 0
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Session:
-    """One rank's model, data, optimizer and what goes with them, for one phase. All ranks build it together.
+class PhaseSession:
+    """One rank's model, data and optimizer for one phase. All ranks build it together (collective).
 
-    `first_step` is the number that the phase's first step has in the run. Use as a context manager: leaving it ends
-    the processes that read data.
+    `first_step` is the number that the phase's first step has in the run. `batch_size` is 0 until the largest that fits
+    is found, and `validation_batch` until one had to be made smaller. Use as a context manager: leaving it ends the
+    processes that read data.
     """
 
-    def __init__(self, settings: Settings, world: World, first_step: int, progress: Progress) -> None:
+    def __init__(self, settings: Settings, world: World, first_step: int, progress: TrainingProgress) -> None:
         self.settings = settings
         self.world = world
         self.first_step = first_step
         self.progress = progress
         self.precision = Precision(settings, world.device)
-        self.data = self._load_data()
+        self.data = _load_data(settings, world)
         seed_everything(settings.seed)  # the same initial weights on every rank
-        self.built, initial = self._build()
-        objective = build_objective(settings, self.data, self.built.model, world)
-        if shards_weights(settings, world):
-            # The model goes there shard by shard.
-            for own in (child for child in objective.children() if child is not objective.model):
-                self.precision.place(own)
-        else:
-            self.precision.place(objective)
-        self.objective = objective
-        self.parameters = sum(parameter.numel() for parameter in objective.parameters())
-        # Asked on the GPU only, where it can be compared with a known peak; counting takes up to a second.
-        self.flops_per_sample = objective.flops_per_sample() if world.device.type == "cuda" else None
-        blocks = transformer_blocks(self.built.model) if settings.compile_scope == "blocks" else [objective]
-        if not blocks:
-            raise SettingsError("--compile-scope blocks: the model has no row of equal blocks; use whole")
-        compile_modules(blocks, settings)
-        if settings.compile != "off" and settings.compile_scope == "whole":
-            # Held-out batches have two sizes, of which the second is compiled for any size; no CUDA graphs for those.
-            objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
-        self.strategy = build_strategy(settings, objective, world, initial)
+        self.built, initial = _build_model(settings, world, self.data)
+        self.objective = self._build_objective()
+        self.parameters = sum(parameter.numel() for parameter in self.objective.parameters())
+        # Counting takes up to a second, and only GPUs have a peak to compare it with.
+        self.flops_per_sample = self.objective.flops_per_sample() if world.device.type == "cuda" else None
+        self._compile()
+        self.strategy = build_strategy(settings, self.objective, world, initial)
         self.schedule = WarmupSchedule(self.strategy.optimizer, settings, self.phase_step)
-        self.ema = Ema(self.strategy.own_parameters(), settings.ema) if settings.ema else None
-        place = {"rank": self.strategy.data_rank, "ranks": self.strategy.data_ranks}
-        self.feed = Feed(self.data.train, objective.transform(training=True), settings, **place, device=world.device)
-        self.held_out = HeldOut(
-            self.data.held_out, objective.transform(training=False), settings, **place, device=world.device
-        )
-        # 0 until the largest that fits has been found.
+        self.ema = Ema(self.strategy.local_parameters(), settings.ema) if settings.ema else None
+        self.feed, self.held_out = self._build_feeds()
         self.batch_size = settings.batch_size if isinstance(settings.batch_size, int) else 0
         self.grad_accum = settings.grad_accum
-        # 0 until one had to be made smaller than validation would like.
         self.validation_batch = 0
         seed_everything(self._rank_seed())
 
-    def _load_data(self) -> Data:
-        """Rank 0 is first, and keeps what it had to count beside the files for the others."""
-        if not self.world.backend:
-            return load_data(self.settings)
-        data, problem = None, None
-        if self.world.is_main:
-            try:
-                data = load_data(self.settings)
-            except TrainerError as error:
-                problem = error
-        if problem := self.world.from_main(problem):
-            raise problem
-        return data or load_data(self.settings)
-
-    def _build(self) -> tuple[Built, Initial | None]:
-        """The model, the same on every rank; where its weights are sharded without any, if that can be."""
-        settings = self.settings
-        if shards_weights(settings, self.world) and settings.tensor_parallel == 1 and settings.weights is None:
-            deferred = DeferredInit()
-            with contextlib.suppress(Exception), deferred:
-                # Whatever cannot be deferred, such as a person's own initialisation, is made whole in host memory.
-                built = build(settings, self.data)
-                return built, deferred.initial(built.model)
-            seed_everything(settings.seed)
-        return build(settings, self.data), None
-
-    def __enter__(self) -> Session:
+    def __enter__(self) -> PhaseSession:
         return self
 
     def __exit__(
@@ -134,31 +92,55 @@ class Session:
         return self.batch_size * self.grad_accum * self.strategy.data_ranks
 
     def set_batch(self, batch_size: int, grad_accum: int) -> None:
-        """Micro batches from here on, also in a step that is done again."""
+        """The micro batches from here on, also of a step that is repeated."""
         self.batch_size, self.grad_accum = batch_size, grad_accum
         self.feed.seek(self.progress.samples, batch_size)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """What a checkpoint holds, with views of live tensors (collective); whole, and complete on rank 0 only."""
+        """What a checkpoint holds: full tensors, live where that is possible (collective). Complete on rank 0 only."""
         strategy = self.strategy
-        return self._state_around(
+        return self._state_with(
             model=strategy.model_state(),
             optimizer=strategy.optimizer_state(),
-            ema=strategy.whole(self.ema.state()) if self.ema else {},
+            exchange=strategy.exchange_state(),
+            ema=strategy.gather(self.ema.state()) if self.ema else {},
         )
 
-    def spread_state(self) -> State:
-        """The same with tensors as they are spread over the ranks, for checkpoints that every rank writes a part of."""
+    def sharded_state(self) -> State:
+        """`state` with this rank's shards in place of full tensors, for checkpoints that all ranks write a part of."""
         strategy = self.strategy
-        return self._state_around(
-            model=strategy.spread_model_state(),
-            optimizer=strategy.spread_optimizer_state(),
-            ema=strategy.spread(self.ema.state()) if self.ema else {},
+        return self._state_with(
+            model=strategy.sharded_model_state(),
+            optimizer=strategy.sharded_optimizer_state(),
+            exchange=strategy.exchange_state(),
+            ema=strategy.as_sharded(self.ema.state()) if self.ema else {},
         )
 
-    def _state_around(self, **tensors: Any) -> State:
+    def load(self, state: State) -> None:
+        """Take over a state of full tensors, which every rank passes in. The settings of now win over its own."""
+        settings, former = self.settings, state["config"]
+        self.progress.step, self.progress.samples = state["step"], state["samples"]
+        self.progress.metrics = dict(state["metrics"])
+        self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
+        self.schedule.step = self.phase_step
+        self.strategy.load_model_state(state["model"])
+        is_reset = settings.reset_optimizer and self.phase_step == 0
+        if not is_reset and former["optimizer"] == settings.optimizer:
+            self.strategy.load_optimizer_state(state["optimizer"])
+        self.strategy.load_exchange_state(state.get("exchange", {}))  # earlier versions wrote none
+        if self.ema:
+            self.ema.load(self.strategy.shard(state["ema"]))
+        if self.precision.scaler.is_enabled() and state["scaler"]:
+            self.precision.scaler.load_state_dict(state["scaler"])
+        is_same_batch = (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"])
+        if is_same_batch and settings.phase == state["phase"]:
+            # Nobody asked for another batch: what was found to fit still fits.
+            self.batch_size, self.grad_accum = state["batch"]["batch_size"], state["batch"]["grad_accum"]
+        self._restore_random(state["random"])
+
+    def _state_with(self, **tensors: Any) -> State:
         progress = self.progress
         return {
             "format": FORMAT,
@@ -176,32 +158,73 @@ class Session:
             **tensors,
         }
 
-    def load(self, state: State) -> None:
-        """Takes over a state, which every rank passes in whole. Settings given now win over those it was made with."""
-        settings, was = self.settings, state["config"]
-        self.progress.step, self.progress.samples = state["step"], state["samples"]
-        self.progress.metrics = dict(state["metrics"])
-        self.feed.resume(tuple(Deal(*deal) for deal in state.get("deals", ())))
-        self.schedule.step = self.phase_step
-        self.strategy.load_model_state(state["model"])
-        forget = settings.reset_optimizer and self.phase_step == 0
-        if not forget and was["optimizer"] == settings.optimizer:
-            self.strategy.load_optimizer_state(state["optimizer"])
-        if self.ema:
-            self.ema.load(self.strategy.share(state["ema"]))
-        if self.precision.scaler.is_enabled() and state["scaler"]:
-            self.precision.scaler.load_state_dict(state["scaler"])
-        same_batch = (settings.batch_size, settings.grad_accum) == (was["batch_size"], was["grad_accum"])
-        if same_batch and settings.phase == state["phase"]:
-            # Nobody asked for another batch: what was found to fit still does.
-            self.batch_size, self.grad_accum = state["batch"]["batch_size"], state["batch"]["grad_accum"]
-        # Ranks that share layers draw alike, also where those that saved this did not.
+    def _restore_random(self, by_rank: Sequence[Any]) -> None:
+        """Ranks that share layers draw the same numbers, for any number of ranks that saved the state."""
         first = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
-        if first < len(state["random"]):
-            restore_random_state(state["random"][first], self.world.device)
+        if first < len(by_rank):
+            restore_random_state(by_rank[first], self.world.device)
         else:
-            seed_everything(self._rank_seed())  # a rank that did not exist when this was saved
+            seed_everything(self._rank_seed())  # a rank that did not exist then
 
     def _rank_seed(self) -> int:
-        """Different dropout on all ranks with data of their own, and on a rank that joins later."""
+        """A separate seed for each rank with its own data, also for one that joins later: dropout differs."""
         return (self.settings.seed * 1_000_003 + self.strategy.data_rank * 10_007 + self.progress.step) % 2**63
+
+    # --- building -----------------------------------------------------------------------------------------------------
+
+    def _build_objective(self) -> Objective:
+        """The objective on the device; of one whose weights are sharded, all but the model, which follows in shards."""
+        objective = build_objective(self.settings, self.data, self.built.model, self.world)
+        if shards_weights(self.settings, self.world):
+            for child in objective.children():
+                if child is not objective.model:
+                    self.precision.place(child)
+        else:
+            self.precision.place(objective)
+        return objective
+
+    def _compile(self) -> None:
+        settings, objective = self.settings, self.objective
+        blocks = transformer_blocks(self.built.model) if settings.compile_scope == "blocks" else [objective]
+        if not blocks:
+            raise SettingsError("--compile-scope blocks: the model has no row of equal blocks; use whole")
+        compile_modules(blocks, settings)
+        if settings.compile != "off" and settings.compile_scope == "whole":
+            # Held-out batches have two sizes, of which the second is compiled for any size; no CUDA graphs for those.
+            objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
+
+    def _build_feeds(self) -> tuple[BatchFeed, HeldOut]:
+        settings, data, transform = self.settings, self.data, self.objective.transform
+        rank, ranks, device = self.strategy.data_rank, self.strategy.data_ranks, self.world.device
+        return (
+            BatchFeed(data.train, transform(training=True), settings, rank=rank, ranks=ranks, device=device),
+            HeldOut(data.held_out, transform(training=False), settings, rank=rank, ranks=ranks, device=device),
+        )
+
+
+def _load_data(settings: Settings, world: World) -> Data:
+    """The data set (collective). Rank 0 goes first: what it counts it keeps beside the files for the others."""
+    if not world.backend:
+        return load_data(settings)
+    data, problem = None, None
+    if world.is_main:
+        try:
+            data = load_data(settings)
+        except TrainerError as error:
+            problem = error
+    if problem := world.from_main(problem):
+        raise problem
+    return data or load_data(settings)
+
+
+def _build_model(settings: Settings, world: World, data: Data) -> tuple[Built, Initial | None]:
+    """The model, with the same weights on every rank. Where they will be sharded it is made without memory for them, if
+    that is possible, beside their initial values."""
+    if shards_weights(settings, world) and settings.tensor_parallel == 1 and settings.weights is None:
+        deferred = DeferredInit()
+        # What cannot be deferred, such as an initialisation of the user's own, is made in host memory.
+        with contextlib.suppress(Exception), deferred:
+            built = build(settings, data)
+            return built, deferred.initial(built.model)
+        seed_everything(settings.seed)
+    return build(settings, data), None

@@ -4,12 +4,12 @@ SIGTERM and SIGINT ask to stop, SIGUSR1 asks for a checkpoint. A second SIGINT a
 at once, as a person who presses ctrl+c twice expects. SIGTERM may come any number of times: a launcher forwards it and
 a supervisor may send it as well.
 
-Where a launcher started the ranks, its death asks to stop as well: nobody looks after them then, and whoever starts
+Where a launcher started the ranks, its death asks to stop as well: nothing supervises them then, and whoever starts
 the run again would have it twice.
 
 A rank that hangs never looks. So a stop also starts a clock: where the step does not end in time, the stacks of all
 threads go to stderr and the process ends with exit code 1. While a checkpoint is written the clock starts over with
-every sign of life of the writer, and while a rank waits out a phase it stands still.
+every sign of life of the writer, and pauses while a rank waits out a phase.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Signals:
 
 @contextlib.contextmanager
 def _watched(process: int | None) -> Iterator[list[int]]:
-    """A descriptor, in a list, that can be read once the process is dead; none where there is none to watch."""
+    """A descriptor, in a list, that can be read once the process is dead; none if there is none to watch."""
     if process is None:
         yield []
         return

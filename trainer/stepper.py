@@ -11,14 +11,14 @@ from torch import Tensor
 from trainer.batch import is_out_of_memory
 from trainer.faults import Injector
 from trainer.precision import forget_compiled
-from trainer.session import Session
-from trainer.telemetry.timing import StepClock
+from trainer.session import PhaseSession
+from trainer.telemetry.timing import StepTimer
 
 
 class Stepper:
     """Does the arithmetic of steps on one rank; what they are good for is the loop's business."""
 
-    def __init__(self, session: Session, faults: Injector, clock: StepClock) -> None:
+    def __init__(self, session: PhaseSession, faults: Injector, clock: StepTimer) -> None:
         self._session = session
         self._faults = faults
         self._clock = clock
@@ -27,7 +27,7 @@ class Stepper:
     def gradients(self, step: int, *, survive: bool) -> Tensor | None:
         """Forward and backward of a step's micro batches: the sum [] of their share of the mean loss, on the device.
 
-        None where memory ran out and `survive` is set: this rank has then taken part in whatever the others were
+        None where memory ran out and `survive` is set: this rank has then taken part in what the others were
         waiting for, and waits for their vote.
         """
         session, strategy = self._session, self._session.strategy
@@ -76,7 +76,7 @@ class Stepper:
             return None
         weight = self.summed_loss(self._weight) / session.world.size
         factor = 1 / weight.clamp_min(torch.finfo(weight.dtype).tiny ** 0.5)  # nothing counts: no gradients either
-        gradients = list(session.strategy.own_gradients().values())
+        gradients = list(session.strategy.local_gradients().values())
         if gradients:
             torch._foreach_mul_(gradients, factor)
         return factor

@@ -46,7 +46,7 @@ class Tokenizer:
     """`folder` holds a tokenizer.json; its chat template, or else SIMPLE_TEMPLATE, renders conversations.
 
     `size` is the number of tokens, `bos` and `eos` the tokens before and after a text (None: it has none), `pad` fills
-    rows and is never learnt. Raises TrainerError where the folder holds no such tokenizer.
+    rows and is never learnt. Raises TrainerError if the folder holds no such tokenizer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class Tokenizer:
     def conversation(self, messages: Messages) -> Encoded:
         """A conversation as the template renders it; to be learnt are the assistant's words and the end of its turn.
 
-        A token belongs to whom its first character belongs to. Raises ValueError where the template refuses the
+        A token belongs to whom its first character belongs to. Raises ValueError if the template refuses the
         messages, or renders an answer in another way than what a model would be given to answer.
         """
         text = self.rendered(messages)
@@ -113,7 +113,7 @@ class Tokenizer:
         return Encoded(np.array(encoding.ids, dtype=np.uint32), learn)
 
     def prompt(self, messages: Messages) -> list[int]:
-        """The tokens after which a model answers. Raises ValueError where the template refuses the messages."""
+        """The tokens after which a model answers. Raises ValueError if the template refuses the messages."""
         ids: list[int] = self._fast.encode(self.rendered(messages, answer=True), add_special_tokens=False).ids
         return ids
 

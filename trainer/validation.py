@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from trainer.batch import is_out_of_memory
-from trainer.session import Session
+from trainer.session import PhaseSession
 
 # A batch of one would take forever, and without gradients larger ones fit than in training. But for text: most of what
 # a language model needs is its logits, of every token as many as there are tokens to choose from.
@@ -18,10 +18,12 @@ _SMALLEST_BATCH = 64
 _TOKENS = 8192
 
 
-def validate(session: Session, stopping: Callable[[], bool] = lambda: False) -> tuple[dict[str, float] | None, float]:
+def validate(
+    session: PhaseSession, stopping: Callable[[], bool] = lambda: False
+) -> tuple[dict[str, float] | None, float]:
     """Means over the held-out data, which the ranks share between them, as ``val/…``; and the seconds it took.
 
-    The averaged weights are measured where there are any. No means where `stopping` has come true on any rank: it may
+    The averaged weights are measured if there are any. No means where `stopping` has come true on any rank: it may
     take longer than a process has that was asked to stop. Collective.
 
     Where memory runs out on a rank, all begin again with half the batch, which `session.validation_batch` keeps; if
@@ -53,7 +55,7 @@ def validate(session: Session, stopping: Callable[[], bool] = lambda: False) -> 
 
 
 def _sums(
-    session: Session, batch_size: int, stopping: Callable[[], bool], *, survive: bool
+    session: PhaseSession, batch_size: int, stopping: Callable[[], bool], *, survive: bool
 ) -> dict[str, torch.Tensor] | Literal["stopped", "out of memory"]:
     """This rank's sums over its share; or what any rank gave up for, which all ranks hear of before the next batch."""
     sums: dict[str, torch.Tensor] = {}
@@ -81,7 +83,7 @@ def _sums(
     return given_up() or sums if survive else sums
 
 
-def _batch_size(session: Session) -> int:
+def _batch_size(session: PhaseSession) -> int:
     tokens = session.objective.tokens_per_sample
     smallest = min(_SMALLEST_BATCH, max(1, _TOKENS // tokens)) if tokens else _SMALLEST_BATCH
     return max(min(smallest, session.settings.max_batch_size), session.batch_size)

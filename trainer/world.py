@@ -31,7 +31,7 @@ T = TypeVar("T")
 class World:
     """This process's place among the ranks that work together.
 
-    `group` is None for the default group and where there is none. With CUDA it has two backends, NCCL for tensors on
+    `group` is None for the default group and if there is none. With CUDA it has two backends, NCCL for tensors on
     the device and gloo for those on the host, so that agreeing on something does not wait for the device.
     """
 
@@ -82,16 +82,16 @@ class World:
         self.vote(0)
 
     def wait_for(self, seconds: float) -> None:
-        """How long the ranks wait for each other from now on; nothing where that was left to torch."""
+        """How long the ranks wait for each other from now on; nothing if that was left to torch."""
         if self.backend and self.timeout is not None:
             set_timeout: Any = dist.distributed_c10d._set_pg_timeout
             set_timeout(datetime.timedelta(seconds=seconds), self.group)
 
-    def part(self, size: int, *, writers: bool = False) -> World | None:
+    def subgroup(self, size: int, *, writers: bool = False) -> World | None:
         """The first `size` ranks as a world of their own, with `writers` where asked for; None on the other ranks.
 
-        Collective: every rank makes every part, in the same order. torch names a group by how many were made before it
-        in this process, so a group that only some ranks make leaves all later ones with names that do not match, and
+        Collective: every rank makes every subgroup, in the same order. torch names a group by how many were made before
+        it in this process, so a group that only some ranks make leaves all later ones with names that do not match, and
         their ranks wait for each other until the timeout.
         """
         ranks = list(range(size))
@@ -103,7 +103,7 @@ class World:
     def writers(self) -> World:
         """The same ranks, for the threads that write checkpoints: exchanges of two threads must not meet in one group.
 
-        Raises ValueError where `part` was not asked for them.
+        Raises ValueError if `subgroup` was not asked for them.
         """
         if self.writers_group is None:
             raise ValueError("this world was made without a group for writers")
@@ -117,12 +117,12 @@ class World:
         if not self.backend:
             return self
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
-        # A prefix of its own, which all ranks agree on: the store may outlive a run that ends in it.
+        # Its own prefix, which all ranks agree on: the store may outlive a run that ends in it.
         name = self.from_main(f"run/{time.time_ns()}")
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
         return dataclasses.replace(self, backend="gloo", group=group, store=store)
 
-    def share(self, state: Any) -> Any:
+    def broadcast(self, state: Any) -> Any:
         """Rank 0's nested dictionaries and lists of tensors and plain values, on every rank (collective).
 
         Tensors travel one at a time, between hosts.
@@ -169,9 +169,9 @@ def _with_tensors(plan: Any, tensors: list[Tensor]) -> Any:
 
 
 def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> World:
-    """Joins the group that torchrun describes in the environment, or none where there is no torchrun.
+    """Joins the group that torchrun describes in the environment, or none if there is no torchrun.
 
-    Raises SettingsError where a GPU is asked for that is not there.
+    Raises SettingsError if a GPU is asked for that is not there.
     """
     rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))

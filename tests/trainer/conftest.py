@@ -8,6 +8,16 @@ import torch
 
 from tests.trainer.ranks import Ranks
 
+HERE = Path(__file__).parent
+# The project's limit is shorter than ranks may take to start on a crowded machine. Ranks that hang end earlier.
+TIMEOUT_SECONDS = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tests.trainer.tiny import WIDTH, TinyObjective, part_of, tiny_batch, tiny_objective, tiny_settings
+from trainer.checkpoints import Checkpointer
 from trainer.data.contract import Fields, Transform
 from trainer.errors import SettingsError
 from trainer.parallel import collectives
@@ -79,8 +81,8 @@ def gradients(world: World, accumulate: int = 1, **settings: Any) -> State:
     """This rank's gradients of one step, whole."""
     strategy = build(world, **settings)
     backward(strategy, 0, accumulate)
-    shares = {name: tensor.clone() for name, tensor in strategy.own_gradients().items()}
-    return copied(strategy.whole(shares))
+    shares = {name: tensor.clone() for name, tensor in strategy.local_gradients().items()}
+    return copied(strategy.gather(shares))
 
 
 def train_and_state(
@@ -99,12 +101,14 @@ def go_on(
     moments: OptimizerState,
     steps: range,
     seed: int = 5,
+    exchange: OptimizerState | None = None,
     **settings: Any,
 ) -> tuple[list[float], State]:
     """Another strategy, with other first weights, takes over the state and trains on."""
     strategy = build(world, seed=seed, **settings)
     strategy.load_model_state(model)
     strategy.load_optimizer_state(moments)
+    strategy.load_exchange_state(exchange or {})
     losses = train(strategy, steps)
     mean = [total / world.size for total in world.sum(*losses)]
     return mean, copied(strategy.model_state())
@@ -182,10 +186,10 @@ def survive(
         if world.vote(failed)[0]:
             to_fail = False
             strategy.renew()
-            assert not strategy.own_gradients()
+            assert not strategy.local_gradients()
             continue
         strategy.clip(1.0)
-        gradients = torch.cat([gradient.flatten() for gradient in strategy.own_gradients().values()])
+        gradients = torch.cat([gradient.flatten() for gradient in strategy.local_gradients().values()])
         assert not isinstance(strategy, Ddp) or all(
             torch.equal(gradients, theirs) for theirs in world.gather(gradients)
         )
@@ -309,6 +313,18 @@ def train_words(
     return mean, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), norms
 
 
+def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
+    """The model and the optimizer after a step, of which all ranks have written a sharded checkpoint."""
+    chosen = tiny_settings(task="lm", width=32, checkpoint_dir=folder, sharded_checkpoints=True, **settings)
+    strategy = build_strategy(chosen, words_objective(kind), world)
+    with strategy.accumulate(True):
+        strategy.loss(part_of(words_batch(0), strategy.data_rank, strategy.data_ranks)).backward()  # type: ignore[no-untyped-call]
+    strategy.optimizer.step()
+    shards = {"model": strategy.sharded_model_state(), "optimizer": strategy.sharded_optimizer_state()}
+    assert Checkpointer(chosen, world).save(lambda: {"step": 1, **shards}, step=1)
+    return copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
+
+
 # --- state, parts and measuring ---------------------------------------------------------------------------------------
 
 
@@ -317,10 +333,32 @@ def straight_and_resumed(world: World, steps: int, more: int, **settings: Any) -
     strategy = build(world, **settings)
     train(strategy, range(steps))
     model, optimizer = copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
+    exchange = copied_optimizer(strategy.exchange_state())
     train(strategy, range(steps, steps + more))
     straight = copied(strategy.model_state())
-    model, optimizer = world.share((model, optimizer))
-    return straight, go_on(world, model, optimizer, range(steps, steps + more), **settings)[1]
+    model, optimizer, exchange = world.broadcast((model, optimizer, exchange))
+    return straight, go_on(world, model, optimizer, range(steps, steps + more), exchange=exchange, **settings)[1]
+
+
+def state_after(world: World, steps: int, **settings: Any) -> tuple[State, OptimizerState, OptimizerState]:
+    """Model, optimizer, and what the exchange has left over, after a few steps."""
+    strategy = build(world, **settings)
+    train(strategy, range(steps))
+    exchange = copied_optimizer(strategy.exchange_state())
+    return copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), exchange
+
+
+def exchanged_and_left(world: World, steps: int, **settings: Any) -> tuple[State, State, State]:
+    """Sums over steps at the same weights: of exchanged gradients and of exact ones; and what is left over."""
+    strategy, alone = build(world, **settings), build(ALONE)
+    sums: list[State] = [{}, {}]
+    for step in range(steps):
+        for one, total in zip((strategy, alone), sums, strict=True):
+            backward(one, step)
+            for name, gradient in one.local_gradients().items():
+                total[name] = total.get(name, torch.zeros_like(gradient)) + gradient
+    left = {name: values["error"] for name, values in strategy.exchange_state().items()}
+    return sums[0], sums[1], copied(left)
 
 
 def rounds_per_step(world: World, steps: int, accumulate: int, **settings: Any) -> list[int]:
@@ -335,23 +373,27 @@ def rounds_per_step(world: World, steps: int, accumulate: int, **settings: Any) 
     return rounds
 
 
-def waits(world: World, slow: int, seconds: float, **settings: Any) -> tuple[float | None, float | None]:
-    """The measured wait before any step, and of a step in which one rank is slow."""
+def waits(world: World, steps: int, slow: int, seconds: float, **settings: Any) -> tuple[float | None, list[float]]:
+    """The measured wait before any step, and of steps in each of which one rank is slow."""
     strategy = build(world, **settings)
     before = strategy.exchange_seconds()
     train(strategy, range(1))
-    strategy.optimizer.zero_grad()
-    with strategy.accumulate(True):
-        loss = strategy.loss(micro_batches(strategy, 1, 1)[0])
-        if world.rank == slow:
-            time.sleep(seconds)
-        loss.backward()  # type: ignore[no-untyped-call]
-    return before, strategy.exchange_seconds()
+    found = []
+    for step in range(1, steps + 1):
+        strategy.optimizer.zero_grad()
+        with strategy.accumulate(True):
+            loss = strategy.loss(micro_batches(strategy, step, 1)[0])
+            if world.rank == slow:
+                time.sleep(seconds)
+            loss.backward()  # type: ignore[no-untyped-call]
+        strategy.after_update(step)
+        found.append(strategy.exchange_seconds() or 0.0)
+    return before, found
 
 
 def in_a_part(world: World, function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """What the first two of four ranks return for a function of the ranks."""
-    part = world.part(2)
+    part = world.subgroup(2)
     result = function(part, *arguments, **settings) if part else None
     world.barrier()
     return result
@@ -362,25 +404,25 @@ def optimizer_share(world: World, **settings: Any) -> tuple[int, int]:
     strategy = build(world, **settings)
     train(strategy, range(1))
     inner = strategy.optimizer.optim if isinstance(strategy.optimizer, ZeroRedundancyOptimizer) else strategy.optimizer
-    held = [collectives.local(state["exp_avg"]).numel() for state in inner.state.values()]
+    held = [collectives.local_shard(state["exp_avg"]).numel() for state in inner.state.values()]
     return sum(held), sum(parameter.numel() for parameter in strategy.objective.model.parameters())
 
 
 def shares_and_back(world: World, **settings: Any) -> dict[str, Any]:
     """Shares made whole and cut again; and tensors that know what they are parts of."""
     strategy = build(world, **settings)
-    shares = {name: 2 * tensor for name, tensor in strategy.own_parameters().items()}
-    whole = world.share(copied(strategy.whole(shares)))
-    again = strategy.share(whole)
-    spread = strategy.spread(shares)
+    shares = {name: 2 * tensor for name, tensor in strategy.local_parameters().items()}
+    whole = world.broadcast(copied(strategy.gather(shares)))
+    again = strategy.shard(whole)
+    spread = strategy.as_sharded(shares)
     train(strategy, range(1))
     return {
         "whole": whole,
         "same": all(torch.equal(again[name], shares[name]) for name in shares) and again.keys() == shares.keys(),
         "elements": sum(tensor.numel() for tensor in shares.values()),
         "spread_shapes": {name: tuple(tensor.shape) for name, tensor in spread.items()},
-        "spread_model": {name: tuple(tensor.shape) for name, tensor in strategy.spread_model_state().items()},
-        "spread_optimizer": {name: set(state) for name, state in strategy.spread_optimizer_state().items()},
+        "spread_model": {name: tuple(tensor.shape) for name, tensor in strategy.sharded_model_state().items()},
+        "spread_optimizer": {name: set(state) for name, state in strategy.sharded_optimizer_state().items()},
         "model": set(strategy.model_state()),
     }
 
@@ -391,11 +433,11 @@ def loss_after_writing(world: World, **settings: Any) -> float:
     train(strategy, range(2))
     with torch.no_grad():
         strategy.objective.measure(tiny_batch(0))
-        for tensor in strategy.own_parameters().values():
+        for tensor in strategy.local_parameters().values():
             tensor.mul_(0.5)
         strategy.objective.measure(tiny_batch(0))
     with torch.no_grad():
-        for tensor in strategy.own_parameters().values():
+        for tensor in strategy.local_parameters().values():
             tensor.mul_(2.0)
     [total] = world.sum(backward(strategy, 2))
     return total / world.size
@@ -422,7 +464,7 @@ def load_errors(world: World, **settings: Any) -> list[str]:
     """What is said about states that do not fit."""
     strategy = build(world, **settings)
     train(strategy, range(1))
-    model, optimizer = world.share((copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())))
+    model, optimizer = world.broadcast((copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())))
     name = "enter.weight"
     moment = {**optimizer[name], "exp_avg": torch.zeros(3)}
     wrong: list[tuple[Callable[[Any], None], Any]] = [
@@ -446,11 +488,11 @@ def optimizer_kept_and_forgotten(world: World, **settings: Any) -> tuple[set[str
     """Names with optimizer state after a state that has it for one parameter only, and after an empty one."""
     strategy = build(world, **settings)
     train(strategy, range(1))
-    optimizer = world.share(copied_optimizer(strategy.optimizer_state()))
+    optimizer = world.broadcast(copied_optimizer(strategy.optimizer_state()))
     strategy.load_optimizer_state({"enter.weight": optimizer["enter.weight"]})
-    some = world.share(set(strategy.optimizer_state()))
+    some = world.broadcast(set(strategy.optimizer_state()))
     strategy.load_optimizer_state({})
-    return some, world.share(set(strategy.optimizer_state()))
+    return some, world.broadcast(set(strategy.optimizer_state()))
 
 
 def refusal(world: World, words: str = "", **settings: Any) -> str:
@@ -502,7 +544,7 @@ def norm_where_one_is_not_finite(world: World, **settings: Any) -> float:
     strategy = build(world, **settings)
     backward(strategy, 0)
     if world.rank == 1:
-        next(iter(strategy.own_gradients().values())).fill_(torch.nan)
+        next(iter(strategy.local_gradients().values())).fill_(torch.nan)
     return strategy.clip(1.0).item()
 
 
@@ -531,7 +573,7 @@ def averaged(world: World) -> list[list[float]]:
         torch.arange(2).float(),
         torch.tensor([world.rank]),
     ]
-    collectives.average(tensors, world)
+    collectives.all_reduce_mean(tensors, world)
     return [tensor.tolist() for tensor in tensors]
 
 

@@ -30,8 +30,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # From the moment a rank has taken a call; until then its server imports torch, for which a crowded machine takes long.
-PATIENCE_SECONDS = 100.0
-START_SECONDS = 150.0
+PATIENCE_SECONDS = 300.0
+START_SECONDS = 400.0
+# How long a rank waits for the others in one exchange: less, so that it is the ranks that report a deadlock.
+EXCHANGE_SECONDS = 120
 
 
 class RankError(AssertionError):
@@ -157,7 +159,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection, stacks: Connectio
         store=dist.FileStore(store, size),  # type: ignore[attr-defined]
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=EXCHANGE_SECONDS),
     )
     world = World(rank=rank, size=size, device=torch.device("cpu"), backend="gloo")
     while True:

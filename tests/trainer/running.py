@@ -18,6 +18,9 @@ from trainer.world import World
 
 ROOT = Path(__file__).parents[2]
 
+# For what always comes, if late: three interpreters that import torch take minutes on a crowded machine.
+PATIENCE_SECONDS = 400.0
+
 # A few seconds' worth of digits becomes a fraction of one.
 SMALL = ("--batch-size", "8", "--grad-accum", "2", "--warmup-steps", "5", "--width", "8", "--depth", "1")
 
@@ -62,7 +65,7 @@ def torchrun(*arguments: str, error_file: Path | None = None) -> tuple[int, str]
     """Exit code and output of two ranks that end by themselves."""
     process = start_torchrun(*arguments, error_file=error_file)
     try:
-        output, _ = process.communicate(timeout=90)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     return process.returncode, output

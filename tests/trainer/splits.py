@@ -12,7 +12,7 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices
-from trainer.data.feed import Feed
+from trainer.data.feed import BatchFeed
 
 
 class Rows:
@@ -100,7 +100,7 @@ def as_they_are(fields: Fields, positions: Indices) -> Fields:
 
 def feed_until_killed() -> None:
     """A process with one worker, whose pid it prints, that waits to be killed."""
-    feed = Feed(Rows(100), with_positions, Settings(num_workers=1), rank=0, ranks=1, device=torch.device("cpu"))
+    feed = BatchFeed(Rows(100), with_positions, Settings(num_workers=1), rank=0, ranks=1, device=torch.device("cpu"))
     feed.seek(0, 4)
     print(int(feed.next()["pid"][0]), flush=True)
     sys.stdin.read()

@@ -122,6 +122,7 @@ def test_a_renamed_checkpoint_is_still_one(folder: Path) -> None:
     path.rename(folder / "kept.pt")
     names.hash_file(path).rename(folder / "kept.pt.sha256")
     hashes.verify(folder / "kept.pt")
+    assert checkpoints.choose(str(folder / "kept.pt"), folder).path == folder / "kept.pt"
 
 
 def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
@@ -274,6 +275,7 @@ def test_killed_at_any_moment_there_is_a_whole_checkpoint_or_none(folder: Path) 
             os.kill(child, 9)
             os.waitpid(child, 0)
         visible = checkpoints.existing(folder)
+        assert visible
         for path in [*visible, *folder.glob("best_model.pt")]:
             hashes.verify(path)
         for path in visible:

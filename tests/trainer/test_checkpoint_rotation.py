@@ -22,7 +22,7 @@ def steps(directory: Path) -> list[int | None]:
 
 def test_auto_takes_the_newest_that_is_whole_and_says_what_it_passed_over(folder: Path) -> None:
     paths = [save(folder, step) for step in (10, 20, 30)]
-    assert checkpoints.choose("auto", folder) == checkpoints.Choice(paths[2], [])
+    assert checkpoints.choose("auto", folder) == checkpoints.ResumeChoice(paths[2], [])
     flip_a_byte(paths[2])
     choice = checkpoints.choose("auto", folder)
     assert choice.path == paths[1]
@@ -40,9 +40,9 @@ def test_auto_takes_compressed_ones_as_well(folder: Path) -> None:
 
 
 def test_auto_and_none_without_checkpoints(folder: Path) -> None:
-    assert checkpoints.choose("auto", folder / "missing") == checkpoints.Choice(None, [])
+    assert checkpoints.choose("auto", folder / "missing") == checkpoints.ResumeChoice(None, [])
     save(folder, 10)
-    assert checkpoints.choose("none", folder) == checkpoints.choose("", folder) == checkpoints.Choice(None, [])
+    assert checkpoints.choose("none", folder) == checkpoints.choose("", folder) == checkpoints.ResumeChoice(None, [])
 
 
 def test_a_path_is_taken_or_refused(folder: Path) -> None:

@@ -72,7 +72,7 @@ def state_of(model: nn.Module, step: int) -> Callable[[], files.State]:
     return collect
 
 
-def check(path: Path, step: int) -> None:
+def check_file(path: Path, step: int) -> None:
     """That a checkpoint holds `expected(step)`, read without regard to ranks."""
     hashes.verify(path)
     state = checkpoints.load(path)
@@ -87,7 +87,7 @@ def check(path: Path, step: int) -> None:
 
 
 def with_writers(world: World) -> World:
-    part = world.part(world.size, writers=True)
+    part = world.subgroup(world.size, writers=True)
     assert part is not None
     return part
 
@@ -104,7 +104,7 @@ def save(world: World, folder: Path, steps: dict[int, float], **values: Any) -> 
 
 
 def check_everywhere(world: World, path: Path, step: int) -> None:
-    check(path, step)
+    check_file(path, step)
 
 
 @pytest.fixture
@@ -175,15 +175,15 @@ def test_two_ranks_write_and_one_or_four_read(
     ):
         path = folder / name
         assert listing(names.shards_folder(path)) == [f"step_{step:08d}_rank_{rank}_of_2.pt" for rank in range(2)]
-        check(path, step)
+        check_file(path, step)
         subprocess.run(["sha256sum", "--check", "--strict", f"{path.name}.sha256"], cwd=path.parent, check=True)
     four_ranks.run(check_everywhere, folder / "step_00000030.pt", 30)
 
 
 def test_four_ranks_write_compressed_and_one_reads(folder: Path, four_ranks: Ranks) -> None:
     four_ranks.run(save, folder, {10: 0.5}, gzip_checkpoints=True)
-    check(folder / "step_00000010.pt.gz", 10)
-    check(folder / "best_model.pt.gz", 10)
+    check_file(folder / "step_00000010.pt.gz", 10)
+    check_file(folder / "best_model.pt.gz", 10)
 
 
 def test_only_what_a_rank_has_is_in_its_shard(folder: Path, two_ranks: Ranks) -> None:
@@ -272,7 +272,7 @@ def test_a_rank_that_cannot_write_costs_the_checkpoint_on_all(
     assert other[2] == []
     assert [path.name for path in folder.rglob("*") if "20" in path.name or "30" in path.name] == []
     for path in (names.step_file(folder, 10), names.best_file(folder), names.epoch_file(folder, "", 1)):
-        check(path, 10)
+        check_file(path, 10)
 
 
 def save_with_a_bug(world: World, folder: Path, where: int, background: bool) -> str:
@@ -315,8 +315,8 @@ def test_shards_without_their_file_are_no_checkpoint_and_are_removed(folder: Pat
     assert checkpoints.choose("auto", folder).path == names.step_file(folder, 10)
     rotation.begin_branch(folder, 10)
     assert not names.shards_folder(names.step_file(folder, 20)).exists()
-    check(names.step_file(folder, 10), 10)
-    check(names.best_file(folder), 10)
+    check_file(names.step_file(folder, 10), 10)
+    check_file(names.best_file(folder), 10)
 
 
 def pieces_of_all_kinds(world: World, folder: Path) -> None:

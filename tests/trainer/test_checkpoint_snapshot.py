@@ -42,7 +42,7 @@ def test_nothing_changes_in_it_when_training_goes_on() -> None:
                 value.zero_()
     state["random"].clear()
     taken.wait()
-    same(flat(taken.state), expected)
+    assert_same(flat(taken.state), expected)
     assert type(taken.state["model"]) is dict
     assert not any(value.requires_grad for value in flat(taken.state).values() if isinstance(value, Tensor))
     assert taken.state["model"]["0.weight"].stride() == state["model"]["0.weight"].stride()
@@ -60,7 +60,7 @@ def test_tensors_that_share_memory_still_do(copy: bool) -> None:
     state = {"embedding": weights, "head": weights, "row": weights[1], "transposed": [weights.T]}
     taken = HostBuffers().take(state, copy=copy).state
     assert len({value.untyped_storage().data_ptr() for value in flat(taken).values()}) == 1
-    same(flat(taken), flat(state))
+    assert_same(flat(taken), flat(state))
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -68,7 +68,7 @@ def test_of_a_large_memory_only_the_part_that_is_wanted_is_taken(copy: bool) -> 
     bucket = torch.arange(1000.0)
     state = {"part": bucket[10:20], "again": bucket[10:20], "every_other": torch.arange(100.0)[::2]}
     taken = HostBuffers().take(state, copy=copy).state
-    same(flat(taken), flat(state))
+    assert_same(flat(taken), flat(state))
     assert taken["part"].untyped_storage().nbytes() == 40
     assert taken["every_other"].untyped_storage().nbytes() == 200
 
@@ -100,7 +100,7 @@ def test_any_views_come_out_as_they_went_in(views: list[tuple[int, int, int, boo
     for number, (row, column, pace, transposed, kind) in enumerate(views):
         view = bases[kind][row:, column::pace]
         state[str(number)] = view.T if transposed else view
-    same(flat(HostBuffers().take(state, copy=copy).state), flat(state))
+    assert_same(flat(HostBuffers().take(state, copy=copy).state), flat(state))
 
 
 def flat(state: Any, name: str = "") -> dict[str, Any]:
@@ -113,7 +113,7 @@ def flat(state: Any, name: str = "") -> dict[str, Any]:
     return {name: state}
 
 
-def same(left: dict[str, Any], right: dict[str, Any]) -> None:
+def assert_same(left: dict[str, Any], right: dict[str, Any]) -> None:
     assert left.keys() == right.keys()
     for name, value in left.items():
         if isinstance(value, Tensor):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from tests.trainer.running import ROOT
 from trainer import config
 from trainer.__main__ import main
-from trainer.config import Action, Settings, as_json, as_plain, from_arguments, json_schema, nearest
+from trainer.config import RunMode, Settings, as_json, as_plain, from_arguments, json_schema, nearest
 from trainer.config.phases import RUN_WIDE
 from trainer.config.schema import GROUPS, TASK_DEFAULTS
 from trainer.errors import SettingsError
@@ -165,6 +165,11 @@ def test_a_wrong_setting_is_one_clear_line(flags: list[str], message: str, capsy
             ["--compress-gradients", "bf16", "--parallel", "fsdp"],
             "--compress-gradients needs --parallel ddp or zero1, not fsdp",
         ),
+        (
+            ["--compress-gradients", "powersgd", "--precision", "fp16", "--device", "cuda"],
+            "--compress-gradients powersgd needs --precision fp32 or bf16: errors outlive a scale of the loss",
+        ),
+        (["--powersgd-rank", "2"], "--powersgd-rank needs --compress-gradients powersgd, not none"),
         (
             ["--compile", "--parallel", "data_parallel"],
             "--compile works with every way of --parallel but data_parallel",
@@ -335,8 +340,8 @@ def test_the_json_schema_knows_every_key_and_no_other(capsys: pytest.CaptureFixt
 
 def test_actions() -> None:
     actions = [from_arguments(flags, {})[1] for flags in ([], ["--print-config"], ["--json_schema"])]
-    assert actions == [Action.TRAIN, Action.PRINT_CONFIG, Action.JSON_SCHEMA]
-    assert from_arguments(["--json-schema", "--print-config"], {})[1] is Action.PRINT_CONFIG
+    assert actions == [RunMode.TRAIN, RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA]
+    assert from_arguments(["--json-schema", "--print-config"], {})[1] is RunMode.PRINT_CONFIG
 
 
 @pytest.mark.parametrize("name", ["--phases", "--model-options"])

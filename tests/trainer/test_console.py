@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.running import ROOT, SMALL, step_lines
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL, step_lines
 from trainer.errors import show
 
 
@@ -32,11 +32,14 @@ def test_a_name_that_is_no_text_is_shown_somehow(capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("missing", [None, "closed"])
-def test_a_stream_that_is_not_there_is_done_without(monkeypatch: pytest.MonkeyPatch, missing: str | None) -> None:
+def test_a_stream_that_is_not_there_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], missing: str | None
+) -> None:
     closed = Path(os.devnull).open("w")  # noqa: SIM115
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed if missing else None)
     show("a line")
+    assert "a line" not in capfd.readouterr().out, "and no error"
 
 
 @pytest.mark.parametrize("console", ["a full disk", "a reader that left"])
@@ -46,7 +49,9 @@ def test_training_goes_on_where_nothing_can_be_shown(tmp_path: Path, console: st
     with Path("/dev/full").open("wb") as full:
         to = full.fileno() if console == "a full disk" else writing
         flags = ("--device", "cpu", "--output-dir", str(tmp_path), *SMALL, "--steps", "3", "--log-every", "1")
-        done = subprocess.run([sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=to, stderr=to, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=to, stderr=to, timeout=PATIENCE_SECONDS
+        )
     os.close(writing)
     assert done.returncode == 0
     assert len(step_lines(tmp_path)) == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainer.config import Settings
 from trainer.data import Images, Split, Text, load_data
-from trainer.data.disk import Parts, out_of_range, windows_in
+from trainer.data.disk import PartLengths, out_of_range, windows_in
 from trainer.data.pixels import resize
 from trainer.errors import SettingsError, TrainerError
 
@@ -156,7 +156,7 @@ def test_splits_travel_to_other_processes(values: dict[str, Any]) -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.data())
 def test_parts_number_samples_through(lengths: list[int], data: st.DataObject) -> None:
-    parts = Parts(lengths)
+    parts = PartLengths(lengths)
     everyone = [(part, offset) for part, length in enumerate(lengths) for offset in range(length)]
     assert len(parts) == len(everyone)
     if everyone:

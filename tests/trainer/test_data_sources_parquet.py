@@ -27,10 +27,11 @@ from tests.trainer.test_loop import same
 from trainer.checkpoints import load
 from trainer.config import Settings
 from trainer.data import BrokenSample, ReadsAhead, Split
-from trainer.data.parquet import RowGroups, Span, layout
+from trainer.data.deals import redealt
+from trainer.data.parquet import RowGroups, RowSpan, layout
 from trainer.data.parquet_text import COUNTS_FILE, TokenColumn
 from trainer.data.reading import Reader, Request
-from trainer.data.sampler import micro_start, order_for, redealt
+from trainer.data.sampler import micro_start, order_for
 from trainer.data.samples import Samples
 from trainer.errors import SettingsError, TrainerError
 
@@ -472,9 +473,9 @@ class Loader:
     def __call__(self, number: int) -> int:
         background = threading.current_thread() is not threading.main_thread()
         self.loads.append((number, background))
-        if background and self.gate:
+        if background:
             self.entered.set()
-            assert self.gate.wait(10)
+            assert self.gate is None or self.gate.wait(120)
         if number in self.broken:
             raise OSError(f"{number} is broken")
         return 10 * number
@@ -492,6 +493,7 @@ def test_expected_groups_are_loaded_once_and_in_the_background() -> None:
     groups = RowGroups(load)
     groups.get(0)
     groups.expect([0, 1, 2, 3])
+    assert load.entered.wait(120)
     assert (groups.get(1), groups.get(0)) == (10, 0)
     assert load.loads == [(0, False), (1, True)], "only the first few are loaded ahead"
 
@@ -501,7 +503,7 @@ def test_a_group_that_waits_behind_another_is_loaded_at_once() -> None:
     load.gate = threading.Event()
     groups = RowGroups(load)
     groups.expect([1, 2])
-    assert load.entered.wait(10)
+    assert load.entered.wait(120)
     assert groups.get(2) == 20
     load.gate.set()
     assert groups.get(1) == 10
@@ -526,6 +528,7 @@ def test_a_forked_process_loads_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
     groups = RowGroups(load)
     groups.get(0)
     groups.expect([1])
+    assert load.entered.wait(120)
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork, where no thread of the parent is left
     assert (groups.get(0), groups.get(1)) == (0, 10)
     monkeypatch.setattr(os, "getpid", lambda: -2)
@@ -537,6 +540,7 @@ def test_a_forked_process_loads_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
 # --- row groups dealt to readers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_each_row_group_is_decoded_once_by_all_readers_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,7 +551,7 @@ def test_each_row_group_is_decoded_once_by_all_readers_together(
     write(tmp_path / "val.parquet", pa.table({"tokens": rows[:4]}), 4)
     split = from_text(tmp_path).train
     assert len(split.blocks) == 400
-    decoded: list[Span] = []
+    decoded: list[RowSpan] = []
     read = TokenColumn.load
     monkeypatch.setattr(TokenColumn, "load", lambda column, span: decoded.append(span) or read(column, span))
     order = order_for(split, 0)
@@ -561,7 +565,7 @@ def test_each_row_group_is_decoded_once_by_all_readers_together(
                 request = Request(start, batch, then if then + batch < order.size else None, deals)
                 assert readers[micro % workers * ranks + rank].read(request).samples == batch
         if deals:
-            assert set(decoded) == {Span(tmp_path / "train.parquet", group, 0, 48) for group in range(400)}
+            assert set(decoded) == {RowSpan(tmp_path / "train.parquet", group, 0, 48) for group in range(400)}
             assert len(decoded) <= 1.1 * 400
     # In one row, each rank's readers decode nearly all that comes by.
     assert len(decoded) > 5 * 100 * 32 / (order.size / 400)

@@ -20,7 +20,7 @@ from trainer.data import BrokenSample, Split, Text, load_data
 from trainer.data import tokens as tokens_module
 from trainer.data.disk import name_hashes
 from trainer.errors import TrainerError
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World
 
 CONTEXT = 8
@@ -259,7 +259,7 @@ def scans(world: World, folder: Path) -> list[str]:
     tokens_module._largest = lambda file: (scanned.append(file.path.name), largest(file))[1]
     try:
         settings = Settings(task="lm", data="tokens", data_dir=folder, context=16, device="cpu")
-        with Session(settings, world, 1, Progress()) as session:
+        with PhaseSession(settings, world, 1, TrainingProgress()) as session:
             assert isinstance(session.data, Text) and session.data.vocabulary == 50
     finally:
         tokens_module._largest = largest

@@ -178,9 +178,12 @@ def test_every_file_of_a_run_is_in_the_picture(output: Path) -> None:
     assert set(histogram) - {"step", "time"} <= words(section("Histograms, traces, trackers, text log"))
 
 
-def test_every_feature_names_a_test_that_is_there() -> None:
+def test_every_feature_names_tests_that_are_there_or_is_unmeasured() -> None:
     cells = re.findall(r"^\| (?!feature|---)(.*?) \| (.*) \|$", section("What shows that it works"), re.MULTILINE)
     assert len(cells) > 15
     for feature, shown in cells:
-        named = re.findall(r"`(test_[\w*]+\.py)`", shown)
-        assert named and all(list((ROOT / "tests" / "trainer").glob(name)) for name in named), feature
+        named = re.findall(r"`([^`]+\.py)`", shown)
+        assert named or shown == "unmeasured on a GPU", feature
+        for name in named:
+            found = list((ROOT if "/" in name else ROOT / "tests" / "trainer").glob(name))
+            assert found and all("\ndef test_" in path.read_text(encoding="utf-8") for path in found), (feature, name)

@@ -76,4 +76,6 @@ def test_an_average_that_begins_in_the_middle_starts_at_the_weights() -> None:
 
 
 def test_nothing_to_average_is_no_error() -> None:
-    Ema({}, 0.5).update(1)
+    ema = Ema({}, 0.5)
+    ema.update(1)
+    assert ema.state() == {}

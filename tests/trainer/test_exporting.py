@@ -20,7 +20,7 @@ from trainer.__main__ import main
 from trainer.checkpoints import load
 from trainer.data import load_data
 from trainer.models import build_model
-from trainer.preparing import Plan, prepare
+from trainer.preparing import PreparationPlan, prepare
 
 CONTEXT = 64
 
@@ -28,7 +28,7 @@ CONTEXT = 64
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("chats")
-    prepare(Plan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
+    prepare(PreparationPlan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
     return place / "out"
 
 
@@ -76,6 +76,7 @@ print(model.generation_config.eos_token_id, tokenizer.decode(asked["input_ids"])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", ["last", "ema", "best"])
 def test_transformers_reads_the_same_logits_from_an_export(
     weights: str, finished: Path, tokens: Path, tmp_path: Path

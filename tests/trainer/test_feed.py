@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from tests.trainer.splits import Deadly, Faulty, Interrupted, Rows, Slow, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
-from trainer.data.feed import Feed, HeldOut
-from trainer.data.reading import Fetched, Tally
+from trainer.data.feed import BatchFeed, DeviceCopies, HeldOut
+from trainer.data.reading import Fetched, ReadTally
 from trainer.data.sampler import micro_start, order_for
 from trainer.data.workers import obituary
 from trainer.errors import TrainerError
@@ -32,11 +34,11 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 
 
-def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> Feed:
-    return Feed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU)
+def feed(split: Split, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchFeed:
+    return BatchFeed(split, with_positions, Settings(**settings), rank=rank, ranks=ranks, device=CPU)
 
 
-def numbers(feed: Feed, batches: int) -> list[list[int]]:
+def numbers(feed: BatchFeed, batches: int) -> list[list[int]]:
     return [feed.next()["number"].tolist() for _ in range(batches)]
 
 
@@ -109,7 +111,7 @@ def test_more_broken_samples_than_allowed_end_the_feed() -> None:
 
 
 def test_broken_samples_are_counted_over_all_readers_of_a_rank() -> None:
-    tally = Tally(max_broken=2)
+    tally = ReadTally(max_broken=2)
 
     def passed_over(*indices: int) -> Fetched:
         return Fetched({}, 4, {index: f"sample {index} is torn" for index in indices}, 0, 0, 0.0)
@@ -225,6 +227,7 @@ def test_closing_does_not_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch) 
     assert workers() == []
 
 
+@pytest.mark.long
 def test_workers_end_with_a_killed_rank() -> None:
     command = [sys.executable, "-c", "from tests.trainer.splits import feed_until_killed; feed_until_killed()"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
@@ -233,6 +236,64 @@ def test_workers_end_with_a_killed_rank() -> None:
         assert not gone({worker}, seconds=0)
         rank.kill()
         assert gone({worker})
+
+
+# --- to the device ----------------------------------------------------------------------------------------------------
+
+
+class OnStreams:
+    """Stands for a tensor, and for CUDA: writes down what is done, and on which stream."""
+
+    def __init__(self) -> None:
+        self.current = "computing"
+        self.done: list[tuple[str, ...]] = []
+
+    def to(self, device: torch.device, non_blocking: bool) -> OnStreams:
+        assert non_blocking
+        self.done.append(("copy", self.current, str(device)))
+        return self
+
+    def record_stream(self, stream: OneStream) -> None:
+        self.done.append(("keep for", stream.name))
+
+    @contextlib.contextmanager
+    def stream(self, stream: OneStream) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+
+class OneStream:
+    def __init__(self, cuda: OnStreams, name: str) -> None:
+        self.name = name
+        self._cuda = cuda
+
+    def wait_stream(self, other: OneStream) -> None:
+        self._cuda.done.append((self.name, "waits for", other.name))
+
+
+def test_on_cuda_batches_are_copied_beside_the_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = OnStreams()
+    made: list[OneStream] = []
+
+    def make(device: torch.device) -> OneStream:
+        made.append(OneStream(cuda, "copying"))
+        return made[0]
+
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(torch.cuda, "stream", cuda.stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: OneStream(cuda, "computing"))
+    copies = DeviceCopies(torch.device("cuda", 1))
+    for _ in range(2):
+        copies({"image": cuda})  # type: ignore[dict-item]
+    one_batch = [("copy", "copying", "cuda:1"), ("computing", "waits for", "copying"), ("keep for", "computing")]
+    assert cuda.done == one_batch * 2 and len(made) == 1
+
+
+def test_without_cuda_there_are_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", None)
+    tensor = torch.ones(2)
+    assert DeviceCopies(CPU)({"image": tensor})["image"] is tensor
 
 
 # --- held-out samples -------------------------------------------------------------------------------------------------
@@ -319,7 +380,7 @@ def workers() -> list[str]:
     return [child.name for child in multiprocessing.active_children() if child.name.startswith("ForkServer")]
 
 
-def gone(pids: set[int], seconds: float = 10.0) -> bool:
+def gone(pids: set[int], seconds: float = 120.0) -> bool:
     """Whether all processes end within some time."""
     end = time.monotonic() + seconds
     while any(Path(f"/proc/{pid}").exists() for pid in pids):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
 from trainer.data.sampler import order_for
 from trainer.loop import Loop
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.stepper import Stepper
 from trainer.world import World
 
@@ -140,10 +141,10 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path, capsys: pytest
 
 
 @contextlib.contextmanager
-def resumed(output: Path, *flags: str) -> Iterator[Session]:
+def resumed(output: Path, *flags: str) -> Iterator[PhaseSession]:
     """A session that has taken over the newest checkpoint."""
     chosen = settings("--output-dir", str(output), *flags)
-    with Session(chosen, ALONE, 1, Progress()) as session:
+    with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
         session.load(final_state(output))
         yield session
 
@@ -292,7 +293,7 @@ def when(look: Callable[[], bool], then: Callable[[], None]) -> threading.Thread
     """Does something from another thread as soon as a condition holds."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not look() and time.monotonic() < deadline:
             time.sleep(0.002)
         then()
@@ -322,13 +323,22 @@ def test_a_stop_signal_leaves_a_checkpoint_and_exit_code_0(number: signal.Signal
     assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, last + 3))
 
 
-def test_usr1_saves_and_goes_on(tmp_path: Path) -> None:
-    slow = ("--inject", "slow@step=1,seconds=0.02,times=20", "--checkpoint-every", "0")
-    thread = when(reached(tmp_path, 3), lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    assert train(tmp_path, "--steps", "30", *slow) == 0
-    thread.join()
-    saved = [event["step"] for event in events(tmp_path, "checkpoint")]
-    assert len(saved) == 2 and 3 <= saved[0] < 30 and saved[1] == 30
+@pytest.mark.parametrize("moment", ["before the ranks agree", "after it"])
+def test_usr1_saves_and_goes_on(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = "gradients" if moment == "before the ranks agree" else "update"
+    original = getattr(Stepper, method)
+    calls: list[int] = []
+    send = send_once(signal.SIGUSR1, lambda: len(calls) == 3)
+
+    def counted(stepper: Stepper, *given: Any, **named: Any) -> Any:
+        calls.append(1)
+        send()
+        return original(stepper, *given, **named)
+
+    monkeypatch.setattr(Stepper, method, counted)
+    assert train(tmp_path, "--steps", "30", "--checkpoint-every", "0") == 0
+    asked = 3 if method == "gradients" else 4
+    assert [event["step"] for event in events(tmp_path, "checkpoint")] == [asked, 30]
     assert len(step_lines(tmp_path)) == 30
 
 

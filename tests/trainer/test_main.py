@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.trainer.running import ROOT, SMALL, step_lines
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL, step_lines
 from trainer import run, world
 from trainer.__main__ import main
 from trainer.errors import TrainerError
@@ -25,9 +25,9 @@ def test_asking_for_a_checkpoint_before_there_is_one_does_not_end_the_run(tmp_pa
     flags = ("--device", "cpu", "--output-dir", str(tmp_path), *SMALL, "--steps", "2")
     process = subprocess.Popen([sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
-        wait_until(ignores, 60, "the beginning")
+        wait_until(ignores, PATIENCE_SECONDS, "the beginning")
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
     finally:
         process.kill()
     assert len(step_lines(tmp_path)) == 2

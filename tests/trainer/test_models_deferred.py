@@ -18,7 +18,7 @@ from trainer.config import Settings
 from trainer.data import load_data
 from trainer.models import build, transformer_blocks
 from trainer.models.deferred import DeferredInit, NotDeferrableError
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ def initialised_by_hand(vocabulary: int, context: int) -> nn.Module:
 
 def first_weights(world: World, **changes: Any) -> dict[str, torch.Tensor]:
     settings = Settings(**{"task": "lm", "data": "synthetic", "synthetic_samples": 16, "device": "cpu", **changes})
-    with Session(settings, world, 1, Progress()) as session:
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
         return {name: tensor.clone() for name, tensor in session.strategy.model_state().items()}
 
 
@@ -120,7 +120,7 @@ def memory_of_building(world: World, offload: bool, **options: int) -> dict[str,
     ctypes.CDLL(None).malloc_trim(0)  # what other tests left free must not be used again unseen
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-    with Session(settings, world, 1, Progress()) as session:
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
         peak = resident("VmHWM") - before
         block = transformer_blocks(session.objective.model)[0]
         elements = sum(parameter.numel() for parameter in block.parameters())

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import events, step_lines, train_on
 from tests.trainer.test_run import train_until
-from trainer.checkpoints import Choice, choose, load
+from trainer.checkpoints import ResumeChoice, choose, load
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "phases": ("one", "fewer ranks first", "fewer ranks last", "fewer ranks between"),
@@ -68,7 +68,7 @@ def flags_of(case: Case, steps: int) -> list[str]:
     for phase in phases:
         phase["parallel"] = case["parallel"]
         phase["sharded_checkpoints"] = case["files"] == "sharded"
-    flags = ["--phases", json.dumps(phases), "--checkpoint-every", "2", "--validate-every", "0", "--timeout", "20"]
+    flags = ["--phases", json.dumps(phases), "--checkpoint-every", "2", "--validate-every", "0"]
     flags += ["--async-checkpoints"] if case["writing"] == "async" else []
     flags += ["--gzip-checkpoints"] if case["compressed"] == "gzip" else []
     flags += [
@@ -108,7 +108,7 @@ def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(case: Case, two_
         last = 3 * len(PHASES[case["phases"]])
         assert len(events(tmp_path, "end")) == 1
     assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, last + 1))
-    choice: Choice = choose("auto", tmp_path / "checkpoints")
+    choice: ResumeChoice = choose("auto", tmp_path / "checkpoints")
     assert choice.path is not None and not choice.rejected
     state = load(choice.path)
     assert state["step"] == last and len(state["model"]) > 5

@@ -40,6 +40,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": "fsdp"},
     "local_sgd": {"parallel": "local_sgd", "average_every": 2},
     "zero1-sgd": {"parallel": "zero1", "optimizer": "sgd"},
+    "powersgd": {"compress_gradients": "powersgd", "powersgd_rank": 1, "bucket_cap_mb": 0.001},
 }
 
 
@@ -76,6 +77,44 @@ def test_in_half_precision_gradients_are_the_same_on_all_ranks_and_nearly_right(
     found = two_ranks.run(checks.gradients, 2, **settings)
     assert all(not gradients or same(gradients, found[0]) for gradients in found)
     assert 0 < difference(found[0], checks.gradients(ALONE)) < tolerance
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero1"])
+def test_what_low_rank_products_leave_out_is_kept_for_later_steps(parallel: str, two_ranks: Ranks) -> None:
+    found = two_ranks.run(checks.exchanged_and_left, 5, **{**STATEFUL["powersgd"], "parallel": parallel})
+    exchanged, exact, left = found[0]
+    assert same(exchanged, found[1][0]) and same(left, found[1][2])
+    matrices = {name for name, gradient in exact.items() if gradient.dim() == 2}
+    assert left.keys() == matrices
+    for name, gradient in exact.items():
+        assert torch.allclose(exchanged[name] + left.get(name, torch.zeros(())), gradient, atol=1e-6), name
+        assert (float((exchanged[name] - gradient).abs().max()) > 1e-4) == (name in matrices), name
+
+
+def test_products_of_a_high_rank_are_exact(two_ranks: Ranks) -> None:
+    """A matrix of eight columns has at most rank eight: of those that are exchanged so, nothing is left out."""
+    settings = {"compress_gradients": "powersgd", "powersgd_rank": 5}
+    exchanged, exact, left = two_ranks.run(checks.exchanged_and_left, 1, **settings)[0]
+    assert left.keys() == {f"blocks.{number}.{name}.weight" for number in range(3) for name in ("inner", "outer")}
+    exact_ones = exact.keys() - left.keys()
+    assert difference({n: exchanged[n] for n in exact_ones}, {n: exact[n] for n in exact_ones}) < 1e-7
+    coarse = two_ranks.run(checks.exchanged_and_left, 1, compress_gradients="powersgd", powersgd_rank=1)[0]
+    for name in left:
+        assert float(left[name].norm()) < 0.9 * float(coarse[2][name].norm()), name
+
+
+def test_a_run_with_low_rank_products_learns_and_goes_on_with_any_number_of_ranks(
+    two_ranks: Ranks, four_ranks: Ranks
+) -> None:
+    settings = STATEFUL["powersgd"]
+    model, optimizer, exchange = two_ranks.run(checks.state_after, 4, **settings)[0]
+    losses, expected = two_ranks.run(checks.go_on, model, optimizer, range(4, 12), exchange=exchange, **settings)[0]
+    assert losses[-1] < 0.95 * losses[0]
+    # Only the mean of what each rank has left over matters.
+    found, result = four_ranks.run(checks.go_on, model, optimizer, range(4, 12), exchange=exchange, **settings)[0]
+    assert found == pytest.approx(losses, abs=1e-4) and difference(result, expected) < 1e-3
+    forgotten, _ = two_ranks.run(checks.go_on, model, optimizer, range(4, 12), **settings)[0]
+    assert forgotten[1:] != pytest.approx(losses[1:], abs=1e-5)
 
 
 def test_data_parallel_has_the_gradients_of_one_process() -> None:
@@ -227,10 +266,10 @@ def test_a_static_graph_is_learnt_with_one_more_exchange(two_ranks: Ranks) -> No
 
 
 def test_the_wait_for_a_slow_rank_is_measured_on_the_others(two_ranks: Ranks) -> None:
-    (before, fast), (_, slow) = two_ranks.run(checks.waits, slow=1, seconds=0.2)
+    (before, fast), (_, slow) = two_ranks.run(checks.waits, steps=6, slow=1, seconds=0.2)
     assert before is None
-    assert fast is not None and slow is not None
-    assert fast > 0.15 > slow >= 0
+    # A crowded machine may hold up either rank in some of the steps, but not in all of them.
+    assert max(fast) > 0.15 > min(slow) >= 0
 
 
 def test_ways_without_an_exchange_measure_no_wait() -> None:
@@ -265,12 +304,12 @@ def test_for_cuda_graphs_gradients_lie_in_memory_of_their_own() -> None:
     addresses = []
     for step in range(2):
         with strategy.accumulate(last=True):
-            before = {name: gradient.data_ptr() for name, gradient in strategy.own_gradients().items()}
+            before = {name: gradient.data_ptr() for name, gradient in strategy.local_gradients().items()}
             strategy.loss(checks.micro_batches(strategy, step, 1)[0]).backward()
-        addresses += [before, {name: gradient.data_ptr() for name, gradient in strategy.own_gradients().items()}]
+        addresses += [before, {name: gradient.data_ptr() for name, gradient in strategy.local_gradients().items()}]
         strategy.clear_gradients()
-        assert all(not gradient.any() for gradient in strategy.own_gradients().values())
-    assert addresses[0].keys() == strategy.own_parameters().keys()
+        assert all(not gradient.any() for gradient in strategy.local_gradients().values())
+    assert addresses[0].keys() == strategy.local_parameters().keys()
     assert all(found == addresses[0] for found in addresses)
 
 

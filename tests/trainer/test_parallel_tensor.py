@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch import nn
 from tests.trainer import parallel_checks as checks
 from tests.trainer.parallel_checks import ALONE
 from tests.trainer.ranks import Ranks
-from tests.trainer.test_parallel import difference
+from tests.trainer.test_parallel import difference, same
 from tests.trainer.tiny import TinyModel
+from trainer.checkpoints import files, load, names
 from trainer.errors import SettingsError
 from trainer.parallel.tensor import plan
 
@@ -68,6 +70,19 @@ def test_state_goes_on_with_and_without_shared_layers(
     assert difference(result, expected) < 1e-3
 
 
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
+def test_every_part_of_a_sharded_checkpoint_is_written_once(kind: str, four_ranks: Ranks, tmp_path: Path) -> None:
+    """Also of what ranks that share layers have alike, such as norms and embeddings."""
+    main = four_ranks.run(checks.save_words, kind, tmp_path, **SHARED)[0]
+    state = load(names.step_file(tmp_path, 1))
+    assert same(dict(state["model"]), main[0])
+    moments = {name: value["exp_avg"] for name, value in state["optimizer"].items()}
+    assert same(moments, {name: value["exp_avg"] for name, value in main[1].items()})
+    shards = [files.load(path) for path in tmp_path.glob("*.shards/*")]
+    elements = sum(piece["tensor"].numel() for shard in shards for name, piece in shard.items() if "model/" in name)
+    assert elements <= sum(tensor.numel() for tensor in main[0].values())
+
+
 def test_ranks_that_share_layers_take_the_same_data(four_ranks: Ranks) -> None:
     assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
 
@@ -121,8 +136,9 @@ def test_the_plan_names_both_halves_of_every_pair() -> None:
     }
     assert len(llama) == 14 and len(bert) == 12
     gpt2 = plan(checks.words_objective("gpt2").model, 2)
-    # The attention of GPT-2 is not shared.
     assert {name.removeprefix("inner.transformer.h.0."): cut for name, cut in gpt2.items() if ".0." in name} == {
+        "attn.c_attn": "strips",
+        "attn.c_proj": "inputs",
         "mlp.c_fc": "outputs",
         "mlp.c_proj": "inputs",
     }

@@ -15,7 +15,7 @@ from trainer.__main__ import prepare_environment
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.precision import Precision, compile_modules, snapshot_at_out_of_memory, switch_backends
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -132,7 +132,7 @@ def test_blocks_are_compiled_by_themselves_where_asked(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append("measure") or function)
     for scope, expected in (("whole", ["NextToken", "measure"]), ("blocks", ["TransformerBlock"] * 2)):
         chosen = settings("--task", "lm", "--width", "32", "--depth", "2", "--compile", "--compile-scope", scope)
-        with Session(chosen, World(rank=0, size=1, device=CPU, backend=""), 1, Progress()):
+        with PhaseSession(chosen, World(rank=0, size=1, device=CPU, backend=""), 1, TrainingProgress()):
             assert compiled == expected
         compiled.clear()
 

@@ -21,9 +21,9 @@ from pyarrow import parquet
 
 from tests.conftest import wait_until
 from tests.trainer.instructions import CHATS, conversations, write_chats, write_tokenizer
-from tests.trainer.running import ROOT, events, start_torchrun, step_lines, torchrun
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, start_torchrun, step_lines, torchrun
 from trainer.__main__ import main
-from trainer.preparing import Plan, documents, prepare
+from trainer.preparing import PreparationPlan, documents, prepare
 from trainer.preparing.packing import BEGIN, LEARN, best_fit, cut, packed
 from trainer.tokenizer import Encoded, Tokenizer
 
@@ -143,7 +143,7 @@ def inputs(place: Path) -> tuple[Path, list[str], list[list[dict[str, str]]]]:
 
 def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
     place, texts, chats = inputs(tmp_path / "in")
-    done = prepare(Plan((place,), folder, context=96, held_out=5), tmp_path / "out", processes=2)
+    done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), tmp_path / "out", processes=2)
     assert done.finished and done.documents == 70
     tokenizer = Tokenizer(folder)
     wanted = [one for text in tokenizer.texts(texts) for one in cut(text, 97)]
@@ -166,7 +166,7 @@ def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder:
 
 def test_a_conversation_that_is_too_long_loses_its_end_and_is_counted(tmp_path: Path, folder: Path) -> None:
     write_chats(tmp_path / "chats.jsonl", 60)
-    prepare(Plan((tmp_path,), folder, context=24, held_out=5), tmp_path / "out")
+    prepare(PreparationPlan((tmp_path,), folder, context=24, held_out=5), tmp_path / "out")
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     lengths = [len(Tokenizer(folder).conversation(row["messages"]).tokens) for row in conversations(60)]
     assert meta["shortened"] == sum(length > 25 for length in lengths) > 0
@@ -178,7 +178,7 @@ def test_files_may_be_held_out_by_their_names(tmp_path: Path, folder: Path) -> N
     (tmp_path / "in").mkdir()
     write_chats(tmp_path / "in" / "train-00000-of-00001.jsonl", 30)
     (tmp_path / "in" / "test-00000-of-00001.jsonl").write_text((CHATS.read_text().splitlines()[-1]) + "\n")
-    prepare(Plan((tmp_path / "in",), folder, context=96), tmp_path / "out")
+    prepare(PreparationPlan((tmp_path / "in",), folder, context=96), tmp_path / "out")
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["documents"] == 31 and len(rows_of(tmp_path / "out", "val")) == 1
     assert len(meta["prompts"]) == 1
@@ -191,22 +191,23 @@ def files(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.iterdir() if path.suffix in (".bin", ".marks", ".json")}
 
 
+@pytest.mark.long
 def test_after_a_kill_it_goes_on_and_the_files_are_the_same(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(60):
         write_chats(tmp_path / "in" / f"{number:02d}.jsonl", 30 + number)
-    plan = Plan((tmp_path / "in",), folder, context=96)
+    plan = PreparationPlan((tmp_path / "in",), folder, context=96)
     out = tmp_path / "out"
     command = [sys.executable, "-m", "trainer", "prepare", str(tmp_path / "in"), "--tokenizer", str(folder)]
     command += ["--out", str(out), "--context", "96", "--processes", "2"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         journal = out / "journal.jsonl"
-        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, 60, "a few slices")
+        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, PATIENCE_SECONDS)
         process.send_signal(signal.SIGKILL)
         process.wait()
         # Its own processes end with it.
-        wait_until(lambda: not _alive(process.pid), 30, "the end of the pool")
+        wait_until(lambda: not _alive(process.pid), PATIENCE_SECONDS, "the end of the pool")
     finally:
         if _alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
@@ -261,10 +262,10 @@ def test_a_stop_while_a_run_prepares_ends_it_well_and_the_next_start_goes_on(tmp
     journal = tmp_path / "out" / "tokens" / "journal.jsonl"
     process = start_torchrun(*words)
     try:
-        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 2, 90, "a few slices")
+        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 2, PATIENCE_SECONDS)
         for rank in psutil.Process(process.pid).children():
             rank.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=90)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 0, output

@@ -11,14 +11,15 @@ from torch import nn
 from trainer.config import Settings
 from trainer.faults import Injector
 from trainer.probing import largest_batch
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.stepper import Stepper
-from trainer.telemetry.timing import StepClock
+from trainer.telemetry.timing import StepTimer
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
 
+@pytest.mark.long
 def test_every_size_is_compiled_and_so_is_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch gives up compiling after eight shapes, and says so in a warning only."""
     compiled: list[int] = []
@@ -32,8 +33,8 @@ def test_every_size_is_compiled_and_so_is_what_follows(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nn.Module, "compile", compile_)
     settings = Settings(batch_size="auto", max_batch_size=512, device="cpu", compile="default", width=8, depth=1)
-    with Session(settings, ALONE, 1, Progress()) as session:
-        stepper = Stepper(session, Injector((), 0, settings.output_dir), StepClock(ALONE.device))
+    with PhaseSession(settings, ALONE, 1, TrainingProgress()) as session:
+        stepper = Stepper(session, Injector((), 0, settings.output_dir), StepTimer(ALONE.device))
         assert largest_batch(session, stepper) == 512
         assert set(compiled) == {2**power for power in range(10)}
         compiled.clear()

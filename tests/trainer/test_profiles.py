@@ -275,6 +275,7 @@ def test_it_trains_on_two_ranks_that_share_the_state(name: str, two_ranks: Ranks
 # --- the plain script -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_custom_scripts_output_is_what_its_patterns_expect(tmp_path: Path) -> None:
     profile = read("custom-script")
     command = [sys.executable, str(PROFILES / profile["script"]), "--out", str(tmp_path), "--save-every", "20"]

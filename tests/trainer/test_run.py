@@ -19,11 +19,11 @@ from tests.conftest import wait_until
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train, train_on
 from tests.trainer.test_loop import same
-from trainer.checkpoints import Choice, load
+from trainer.checkpoints import ResumeChoice, load
 from trainer.config import unfold
-from trainer.loop import Ending, Loop
+from trainer.loop import Loop, PhaseEnd
 from trainer.run import Run
-from trainer.session import Session
+from trainer.session import PhaseSession
 from trainer.world import World
 
 PHASES = json.dumps(
@@ -51,7 +51,7 @@ def train_until(world: World, output: Path, step: int, *flags: str, asked: tuple
     metrics = output / "metrics.jsonl"
 
     def ask() -> None:
-        wait_until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text(), 60, f"step {step}")
+        wait_until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text(), 250, f"step {step}")
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=ask)
@@ -207,12 +207,12 @@ def test_a_phase_does_not_keep_the_state_of_the_one_before(tmp_path: Path, monke
     alive: list[int] = []
     take_over, loop_train = Run.take_over, Loop.train
 
-    def remember(self: Run, session: Session, state: dict[str, Any], choice: Choice) -> None:
+    def remember(self: Run, session: PhaseSession, state: dict[str, Any], choice: ResumeChoice) -> None:
         moments = [value for one in state["optimizer"].values() for value in one.values()]
         given.extend(weakref.ref(tensor) for tensor in (*state["model"].values(), *moments))
         take_over(self, session, state, choice)
 
-    def count(self: Loop, *, last_phase: bool) -> Ending:
+    def count(self: Loop, *, last_phase: bool) -> PhaseEnd:
         alive.append(sum(one() is not None for one in given))
         return loop_train(self, last_phase=last_phase)
 
@@ -252,6 +252,7 @@ def test_a_scale_that_is_never_found_ends_the_run(tmp_path: Path) -> None:
     [
         (("--parallel", "fsdp"), "--parallel fsdp"),
         (("--static-graph",), "--static-graph"),
+        (("--compress-gradients", "powersgd"), "--compress-gradients powersgd"),
         (("--task", "contrastive"), "--task contrastive on several ranks"),
         ((), ""),
     ],

@@ -11,15 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.data.block_order import BlockOrder
 from trainer.data.contract import Fields, Indices
-from trainer.data.sampler import BlockSampler, Deal, Order, Sampler, micro_start, order_for, redealt
+from trainer.data.deals import Deal, places_of, redealt
+from trainer.data.sampler import Order, micro_start, order_for
+from trainer.data.shuffle import ShuffledOrder
 from trainer.errors import TrainerError
 
 sizes = st.one_of(st.integers(1, 300), st.sampled_from([1437, 8192, 8193, 20_000]))
 seeds = st.integers(0, 2**70)
 lengths = st.lists(st.one_of(st.integers(0, 30), st.sampled_from([8192, 8200])), min_size=1, max_size=12).filter(any)
 orders: st.SearchStrategy[Order] = st.one_of(
-    st.builds(Sampler, sizes, seeds), st.builds(lambda blocks, seed: BlockSampler(tuple(blocks), seed), lengths, seeds)
+    st.builds(ShuffledOrder, sizes, seeds),
+    st.builds(lambda blocks, seed: BlockOrder(tuple(blocks), seed), lengths, seeds),
 )
 
 
@@ -57,8 +61,8 @@ def test_samples_depend_on_their_position_alone(
 
 def test_epochs_and_seeds_differ_and_look_shuffled() -> None:
     builders: list[Callable[[int], Order]] = [
-        lambda seed: Sampler(1437, seed),
-        lambda seed: BlockSampler((437, 1000), seed),
+        lambda seed: ShuffledOrder(1437, seed),
+        lambda seed: BlockOrder((437, 1000), seed),
     ]
     for build in builders:
         first = build(0).indices(0, 1437)
@@ -68,12 +72,12 @@ def test_epochs_and_seeds_differ_and_look_shuffled() -> None:
 
 
 def test_runs_of_earlier_versions_go_on_in_their_order() -> None:
-    assert Sampler(12, 7).indices(6, 12).tolist() == [0, 6, 2, 5, 7, 10, 0, 10, 4, 5, 11, 8]
-    assert BlockSampler((4, 3, 5), 7).indices(6, 12).tolist() == [10, 9, 0, 3, 2, 1, 7, 8, 10, 9, 11, 2]
+    assert ShuffledOrder(12, 7).indices(6, 12).tolist() == [0, 6, 2, 5, 7, 10, 0, 10, 4, 5, 11, 8]
+    assert BlockOrder((4, 3, 5), 7).indices(6, 12).tolist() == [10, 9, 0, 3, 2, 1, 7, 8, 10, 9, 11, 2]
 
 
 def test_an_unblocked_order_mixes_everything() -> None:
-    order = Sampler(1437, 0)
+    order = ShuffledOrder(1437, 0)
     first, second = order.indices(0, 1437), order.indices(1437, 1437)
     assert abs(np.corrcoef(first, np.arange(1437))[0, 1]) < 0.1
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
@@ -81,7 +85,7 @@ def test_an_unblocked_order_mixes_everything() -> None:
 
 @given(blocks=lengths, seed=seeds, epoch=st.integers(0, 50))
 def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed: int, epoch: int) -> None:
-    order = BlockSampler(tuple(blocks), seed)
+    order = BlockOrder(tuple(blocks), seed)
     block_of = np.repeat(np.arange(len(blocks)), blocks)
     taken = block_of[order.indices(epoch * order.size, order.size)]
     visits = taken[np.flatnonzero(np.diff(taken, prepend=-1))].tolist()
@@ -89,7 +93,7 @@ def test_a_block_is_finished_before_the_next_one_begins(blocks: list[int], seed:
 
 
 def test_blocks_come_in_another_order_in_another_epoch() -> None:
-    order = BlockSampler((10,) * 50, 0)
+    order = BlockOrder((10,) * 50, 0)
     block_of = np.repeat(np.arange(50), 10)
     epochs = {tuple(block_of[order.indices(epoch * 500, 500)].tolist()) for epoch in range(5)}
     assert len(epochs) == 5
@@ -107,7 +111,7 @@ def test_no_sample_is_seen_by_two_ranks(
     ranks: int, batch: int, accum: int, steps: int, seed: int, blocked: bool
 ) -> None:
     total = ranks * batch * accum * steps
-    order: Order = BlockSampler((total // 3, total - total // 3), seed) if blocked else Sampler(total, seed)
+    order: Order = BlockOrder((total // 3, total - total // 3), seed) if blocked else ShuffledOrder(total, seed)
     seen: list[int] = []
     consumed = 0
     for _ in range(steps):
@@ -137,10 +141,10 @@ def test_a_step_is_the_same_samples_whatever_the_number_of_ranks(
 
 
 def test_the_order_of_a_split_follows_its_blocks() -> None:
-    assert order_for(Numbers(9), 3) == Sampler(9, 3)
-    assert isinstance(order_for(Numbers(9, (4, 5)), 3), BlockSampler)
+    assert order_for(Numbers(9), 3) == ShuffledOrder(9, 3)
+    assert isinstance(order_for(Numbers(9, (4, 5)), 3), BlockOrder)
     assert order_for(Numbers(9, (4, 5)), 3).size == 9
-    assert order_for(Numbers(9, (4, 5)), 3).indices(0, 0).tolist() == Sampler(9, 3).indices(0, 0).tolist() == []
+    assert order_for(Numbers(9, (4, 5)), 3).indices(0, 0).tolist() == ShuffledOrder(9, 3).indices(0, 0).tolist() == []
 
 
 def test_a_split_without_samples_is_refused() -> None:
@@ -159,7 +163,7 @@ def test_a_split_without_samples_is_refused() -> None:
 def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
     blocks: list[int], seed: int, layouts: list[tuple[int, int, int]]
 ) -> None:
-    order = BlockSampler(tuple(blocks), seed)
+    order = BlockOrder(tuple(blocks), seed)
     deals: tuple[Deal, ...] = ()
     seen: list[int] = []
     position = 0
@@ -180,7 +184,7 @@ def test_each_epoch_holds_every_sample_once_however_readers_and_batches_change(
 
 
 def test_one_lane_is_the_order_without_deals() -> None:
-    order = BlockSampler((40, 30, 50), 7)
+    order = BlockOrder((40, 30, 50), 7)
     deals = redealt((), order.size, 0, 1, 16)
     assert deals == ()
     assert order.indices(0, 500, deals).tolist() == order.indices(0, 500).tolist()
@@ -199,11 +203,17 @@ def test_an_epoch_begins_with_the_last_deal_and_forgets_those_before() -> None:
     assert redealt(deals, 100, 32, 4, 3) == (Deal(0, 4, 8), Deal(32, 4, 3))
 
 
+def test_places_are_dealt_out_as_in_the_example() -> None:
+    halves, one = Deal(0, lanes=2, turn=2), Deal(4, lanes=1, turn=1)
+    assert places_of(np.arange(10), 0, 10, (halves,)).tolist() == [0, 1, 6, 7, 2, 3, 8, 9, 4, 5]
+    assert places_of(np.arange(4, 10), 0, 10, (halves, one)).tolist() == [2, 3, 4, 5, 8, 9]
+
+
 @pytest.mark.parametrize(("ranks", "workers", "batch"), [(8, 4, 16), (8, 1, 24), (2, 2, 5)])
 def test_each_reader_needs_blocks_of_its_own(ranks: int, workers: int, batch: int) -> None:
     """All row groups of 400, at most one in ten of them twice, in each of three epochs, the first one resumed."""
     blocks = np.random.default_rng(0).integers(100, 140, 400)
-    order, block_of = BlockSampler(tuple(blocks.tolist()), 3), np.repeat(np.arange(400), blocks)
+    order, block_of = BlockOrder(tuple(blocks.tolist()), 3), np.repeat(np.arange(400), blocks)
     step = ranks * batch * workers
     deals = redealt((), order.size, 0, ranks * workers, batch)
     decoded: list[set[tuple[int, int]]] = [set(), set(), set()]

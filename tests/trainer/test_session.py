@@ -9,9 +9,9 @@ import torch
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
 from trainer.faults import Injector
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.stepper import Stepper
-from trainer.telemetry.timing import StepClock
+from trainer.telemetry.timing import StepTimer
 from trainer.world import World
 
 WORDS: dict[str, Any] = {
@@ -30,18 +30,18 @@ WORDS: dict[str, Any] = {
 def steps_with_dropout(world: World, state: Any, steps: int, **changes: Any) -> tuple[list[torch.Tensor], Any]:
     """Everything that a rank holds whole after some steps, and the session's state."""
     settings = Settings(**{**WORDS, **changes})
-    with Session(settings, world, 1, Progress()) as session:
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
         if state is not None:
             session.load(state)
         session.set_batch(2, 1)
-        stepper = Stepper(session, Injector((), world.rank, settings.output_dir), StepClock(world.device))
+        stepper = Stepper(session, Injector((), world.rank, settings.output_dir), StepTimer(world.device))
         for step in range(1, steps + 1):
             session.schedule.advance()
             assert stepper.gradients(step, survive=False) is not None
             stepper.update()
         parameters = session.objective.model.named_parameters()
         whole = [parameter.detach().clone() for name, parameter in parameters if "LayerNorm" in name]
-        return whole, world.share(session.state())
+        return whole, world.broadcast(session.state())
 
 
 def test_ranks_that_share_layers_drop_the_same_activations(two_ranks: Ranks) -> None:

@@ -21,7 +21,7 @@ from trainer.data import load_data
 from trainer.data.sampler import order_for
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
-from trainer.preparing import Plan, prepare
+from trainer.preparing import PreparationPlan, prepare
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
 from trainer.world import World
@@ -40,7 +40,7 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's conversations as token files."""
     place = tmp_path_factory.mktemp("chats")
-    prepare(Plan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
+    prepare(PreparationPlan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
     return place / "out"
 
 

@@ -15,7 +15,7 @@ from tests.trainer.ranks import Ranks
 from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry.telemetry import Telemetry, progress
-from trainer.telemetry.timing import StepTimes
+from trainer.telemetry.timing import StepDurations
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
@@ -168,7 +168,7 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
 ) -> None:
     telemetry = Telemetry(make(folder, bottleneck_every=2), ALONE)
     for step, data in enumerate((9.0, 0.5, 0.6, 0.6, 0.0, 0.0), start=1):  # the first step starts up
-        telemetry.rank_timings(step, StepTimes(1.0, data))
+        telemetry.rank_timings(step, StepDurations(1.0, data))
         result = telemetry.bottleneck(step)
         assert (result is None) == (step % 2 == 1)
     assert telemetry.bottleneck(8) is None  # no steps since the last one
@@ -187,7 +187,7 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
 def test_recorded_steps_do_not_count_in_a_verdict(folder: Path) -> None:
     telemetry = Telemetry(make(folder, bottleneck_every=10, trace_every=5, histograms_every=3), ALONE)
     for step in range(1, 11):
-        telemetry.rank_timings(step, StepTimes(9.0 if step in (1, 3, 5, 6, 9, 10) else 1.0, 0.0))
+        telemetry.rank_timings(step, StepDurations(9.0 if step in (1, 3, 5, 6, 9, 10) else 1.0, 0.0))
     verdict = telemetry.bottleneck(10)
     telemetry.close()
     assert verdict is not None and verdict.figures["step_time"] == 1.0
@@ -213,7 +213,7 @@ def on_two_ranks(world: World, folder: Path) -> str | None:
         telemetry.event(step, "only of rank 0")
         telemetry.say("only of rank 0")
         slow = world.rank == 1
-        telemetry.rank_timings(step, StepTimes(1.0, 0.25 * step, exchange=0.0 if slow else 0.5))
+        telemetry.rank_timings(step, StepDurations(1.0, 0.25 * step, exchange=0.0 if slow else 0.5))
         result = telemetry.bottleneck(step)
     assert not telemetry.wants_histograms(4)
     telemetry.warn("the disk is slow")

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.telemetry.bottleneck import Kind, straggler, verdict
-from trainer.telemetry.timing import StepTimes
+from trainer.telemetry.timing import StepDurations
 
 
-def ranks(*rows: tuple[float | None, ...]) -> list[StepTimes]:
-    return [StepTimes(*row) for row in rows]  # type: ignore[arg-type]
+def ranks(*rows: tuple[float | None, ...]) -> list[StepDurations]:
+    return [StepDurations(*row) for row in rows]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def ranks(*rows: tuple[float | None, ...]) -> list[StepTimes]:
         pytest.param(ranks((0.0, 0.0)), False, None, "unknown", "No steps", id="no time"),
     ],
 )
-def test_the_verdict(times: list[StepTimes], on_gpu: bool, busy: float | None, kind: Kind, said: str) -> None:
+def test_the_verdict(times: list[StepDurations], on_gpu: bool, busy: float | None, kind: Kind, said: str) -> None:
     result = verdict(times, on_gpu=on_gpu, device_busy=busy)
     assert result.kind == kind
     assert said in result.sentence
@@ -76,16 +76,16 @@ def test_a_rank_that_is_slow_for_its_data_is_a_matter_of_data() -> None:
         pytest.param(ranks((1.0, 0.0, 0.5)), None, id="one rank"),
     ],
 )
-def test_stragglers(times: list[StepTimes], slow: int | None) -> None:
+def test_stragglers(times: list[StepDurations], slow: int | None) -> None:
     assert straggler(times) == slow
 
 
 seconds = st.floats(0, 10)
-times = st.builds(StepTimes, st.floats(0, 10), seconds, st.none() | seconds, st.none() | seconds)
+times = st.builds(StepDurations, st.floats(0, 10), seconds, st.none() | seconds, st.none() | seconds)
 
 
 @given(st.lists(times, max_size=5), st.booleans(), st.none() | st.floats(0, 1))
-def test_there_is_always_a_verdict(measured: list[StepTimes], on_gpu: bool, busy: float | None) -> None:
+def test_there_is_always_a_verdict(measured: list[StepDurations], on_gpu: bool, busy: float | None) -> None:
     result = verdict(measured, on_gpu=on_gpu, device_busy=busy)
     assert result.sentence.endswith(".")
     assert result.straggler is None or result.straggler < len(measured)

@@ -39,7 +39,7 @@ class Recorder:
 
     def open(self) -> None:
         if self._gate:
-            self._gate.wait(20)
+            self._gate.wait(120)
         self._note("open")
 
     def settings(self, values: Mapping[str, Any]) -> None:

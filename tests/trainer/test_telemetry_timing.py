@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from trainer.telemetry.timing import Lagged, MeanTimes, Pending, StepClock, StepTimes
+from trainer.telemetry.timing import Lagged, MeanTimes, Pending, StepDurations, StepTimer
 
 CPU = torch.device("cpu")
 
@@ -18,23 +18,23 @@ def ticking(*moments: float) -> Iterator[float]:
 
 def test_a_step_and_its_waits_for_data_are_timed() -> None:
     moments = ticking(10.0, 11.0, 11.5, 12.0, 12.25, 14.0)
-    clock = StepClock(CPU, now=lambda: next(moments))
+    clock = StepTimer(CPU, now=lambda: next(moments))
     clock.start()
     for _ in range(2):
         with clock.data():
             pass
-    assert clock.stop().read(exchange=0.5) == StepTimes(step=4.0, data=0.75, exchange=0.5)
+    assert clock.stop().read(exchange=0.5) == StepDurations(step=4.0, data=0.75, exchange=0.5)
 
 
 def test_a_wait_that_fails_counts_and_the_next_step_begins_at_nothing() -> None:
     moments = ticking(0.0, 0.0, 1.0, 2.0, 5.0, 6.0)
-    clock = StepClock(CPU, now=lambda: next(moments))
+    clock = StepTimer(CPU, now=lambda: next(moments))
     clock.start()
     with pytest.raises(OSError), clock.data():
         raise OSError
     assert clock.stop().read().data == 1.0
     clock.start()
-    assert clock.stop().read() == StepTimes(step=1.0, data=0.0)
+    assert clock.stop().read() == StepDurations(step=1.0, data=0.0)
 
 
 def test_on_a_gpu_a_step_lasts_from_event_to_event() -> None:
@@ -45,7 +45,7 @@ def test_on_a_gpu_a_step_lasts_from_event_to_event() -> None:
 
     began, ended = Event(), Event()
     pending = Pending(9.0, 0.1, (began, ended))  # type: ignore[arg-type]
-    assert pending.read(exchange=0.05, device_wait=0.2) == StepTimes(0.25, 0.1, 0.05, 0.2)
+    assert pending.read(exchange=0.05, device_wait=0.2) == StepDurations(0.25, 0.1, 0.05, 0.2)
 
 
 def test_without_lag_a_result_is_there_at_once() -> None:
@@ -84,8 +84,8 @@ def test_a_gpu_lags_by_one_step() -> None:
 def test_means_leave_out_what_was_unknown_and_start_afresh() -> None:
     means = MeanTimes()
     assert means.take() is None
-    means.add(StepTimes(1.0, 0.5, exchange=None, device_wait=0.25))
-    means.add(StepTimes(3.0, 0.0, exchange=0.75, device_wait=0.75))
-    assert means.take() == StepTimes(2.0, 0.25, 0.75, 0.5)
-    means.add(StepTimes(1.0, 0.5))
-    assert means.take() == StepTimes(1.0, 0.5, None, None)
+    means.add(StepDurations(1.0, 0.5, exchange=None, device_wait=0.25))
+    means.add(StepDurations(3.0, 0.0, exchange=0.75, device_wait=0.75))
+    assert means.take() == StepDurations(2.0, 0.25, 0.75, 0.5)
+    means.add(StepDurations(1.0, 0.5))
+    assert means.take() == StepDurations(1.0, 0.5, None, None)

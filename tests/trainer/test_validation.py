@@ -10,7 +10,7 @@ import torch
 from tests.trainer.ranks import RankError, Ranks
 from trainer.config import Settings
 from trainer.data.contract import Fields
-from trainer.session import Progress, Session
+from trainer.session import PhaseSession, TrainingProgress
 from trainer.validation import validate
 from trainer.world import World
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"device": "cpu", "data": "synthetic", "synthetic_sample
 
 def means(world: World, **changes: Any) -> dict[str, float]:
     settings = Settings(**{**SMALL, **changes})
-    with Session(settings, world, 1, Progress()) as session:
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
         found, _ = validate(session)
     assert found is not None
     return found
@@ -30,7 +30,7 @@ def means(world: World, **changes: Any) -> dict[str, float]:
 
 def given_up(world: World) -> bool:
     settings = Settings(**{**SMALL, "task": "classify", "ema": 0.9})
-    with Session(settings, world, 1, Progress()) as session:
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
         found, _ = validate(session, stopping=lambda: world.rank == 1)
         return found is None and session.objective.training
 
@@ -70,7 +70,9 @@ def test_ranks_without_held_out_samples_change_nothing(way: dict[str, Any], two_
 def test_batches_are_large_but_not_those_of_long_texts(
     settings: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Session(Settings(**{**SMALL, "synthetic_samples": 2000, **settings}), ALONE, 1, Progress()) as session:
+    with PhaseSession(
+        Settings(**{**SMALL, "synthetic_samples": 2000, **settings}), ALONE, 1, TrainingProgress()
+    ) as session:
         sizes: list[int] = []
         batches = session.held_out.batches
         monkeypatch.setattr(session.held_out, "batches", lambda size: sizes.append(size) or batches(1))
@@ -81,7 +83,9 @@ def test_batches_are_large_but_not_those_of_long_texts(
 
 def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
     """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
-    with Session(Settings(**{**SMALL, "validate_samples": 40, **changes}), world, 1, Progress()) as session:
+    with PhaseSession(
+        Settings(**{**SMALL, "validate_samples": 40, **changes}), world, 1, TrainingProgress()
+    ) as session:
         measure, tried = session.objective.measure, []
 
         def limited(fields: Fields) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from trainer.world import World, record_collectives
 
 
 def exchanges(world: World) -> dict[str, Any]:
-    half = world.part(world.size // 2)
+    half = world.subgroup(world.size // 2)
     return {
         "sum": world.sum(world.rank, torch.tensor(0.5)),
         "vote": world.vote(1.0, 0.0),
@@ -23,12 +23,12 @@ def exchanges(world: World) -> dict[str, Any]:
         "gather": world.gather(world.rank * 10),
         "half": half.sum(1.0)[0] if half else None,
         "patient": world.patient().vote(1.0)[0],
-        "whole": world.part(world.size) == world,
+        "whole": world.subgroup(world.size) == world,
     }
 
 
 def patience_of_a_part(world: World) -> float | None:
-    half = dataclasses.replace(world, timeout=datetime.timedelta(seconds=7)).part(2)
+    half = dataclasses.replace(world, timeout=datetime.timedelta(seconds=7)).subgroup(2)
     if half is None or half.group is None:
         return None
     options: Any = half.group._get_backend(world.device).options
@@ -38,7 +38,7 @@ def patience_of_a_part(world: World) -> float | None:
 def patience(world: World) -> list[float]:
     """Of the default group and of a part: as they were made, and when they are to wait less."""
     found = []
-    for one in (dataclasses.replace(world, timeout=datetime.timedelta(seconds=30)), world.part(1), world):
+    for one in (dataclasses.replace(world, timeout=datetime.timedelta(seconds=30)), world.subgroup(1), world):
         if one is not None and one.rank < one.size:
             one = dataclasses.replace(one, timeout=one.timeout or (None if one is world else datetime.timedelta(30)))
             for seconds in (7.0, 30.0):
@@ -50,8 +50,8 @@ def patience(world: World) -> list[float]:
 
 def share_a_state(world: World) -> Any:
     if not world.is_main:
-        return world.share(None)
-    return world.share(
+        return world.broadcast(None)
+    return world.broadcast(
         {
             "weights": {
                 "a": torch.arange(6.0).view(2, 3).t(),
@@ -124,8 +124,8 @@ def test_without_a_group_every_exchange_is_the_identity() -> None:
     assert alone.sum(2.0, 3.0) == [2.0, 3.0]
     assert alone.from_main("x") == "x"
     assert alone.gather("x") == ["x"]
-    assert alone.share({"a": 1}) == {"a": 1}
-    assert alone.patient() is alone and alone.part(1) == alone
+    assert alone.broadcast({"a": 1}) == {"a": 1}
+    assert alone.patient() is alone and alone.subgroup(1) == alone
     alone.barrier()
 
 

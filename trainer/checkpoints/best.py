@@ -50,7 +50,7 @@ def records(directory: Path) -> list[Record]:
 
 
 def best_value(directory: Path, metric: str) -> float | None:
-    """What has to be beaten: the metric of the best checkpoint, None where there is no valid one that has it."""
+    """What has to be beaten: the metric of the best checkpoint, None if there is no valid one that has it."""
     values = [
         float(record.metrics[metric])
         for record in records(directory)

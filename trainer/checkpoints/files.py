@@ -35,7 +35,7 @@ class Staged:
 def save(state: Any, path: Path) -> int:
     """Writes a checkpoint and its hash; returns its size in bytes.
 
-    Raises OSError where the disk is full or not writable; all other checkpoints are then as they were.
+    Raises OSError if the disk is full or not writable; all other checkpoints are then as they were.
     """
     staged = stage(state, path)
     publish(staged, path)
@@ -101,7 +101,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 def read(path: Path) -> State:
     """The content of a verified checkpoint, on the CPU; where it is sharded, without its shards.
 
-    Raises CheckpointError where it is something else.
+    Raises CheckpointError if it is something else.
     """
     state = load(path)
     made_with = state.get("format") if isinstance(state, dict) else None
@@ -133,7 +133,7 @@ def remove(path: Path) -> None:
 
 
 def require_writable(directory: Path) -> None:
-    """Makes the folder of --checkpoint-dir. Raises SettingsError where nothing could be written there, ever.
+    """Makes the folder of --checkpoint-dir. Raises SettingsError if nothing could be written there, ever.
 
     A disk that is full now may have space when the first checkpoint comes.
     """

@@ -40,7 +40,7 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def read(path: Path) -> list[Entry]:
-    """What is recorded beside `path`, its own hashes first. Raises CheckpointError where that cannot be used."""
+    """What is recorded beside `path`, its own hashes first. Raises CheckpointError if that cannot be used."""
     try:
         lines = names.hash_file(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from trainer.checkpoints import best, files, names, rotation, sharded
-from trainer.checkpoints.snapshot import Snapshot
+from trainer.checkpoints.snapshot import HostSnapshot
 from trainer.config import Settings
 from trainer.errors import RankError
 from trainer.world import World
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Job:
+class WriteJob:
     """A state to be written, and what became of it once `write` has run.
 
     `snapshot` has this rank's share as (state, pieces): the state is only wanted from rank 0, and pieces are None where
@@ -30,18 +30,18 @@ class Job:
     step: int
     paths: tuple[Path, ...]
     best_value: float | None  # of best_metric, where one of the paths is that of the best
-    snapshot: Snapshot
+    snapshot: HostSnapshot
     began: float  # time.perf_counter
     blocked_seconds: float = 0.0
     seconds: float | None = None
     bytes: int = 0
     published: list[Path] = field(default_factory=list)
-    error: OSError | None = None  # what the disk said; the same on all ranks of a sharded checkpoint
+    error: OSError | None = None  # the disk's error; the same on all ranks of a sharded checkpoint
     problem: str | None = None  # the checkpoint is whole, older ones could not be deleted
     crash: BaseException | None = None  # anything else: a bug, to be raised in the training thread
 
     def write(self, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None) -> None:
-        """Never raises: it may run in a thread of its own. Collective where the checkpoint is sharded."""
+        """Never raises: it may run in a separate thread. Collective where the checkpoint is sharded."""
         try:
             _Writing(self, settings, world, before_write).run()
         except OSError as error:
@@ -53,7 +53,7 @@ class Job:
 
 class _Writing:
     def __init__(
-        self, job: Job, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None
+        self, job: WriteJob, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None
     ) -> None:
         self.job = job
         self.settings = settings

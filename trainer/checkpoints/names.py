@@ -29,7 +29,7 @@ def step_file(directory: Path, step: int, *, gzip: bool = False) -> Path:
 
 
 def epoch_file(directory: Path, phase: str, epoch: int, *, gzip: bool = False) -> Path:
-    """Phase names that differ give files that differ, whatever characters are in them."""
+    """Different phase names give different files, for any characters."""
     return directory / f"phase_{quote(phase or 'main', safe='')}" / f"epoch_{epoch}{_suffix(gzip)}"
 
 
@@ -63,7 +63,7 @@ def main_files(folder: Path) -> tuple[Path, Path]:
 
 
 def step_of(path: Path) -> int | None:
-    """The step in a file's name; None where it has none."""
+    """The step in a file's name; None if it has none."""
     match = _STEP.match(path.name)
     return int(match[1]) if match else None
 

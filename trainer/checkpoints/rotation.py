@@ -28,20 +28,20 @@ def existing(directory: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResumeChoice:
     """Where to start from: a verified checkpoint or None for the beginning, and why newer ones were passed over."""
 
     path: Path | None
     rejected: list[str] = field(default_factory=list)
 
 
-def choose(resume: str, directory: Path) -> Choice:
-    """What `resume` (a path, ``auto`` or ``none``) means. Raises CheckpointError where a path given is not valid."""
+def choose(resume: str, directory: Path) -> ResumeChoice:
+    """What `resume` (a path, ``auto`` or ``none``) means. Raises CheckpointError if a path given is not valid."""
     if resume in ("", "none"):
-        return Choice(None)
+        return ResumeChoice(None)
     if resume != "auto":
         hashes.verify(Path(resume))
-        return Choice(Path(resume))
+        return ResumeChoice(Path(resume))
     rejected: list[str] = []
     for path in existing(directory):
         try:
@@ -49,12 +49,12 @@ def choose(resume: str, directory: Path) -> Choice:
         except CheckpointError as error:
             rejected.append(str(error))
         else:
-            return Choice(path, rejected)
-    return Choice(None, rejected)
+            return ResumeChoice(path, rejected)
+    return ResumeChoice(None, rejected)
 
 
 def begin_branch(directory: Path, step: int) -> list[Path]:
-    """Prepares a directory for a run that goes on after `step`: later checkpoints are set aside.
+    """Prepares a directory for a run that continues after `step`: later checkpoints are set aside.
 
     Returns their new names. A best one of a later step is set aside too, for the new branch is not measured against
     it. What a killed predecessor was still writing is removed.
@@ -104,7 +104,7 @@ def _steps(directory: Path) -> list[tuple[int, Path]]:
 
 
 def _set_aside(path: Path) -> Path:
-    # Without its first name it is no checkpoint any more, whatever else still has to be renamed.
+    # Without its first name it is no checkpoint any more, even if other files still have to be renamed.
     stale = path.replace(_stale(path))
     for beside in (names.hash_file(path), best.record_file(path)):
         with contextlib.suppress(FileNotFoundError):
@@ -159,9 +159,9 @@ def load(path: Path) -> files.State:
 
 
 def check_fits(state: files.State, settings: Settings, path: Path) -> None:
-    """Raises CheckpointError where a checkpoint was made with other shapes, or another optimizer, than the settings.
+    """Raises CheckpointError if a checkpoint was made with other shapes, or another optimizer, than the settings.
 
-    `settings` are those of the phase that goes on. With reset_optimizer the optimizer's state starts afresh. The way of
+    `settings` are those of the phase that continues. With reset_optimizer the optimizer's state is reset. The way of
     working in parallel and the number of ranks may differ.
     """
     made_with = state.get("config", {})

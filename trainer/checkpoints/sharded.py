@@ -1,6 +1,6 @@
 """Checkpoints of which every rank writes its own part.
 
-The checkpoint's own file holds everything but the tensors that are spread over the ranks, and where those were, their
+The checkpoint's own file holds everything but the tensors that are sharded over the ranks, and where those were, their
 names. A shard maps such names to pieces: ``{"offsets": …, "shape": …, "tensor": …}``, the first two in the whole
 tensor. The file is written last, with the hashes of all shards: it makes them a checkpoint. Reading needs neither the
 same number of ranks nor the same way of spreading, and no process group.
@@ -19,8 +19,8 @@ from torch import Tensor
 from trainer.checkpoints import files, names
 from trainer.errors import CheckpointError
 
-# Stands in the checkpoint's own file where a spread tensor was: a dictionary of this key and the tensor's name.
-_SPREAD = "__spread__"
+# Stands in the checkpoint's own file where a sharded tensor was: a dictionary of this key and the tensor's name.
+_SHARDED = "__spread__"
 
 Pieces = dict[str, dict[str, Any]]
 
@@ -38,7 +38,7 @@ def split(state: files.State) -> tuple[files.State, Pieces]:
         if isinstance(value, DTensor):
             if _is_first_replica(value):
                 pieces[name] = _piece(value, name)
-            return {_SPREAD: name}
+            return {_SHARDED: name}
         if isinstance(value, dict):
             return {key: walk(item, f"{name}/{key}" if name else str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -53,19 +53,19 @@ def split(state: files.State) -> tuple[files.State, Pieces]:
 def whole_state(state: files.State, path: Path) -> files.State:
     """The state of a sharded checkpoint `path`, whose own file holds `state`, with whole tensors.
 
-    What contains spread tensors becomes a read-only mapping that puts a tensor, or one parameter's optimizer state,
+    What contains sharded tensors becomes a read-only mapping that puts a tensor, or one parameter's optimizer state,
     together each time it is asked for: memory is needed for one of them, not for all. Raises CheckpointError, also
     later from those mappings.
     """
     shards = [_load_shard(path, name) for name in sorted(state["shards"])]
     whole: files.State = {}
     for name, value in state.items():
-        whole[name] = Assembled(value, shards, path) if isinstance(value, dict) and _is_spread(value) else value
+        whole[name] = Assembled(value, shards, path) if isinstance(value, dict) and _is_sharded(value) else value
     return whole
 
 
 class Assembled(Mapping[str, Any]):
-    """A mapping of a sharded checkpoint's state; its spread tensors are put together when they are asked for."""
+    """A mapping of a sharded checkpoint's state; its sharded tensors are assembled when they are asked for."""
 
     def __init__(self, values: Mapping[str, Any], shards: list[Pieces], path: Path) -> None:
         self._values = values
@@ -83,8 +83,8 @@ class Assembled(Mapping[str, Any]):
 
     def _resolved(self, value: Any) -> Any:
         if isinstance(value, dict):
-            if value.keys() == {_SPREAD}:
-                return self._tensor(value[_SPREAD])
+            if value.keys() == {_SHARDED}:
+                return self._tensor(value[_SHARDED])
             return {key: self._resolved(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             items = [self._resolved(item) for item in value]
@@ -92,7 +92,9 @@ class Assembled(Mapping[str, Any]):
         return value
 
     def _tensor(self, name: str) -> Tensor:
-        pieces = [shard[name] for shard in self._shards if name in shard]
+        # Earlier versions wrote what ranks that share layers have alike once for each of them.
+        found = {tuple(shard[name]["offsets"]): shard[name] for shard in self._shards if name in shard}
+        pieces = list(found.values())
         if not pieces or sum(piece["tensor"].numel() for piece in pieces) != math.prod(pieces[0]["shape"]):
             raise CheckpointError(f"checkpoint {self._path} is not complete: a part of {name} is missing")
         if len(pieces) == 1:
@@ -107,10 +109,10 @@ class Assembled(Mapping[str, Any]):
         return whole
 
 
-def _is_spread(value: Any) -> bool:
+def _is_sharded(value: Any) -> bool:
     if isinstance(value, dict):
-        return value.keys() == {_SPREAD} or any(_is_spread(item) for item in value.values())
-    return isinstance(value, list | tuple) and any(_is_spread(item) for item in value)
+        return value.keys() == {_SHARDED} or any(_is_sharded(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(_is_sharded(item) for item in value)
 
 
 def _load_shard(path: Path, name: str) -> Pieces:
@@ -121,9 +123,15 @@ def _load_shard(path: Path, name: str) -> Pieces:
 
 
 def _is_first_replica(tensor: Any) -> bool:
-    coordinates = tensor.device_mesh.get_coordinate()
+    mesh = tensor.device_mesh
+    coordinates = mesh.get_coordinate()
     if coordinates is None:
         return False
+    # Ranks that differ in a dimension of the whole mesh alone, which is none of the tensor's, have the same piece.
+    whole = mesh._get_root_mesh()
+    for name, coordinate in zip(whole.mesh_dim_names or (), whole.get_coordinate(), strict=False):
+        if name not in (mesh.mesh_dim_names or ()) and coordinate:
+            return False
     placements = zip(tensor.placements, coordinates, strict=True)
     return all(coordinate == 0 for placement, coordinate in placements if placement.is_replicate())
 
@@ -132,5 +140,5 @@ def _piece(tensor: Any, name: str) -> dict[str, Any]:
     chunks = tensor.__create_chunk_list__()
     local = tensor.to_local()
     if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):
-        raise ValueError(f"{name} is not spread in one block per rank: {tensor.placements}")
+        raise ValueError(f"{name} is not sharded in one block per rank: {tensor.placements}")
     return {"offsets": list(chunks[0].offsets), "shape": list(tensor.shape), "tensor": local.detach()}

@@ -1,8 +1,8 @@
-"""Taking the state out of live tensors, so that training can go on while it is written.
+"""Taking the state out of live tensors, so that training can continue while it is written.
 
 Copies go into host buffers that are kept and used again: filling memory that is already there costs a fraction of
 asking for it. Tensors on a GPU are copied without waiting, in the current stream's order, so before anything that is
-launched on it afterwards; `Snapshot.wait` says when they have arrived.
+launched on it afterwards; `HostSnapshot.wait` says when they have arrived.
 
 The state of a process's random generators is here too: a resumed run draws what the uninterrupted one would have drawn.
 """
@@ -22,7 +22,7 @@ from trainer.checkpoints.files import State
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class HostSnapshot:
     """Nested dictionaries and lists with tensors on the CPU, valid after `wait` and until the next one is taken."""
 
     state: Any
@@ -40,7 +40,7 @@ class HostBuffers:
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
 
-    def take(self, state: Any, *, copy: bool) -> Snapshot:
+    def take(self, state: Any, *, copy: bool) -> HostSnapshot:
         """A state's tensors on the CPU, sharing memory where the originals do.
 
         `state` is made of nested dictionaries, lists and tuples. With `copy` nothing in the result changes when the
@@ -58,7 +58,7 @@ class HostBuffers:
         if on_gpu:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(torch.cuda.current_stream(on_gpu[0]))
-        return Snapshot(_rebuilt(state, taken), copied)
+        return HostSnapshot(_rebuilt(state, taken), copied)
 
     def _take_group(self, group: list[Tensor], taken: dict[int, Tensor], buffers: list[Tensor], copy: bool) -> None:
         """Takes tensors that share one storage."""
@@ -161,5 +161,5 @@ def restore_random_state(state: State, device: torch.device) -> None:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Python takes back only tuples, whatever became of them on the way."""
+    """Python accepts only tuples back, but storage may have changed them."""
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value

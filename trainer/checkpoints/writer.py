@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.checkpoints import best, files, names, rotation, sharded
-from trainer.checkpoints.job import Job
+from trainer.checkpoints.job import WriteJob
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.config import Settings
 from trainer.world import World
@@ -23,8 +23,8 @@ class Outcome:
     Attributes:
         path: its first name; `also` are the further ones of the same content.
         blocked_seconds: how long training stood still for it.
-        seconds: from the beginning until the disk had it; None where it was skipped.
-        bytes: on disk, shards included; None where nothing was written.
+        seconds: from the beginning until the disk had it; None if it was skipped.
+        bytes: on disk, shards included; None if nothing was written.
         error: why it was not written, or what could not be tidied up after it was.
     """
 
@@ -59,7 +59,7 @@ class Checkpointer:
         self._sharded = settings.sharded_checkpoints and bool(world.backend)
         self._writers = world.writers if self._sharded and settings.async_checkpoints else world
         self._buffers = HostBuffers()
-        self._job: Job | None = None
+        self._job: WriteJob | None = None
         self._thread: threading.Thread | None = None
         self._outcomes: list[Outcome] = []
         self._best_value: float | None = None  # known on rank 0
@@ -183,7 +183,7 @@ class Checkpointer:
         began: float,
         *,
         copy: bool,
-    ) -> Job:
+    ) -> WriteJob:
         state: files.State = {**collect(), "format": files.FORMAT}
         if best_value is not None:
             state["metrics"] = {**state.get("metrics", {}), self._settings.best_metric: best_value}
@@ -191,9 +191,9 @@ class Checkpointer:
         if self._sharded:
             state, pieces = sharded.split(state)
         snapshot = self._buffers.take((state if self._world.is_main else {}, pieces), copy=copy)
-        return Job(step, paths, best_value, snapshot, began)
+        return WriteJob(step, paths, best_value, snapshot, began)
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: WriteJob) -> None:
         job.write(self._settings, self._writers, self._before_write)
 
     def _finish(self) -> None:
@@ -228,7 +228,7 @@ class Checkpointer:
 
 
 def _words(error: OSError, path: Path) -> str:
-    """What the disk said, and about which file where that is another than `path`."""
+    """The disk's error, and its file if that is not `path`."""
     if error.strerror is None:
         return str(error)
     other = error.filename is not None and str(error.filename) != str(path)

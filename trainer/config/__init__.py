@@ -9,12 +9,12 @@ from trainer.config.export import as_json, as_plain, json_schema, without_login
 from trainer.config.phases import phase_at, unfold
 from trainer.config.problems import flag, nearest
 from trainer.config.schema import SHAPE_SETTINGS, TASK_DEFAULTS, Settings
-from trainer.config.sources import Action, from_arguments
+from trainer.config.sources import RunMode, from_arguments
 
 __all__ = [
     "SHAPE_SETTINGS",
     "TASK_DEFAULTS",
-    "Action",
+    "RunMode",
     "Settings",
     "as_json",
     "as_plain",

@@ -62,7 +62,7 @@ def read(path: Path) -> SettingsFile:
 
 
 def from_text(text: str) -> Any:
-    """A value of any type from a flag or the environment, as JSON or YAML. Raises ValueError where it is neither."""
+    """A value of any type from a flag or the environment, as JSON or YAML. Raises ValueError if it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

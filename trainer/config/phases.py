@@ -1,6 +1,6 @@
-"""A run's phases, each as complete settings of its own.
+"""A run's phases, each with its own complete settings.
 
-A phase is written as a name, its steps, and whatever settings differ from the run's::
+A phase is written as a name, its steps, and the settings that differ from the run's::
 
     batch_size: 64
     steps: 1000
@@ -59,7 +59,7 @@ Where = Callable[[int, str], str]
 
 
 def unfold(settings: Settings, where: Where = lambda index, key: "") -> tuple[Settings, ...]:
-    """The settings of each phase in order, with `phase` as its name; the settings themselves where there are no phases.
+    """The settings of each phase in order, with `phase` as its name; the settings themselves if there are no phases.
 
     `steps` is then the length of the phase, and the run's length is their sum. Raises SettingsError naming the phase;
     `where` adds the place.

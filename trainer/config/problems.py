@@ -35,7 +35,7 @@ _EXPECTED = {
 }
 
 
-class Problem(NamedTuple):
+class SettingProblem(NamedTuple):
     """A setting's name and what is wrong with it."""
 
     name: str
@@ -48,35 +48,37 @@ def flag(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str] | None = None) -> str:
-    """The known name, by default a setting's, most like this one; empty where none is."""
+    """The known name, by default a setting's, most like this one; empty if none is."""
     candidates = list(Settings.model_fields if known is None else known)
     return next(iter(difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)), "")
 
 
-def first(error: ValidationError) -> Problem:
+def first(error: ValidationError) -> SettingProblem:
     """The first problem that pydantic found."""
     errors = error.errors(include_url=False)
     name = str(errors[0]["loc"][0]) if errors[0]["loc"] else ""
     same = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
     if len(same) > 1 and name == "batch_size":
-        return Problem(name, _of_union(same))
+        return SettingProblem(name, _of_union(same))
     return _in_words(name, errors[0])
 
 
-def _in_words(name: str, error: ErrorDetails) -> Problem:
+def _in_words(name: str, error: ErrorDetails) -> SettingProblem:
     kind, given = error["type"], error["input"]
     context: Mapping[str, Any] = error.get("ctx", {})
     if kind == PROBLEM:
-        return Problem(context["name"], context["problem"])
+        return SettingProblem(context["name"], context["problem"])
     if kind in _LIMITS:
         key, words = _LIMITS[kind]
         limit = context[key]
-        return Problem(name, f" must be {words} {limit if isinstance(limit, int) else f'{limit:g}'}, got {given}")
+        return SettingProblem(
+            name, f" must be {words} {limit if isinstance(limit, int) else f'{limit:g}'}, got {given}"
+        )
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
-        return Problem(name, f" must be one of {choices}, got {given!r}")
+        return SettingProblem(name, f" must be one of {choices}, got {given!r}")
     expected = _EXPECTED.get(kind.partition("_")[0])
-    return Problem(name, f": expected {expected}, got {given!r}" if expected else f": {error['msg']}")
+    return SettingProblem(name, f": expected {expected}, got {given!r}" if expected else f": {error['msg']}")
 
 
 def _of_union(errors: list[ErrorDetails]) -> str:

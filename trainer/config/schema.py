@@ -63,12 +63,12 @@ class RunSettings(_Group):
         description="decides the initial weights, the order of the data, augmentation and dropout",
     )
     deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU per rank where there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: one GPU per rank if available")
     timeout: float = Field(600.0, gt=0, description="seconds that a rank waits for the others before it fails")
     start_timeout: float = Field(
         600.0,
         gt=0,
-        description="the same until a phase's first step is done, where longer: ranks compile, read and find batches",
+        description="the same until a phase's first step, if longer: ranks compile, read and find batches",
     )
     # Just less than torchrun waits before it kills.
     stop_timeout: float = Field(
@@ -111,7 +111,7 @@ class ModelSettings(_Group):
         0.1, gt=0, description="contrastive: similarities are divided by it; the lower, the sharper"
     )
     hard_negatives: int = Field(
-        0, ge=0, description="contrastive: compare each view with only so many most similar others; 0: with all"
+        0, ge=0, description="contrastive: compare each view with only this many most similar others; 0: all"
     )
     mask_probability: float = Field(0.15, gt=0, lt=1, description="mlm: share of tokens to be predicted")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="classify: share of the target spread over all classes")
@@ -121,9 +121,7 @@ class DataSettings(_Group):
     """The data and how it is read"""
 
     data: DataSource = Field("auto", description="auto is digits for images and stdlib for text")
-    data_dir: Path | None = Field(
-        None, description="where the data lies; see docs/trainer.md for the layout of each kind"
-    )
+    data_dir: Path | None = Field(None, description="folder of the data; see docs/trainer.md for its layout")
     tokenizer: Path | None = Field(None, description="documents: folder of the Hugging Face tokenizer")
     data_column: str = Field(
         "", description="parquet: the column with text, tokens or encoded images; default: found by type"
@@ -153,24 +151,27 @@ class ParallelSettings(_Group):
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="lm, mlm with fsdp: ranks that share every layer between them; of GPT-2 the feed-forward part only",
+        description="lm, mlm with fsdp: ranks that share every layer between them",
     )
     shard_ranks: int = Field(
         0,
         ge=0,
-        description="fsdp: ranks that share one copy of the weights, the others sharing copies: weights are gathered"
-        " among fewer, and a rank holds more; 0: all share one",
+        description="fsdp: number of ranks that share one copy of the weights: fewer ranks gather weights, and each"
+        " holds more; 0: all share one",
     )
     ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
     bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: mebibytes of gradients exchanged at once")
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
     gradient_as_bucket_view: bool = Field(True, description="ddp, zero1: gradients live in the exchange buffers")
     find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
-    broadcast_buffers: bool = Field(True, description="ddp, zero1: rank 0's batch statistics are everybody's")
+    broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks use rank 0's batch statistics")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
-    compress_gradients: Literal["none", "fp16", "bf16"] = Field(
-        "none", description="ddp, zero1: exchange gradients in half precision"
+    compress_gradients: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        "none",
+        description="ddp, zero1: exchange gradients in half precision; powersgd: matrices as products of two thin ones,"
+        " which sends far less, needs memory for a copy of the gradients, and learns a little more slowly",
     )
+    powersgd_rank: int = Field(4, ge=1, description="powersgd: rank of these products: the more, the more exact")
     reshard_after_forward: bool = Field(
         True, description="fsdp: free gathered weights after forward and gather them again for backward"
     )
@@ -208,8 +209,8 @@ class PrecisionSettings(_Group):
     )
     memory_snapshot: bool = Field(
         False,
-        description="CUDA: leave what each allocation was for in OUTPUT_DIR/evidence where memory runs out; costs some"
-        " 100 MB of host memory and a microsecond or two for each allocation",
+        description="CUDA: if memory runs out, write the origin of each allocation to OUTPUT_DIR/evidence; costs some"
+        " 100 MB of host memory and a microsecond or two per allocation",
     )
     memory_fraction: float = Field(1.0, gt=0, le=1, description="share of the GPU's memory this process may take")
     expandable_segments: bool = Field(
@@ -241,7 +242,7 @@ class OptimizerSettings(_Group):
     oom_retries: int = Field(
         0,
         ge=0,
-        description="times that running out of GPU memory is answered with smaller micro batches, in this process",
+        description="how often to retry with smaller micro batches when GPU memory runs out",
     )
     grad_accum: int = Field(3, ge=1, description="micro batches per optimizer step")
     optimizer: Literal["adamw", "sgd", "muon"] = Field(
@@ -267,11 +268,11 @@ class OptimizerSettings(_Group):
     gc_every: int = Field(
         0,
         ge=0,
-        description="look for garbage every so many steps only, on all ranks at once, and never in what was there"
-        " before the first; 0: whenever Python does. Costs the memory of cycles until then",
+        description="collect garbage only every this many steps, on all ranks at once, and never objects from before"
+        " the first step; 0: Python's default. Costs the memory of cycles until then",
     )
     reset_optimizer: bool = Field(
-        False, description="forget the optimizer's state when this phase begins, or goes on with another optimizer"
+        False, description="forget the optimizer's state when this phase begins, or continues with another optimizer"
     )
     ema: float = Field(
         0.0, ge=0, lt=1, description="decay of averaged weights, used to validate and kept in checkpoints; 0: none"
@@ -410,6 +411,10 @@ class Settings(
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
+        if self.compress_gradients == "powersgd" and self.precision == "fp16":
+            yield "compress_gradients", " powersgd needs --precision fp32 or bf16: errors outlive a scale of the loss"
+        if self.powersgd_rank != 4 and self.compress_gradients != "powersgd":
+            yield "powersgd_rank", f" needs --compress-gradients powersgd, not {self.compress_gradients}"
         if self.optimizer == "muon" and parallel == "fsdp":
             yield "optimizer", " muon needs whole matrices on a rank: not with --parallel fsdp"
         if any(not 0 < share < math.inf for share in self.lr_shares.values()):

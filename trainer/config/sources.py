@@ -27,7 +27,7 @@ _STRUCTURED = ("phases", "model_options", "lr_shares")
 _WORDS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Path | None: "PATH", BatchSize: "N|auto"}
 
 
-class Action(enum.Enum):
+class RunMode(enum.Enum):
     """What a command line asks for."""
 
     TRAIN = "train"
@@ -42,7 +42,7 @@ class _Given(NamedTuple):
     where: str
 
 
-def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, Action]:
+def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, RunMode]:
     """The settings that a command line, the files it names and an environment describe, and what to do with them.
 
     Raises SettingsError with one line saying where which setting is wrong, and the nearest valid one where it is
@@ -52,8 +52,8 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     if rest:
         raise SettingsError(_unknown_argument(rest[0]))
     flags = vars(parsed)
-    asked = [one for one in (Action.PRINT_CONFIG, Action.JSON_SCHEMA) if flags.pop(one.name, False)]
-    action = asked[0] if asked else Action.TRAIN
+    asked = [one for one in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA) if flags.pop(one.name, False)]
+    action = asked[0] if asked else RunMode.TRAIN
 
     given: dict[str, _Given] = {}
     file_with_phases: files.SettingsFile | None = None
@@ -170,7 +170,7 @@ def _parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", metavar="FILE", help="settings in YAML; of several the last wins")
-    for action in (Action.PRINT_CONFIG, Action.JSON_SCHEMA):
+    for action in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA):
         parser.add_argument(flag(action.name.lower()), action="store_true", dest=action.name, help=action.value)
     for group in GROUPS:
         section = parser.add_argument_group(group.__doc__)

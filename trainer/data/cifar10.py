@@ -10,7 +10,7 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.disk import MappedArray, Parts, data_place, why
+from trainer.data.disk import MappedArray, PartLengths, data_place, why
 from trainer.data.pixels import resize
 from trainer.errors import TrainerError
 
@@ -30,7 +30,7 @@ class Records:
     def __init__(self, files: Sequence[MappedArray], size: int) -> None:
         """`size` is the side that images are resized to; 0 leaves them at 32."""
         self._files = tuple(files)
-        self._parts = Parts([len(file) // RECORD_BYTES for file in files])
+        self._parts = PartLengths([len(file) // RECORD_BYTES for file in files])
         self._size = size
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Records:
 
 
 def cifar10(settings: Settings) -> Images:
-    """The five training batches and, held out, the test batch. Raises TrainerError where one is missing or cut off."""
+    """The five training batches and, held out, the test batch. Raises TrainerError if one is missing or cut off."""
     folder = data_place(settings, "data_batch_1.bin .. data_batch_5.bin and test_batch.bin")
     if (folder / "cifar-10-batches-bin").is_dir():
         folder = folder / "cifar-10-batches-bin"

@@ -23,12 +23,12 @@ Indices = npt.NDArray[np.int64]
 Fields = dict[str, Tensor]
 
 # Raw fields and the positions of their samples in the run to what the task learns from. Runs on the CPU, possibly in a
-# reading process; whatever it draws at random is a function of (seed, position), so that a resumed run draws the same.
+# reading process; its random draws are a function of (seed, position), so that a resumed run draws the same.
 Transform = Callable[[Fields, Indices], Fields]
 
 
-class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the run may go on)
-    """A sample cannot be read; training may go on with another one."""
+class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the run may continue)
+    """A sample cannot be read; training may continue with another one."""
 
     def __init__(self, index: int, where: str, reason: str) -> None:
         super().__init__(f"sample {index} ({where}) cannot be read: {reason}")
@@ -44,7 +44,7 @@ class Split(Protocol):
 
     @property
     def blocks(self) -> tuple[int, ...] | None:
-        """Lengths of the runs of samples that are best read together, in order; None where any order costs the same."""
+        """Lengths of the runs of samples that are best read together, in order; None if any order costs the same."""
         ...
 
     def __len__(self) -> int: ...
@@ -56,7 +56,7 @@ class Split(Protocol):
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A split that fetches in the background what it is told will be read next."""
+    """A split that prefetches in the background what will be read next."""
 
     def expect(self, indices: Indices) -> None:
         """These samples come after those that are read now. Returns at once, and never raises for a broken sample."""
@@ -78,7 +78,7 @@ class Text:
     """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1.
 
     Where they are `marked`, windows are rows of documents, and each token's mark says whether it is to be learnt and
-    whether a document begins with it. `tokenizer` is the folder of the one that made them, None where it is not known,
+    whether a document begins with it. `tokenizer` is the folder of the one that made them, None if it is not known,
     and `prompts` are held-out tokens to see what a model makes of them.
     """
 

@@ -40,7 +40,7 @@ def data_place(settings: Settings, holds: str, file_allowed: bool = False) -> Pa
 
 
 def name_hashes(names: Iterable[bytes]) -> npt.NDArray[np.int64]:
-    """CRC-32 of each name. What is held out by it stays held out whatever files come or go beside it."""
+    """CRC-32 of each name. The held-out set does not change when files come or go."""
     return np.fromiter((zlib.crc32(name) for name in names), dtype=np.int64)
 
 
@@ -65,7 +65,7 @@ class MappedArray:
     """
 
     def __init__(self, path: Path, dtype: str) -> None:
-        """Raises OSError where the file cannot be opened, ValueError or EOFError where it holds no such array."""
+        """Raises OSError if the file cannot be opened, ValueError or EOFError where it holds no such array."""
         self.path = path
         self._dtype = dtype
         self._array: npt.NDArray[Any] | None = _open(path, dtype)
@@ -75,7 +75,7 @@ class MappedArray:
         return self._size
 
     def array(self) -> npt.NDArray[Any]:
-        """The array. Raises OSError where the file is gone, or is not the size that it was."""
+        """The array. Raises OSError if the file is gone, or is not the size that it was."""
         if self._array is None:
             try:
                 array = _open(self.path, self._dtype)
@@ -102,7 +102,7 @@ def _open(path: Path, dtype: str) -> npt.NDArray[Any]:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
-class Parts:
+class PartLengths:
     """Lengths of parts that follow one another; part k holds `lengths[k]` samples."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class Parts:
 
 
 def out_of_range(tokens: npt.NDArray[np.int64], vocabulary: int) -> int | None:
-    """The first row of [n, tokens] with a token that is not 0 .. vocabulary - 1; None where there is none."""
+    """The first row of [n, tokens] with a token that is not 0 .. vocabulary - 1; None if there is none."""
     if not tokens.size or (tokens.max() < vocabulary and tokens.min() >= 0):
         return None
     return int(np.flatnonzero(((tokens >= vocabulary) | (tokens < 0)).any(axis=1))[0])

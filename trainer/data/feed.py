@@ -12,14 +12,15 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import Fields, Indices, Split, Transform
-from trainer.data.reading import FeedReport, Fetched, Reader, Request, Tally
-from trainer.data.sampler import Deal, micro_start, order_for, redealt
+from trainer.data.deals import Deal, redealt
+from trainer.data.reading import FeedReport, Fetched, Reader, ReadTally, Request
+from trainer.data.sampler import micro_start, order_for
 from trainer.data.samples import Samples
 from trainer.data.workers import readers_for
 from trainer.errors import TrainerError
 
 
-class Feed:
+class BatchFeed:
     """The micro batches of rank `rank` of `ranks`, on the device. Use as a context manager or call `close`.
 
     They follow each other endlessly: with whole accumulations per step, that is the order of the run. Which samples a
@@ -32,13 +33,13 @@ class Feed:
     ) -> None:
         self._rank = rank
         self._ranks = ranks
-        self._device = device
+        self._to_device = DeviceCopies(device)
         limit = settings.max_broken_samples
         samples = Samples(split, max_broken=limit, cache_bytes=settings.cache_bytes)
         order = order_for(split, settings.seed)
         reader = Reader(samples, order, transform)
         self._readers = readers_for(reader, settings, device, persistent=settings.persistent_workers)
-        self._tally = Tally(limit)
+        self._tally = ReadTally(limit)
         self._batches: Iterator[Fetched] = iter(())
         self._consumed = 0  # by all ranks together, where the next batch begins
         self._batch_size = 0
@@ -49,8 +50,8 @@ class Feed:
     def seek(self, consumed: int, batch_size: int) -> None:
         """The next batch is this rank's first one of `batch_size` samples after `consumed` samples of all ranks.
 
-        Does nothing where the feed is there already. With persistent workers the same ones go on, after what they have
-        begun to read; else new ones are started. Raises TrainerError where one has died.
+        Does nothing if the feed is there already. With persistent workers the same ones go on, after what they have
+        begun to read; else new ones are started. Raises TrainerError if one has died.
         """
         if (consumed, batch_size) == (self._consumed, self._batch_size):
             return
@@ -68,12 +69,12 @@ class Feed:
     def next(self) -> Fields:
         """This rank's next micro batch; `seek` comes first.
 
-        Raises TrainerError where more samples are broken than may be, or a reading process died.
+        Raises TrainerError if more samples are broken than may be, or a reading process died.
         """
         assert self._batch_size, "seek comes first"
         began = time.perf_counter()
         fetched = next(self._batches)
-        fields = on_device(fetched.fields, self._device)
+        fields = self._to_device(fetched.fields)
         self._consumed += self._ranks * self._batch_size
         self._tally.add(fetched, time.perf_counter() - began)
         return fields
@@ -86,7 +87,7 @@ class Feed:
         """Ends the reading processes."""
         self._readers.close()
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> BatchFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,9 +102,30 @@ class Feed:
             yield Request(here, batch_size, then, self.deals)
 
 
-def on_device(fields: Fields, device: torch.device) -> Fields:
-    """The copy from page-locked memory does not make the host wait."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in fields.items()}
+class DeviceCopies:
+    """Copies batches to a device, on CUDA on a stream of its own: the host is ahead, so a batch is copied while the
+    device still computes with the one before. Copies from page-locked memory do not make the host wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, fields: Fields) -> Fields:
+        if self._stream is None:
+            return self._copied(fields)
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = self._copied(fields)
+        computing.wait_stream(self._stream)
+        for tensor in copied.values():
+            # Else the next copy may write to this memory when the host, not the device, is done with it.
+            tensor.record_stream(computing)
+        return copied
+
+    def _copied(self, fields: Fields) -> Fields:
+        return {name: tensor.to(self._device, non_blocking=True) for name, tensor in fields.items()}
 
 
 class HeldOut:
@@ -124,25 +146,25 @@ class HeldOut:
         self._transform = transform
         self._rank = rank
         self._ranks = ranks
-        self._device = device
+        self._to_device = DeviceCopies(device)
         self._max_broken = settings.max_broken_samples
-        order = Spread(self.samples, len(split) if split.blocks is None else self.samples)
+        order = EvenSample(self.samples, len(split) if split.blocks is None else self.samples)
         samples = Samples(split, max_broken=self._max_broken, replace=False)
         # Not persistent: between validations they would hold as much memory again as those that read for training.
         self._readers = readers_for(Reader(samples, order, transform), settings, device, persistent=False)
-        self._tally = Tally(self._max_broken)
+        self._tally = ReadTally(self._max_broken)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:
         """This rank's batches, on its device; as many on every rank, of sizes that differ by at most one on a rank.
 
         Where there are fewer samples than ranks or batches, some batches have no samples: fields of length 0. Raises
-        TrainerError like `Feed.next`.
+        TrainerError like `BatchFeed.next`.
         """
-        requests = shares(self.samples, self._rank, self._ranks, batch_size, self._readers.count)
+        requests = held_out_requests(self.samples, self._rank, self._ranks, batch_size, self._readers.count)
         fetched = self._readers.fetch(requests)
         began = time.perf_counter()
         for batch in fetched:
-            fields = on_device(batch.fields, self._device) if batch.fields else self._no_samples()
+            fields = self._to_device(batch.fields) if batch.fields else self._no_samples()
             self._tally.add(batch, time.perf_counter() - began)
             yield fields
             began = time.perf_counter()
@@ -164,14 +186,14 @@ class HeldOut:
     def any_sample(self) -> Fields:
         """A batch of one that can be read, whichever; for forward passes that must happen on all ranks alike."""
         first = Samples(self._split, max_broken=self._max_broken).take(np.zeros(1, dtype=np.int64))
-        return on_device(self._transform(first.fields, np.zeros(1, dtype=np.int64)), self._device)
+        return self._to_device(self._transform(first.fields, np.zeros(1, dtype=np.int64)))
 
     def _no_samples(self) -> Fields:
         return {name: tensor[:0] for name, tensor in self.any_sample().items()}
 
 
 @dataclass(frozen=True)
-class Spread:
+class EvenSample:
     """`size` samples out of `total`, evenly spread, in their order."""
 
     size: int
@@ -182,7 +204,7 @@ class Spread:
         return np.arange(start, start + count, dtype=np.int64) * self.total // self.size
 
 
-def shares(samples: int, rank: int, ranks: int, batch_size: int, readers: int) -> list[Request]:
+def held_out_requests(samples: int, rank: int, ranks: int, batch_size: int, readers: int) -> list[Request]:
     """The batches of one rank: a connected share of the samples in as many parts as the largest share needs."""
     first, last = rank * samples // ranks, (rank + 1) * samples // ranks
     batches = -(-samples // (ranks * batch_size))

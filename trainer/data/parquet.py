@@ -26,7 +26,7 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True)
-class Span:
+class RowSpan:
     """Rows `start` to `stop` - 1 of one row group."""
 
     path: Path
@@ -46,19 +46,19 @@ class File:
     footer: Any
     schema: Any
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[RowSpan]:
         """All rows, each row group a span."""
         rows = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
-        return [Span(self.path, group, 0, count) for group, count in enumerate(rows) if count]
+        return [RowSpan(self.path, group, 0, count) for group, count in enumerate(rows) if count]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParquetLayout:
     """What there is: the rows to train on, those held out, and all files that they lie in."""
 
     folder: Path
-    train: tuple[Span, ...]
-    held_out: tuple[Span, ...]
+    train: tuple[RowSpan, ...]
+    held_out: tuple[RowSpan, ...]
     files: tuple[File, ...]
 
     @property
@@ -89,7 +89,7 @@ class Layout:
         return name
 
 
-def layout(settings: Settings) -> Layout:
+def layout(settings: Settings) -> ParquetLayout:
     """The Parquet files of --data-dir, from their footers alone.
 
     Either train/*.parquet and val/ (or validation/, test/), or train*.parquet and val*.parquet (or test*), as Hugging
@@ -116,10 +116,10 @@ def layout(settings: Settings) -> Layout:
         train_spans, held_out_spans = _divided(train_spans)
     if not train_spans or not held_out_spans:
         raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
-    return Layout(folder, tuple(train_spans), tuple(held_out_spans), files)
+    return ParquetLayout(folder, tuple(train_spans), tuple(held_out_spans), files)
 
 
-def read_rows(span: Span, columns: Sequence[str]) -> Any:
+def read_rows(span: RowSpan, columns: Sequence[str]) -> Any:
     """These columns of the span's rows as a pyarrow table. Raises DamagedError."""
     import pyarrow
     from pyarrow import parquet
@@ -138,7 +138,7 @@ def read_rows(span: Span, columns: Sequence[str]) -> Any:
     return table.slice(span.start, span.stop - span.start)
 
 
-def unreadable(span: Span, error: DamagedError) -> TrainerError:
+def unreadable(span: RowSpan, error: DamagedError) -> TrainerError:
     """What to say where a row group has to be read before training can begin."""
     return TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again")
 
@@ -162,13 +162,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _divided(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+def _divided(spans: Sequence[RowSpan]) -> tuple[list[RowSpan], list[RowSpan]]:
     if len(spans) >= _HELD_OUT_ONE_IN:
         held_out = list(spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN])
         return [span for number, span in enumerate(spans, 1) if number % _HELD_OUT_ONE_IN], held_out
     cuts = [span.stop - max(1, span.stop // _HELD_OUT_ONE_IN) for span in spans]
-    train = [Span(span.path, span.group, 0, cut) for span, cut in zip(spans, cuts, strict=True) if cut]
-    return train, [Span(s.path, s.group, cut, s.stop) for s, cut in zip(spans, cuts, strict=True) if cut]
+    train = [RowSpan(span.path, span.group, 0, cut) for span, cut in zip(spans, cuts, strict=True) if cut]
+    return train, [RowSpan(s.path, s.group, cut, s.stop) for s, cut in zip(spans, cuts, strict=True) if cut]
 
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ class RowGroups(Generic[T]):
         self._thread: ThreadPoolExecutor | None = None
 
     def get(self, number: int) -> T:
-        """The group of this number, waiting for it where it is being decoded. Raises whatever `load` raises."""
+        """The group of this number, waiting for it where it is being decoded. Raises what `load` raises."""
         if self._process != os.getpid():
             self._forget()
         future = self._groups.get(number)

@@ -14,8 +14,8 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.disk import Parts
-from trainer.data.parquet import DamagedError, Layout, RowGroups, Span, layout, read_rows, unreadable
+from trainer.data.disk import PartLengths
+from trainer.data.parquet import DamagedError, ParquetLayout, RowGroups, RowSpan, layout, read_rows, unreadable
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.errors import TrainerError
 
@@ -31,7 +31,7 @@ class Columns:
     in_struct: bool
     label: str
 
-    def load(self, span: Span) -> tuple[Any, npt.NDArray[np.int64]]:
+    def load(self, span: RowSpan) -> tuple[Any, npt.NDArray[np.int64]]:
         """The encoded images, as a pyarrow column, and the classes of a span. Raises DamagedError."""
         import pyarrow
         from pyarrow import compute
@@ -49,10 +49,10 @@ class Columns:
 class ImageRows:
     """One sample per row. Row groups are read whole, so samples of the same group are best read together."""
 
-    def __init__(self, spans: Sequence[Span], columns: Columns, size: int, shape: Shape, classes: int) -> None:
+    def __init__(self, spans: Sequence[RowSpan], columns: Columns, size: int, shape: Shape, classes: int) -> None:
         """`size` is the side that images are resized to, 0 for none; `shape` is that of every image then."""
         self._spans = tuple(spans)
-        self._parts = Parts([span.stop - span.start for span in spans])
+        self._parts = PartLengths([span.stop - span.start for span in spans])
         self._columns = columns
         self._size = size
         self._shape = shape
@@ -106,7 +106,7 @@ def parquet_images(settings: Settings) -> Images:
     """The rows of --data-dir's Parquet files: an image (bytes of a file, or a struct with them) and a whole number.
 
     Names of the classes are those that Hugging Face's `datasets` left in the files; without them the classes are
-    numbered up to the largest that occurs. Raises TrainerError where there is no such column or no image can be read.
+    numbered up to the largest that occurs. Raises TrainerError if there is no such column or no image can be read.
     """
     from pyarrow import types
 
@@ -131,7 +131,7 @@ def _holds_images(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _contents(span: Span, columns: Columns) -> Iterator[Callable[[], bytes]]:
+def _contents(span: RowSpan, columns: Columns) -> Iterator[Callable[[], bytes]]:
     try:
         images, _ = columns.load(span)
     except DamagedError as error:
@@ -140,7 +140,7 @@ def _contents(span: Span, columns: Columns) -> Iterator[Callable[[], bytes]]:
         yield partial(bytes, image.as_py() or b"")
 
 
-def _class_names(files: Layout, label: str) -> tuple[str, ...]:
+def _class_names(files: ParquetLayout, label: str) -> tuple[str, ...]:
     try:
         written = json.loads((files.schema.metadata or {})[b"huggingface"])
         names = written["info"]["features"][label]["names"]
@@ -149,7 +149,7 @@ def _class_names(files: Layout, label: str) -> tuple[str, ...]:
         return tuple(map(str, range(_largest_label(files, label) + 1)))
 
 
-def _largest_label(files: Layout, label: str) -> int:
+def _largest_label(files: ParquetLayout, label: str) -> int:
     """From the statistics in the footers; where a row group has none, from the column itself."""
     from pyarrow import compute
 
@@ -170,7 +170,7 @@ def _largest_label(files: Layout, label: str) -> int:
     return int(largest)
 
 
-def _readable(span: Span, columns: Sequence[str]) -> Any:
+def _readable(span: RowSpan, columns: Sequence[str]) -> Any:
     try:
         return read_rows(span, columns)
     except DamagedError as error:

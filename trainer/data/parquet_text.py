@@ -14,8 +14,8 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.disk import COUNTS_FILE, Counts, Parts, keep_counts, kept_counts, out_of_range, windows_in
-from trainer.data.parquet import DamagedError, RowGroups, Span, layout, read_rows, unreadable
+from trainer.data.disk import COUNTS_FILE, Counts, PartLengths, keep_counts, kept_counts, out_of_range, windows_in
+from trainer.data.parquet import DamagedError, RowGroups, RowSpan, layout, read_rows, unreadable
 from trainer.data.text import VOCABULARY as BYTES
 from trainer.errors import TrainerError
 
@@ -32,7 +32,7 @@ class TokenColumn:
     name: str
     of_strings: bool
 
-    def load(self, span: Span) -> npt.NDArray[Any]:
+    def load(self, span: RowSpan) -> npt.NDArray[Any]:
         """The tokens of a span: uint8 for strings. Raises DamagedError."""
         import pyarrow
         from pyarrow import compute
@@ -56,12 +56,12 @@ class TokenRows:
     """Windows of the tokens in each span; none reaches over the end of one."""
 
     def __init__(
-        self, spans: Sequence[Span], tokens: Sequence[int], column: TokenColumn, context: int, vocabulary: int
+        self, spans: Sequence[RowSpan], tokens: Sequence[int], column: TokenColumn, context: int, vocabulary: int
     ) -> None:
         """`tokens` says how many each span has."""
         windows = [windows_in(count, context) for count in tokens]
         self._spans = [span for span, count in zip(spans, windows, strict=True) if count]
-        self._parts = Parts([count for count in windows if count])
+        self._parts = PartLengths([count for count in windows if count])
         self._column = column
         self._context = context
         self._vocabulary = vocabulary
@@ -141,10 +141,10 @@ def _holds_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _counts(folder: Path, spans: Sequence[Span], column: TokenColumn) -> list[Counts]:
+def _counts(folder: Path, spans: Sequence[RowSpan], column: TokenColumn) -> list[Counts]:
     """Of each span: from the counts that were kept, else by reading it. Raises TrainerError for one that is damaged."""
 
-    def count(span: Span) -> Counts:
+    def count(span: RowSpan) -> Counts:
         try:
             tokens = column.load(span)
         except DamagedError as error:
@@ -162,7 +162,7 @@ def _counts(folder: Path, spans: Sequence[Span], column: TokenColumn) -> list[Co
     return [kept[key] for key in keys]
 
 
-def _key(folder: Path, span: Span, column: TokenColumn) -> str:
+def _key(folder: Path, span: RowSpan, column: TokenColumn) -> str:
     """What the count of a span depends on; another size or time of the file makes another key."""
     file = span.path.stat()
     place = f"{span.path.relative_to(folder).as_posix()}:{file.st_size}:{file.st_mtime_ns}"

@@ -33,7 +33,7 @@ class UndecodableError(ValueError):
 
 
 def require_pillow(source: str) -> None:
-    """Raises TrainerError where Pillow is not installed."""
+    """Raises TrainerError if Pillow is not installed."""
     if importlib.util.find_spec("PIL") is None:
         raise TrainerError(f"--data {source} decodes images with Pillow: pip install 'gputui[train]'")
 
@@ -42,7 +42,7 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
     """An image as uint8 [3, height, width], RGB; grey becomes three equal channels, transparency is dropped.
 
     With a `size` the shorter side is resized to it and the longer one cropped evenly; 0 leaves the image as it is.
-    Orientation tags are ignored. Raises UndecodableError, also where the result has not this `shape`.
+    Orientation tags are ignored. Raises UndecodableError, also if the result has not this `shape`.
     """
     from PIL import Image
 
@@ -99,7 +99,7 @@ def resize(images: Tensor, size: int) -> Tensor:
 def first_shape(contents: Iterable[Callable[[], bytes]], size: int, where: str) -> Shape:
     """What all images have to be like: size x size, or where `size` is 0 the shape of the first that can be decoded.
 
-    Looks at a few only. Raises TrainerError where none of them is an image.
+    Looks at a few only. Raises TrainerError if none of them is an image.
     """
     if size:
         return (3, size, size)

@@ -1,6 +1,6 @@
 """From positions in the run to the batches that a task learns from.
 
-`Tally` adds up what reading took and passed over between two reports.
+`ReadTally` adds up what reading took and passed over between two reports.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 
 from trainer.data.contract import Fields, ReadsAhead, Transform
-from trainer.data.sampler import Deal, Order
+from trainer.data.deals import Deal
+from trainer.data.sampler import Order
 from trainer.data.samples import Samples, too_many_broken
 
 
@@ -28,7 +29,7 @@ class Request:
 class Fetched:
     """A batch, and what it took. `broken` has the samples that were passed over, with the reasons.
 
-    `fields` is empty where no sample is left.
+    `fields` is empty if no sample is left.
     """
 
     fields: Fields
@@ -54,7 +55,7 @@ class Reader:
         self._ahead = samples.split if isinstance(samples.split, ReadsAhead) else None
 
     def read(self, request: Request) -> Fetched:
-        """The batch of a request. Raises TrainerError where too many samples are broken."""
+        """The batch of a request. Raises TrainerError if too many samples are broken."""
         began = time.perf_counter()
         samples, cache = self._samples, self._samples.cache
         hits, misses = (cache.hits, cache.misses) if cache is not None else (0, 0)
@@ -85,7 +86,7 @@ class FeedReport:
     cache_hit_rate: float | None  # None without a cache
 
 
-class Tally:
+class ReadTally:
     """The sums of a rank over its reading processes, and the limit on broken samples."""
 
     def __init__(self, max_broken: int) -> None:

@@ -38,7 +38,7 @@ class SampleCache:
         return index in self._samples
 
     def get(self, index: int) -> Fields | None:
-        """The sample, which the caller must not change; None where it is not kept."""
+        """The sample, which the caller must not change; None if it is not kept."""
         sample = self._samples.get(index)
         if sample is None:
             self.misses += 1
@@ -86,7 +86,7 @@ class Samples:
     """A split as one process reads it. Picklable as long as nothing was read.
 
     A broken sample is replaced by the next readable one by number, so that a resumed run does the same; with `replace`
-    off it is left out. Where the disk or the network failed it is tried again; whatever is broken then stays so. More
+    off it is left out. Where the disk or the network failed it is tried again; what is broken then stays so. More
     than `max_broken` of them are an error, which ends any search.
     """
 
@@ -98,7 +98,7 @@ class Samples:
         self._broken: dict[int, str] = {}
 
     def take(self, indices: Indices) -> Taken:
-        """These samples, stacked; no fields where none is left. Raises TrainerError where too many are broken."""
+        """These samples, stacked; no fields where none is left. Raises TrainerError if too many are broken."""
         if self.cache is None and not self._broken and len(indices):
             try:
                 return Taken(_read_patiently(self.split, indices), np.arange(len(indices)), {})
@@ -127,7 +127,7 @@ class Samples:
         return np.array([index for index in indices.tolist() if index not in self.cache], dtype=np.int64)
 
     def _readable(self, index: int | None, samples: _Samples, passed: dict[int, str]) -> int | None:
-        """The index, or the one that stands in for it, once it is among the samples; None: left out."""
+        """The index, or its replacement, once it is among the samples; None: left out."""
         while index is not None and index not in samples:
             if index not in self._broken:
                 try:

@@ -36,7 +36,7 @@ _TEXT: Mapping[str, Callable[[Settings], Text]] = {
 def load_data(settings: Settings) -> Data:
     """The data that --data names: images for classify and contrastive, text for lm and mlm. Needs no network.
 
-    Raises SettingsError where --data-dir or a column is missing or wrong, and TrainerError where files are missing,
+    Raises SettingsError if --data-dir or a column is missing or wrong, and TrainerError where files are missing,
     damaged or laid out otherwise; each message says what was looked for, and where.
     """
     of_images = settings.task in ("classify", "contrastive")

@@ -13,7 +13,7 @@ import torch
 
 from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.disk import Parts, data_place, name_hashes, why, windows_in
+from trainer.data.disk import PartLengths, data_place, name_hashes, why, windows_in
 from trainer.errors import TrainerError
 
 VOCABULARY = 256  # the values of a byte
@@ -26,7 +26,7 @@ class JoinedFiles:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = [str(path) for path in paths]
         # The newline counts as the last byte of the file before it.
-        self._parts = Parts([os.stat(path).st_size + 1 for path in paths])  # noqa: PTH116
+        self._parts = PartLengths([os.stat(path).st_size + 1 for path in paths])  # noqa: PTH116
 
     def __len__(self) -> int:
         return max(0, len(self._parts) - 1)

@@ -16,7 +16,7 @@ from trainer.data.contract import BrokenSample, Fields, Indices, Text
 from trainer.data.disk import (
     COUNTS_FILE,
     MappedArray,
-    Parts,
+    PartLengths,
     data_place,
     keep_counts,
     kept_counts,
@@ -47,7 +47,7 @@ class TokenFiles:
         self._marks = tuple(marks)
         self._stride = context + 1 if marks else context
         windows = [len(file) // (context + 1) if marks else windows_in(len(file), context) for file in files]
-        self._parts = Parts(windows)
+        self._parts = PartLengths(windows)
         self._context = context
         self._vocabulary = vocabulary
 

@@ -35,7 +35,7 @@ class ImageTable:
 
 
 def digits(settings: Settings) -> Images:
-    """1797 images of 8 x 8 pixels, one channel; every fifth one is held out, whatever the seed.
+    """1797 images of 8 x 8 pixels, one channel; every fifth one is held out, for any seed.
 
     The table's grey values 0 .. 16 become 0 .. 255: value v is 255 v / 16, halves rounded up. It is read from the
     installed package without importing it: that would take most of a second on every rank.

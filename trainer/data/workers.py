@@ -1,4 +1,4 @@
-"""Who reads: this process, or processes of its own that read ahead."""
+"""Who reads: this process, or worker processes that read ahead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.config import Settings
 from trainer.data.reading import Fetched, Reader, Request
 from trainer.errors import RankError, TrainerError
 
-# How long a worker may go on with what it reads when it is no longer needed, in seconds.
+# How long a worker may continue with what it reads when it is no longer needed, in seconds.
 _PATIENCE = 2.0
 
 
@@ -32,7 +32,7 @@ class Readers(Protocol):
     def fetch(self, requests: Iterable[Request]) -> Iterator[Fetched]:
         """The batches of the requests, one after the other; those of an earlier call are given up.
 
-        Raises TrainerError where too many samples are broken, or a reading process died.
+        Raises TrainerError if too many samples are broken, or a reading process died.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The networks: small own ones, those of `transformers`, and whatever a person brings along.
+"""The networks: small own ones, those of `transformers`, and your own.
 
 In come settings and the data's shape, out comes a module from one tensor to one tensor with fresh or given weights.
 `named` chooses; `own`, `vision`, `language` and `custom` build; `weights` loads; `deferred` builds without memory for

@@ -30,7 +30,7 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
 
     Facts are `task` and, for images, `image_shape` (channels, height, width) and `classes`, for text `vocabulary` and
     `context`, and for contrastive learning `embedding_size`. The module it returns maps one tensor to a tensor or to a
-    Hugging Face output. Raises SettingsError where the function cannot be found or called; its own errors pass.
+    Hugging Face output. Raises SettingsError if the function cannot be found or called; its own errors pass.
     """
     function = _function(settings.model)
     options = settings.model_options
@@ -93,7 +93,7 @@ def _configuration(hf: Any, path: Path, options: Mapping[str, Any]) -> Any:
     check_options(options, known_keys(config), kind, decided=FROM_DATA)
     aliases = config.attribute_map
     chosen = {aliases.get(key, key): value for key, value in options.items()}
-    # Weights are kept in fp32 whatever the file says: precision is a setting of its own.
+    # Weights stay in fp32, independent of the file: precision is a separate setting.
     return fitting(lambda: kinds[kind].from_dict({**values, **chosen, "dtype": "float32", "torch_dtype": None}))
 
 

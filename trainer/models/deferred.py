@@ -54,7 +54,7 @@ class _Operation:
 
 
 class _Recipe:
-    """How a parameter gets its first values: `start` has those that it was registered with, None where it had none."""
+    """How a parameter gets its first values: `start` has those that it was registered with, None if it had none."""
 
     def __init__(self, like: Tensor, start: Callable[[], Tensor] | None) -> None:
         self.empty = functools.partial(torch.empty, like.shape, dtype=like.dtype)

@@ -16,7 +16,7 @@ FROM_DATA = ("num_labels", "id2label", "label2id", "num_channels", "image_size")
 
 
 def imported(name: str) -> Any:
-    """A module of a library that only some models need. Raises TrainerError where it is not installed."""
+    """A module of a library that only some models need. Raises TrainerError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -24,7 +24,7 @@ def imported(name: str) -> Any:
 
 
 def library() -> Any:
-    """The transformers package, which says nothing but errors. Raises TrainerError where it is not installed."""
+    """The transformers package, which says nothing but errors. Raises TrainerError if it is not installed."""
     transformers = imported("transformers")
     transformers.utils.logging.set_verbosity_error()
     return transformers
@@ -65,7 +65,7 @@ def check_options(
 
 
 def fitting(make: Callable[[], T], where: str = "model_options") -> T:
-    """What `make` returns. Raises SettingsError where the values given at `where` contradict each other."""
+    """What `make` returns. Raises SettingsError if the values given at `where` contradict each other."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:

@@ -80,7 +80,7 @@ def build(settings: Settings, vocabulary: int, context: int) -> nn.Module:
 
 
 def check_room(config: Any, vocabulary: int, context: int) -> None:
-    """Raises SettingsError where the configuration has less room than the data needs."""
+    """Raises SettingsError if the configuration has less room than the data needs."""
     for key, needed in (("vocab_size", vocabulary), ("max_position_embeddings", context)):
         room = getattr(config, key, None)
         if isinstance(room, int) and room < needed:

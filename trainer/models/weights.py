@@ -18,7 +18,7 @@ from trainer.models.own import Embedder, Logits
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
-# Parts of own networks that depend on what is to be told apart.
+# Parts of own networks that depend on the number of classes.
 _HEADS = ("head", "classifier", "fc")
 
 # In the names of tables of positions, whose first rows mean the same in a shorter table.

@@ -1,6 +1,6 @@
 """How model, gradients and optimizer are distributed over the ranks: one strategy each behind one interface.
 
 In comes an objective and the world of ranks, out comes a `Strategy` that the loop steps without knowing which it is.
-State goes in and out whole, by parameter name, so a run goes on with another strategy or number of ranks. `build`
+State goes in and out whole, by parameter name, so a run continues with another strategy or number of ranks. `build`
 chooses; `collectives` has all-reduces, broadcasts and DTensor helpers. Read `strategy` first, then `ddp` and `fsdp`.
 """

@@ -19,7 +19,7 @@ def build_strategy(settings: Settings, objective: Objective, world: World, initi
     belongs to it from then on: for another strategy build another one. Raises SettingsError for
     combinations that do not work.
     """
-    # What settings forbid each other whatever the ranks, they have already checked themselves.
+    # The settings have already checked conflicts that do not depend on the ranks.
     check(settings, world)
     # Each way imports torch's parts for it, so only the chosen one is imported.
     if settings.parallel == "data_parallel":
@@ -59,7 +59,7 @@ def shards_weights(settings: Settings, world: World) -> bool:
 
 
 def check(settings: Settings, world: World) -> None:
-    """Raises SettingsError where the ranks cannot work together as the settings ask; says nothing of the model."""
+    """Raises SettingsError if the ranks cannot work together as the settings ask; says nothing of the model."""
     for complaint in _complaints(settings, world):
         raise SettingsError(complaint)
 

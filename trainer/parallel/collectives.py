@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -16,8 +17,8 @@ from trainer.world import World
 _EXCHANGE_BYTES = 64 * 2**20
 
 
-def average(tensors: Iterable[Tensor], world: World) -> None:
-    """Replaces floating-point tensors by their mean over all ranks, in place (collective)."""
+def all_reduce_mean(tensors: Iterable[Tensor], world: World) -> None:
+    """All-reduce floating-point tensors to their mean over all ranks, in place."""
 
     def exchange(packed: Tensor) -> None:
         packed.div_(world.size)
@@ -26,8 +27,8 @@ def average(tensors: Iterable[Tensor], world: World) -> None:
     _in_packs([tensor for tensor in tensors if tensor.is_floating_point()], exchange)
 
 
-def take_from_main(tensors: Iterable[Tensor], world: World) -> None:
-    """Replaces tensors by rank 0's, in place (collective)."""
+def broadcast_from_main(tensors: Iterable[Tensor], world: World) -> None:
+    """Broadcast rank 0's tensors to all ranks, in place."""
     _in_packs(tensors, lambda packed: dist.broadcast(packed, src=0, group=world.group))
 
 
@@ -54,72 +55,77 @@ def _packs(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     yield from kinds.values()
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part, live."""
-    kept = tensor.detach()
-    return kept.to_local() if isinstance(kept, DTensor) else kept
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's shard, live."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of it, on every rank (collective)."""
-    kept = tensor.detach()
-    if not isinstance(kept, DTensor):
-        return kept
-    # Parts that are kept in host memory travel between devices.
-    gathered: DTensor = kept.to(kept.device_mesh.device_type)  # type: ignore[assignment]
-    # One dimension of the mesh after the other, the last one cut first: torch warns about doing both at once.
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The tensor gathered from its shards, on every rank (collective)."""
+    detached = tensor.detach()
+    if not isinstance(detached, DTensor):
+        return detached
+    # Shards in host memory are gathered through the devices.
+    gathered: DTensor = detached.to(detached.device_mesh.device_type)  # type: ignore[assignment]
+    # One dimension of the mesh after the other, the last one sharded first: torch warns about doing both at once.
     for dimension in range(gathered.device_mesh.ndim):
         placements = (*[Replicate()] * (dimension + 1), *gathered.placements[dimension + 1 :])
         gathered = gathered.redistribute(placements=placements)
     return gathered.to_local()
 
 
-def part(whole_tensor: Tensor, like: Tensor) -> Tensor:
-    """What a rank keeps of a whole tensor that all ranks have, laid out as `like`; no exchange."""
+def shard_like(full: Tensor, like: Tensor) -> Tensor:
+    """This rank's shard of a full tensor that all ranks have, laid out as `like`; no collective."""
     if not isinstance(like, DTensor):
-        return whole_tensor
+        return full
     mesh = like.device_mesh
-    on_device = whole_tensor.to(mesh.device_type)
+    on_device = full.to(mesh.device_type)
     return distribute_tensor(on_device, mesh, like.placements, src_data_rank=None).to(like.device)
 
 
-def from_part(local_part: Tensor, like: Tensor) -> Tensor:
-    """A tensor laid out as `like` of which this rank has the given part."""
+def from_local_shard(shard: Tensor, like: Tensor) -> Tensor:
+    """A sharded tensor laid out as `like`, of which this rank has `shard`."""
     if not isinstance(like, DTensor):
-        return local_part
+        return shard
     return DTensor.from_local(
-        local_part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    """The ranks it is spread over; None where every rank has all of it."""
+    """The ranks that it is sharded over; None if every rank has all of it."""
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float, device: torch.device) -> Tensor:
-    """As torch's clip_grad_norm_, for parameters that are not all spread over the same ranks (collective)."""
+    """As torch's clip_grad_norm_, for parameters that are not all sharded over the same ranks (collective).
+
+    With a `max_norm` of 0 the norm is only measured.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    # Squares add up over the ranks that a gradient is cut for; ranks with copies of it count it once.
+    # Squares add up over the ranks that a gradient is sharded over; ranks with copies of it count it once.
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
     for gradient in gradients:
-        by_groups.setdefault(_cut_for(gradient), []).append(local(gradient))
+        by_groups.setdefault(_shard_groups(gradient), []).append(local_shard(gradient))
     square = torch.zeros((), device=device)
-    for groups, parts in by_groups.items():
-        own = get_total_norm(parts).to(device) ** 2
+    for groups, shards in by_groups.items():
+        own = get_total_norm(shards).to(device) ** 2
         for group in groups:
             dist.all_reduce(own, group=group)
         square += own
     norm = square.sqrt()
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = ((max_norm or math.inf) / (norm + 1e-6)).clamp(max=1.0)
     if gradients:
-        torch._foreach_mul_([local(gradient) for gradient in gradients], factor.to(gradients[0].device))
+        torch._foreach_mul_([local_shard(gradient) for gradient in gradients], factor.to(gradients[0].device))
     return norm
 
 
-def _cut_for(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The groups of ranks that have different parts of it."""
+def _shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """The groups of ranks that have different shards of it."""
     if not isinstance(tensor, DTensor):
         return ()
     placements = enumerate(tensor.placements)
-    return tuple(tensor.device_mesh.get_group(dimension) for dimension, cut in placements if not cut.is_replicate())
+    return tuple(
+        tensor.device_mesh.get_group(dimension) for dimension, placement in placements if not placement.is_replicate()
+    )

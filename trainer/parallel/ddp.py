@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,9 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config import Settings
 from trainer.data.contract import Fields
 from trainer.errors import RankError
-from trainer.parallel.collectives import take_from_main
+from trainer.parallel.collectives import broadcast_from_main
 from trainer.parallel.exchange import Exchange
 from trainer.parallel.plain import Plain
+from trainer.parallel.powersgd import ExchangeState, PowerSgd
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
@@ -34,9 +35,15 @@ class Ddp(Plain):
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         super().__init__(settings, objective, world)
-        self.exchange = Exchange(world, settings.compress_gradients)
-        # A static graph's first exchange, a model that exchanges in forward or backward: those cannot be answered.
-        self.can_settle = not (settings.static_graph or settings.sync_batchnorm or objective.exchanges)
+        self._low_rank: PowerSgd | None = None
+        if settings.compress_gradients == "powersgd":
+            self._low_rank = PowerSgd(world, settings.powersgd_rank, self._names)
+        self.exchange = Exchange(world, settings.compress_gradients, self._low_rank)
+        # A static graph's first exchange, a model that exchanges in forward or backward: those cannot be answered. And
+        # with PowerSGD a step that is given up would leave its errors behind.
+        self.can_settle = not (
+            settings.static_graph or settings.sync_batchnorm or objective.exchanges or self._low_rank
+        )
         self._settings = settings
         self._graph_known = not settings.static_graph
         self._wrapped = self._wrap()
@@ -79,19 +86,28 @@ class Ddp(Plain):
         self.exchange.begin()
 
     def before_measuring(self) -> None:
-        # As the next forward would do. Until then every rank has the statistics of its own last batch.
+        # As the next forward would do. Until then every rank has its own last batch's statistics.
         if self._wrapped.broadcast_buffers:
-            take_from_main(self.objective.model.buffers(), self.world)
+            broadcast_from_main(self.objective.model.buffers(), self.world)
 
     def exchange_seconds(self) -> float | None:
         return self.exchange.seconds()
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def exchange_state(self) -> ExchangeState:
+        return self._low_rank.state() if self._low_rank else {}
+
+    def load_exchange_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        if self._low_rank:
+            self._low_rank.load(state)
 
     # --- running out of memory ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Answers with zeros what the other ranks still wait for: DDP's exchanges before forward, then the buckets.
 
-        Raises RankError where DDP ran out of memory while it laid out its buckets: what it owes is then unknown.
+        Raises RankError if DDP ran out of memory while it laid out its buckets: what it owes is then unknown.
         """
         if self.stage == "complete":
             return
@@ -100,7 +116,7 @@ class Ddp(Plain):
         self.optimizer.zero_grad()
         wrapped, exchange = self._wrapped, self.exchange
         if not exchange.entered:
-            # Both do nothing where they are not due. They are due before a step's first forward only.
+            # Both do nothing if they are not due. They are due before a step's first forward only.
             wrapped.reducer._rebuild_buckets()
             if wrapped._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
                 wrapped._sync_buffers()  # type: ignore[no-untyped-call]
@@ -127,7 +143,7 @@ class Ddp(Plain):
 class _Entered(nn.Module):
     """What DDP wraps: the objective, and a note that its forward is reached.
 
-    A module of its own, because where the objective is compiled, so are its hooks.
+    A separate module, because where the objective is compiled, so are its hooks.
     """
 
     def __init__(self, objective: Objective, exchange: Exchange) -> None:

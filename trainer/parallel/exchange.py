@@ -3,6 +3,7 @@
 DDP compares the annotations of its hook with classes at run time, so in this module they must not be strings.
 """
 
+import contextlib
 import time
 from collections import deque
 from typing import Literal
@@ -11,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.parallel.powersgd import PowerSgd
 from trainer.world import World
 
-Compression = Literal["none", "fp16", "bf16"]
+Compression = Literal["none", "fp16", "bf16", "powersgd"]
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -25,15 +27,20 @@ class Exchange:
     first forward is past DDP's own exchanges.
     """
 
-    def __init__(self, world: World, compression: Compression) -> None:
+    def __init__(self, world: World, compression: Compression, low_rank: PowerSgd | None = None) -> None:
+        """`low_rank` averages the gradients where the compression is powersgd."""
         self.rounds = 0
         self.sent = 0
         self.entered = False
         self._type = _TYPES.get(compression)
+        self._low_rank = low_rank
         self._on_device = world.device.type == "cuda"
+        self._beside_backward: torch.cuda.Stream | None = None
+        if low_rank and self._on_device:
+            self._beside_backward = torch.cuda.Stream(world.device)  # type: ignore[no-untyped-call]
         self._ready = self._done = 0.0
         self._called: float | None = None
-        self._before_forward = 0.0
+        self._waited = 0.0  # before forward, and inside the hook
         # The host may read one step while the device is still busy with the next.
         self._marks: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=4)
         self._ready_mark: torch.cuda.Event | None = None
@@ -43,7 +50,7 @@ class Exchange:
         self.sent = 0
         self.entered = False
         self._ready_mark = None
-        self._before_forward = 0.0
+        self._waited = 0.0
 
     def call(self, *, exchanges: bool) -> None:
         """The module is called; `exchanges` is whether DDP may exchange something before it comes to the forward."""
@@ -52,7 +59,7 @@ class Exchange:
     def enter(self) -> None:
         """The forward is reached."""
         if self._called is not None:
-            self._before_forward, self._called = time.perf_counter() - self._called, None
+            self._waited, self._called = time.perf_counter() - self._called, None
         self.entered = True
 
     def finish(self) -> None:
@@ -67,6 +74,8 @@ class Exchange:
     ) -> torch.futures.Future[Tensor]:
         """DDP's hook: the mean of a bucket over the group. Parts are divided before they are sent, against overflow."""
         self._note_ready(bucket)
+        if self._low_rank is not None:
+            return self._average_low_rank(self._low_rank, bucket)
         gradients = bucket.buffer()
         divided = gradients.div_(group.size())
         sent = divided if self._type is None else divided.to(self._type)
@@ -81,6 +90,29 @@ class Exchange:
 
         return work.then(finished)
 
+    def _average_low_rank(
+        self,
+        low_rank: PowerSgd,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """In this thread: a thread of callbacks would issue its exchanges in an order that differs between ranks.
+
+        On a GPU they run on a stream of their own, beside the rest of backward.
+        """
+        self.sent += 1
+        self.rounds += 1
+        stream = self._beside_backward
+        averaged: torch.futures.Future[Tensor] = torch.futures.Future(devices=[stream.device] if stream else None)
+        if stream:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+            low_rank.average(bucket.parameters(), bucket.gradients())
+            averaged.set_result(bucket.buffer())
+        now = time.perf_counter()
+        self._waited += now - self._ready
+        self._ready = self._done = now
+        return averaged
+
     def _note_ready(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
         self._ready = time.perf_counter()
         if self._on_device and bucket.is_last():
@@ -89,7 +121,7 @@ class Exchange:
     def seconds(self) -> float | None:
         """The newest step's wait that is known by now; never waits for the device."""
         if not self._on_device:
-            return self._before_forward + max(0.0, self._done - self._ready) if self.rounds else None
+            return self._waited + max(0.0, self._done - self._ready) if self.rounds else None
         for ready, done in reversed(self._marks):
             if done.query():  # type: ignore[no-untyped-call]
                 milliseconds: float = ready.elapsed_time(done)

@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer state are spread over the ranks; a block is gathered while it computes.
+"""FSDP2: parameters, gradients and optimizer state are sharded over the ranks; a block is gathered while it computes.
 
 Validation runs through the same blocks, so all ranks must take the same number of held-out batches.
 """
@@ -22,14 +22,14 @@ from trainer.models.blocks import transformer_blocks
 from trainer.models.deferred import Initial
 from trainer.optim import build_optimizer
 from trainer.parallel import collectives
-from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
+from trainer.parallel.state import load_state_by_name, load_tensors, names_by_parameter, state_by_name
 from trainer.parallel.strategy import OptimizerState, Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
 
 class Fsdp(Strategy):
-    """Whole state lies on the CPU of rank 0 and is empty elsewhere; it is gathered one tensor at a time."""
+    """The full state lies on the CPU of rank 0 and is empty elsewhere; it is gathered one tensor at a time."""
 
     measures_alone = False
 
@@ -44,26 +44,26 @@ class Fsdp(Strategy):
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         if initial is None:
-            collectives.take_from_main(objective.model.state_dict().values(), world)
+            collectives.broadcast_from_main(objective.model.state_dict().values(), world)
         # Each block goes to the device when it is sharded, and only its shard stays there.
-        self._spread(settings)
+        self._shard_model(settings)
         if initial is not None:
             self._initialise(initial, "cpu" if settings.cpu_offload else world.device)
         # FSDP swaps a module's parameters while it is gathered: these are the ones that stay.
         self._names = names_by_parameter(objective.model)
         self.optimizer = build_optimizer(objective.model.named_parameters(), settings, world.device)
 
-    def _spread(self, settings: Settings) -> None:
-        world, together = self.world, settings.shard_ranks or self.world.size
-        if together < world.size:
+    def _shard_model(self, settings: Settings) -> None:
+        world, copy_ranks = self.world, settings.shard_ranks or self.world.size
+        if copy_ranks < world.size:
             # A mesh of two dimensions is hybrid sharding: gradients are averaged over the copies as well.
-            shape = (world.size // together, together)
+            shape = (world.size // copy_ranks, copy_ranks)
             mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "shards"))
         else:
             group = world.group or dist.group.WORLD
             assert group is not None
             mesh = DeviceMesh.from_group(group, world.device.type)
-        shard(self.objective.model, mesh, settings)
+        shard_model(self.objective.model, mesh, settings)
 
     @torch.no_grad()
     def _initialise(self, initial: Initial, device: torch.device | str) -> None:
@@ -74,7 +74,7 @@ class Fsdp(Strategy):
         for module, name, buffer in buffers:
             module._buffers[name] = None if buffer is None else buffer.to(self.world.device)
         for name, parameter in model.named_parameters():
-            parameter.copy_(collectives.part(initial[name](), parameter))
+            parameter.copy_(collectives.shard_like(initial[name](), parameter))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -93,10 +93,10 @@ class Fsdp(Strategy):
 
     def before_measuring(self) -> None:
         # Buffers, such as batch statistics, are not sharded: until here every rank has those of its own batches.
-        collectives.take_from_main(self.objective.model.buffers(), self.world)
+        collectives.broadcast_from_main(self.objective.model.buffers(), self.world)
 
     def clip(self, max_norm: float) -> Tensor:
-        return collectives.clip_gradients(self._names, limit(max_norm), self.world.device)
+        return collectives.clip_gradients(self._names, max_norm, self.world.device)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -105,76 +105,79 @@ class Fsdp(Strategy):
 
     def optimizer_state(self) -> OptimizerState:
         own = state_by_name(self.optimizer, self._names)
-        whole = {name: {key: self._whole(value) for key, value in own[name].items()} for name in own}
-        return whole if self.world.is_main else {}
+        full = {name: {key: self._gathered(value) for key, value in own[name].items()} for name in own}
+        return full if self.world.is_main else {}
 
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
         targets = self._live()
-        load_tensors(targets, state, share=lambda name, whole: collectives.part(whole, targets[name]))
+        load_tensors(targets, state, shard=lambda name, full: collectives.shard_like(full, targets[name]))
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         parameters = {name: parameter for parameter, name in self._names.items()}
         load_state_by_name(
-            self.optimizer, self._names, state, share=lambda name, whole: collectives.part(whole, parameters[name])
+            self.optimizer, self._names, state, shard=lambda name, full: collectives.shard_like(full, parameters[name])
         )
 
-    def own_parameters(self) -> dict[str, Tensor]:
+    def local_parameters(self) -> dict[str, Tensor]:
         self._free_gathered()
         return {
-            name: collectives.local(parameter) for parameter, name in self._names.items() if parameter.requires_grad
+            name: collectives.local_shard(parameter)
+            for parameter, name in self._names.items()
+            if parameter.requires_grad
         }
 
-    def own_gradients(self) -> dict[str, Tensor]:
+    def local_gradients(self) -> dict[str, Tensor]:
         return {
-            name: collectives.local(parameter.grad)
+            name: collectives.local_shard(parameter.grad)
             for parameter, name in self._names.items()
             if parameter.grad is not None
         }
 
-    def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self._on_main(self.spread(shares))
+    def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._on_main(self.as_sharded(shards))
 
-    def spread_model_state(self) -> dict[str, Tensor]:
+    def sharded_model_state(self) -> dict[str, Tensor]:
         return self._live()
 
-    def spread_optimizer_state(self) -> OptimizerState:
+    def sharded_optimizer_state(self) -> OptimizerState:
         return state_by_name(self.optimizer, self._names)
 
-    def spread(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def as_sharded(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters = {name: parameter for parameter, name in self._names.items()}
-        return {name: collectives.from_part(part, parameters[name]) for name, part in shares.items()}
+        return {name: collectives.from_local_shard(shard, parameters[name]) for name, shard in shards.items()}
 
-    def share(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def shard(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parameters = {name: parameter for parameter, name in self._names.items()}
         return {
-            name: collectives.local(collectives.part(whole, parameters[name])).clone() for name, whole in state.items()
+            name: collectives.local_shard(collectives.shard_like(full, parameters[name])).clone()
+            for name, full in state.items()
         }
 
     def _live(self) -> dict[str, Tensor]:
-        """Parameters and buffers as they are spread."""
+        """Parameters and buffers, sharded."""
         self._free_gathered()
         return dict(self.objective.model.state_dict())
 
     def _free_gathered(self) -> None:
-        """Frees copies of whole weights, which are out of date when somebody has written to the shares."""
+        """Frees gathered copies of weights, which are out of date once the shards are written to."""
         for module in self.objective.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def _on_main(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        whole = {name: self._whole(tensor) for name, tensor in tensors.items()}
-        return whole if self.world.is_main else {}
+        full = {name: self._gathered(tensor) for name, tensor in tensors.items()}
+        return full if self.world.is_main else {}
 
-    def _whole(self, value: Any) -> Any:
-        """A whole tensor on rank 0's CPU; elsewhere nothing is kept of it (collective)."""
+    def _gathered(self, value: Any) -> Any:
+        """The full tensor on rank 0's CPU; None elsewhere (collective)."""
         if not isinstance(value, Tensor):
             return value
-        gathered = collectives.whole(value)
+        gathered = collectives.full_tensor(value)
         return gathered.cpu() if self.world.is_main else None
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
-    """Spreads every repeated block by itself, and what remains as one more; sums of gradients are in fp32."""
+def shard_model(model: nn.Module, mesh: DeviceMesh, settings: Settings) -> None:
+    """Shard every repeated block by itself, and the rest as one more; gradients are reduced in fp32."""
     # The warning is about writing to the model's output, which no objective does.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     half = torch.bfloat16 if settings.precision == "bf16" else None

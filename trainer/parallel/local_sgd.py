@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config import Settings
-from trainer.parallel.collectives import average, take_from_main
+from trainer.parallel.collectives import all_reduce_mean, broadcast_from_main
 from trainer.parallel.plain import Plain
 from trainer.parallel.strategy import OptimizerState
 from trainer.tasks.objective import Objective
@@ -21,15 +21,15 @@ from trainer.world import World
 class LocalSgd(Plain):
     """Ranks differ between averages. Measuring and taking state average first, so that both are of one model.
 
-    A run that goes on from a checkpoint does what the run that wrote it went on to do.
+    A run that continues from a checkpoint does what the run that wrote it went on to do.
     """
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         super().__init__(settings, objective, world)
-        # A step has no exchange of its own, unless the objective's forward does.
+        # A step has no exchange, unless the objective's forward does.
         self.can_settle = not objective.exchanges
         self._every = settings.average_every
-        take_from_main(objective.model.state_dict().values(), world)
+        broadcast_from_main(objective.model.state_dict().values(), world)
 
     def clip(self, max_norm: float) -> Tensor:
         """Each rank clips by its own norm; the root of their mean square is returned: all see where one is not finite.
@@ -48,13 +48,13 @@ class LocalSgd(Plain):
     def before_measuring(self) -> None:
         self._average_weights()
 
-    def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        averages = {name: share.clone() for name, share in shares.items()}
-        average(averages.values(), self.world)
+    def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        averages = {name: shard.clone() for name, shard in shards.items()}
+        all_reduce_mean(averages.values(), self.world)
         return averages
 
     def _average_weights(self) -> None:
-        average(self.objective.model.state_dict().values(), self.world)
+        all_reduce_mean(self.objective.model.state_dict().values(), self.world)
 
     def model_state(self) -> dict[str, Tensor]:
         self._average_weights()
@@ -62,7 +62,7 @@ class LocalSgd(Plain):
 
     def optimizer_state(self) -> OptimizerState:
         state = super().optimizer_state()
-        average(self._moments(state), self.world)
+        all_reduce_mean(self._moments(state), self.world)
         return state
 
     def _moments(self, state: OptimizerState) -> Iterator[Tensor]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -18,7 +19,7 @@ from trainer.config.schema import CUDA_GRAPH_MODES
 from trainer.data.contract import Fields
 from trainer.models.blocks import matrices_of_blocks
 from trainer.optim import build_optimizer
-from trainer.parallel.state import limit, load_state_by_name, load_tensors, names_by_parameter, state_by_name
+from trainer.parallel.state import load_state_by_name, load_tensors, names_by_parameter, state_by_name
 from trainer.parallel.strategy import OptimizerState, Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
@@ -35,7 +36,7 @@ class Plain(Strategy):
     were before a step that failed.
     """
 
-    can_settle = True  # there is nobody who waits
+    can_settle = True  # no other rank waits
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         self.objective = objective
@@ -93,7 +94,7 @@ class Plain(Strategy):
         self.stage = "between"
 
     def clip(self, max_norm: float) -> Tensor:
-        return clip_grad_norm_(self._names, limit(max_norm))
+        return clip_grad_norm_(self._names, max_norm or math.inf)
 
     def model_state(self) -> dict[str, Tensor]:
         return dict(self.objective.model.state_dict())
@@ -102,7 +103,7 @@ class Plain(Strategy):
         return state_by_name(self.optimizer, self._names)
 
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        load_tensors(self.objective.model.state_dict(), state, share=lambda name, whole: whole)
+        load_tensors(self.objective.model.state_dict(), state)
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
         load_state_by_name(self.optimizer, self._names, state)
@@ -134,7 +135,7 @@ class _Sum(nn.Module):
     def forward(self, fields: Fields, half: torch.dtype | None) -> Tensor:
         first = next(iter(fields.values()))
         samples = len(first)
-        # The threads of the other GPUs would take autocast's default type, fp16, whatever was chosen.
+        # The threads of the other GPUs would take autocast's default type, fp16, in place of the chosen one.
         with torch.autocast(first.device.type, dtype=half) if half else contextlib.nullcontext():
             loss: Tensor = self.objective(fields)
         return loss.reshape(1) * samples

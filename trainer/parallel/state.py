@@ -1,23 +1,32 @@
-"""The optimizer's state and the model's tensors by parameter name, whole: the form in which state goes in and out."""
+"""The optimizer's state and the model's tensors by parameter name and in full, as checkpoints have them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainer.optim import Muon
 from trainer.parallel.strategy import OptimizerState
 
-# What the optimizers of trainer.optim cannot step without, once a parameter has a state at all.
-_NEEDED = {
-    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
-    torch.optim.SGD: {"momentum_buffer"},
+_ADAM, _MOMENTUM = frozenset({"step", "exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
+
+# Without one of these sets an optimizer of trainer.optim cannot step a parameter that has a state at all.
+_NEEDED: dict[type[torch.optim.Optimizer], tuple[frozenset[str], ...]] = {
+    torch.optim.AdamW: (_ADAM,),
+    torch.optim.SGD: (_MOMENTUM,),
+    Muon: (_MOMENTUM, _ADAM),
 }
 
-Change = Callable[[str, Tensor], Tensor]
+Shard = Callable[[str, Tensor], Tensor]
+"""This rank's part of a full tensor, which has the shape of the parameter of that name."""
+
+
+def whole(name: str, full: Tensor) -> Tensor:
+    """The `Shard` of a rank that has all of every parameter."""
+    return full
 
 
 def names_by_parameter(model: nn.Module) -> dict[Tensor, str]:
@@ -34,12 +43,12 @@ def load_state_by_name(
     optimizer: torch.optim.Optimizer,
     names: Mapping[Tensor, str],
     state: OptimizerState,
-    share: Change = lambda name, whole: whole,
+    shard: Shard = whole,
 ) -> None:
-    """Gives every parameter that this optimizer steps a copy of its state; those without one start without.
+    """Give every parameter that this optimizer steps a copy of its state; those without one start without.
 
-    `share` turns a whole tensor of the parameter's shape into this rank's part of it. Raises KeyError for names that
-    are not in `names`, and ValueError for other shapes or the state of another kind of optimizer.
+    Raises KeyError for names that are not in `names`, ValueError for other shapes or the state of another kind of
+    optimizer, and TypeError for an optimizer that `trainer.optim` does not make.
     """
     _check(optimizer, names, state)
     packed_state = optimizer.state_dict()
@@ -48,25 +57,26 @@ def load_state_by_name(
         for parameter, index in zip(group["params"], packed["params"], strict=True):
             name = names[parameter]
             if state.get(name):
-                loaded[index] = {key: _own_copy(name, key, value, share) for key, value in state[name].items()}
+                loaded[index] = {key: _own_copy(name, key, value, shard) for key, value in state[name].items()}
     optimizer.load_state_dict({"state": loaded, "param_groups": packed_state["param_groups"]})
 
 
-def _own_copy(name: str, key: str, value: Any, share: Change) -> Any:
+def _own_copy(name: str, key: str, value: Any, shard: Shard) -> Any:
+    """A value of a parameter's state; tensors but for the step count have the parameter's shape."""
     if not isinstance(value, Tensor):
         return value
-    return (value if key == "step" else share(name, value)).detach().clone()
+    return (value if key == "step" else shard(name, value)).detach().clone()
 
 
 def _check(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
-    """Of all parameters, whoever steps them, so that all ranks come to the same answer."""
+    """Check the state of all parameters, whichever rank steps them, so that all ranks come to the same answer."""
     unknown = sorted(set(state) - set(names.values()))
     if unknown:
         raise KeyError(f"the optimizer's state has parameters that the model does not have: {_some(unknown)}")
-    needed = _NEEDED.get(type(optimizer), set())
+    needed = _needed(optimizer)
     for parameter, name in names.items():
         values = state.get(name) or {}
-        if values and not needed <= set(values):
+        if values and not any(keys <= set(values) for keys in needed):
             raise ValueError(
                 f"the optimizer's state of {name} holds {', '.join(sorted(values))}: "
                 f"it is not that of {type(optimizer).__name__}"
@@ -77,10 +87,18 @@ def _check(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state:
                 raise ValueError(f"the optimizer's {key} of {name} {shapes}")
 
 
-def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], share: Change) -> None:
-    """Copies whole tensors over the model's own, after all of them have been checked.
+def _needed(optimizer: torch.optim.Optimizer) -> tuple[frozenset[str], ...]:
+    """The sets of keys of which a parameter's state must have one. Raises TypeError for an unknown optimizer."""
+    for kind, needed in _NEEDED.items():
+        if isinstance(optimizer, kind):
+            return needed
+    raise TypeError(f"the state of {type(optimizer).__name__} is not known; add it to {__name__}")
 
-    Raises KeyError where a name is missing or too many, and ValueError where a shape differs.
+
+def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], shard: Shard = whole) -> None:
+    """Copy the rank's parts of full tensors over the model's own, after all of them have been checked.
+
+    Raises KeyError for a missing or an unknown name, and ValueError where a shape differs.
     """
     missing, unknown = sorted(set(targets) - set(state)), sorted(set(state) - set(targets))
     if missing:
@@ -92,12 +110,7 @@ def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], sha
             raise ValueError(f"{name} has shape {tuple(state[name].shape)}, the model's {tuple(target.shape)}")
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(share(name, state[name]))
-
-
-def limit(max_norm: float) -> float:
-    """The largest gradient norm as torch wants it: 0 means that the norm is only measured."""
-    return max_norm or math.inf
+            target.copy_(shard(name, state[name]))
 
 
 def _some(names: list[str]) -> str:

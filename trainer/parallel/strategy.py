@@ -1,8 +1,8 @@
-"""What every way of spreading training over ranks offers to the loop.
+"""The interface of all parallel strategies to the loop.
 
-A strategy owns the wrapped objective and the optimizer, because some ways spread the optimizer as well. State goes in
-and out in one form whatever the way: whole tensors on the CPU under the parameters' own names, so that a run can go on
-with another strategy or another number of ranks.
+A strategy owns the wrapped objective and the optimizer, because some shard the optimizer as well. State goes in and out
+in one form: full tensors on the CPU under the parameters' names, so that a run can continue with another strategy or
+another number of ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.contract import Fields
+from trainer.parallel.powersgd import ExchangeState
 from trainer.tasks.objective import Objective
 
 # The optimizer's state by parameter name, such as {"head.weight": {"step": …, "exp_avg": …}}.
@@ -25,7 +26,7 @@ OptimizerState = dict[str, dict[str, Any]]
 class Strategy(ABC):
     """One rank's part. All ranks call the same methods in the same order.
 
-    `objective` is the inner, unwrapped one (for measuring); `optimizer` steps this rank's share of the parameters.
+    `objective` is the inner, unwrapped one (for measuring); `optimizer` steps this rank's shard of the parameters.
     `data_rank` of `data_ranks` is the share of the data this rank takes: ranks that hold parts of one layer take the
     same samples.
     """
@@ -44,7 +45,7 @@ class Strategy(ABC):
         """Forward through the wrapped objective: the mean loss of this rank's batch, ready for backward."""
 
     def accumulate(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a micro batch: all but the last add gradients up without exchanging them.
+        """Around a micro batch: all but the last accumulate gradients without an all-reduce.
 
         Everything that may run out of memory belongs inside: the batch's way to the device, forward and backward.
         """
@@ -52,7 +53,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def clip(self, max_norm: float) -> Tensor:
-        """Scales gradients down to a total norm over all ranks' shares; returns the norm before that, on the device.
+        """Scales gradients down to a total norm over all ranks' shards; returns the norm before that, on the device.
 
         0 only measures.
         """
@@ -88,55 +89,63 @@ class Strategy(ABC):
 
     @abstractmethod
     def model_state(self) -> dict[str, Tensor]:
-        """All of the model's parameters and buffers, whole; views of live tensors where that is possible.
+        """All of the model's parameters and buffers, gathered; views of live tensors where that is possible.
 
         Collective. Ranks other than 0 may get an empty dictionary.
         """
 
     @abstractmethod
     def optimizer_state(self) -> OptimizerState:
-        """The optimizer's state by parameter name, whole; like `model_state`."""
+        """The optimizer's state by parameter name, gathered; like `model_state`."""
 
     @abstractmethod
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over whole tensors, which every rank passes in. Raises KeyError or ValueError where they do not fit."""
+        """Takes over full tensors, which every rank passes in. Raises KeyError or ValueError if they do not fit."""
 
     @abstractmethod
     def load_optimizer_state(self, state: OptimizerState) -> None:
         """Takes over the optimizer's state. Parameters without one start without."""
 
-    def own_parameters(self) -> dict[str, Tensor]:
-        """This rank's share of the trainable parameters by name, as plain live tensors that may be written to."""
+    def exchange_state(self) -> ExchangeState:
+        """What a lossy exchange of gradients keeps for the next step, by parameter name, on every rank (collective)."""
+        return {}
+
+    def load_exchange_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Takes that over, if this strategy's exchange is lossy as well. Raises ValueError if it does not fit."""
+        return
+
+    def local_parameters(self) -> dict[str, Tensor]:
+        """This rank's shard of the trainable parameters by name, as plain live tensors that may be written to."""
         parameters = self.objective.model.named_parameters()
         return {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
 
-    def own_gradients(self) -> dict[str, Tensor]:
-        """This rank's share of the gradients by name, as plain live tensors; parameters without one are left out."""
+    def local_gradients(self) -> dict[str, Tensor]:
+        """This rank's shard of the gradients by name, as plain live tensors; parameters without one are left out."""
         parameters = self.objective.model.named_parameters()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
-    def whole(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors from every rank's shares, which have the shapes of `own_parameters` (collective, for EMA).
+    def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Full tensors from every rank's shards, which have the shapes of `local_parameters` (collective, for EMA).
 
         Ranks other than 0 may get an empty dictionary.
         """
-        return dict(shares)
+        return dict(shards)
 
-    def share(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shares of whole parameters, which every rank passes in: the way back from `whole`."""
+    def shard(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's shards of full parameters, which every rank passes in: the inverse of `gather`."""
         return dict(state)
 
-    def spread_model_state(self) -> dict[str, Tensor]:
-        """`model_state` as it is spread over the ranks, live, without any exchange (for sharded checkpoints)."""
+    def sharded_model_state(self) -> dict[str, Tensor]:
+        """`model_state` as it is sharded over the ranks, live, without a collective (for sharded checkpoints)."""
         return self.model_state()
 
-    def spread_optimizer_state(self) -> OptimizerState:
-        """`optimizer_state` as it is spread over the ranks; like `spread_model_state`."""
+    def sharded_optimizer_state(self) -> OptimizerState:
+        """`optimizer_state` as it is sharded over the ranks; like `sharded_model_state`."""
         return self.optimizer_state()
 
-    def spread(self, shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Shares, which have the shapes of `own_parameters`, as tensors that know what they are parts of."""
-        return dict(shares)
+    def as_sharded(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Shards, which have the shapes of `local_parameters`, as tensors that know their full shape."""
+        return dict(shards)
 
     # --- what can be measured -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ a part of, between the two halves of a pair, where they must draw different ones
 `plan` says which layers of known language models are cut by their outputs, and which by their inputs. Shoeybi et al.
 (2019), "Megatron-LM", arXiv:1909.08053: a pair of matrices needs one all-reduce when the first is cut by its outputs
 (columns) and the second by its inputs (rows).
+
+GPT-2 has queries, keys and values in one matrix, of which a rank's heads are three strips. Every rank keeps all of it,
+multiplies with its strips alone, and gathers the gradients of the others.
 """
 
 from __future__ import annotations
@@ -16,23 +19,24 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.parallel import collectives
-from trainer.parallel.fsdp import Fsdp, shard
+from trainer.parallel.fsdp import Fsdp, shard_model
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
-Cut = Literal["outputs", "inputs"]
+Cut = Literal["outputs", "inputs", "strips"]  # strips: the outputs of a rank's heads, of a matrix that stays whole
 
-# Llama, BERT, and GPT-2's second half of a block: its attention has queries, keys and values in one matrix, whose parts
-# would have to be interleaved, so every rank computes all of it.
+# Llama, BERT and GPT-2.
+_STRIPS = re.compile(r"(^|\.)attn\.c_attn$")
 _HEADS = [
     (re.compile(r"(^|\.)self_attn\.[qkv]_proj$"), re.compile(r"(^|\.)self_attn\.o_proj$")),
     (re.compile(r"(^|\.)attention\.self\.(query|key|value)$"), re.compile(r"(^|\.)attention\.output\.dense$")),
+    (_STRIPS, re.compile(r"(^|\.)attn\.c_proj$")),
 ]
 _FEED_FORWARD = [
     (re.compile(r"(^|\.)mlp\.(gate|up)_proj$"), re.compile(r"(^|\.)mlp\.down_proj$")),
@@ -51,7 +55,7 @@ def plan(model: nn.Module, ranks: int) -> dict[str, Cut]:
         for by_outputs, by_inputs in pairs:
             for name, _ in model.named_modules():
                 if by_outputs.search(name):
-                    cuts[name] = "outputs"
+                    cuts[name] = "strips" if by_outputs is _STRIPS else "outputs"
                 elif by_inputs.search(name):
                     cuts[name] = "inputs"
     if not cuts:
@@ -82,11 +86,11 @@ def is_transposed(layer: nn.Module) -> bool:
 
 def _width(layer: nn.Module, cut: Cut) -> int:
     weight = layer.get_parameter("weight")
-    return int(weight.shape[0] if (cut == "outputs") != is_transposed(layer) else weight.shape[1])
+    return int(weight.shape[0] if (cut != "inputs") != is_transposed(layer) else weight.shape[1])
 
 
 class TensorParallel(Fsdp):
-    """Ranks 0 .. n-1 share layers, and so do ranks n .. 2n-1; with no more ranks than that nothing else is spread."""
+    """Ranks 0 .. n-1 share layers, and so do ranks n .. 2n-1; with no more ranks than that nothing else is sharded."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         super().__init__(settings, objective, world)
@@ -94,7 +98,7 @@ class TensorParallel(Fsdp):
         self.data_ranks = world.size // settings.tensor_parallel
         _split_groups(self.optimizer)
 
-    def _spread(self, settings: Settings) -> None:
+    def _shard_model(self, settings: Settings) -> None:
         model, shared_by = self.objective.model, settings.tensor_parallel
         cuts = plan(model, shared_by)
         shape = (self.world.size // shared_by, shared_by)
@@ -102,12 +106,17 @@ class TensorParallel(Fsdp):
         parallelize_module(
             model, mesh["layer"], {name: _style(model.get_submodule(name), cut) for name, cut in cuts.items()}
         )
+        for name, cut in cuts.items():
+            if cut == "strips":
+                attention: Any = model.get_submodule(name.rpartition(".")[0])
+                attention.num_heads //= shared_by
+                attention.split_size //= shared_by
         if settings.dropout:
             own = _OwnDraws(self.world.device, self.world.rank % shared_by)
             for name, cut in cuts.items():
-                model.get_submodule(name).register_forward_pre_hook(own.begin if cut == "outputs" else own.end)
+                model.get_submodule(name).register_forward_pre_hook(own.end if cut == "inputs" else own.begin)
         if shape[0] > 1:
-            shard(model, mesh["data"], settings)
+            shard_model(model, mesh["data"], settings)
 
 
 class _OwnDraws:
@@ -136,6 +145,8 @@ class _OwnDraws:
 
 
 def _style(layer: nn.Module, cut: Cut) -> ParallelStyle:
+    if cut == "strips":
+        return _Strips()
     if is_transposed(layer):
         return _Transposed(cut)
     return ColwiseParallel() if cut == "outputs" else RowwiseParallel()
@@ -154,7 +165,7 @@ class _Transposed(ParallelStyle):
         entering = Replicate() if by_outputs else Shard(-1)
         leaving = Shard(-1) if by_outputs else Replicate()
 
-        def spread(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
+        def distribute(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
             for key, placement in (("weight", weight), ("bias", bias)):
                 layer.register_parameter(
                     key, nn.Parameter(distribute_tensor(layer.get_parameter(key), mesh, [placement]))
@@ -167,11 +178,33 @@ class _Transposed(ParallelStyle):
             result: Tensor = output.redistribute(placements=[leaving]).to_local()
             return result
 
-        return distribute_module(module, device_mesh, spread, enter, leave)  # type: ignore[arg-type]
+        return distribute_module(module, device_mesh, distribute, enter, leave)  # type: ignore[arg-type]
+
+
+class _Strips(ParallelStyle):
+    """A transposed layer of queries, keys and values together, of which a rank computes those of its heads."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def strips(whole: Tensor) -> Tensor:
+            """[…, 3 * width] to […, 3 * width / ranks]; in backward, gathers what the other ranks have."""
+            apart = whole.view(*whole.shape[:-1], 3, -1)
+            everywhere = DTensor.from_local(apart, device_mesh, [Replicate()], run_check=False)
+            own: Tensor = everywhere.redistribute(placements=[Shard(apart.dim() - 1)]).to_local()
+            return own.flatten(-2)
+
+        def forward(inputs: Tensor) -> Tensor:
+            # The same on all ranks, each of which has a part of its gradient.
+            entered = DTensor.from_local(inputs, device_mesh, [Replicate()], run_check=False)
+            rows = entered.to_local(grad_placements=[Partial()]).flatten(0, -2)
+            weight, bias = strips(module.get_parameter("weight")), strips(module.get_parameter("bias"))
+            return torch.addmm(bias, rows, weight).view(*inputs.shape[:-1], -1)
+
+        module.forward = forward
+        return module
 
 
 def _split_groups(optimizer: torch.optim.Optimizer) -> None:
-    """One kernel steps many parameters at once, and takes only those that are spread over the same ranks."""
+    """One kernel steps many parameters at once, and takes only those that are sharded over the same ranks."""
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         by_mesh: dict[DeviceMesh | None, list[tuple[str, Tensor]]] = {}

@@ -26,7 +26,7 @@ _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 class Slice:
     """A part of an input: bytes from `start` to `stop`, or row groups of a Parquet file.
 
-    Of lines, those that begin in it. `held_out` is what the file's name says, None where the content decides.
+    Of lines, those that begin in it. `held_out` is what the file's name says, None if the content decides.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Document:
+class TextDocument:
     """A text or a conversation; `where` says where it was found, as ``file:line`` or ``file, row``."""
 
     content: str | Messages
@@ -84,7 +84,7 @@ def slices_of(path: Path, *, held_out: bool | None) -> list[Slice]:
     return found
 
 
-def documents_in(part: Slice, column: str) -> Iterator[Document]:
+def documents_in(part: Slice, column: str) -> Iterator[TextDocument]:
     """The documents of a slice: a text file's text, or a row's conversation (``messages``) or text (`column`).
 
     Raises TrainerError naming file and line of the first row that is neither, and OSError.
@@ -98,12 +98,12 @@ def documents_in(part: Slice, column: str) -> Iterator[Document]:
                 row = json.loads(content)
             except ValueError as error:
                 raise TrainerError(f"{where()}: this is not JSON: {error}") from None
-            yield Document(_content(row, column, where), where)
+            yield TextDocument(_content(row, column, where), where)
     else:
         yield from _rows(part, column)
 
 
-def _texts(part: Slice) -> Iterator[Document]:
+def _texts(part: Slice) -> Iterator[TextDocument]:
     """The lines that begin in the slice as one document."""
     content = b"".join(content for _, content in _lines(part))
     try:
@@ -111,7 +111,7 @@ def _texts(part: Slice) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         raise TrainerError(f"{part.path}: this is not UTF-8 text: {error.reason}") from None
     if text.strip():
-        yield Document(text, lambda: str(part.path))
+        yield TextDocument(text, lambda: str(part.path))
 
 
 def _lines(part: Slice) -> Iterator[tuple[int, bytes]]:
@@ -134,7 +134,7 @@ def _line_at(path: Path, offset: int) -> str:
     return f"{path}:{lines}"
 
 
-def _rows(part: Slice, column: str) -> Iterator[Document]:
+def _rows(part: Slice, column: str) -> Iterator[TextDocument]:
     file = _parquet(part.path)
     wanted = [name for name in ("messages", column) if name in file.schema_arrow.names]
     if not wanted:
@@ -148,7 +148,7 @@ def _rows(part: Slice, column: str) -> Iterator[Document]:
         for row in rows:
             number += 1
             where = functools.partial("{}, row {}".format, part.path, number)
-            yield Document(_content(row, column, where), where)
+            yield TextDocument(_content(row, column, where), where)
 
 
 def _content(row: Any, column: str, where: Callable[[], str]) -> str | Messages:

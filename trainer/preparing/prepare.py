@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.errors import SettingsError, TrainerError, show
-from trainer.preparing.documents import Document, Slice, documents_in, files_of, slices_of
+from trainer.preparing.documents import Slice, TextDocument, documents_in, files_of, slices_of
 from trainer.preparing.packing import cut, packed
 from trainer.tokenizer import Encoded, Tokenizer
 
@@ -51,7 +51,7 @@ _COUNTS = ("documents", "rows", "held_out_rows", "tokens", "learnt", "padding", 
 
 
 @dataclass(frozen=True)
-class Plan:
+class PreparationPlan:
     """What is prepared: files and folders, the tokenizer's folder, and rows for `context` tokens.
 
     One document in `held_out` is held out, chosen by its content, unless files are named for it. `column` has the text
@@ -76,7 +76,7 @@ class Prepared:
 
 
 def prepare(
-    plan: Plan, folder: Path, *, processes: int | None = None, stopping: Callable[[], bool] = lambda: False
+    plan: PreparationPlan, folder: Path, *, processes: int | None = None, stopping: Callable[[], bool] = lambda: False
 ) -> Prepared:
     """Prepares into `folder`, going on where an earlier call with the same plan ended.
 
@@ -108,7 +108,7 @@ def prepare(
 # --- the plan and its journal -----------------------------------------------------------------------------------------
 
 
-def _slices(plan: Plan) -> list[Slice]:
+def _slices(plan: PreparationPlan) -> list[Slice]:
     files = files_of(plan.inputs)
     by_name = any(held_out for _, held_out in files)
     slices = [part for path, named in files for part in slices_of(path, held_out=named if by_name else None)]
@@ -117,7 +117,7 @@ def _slices(plan: Plan) -> list[Slice]:
     return slices
 
 
-def _identity(plan: Plan, tokenizer: Tokenizer, slices: list[Slice]) -> dict[str, Any]:
+def _identity(plan: PreparationPlan, tokenizer: Tokenizer, slices: list[Slice]) -> dict[str, Any]:
     files = {str(part.path): part.path.stat() for part in slices}
     return {
         "format": _FORMAT,
@@ -158,7 +158,7 @@ def _append(file: TextIO, line: dict[str, Any]) -> None:
     os.fsync(file.fileno())
 
 
-def _write_meta(folder: Path, plan: Plan, tokenizer: Tokenizer, finished: dict[int, dict[str, Any]]) -> None:
+def _write_meta(folder: Path, plan: PreparationPlan, tokenizer: Tokenizer, finished: dict[int, dict[str, Any]]) -> None:
     parts = [finished[number] for number in sorted(finished)]
     totals = {key: sum(part[key] for part in parts) for key in _COUNTS}
     for key, what in (("rows", "to train on"), ("held_out_rows", "held out")):
@@ -202,7 +202,7 @@ class _Work:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PreparationPlan,
         folder: Path,
         slices: list[Slice],
         journal: TextIO,
@@ -266,10 +266,10 @@ class _Work:
 
 
 # Of this process: what `_begin_process` was given.
-_own: tuple[Plan, Path, Tokenizer] | None = None
+_own: tuple[PreparationPlan, Path, Tokenizer] | None = None
 
 
-def _begin_process(plan: Plan, folder: Path) -> None:
+def _begin_process(plan: PreparationPlan, folder: Path) -> None:
     """In a process of the pool: ends with whoever started it, and loads the tokenizer once."""
     global _own
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as cores
@@ -304,7 +304,7 @@ def _prepare_slice(number: int, part: Slice) -> dict[str, Any]:
         if not pieces:
             counts["left_out"] += 1
             continue
-        # By the content: what is there twice is on one side, and stays there whatever is added.
+        # By content: duplicates are on one side, and stay there when documents are added.
         by_content = zlib.crc32(json.dumps(document.content).encode()) % plan.held_out == 0
         held_out = by_content if part.held_out is None else part.held_out
         kept[held_out].extend(pieces)
@@ -325,11 +325,11 @@ def _prepare_slice(number: int, part: Slice) -> dict[str, Any]:
     return {"slice": number, **counts, "prompts": _different(prompts)}
 
 
-def _encoded(part: Slice, plan: Plan, tokenizer: Tokenizer) -> Iterator[tuple[Document, Encoded]]:
+def _encoded(part: Slice, plan: PreparationPlan, tokenizer: Tokenizer) -> Iterator[tuple[TextDocument, Encoded]]:
     """The documents of a slice, texts in groups; in their order as far as they are of one kind."""
-    texts: list[Document] = []
+    texts: list[TextDocument] = []
 
-    def drained() -> Iterator[tuple[Document, Encoded]]:
+    def drained() -> Iterator[tuple[TextDocument, Encoded]]:
         yield from zip(texts, tokenizer.texts([str(one.content) for one in texts]), strict=True)
         texts.clear()
 

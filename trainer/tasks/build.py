@@ -17,7 +17,7 @@ from trainer.world import World
 def build_objective(settings: Settings, data: Data, model: nn.Module, world: World) -> Objective:
     """The model with what it is trained for, where the model is; `world` is the ranks that take part.
 
-    Raises SettingsError where the data is of another kind than the task needs, or nothing could be learnt.
+    Raises SettingsError if the data is of another kind than the task needs, or nothing could be learnt.
     """
     if isinstance(data, Text):
         if settings.task == "lm":

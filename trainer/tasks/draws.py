@@ -1,7 +1,7 @@
 """Random numbers that depend on a seed, a purpose and a sample's position in the run, and on nothing else.
 
-So what is drawn for a sample is the same after a resume, with any number of ranks and whatever shares its batch. Each
-position has a splitmix64 generator of its own (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+So what is drawn for a sample is the same after a resume, with any number of ranks and in any batch. Each
+position has its own splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 2014) whose start is a mix of the three; numpy computes them for a whole batch at once.
 """
 

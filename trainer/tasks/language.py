@@ -67,7 +67,7 @@ class NextToken(LanguageObjective):
         if self.weighed or self._chunk:
             return self._summed(fields, self._chunk) / fields["targets"].numel()
         logits: Tensor = self.model(fields["inputs"])
-        # In fp32 whatever the model computes in. Where it is fp32 already, nothing is copied; under autocast,
+        # In fp32, whichever type the model computes in. Where it is fp32 already, nothing is copied; under autocast,
         # cross_entropy would make this copy itself; compiled, no copy is ever stored.
         return functional.cross_entropy(logits.flatten(0, 1).float(), fields["targets"].flatten())
 

@@ -13,7 +13,7 @@ from trainer.data.contract import Fields, Transform
 class Objective(nn.Module):
     """A model together with what it is trained for.
 
-    `model` maps one input tensor to one output tensor, whatever library it comes from. `forward` takes a transformed
+    `model` maps one input tensor to one output tensor, from any library. `forward` takes a transformed
     batch on the model's device and returns the mean loss [] over its samples. The batch mean of a loss over several
     ranks' batches of one size must be the loss of the joined batch.
     """

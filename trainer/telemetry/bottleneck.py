@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainer.telemetry.timing import StepTimes
+from trainer.telemetry.timing import StepDurations
 
 Kind = Literal["data", "compute", "communication", "idle", "unknown"]
 
@@ -24,7 +24,7 @@ HOST_AHEAD_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Bottleneck:
     """What limits the speed, one sentence for a person, the figures behind it and the rank that is slow, if one is."""
 
     kind: Kind
@@ -33,10 +33,10 @@ class Verdict:
     straggler: int | None = None
 
 
-def verdict(ranks: Sequence[StepTimes], *, on_gpu: bool, device_busy: float | None = None) -> Verdict:
+def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float | None = None) -> Bottleneck:
     """From each rank's mean times, in the order of ranks, and the device-busy share of a trace where one was taken."""
     if not ranks or min(times.step for times in ranks) <= 0:
-        return Verdict("unknown", "No steps have been measured yet.")
+        return Bottleneck("unknown", "No steps have been measured yet.")
     step = sum(times.step for times in ranks) / len(ranks)
     # The rank that waits longest for data holds up all others.
     data = max(times.data for times in ranks) / step
@@ -52,13 +52,13 @@ def verdict(ranks: Sequence[StepTimes], *, on_gpu: bool, device_busy: float | No
         return _blame(slow, ranks, figures)
     host_is_ahead = (device_busy or 0.0) >= BUSY_SHARE or (wait or 0.0) >= HOST_AHEAD_SHARE
     if data >= NOTABLE_SHARE and not host_is_ahead and data >= (exchange or 0.0):
-        return Verdict(
+        return Bottleneck(
             "data",
             f"Waiting for data takes {data:.0%} of a step: more workers (--num-workers), or a cache (--cache-bytes).",
             figures,
         )
     if exchange is not None and exchange >= NOTABLE_SHARE:
-        return Verdict(
+        return Bottleneck(
             "communication",
             f"Waiting for the exchange between ranks takes {exchange:.0%} of a step: exchange less often "
             "(--grad-accum) or less (--compress-gradients).",
@@ -68,7 +68,7 @@ def verdict(ranks: Sequence[StepTimes], *, on_gpu: bool, device_busy: float | No
         return _idle(f"is busy for only {device_busy:.0%} of a step", figures)
     if on_gpu and device_busy is None:
         if wait is None:
-            return Verdict(
+            return Bottleneck(
                 "unknown",
                 "Neither data nor the exchange takes long; a trace (--trace-every) tells whether the device is busy.",
                 figures,
@@ -76,10 +76,10 @@ def verdict(ranks: Sequence[StepTimes], *, on_gpu: bool, device_busy: float | No
         if wait < HOST_AHEAD_SHARE:
             return _idle("never keeps the host waiting", figures)
     busy = f", the device is busy for {device_busy:.0%} of it" if device_busy is not None else ""
-    return Verdict("compute", f"The arithmetic sets the pace: data takes {data:.0%} of a step{busy}.", figures)
+    return Bottleneck("compute", f"The arithmetic sets the pace: data takes {data:.0%} of a step{busy}.", figures)
 
 
-def straggler(ranks: Sequence[StepTimes]) -> int | None:
+def straggler(ranks: Sequence[StepDurations]) -> int | None:
     """The rank whose own time, without waiting for others, exceeds the mean of the others' by STRAGGLER_EXCESS."""
     if len(ranks) < 2 or any(times.exchange is None for times in ranks):
         return None
@@ -89,29 +89,29 @@ def straggler(ranks: Sequence[StepTimes]) -> int | None:
     return slowest if own[slowest] > others * (1 + STRAGGLER_EXCESS) else None
 
 
-def own_seconds(ranks: Sequence[StepTimes]) -> list[float]:
+def own_seconds(ranks: Sequence[StepDurations]) -> list[float]:
     """Each rank's step without its waiting for other ranks; all of the step where that is unknown."""
     return [max(times.step - (times.exchange or 0.0), 0.0) for times in ranks]
 
 
-def _exchange_share(ranks: Sequence[StepTimes], step: float) -> float | None:
+def _exchange_share(ranks: Sequence[StepDurations], step: float) -> float | None:
     """The share of the exchange itself: what even the rank that arrives last waits for."""
     known = [times.exchange for times in ranks if times.exchange is not None]
     return min(known) / step if len(ranks) > 1 and len(known) == len(ranks) else None
 
 
-def _wait_share(ranks: Sequence[StepTimes], step: float) -> float | None:
+def _wait_share(ranks: Sequence[StepDurations], step: float) -> float | None:
     known = [times.device_wait for times in ranks if times.device_wait is not None]
     return sum(known) / len(known) / step if known else None
 
 
-def _blame(slow: int, ranks: Sequence[StepTimes], figures: dict[str, float]) -> Verdict:
+def _blame(slow: int, ranks: Sequence[StepDurations], figures: dict[str, float]) -> Bottleneck:
     own = own_seconds(ranks)
     others = (sum(own) - own[slow]) / (len(own) - 1)
     other_data = (sum(times.data for times in ranks) - ranks[slow].data) / (len(ranks) - 1)
     waits_for_data = ranks[slow].data - other_data > (own[slow] - others) / 2
     cause = "its data arrives late" if waits_for_data else "its own work takes longer"
-    return Verdict(
+    return Bottleneck(
         "data" if waits_for_data else "compute",
         f"Rank {slow} holds up the others: {own[slow]:.3g} s a step against {others:.3g} s, because {cause}.",
         figures | {"straggler_time": own[slow], "others_time": others},
@@ -119,8 +119,8 @@ def _blame(slow: int, ranks: Sequence[StepTimes], figures: dict[str, float]) -> 
     )
 
 
-def _idle(finding: str, figures: dict[str, float]) -> Verdict:
-    return Verdict(
+def _idle(finding: str, figures: dict[str, float]) -> Bottleneck:
+    return Bottleneck(
         "idle",
         f"The device {finding}: the host cannot feed it; larger micro batches (--batch-size) or --compile.",
         figures,

@@ -39,7 +39,7 @@ class Histogram:
 
     Values beyond the first or last of EDGES are in the outermost bin. `zeros` are exact zeros, which are in `counts`
     too; `not_finite` are in none. `norm` is the root of the sum of squares. The numbers are of the finite values and
-    None where there are none.
+    None if there are none.
     """
 
     name: str
@@ -193,7 +193,7 @@ def parts(names: Iterable[str], blocks: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _evenly(names: Sequence[str]) -> list[str]:
-    """MAX_PARTS of the names, evenly spread, the first and last among them; all where there are no more."""
+    """MAX_PARTS of the names, evenly spread, the first and last among them; all if there are no more."""
     if len(names) <= MAX_PARTS:
         return list(names)
     return [names[round(index * (len(names) - 1) / (MAX_PARTS - 1))] for index in range(MAX_PARTS)]

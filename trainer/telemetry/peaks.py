@@ -31,7 +31,7 @@ _PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def peak_flops(device_name: str, arithmetic: Arithmetic) -> float | None:
-    """Peak operations per second of a GPU by its name, such as ``NVIDIA H200``; None where it is not in the table."""
+    """Peak operations per second of a GPU by its name, such as ``NVIDIA H200``; None if it is not in the table."""
     for name, peaks in _PEAKS:
         if name in device_name:
             return peaks[arithmetic]

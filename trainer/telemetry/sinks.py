@@ -1,4 +1,4 @@
-"""Trackers beside the metrics file: what they are told, on a thread of their own, and what becomes of a broken one.
+"""Trackers beside the metrics file: their input, their thread, and the handling of a broken one.
 
 A tracker may be slow, or hang on a network: the training step only puts values into a queue. One that fails is named
 once on stderr and left out from then on.

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from trainer.config import Settings, as_plain
 from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms
-from trainer.telemetry.bottleneck import Verdict, verdict
+from trainer.telemetry.bottleneck import Bottleneck, verdict
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.sinks import SinkFeed
-from trainer.telemetry.timing import MeanTimes, StepTimes
+from trainer.telemetry.timing import MeanTimes, StepDurations
 from trainer.telemetry.traces import Tracer, TraceSummary
 from trainer.telemetry.trackers import wanted_sinks
 from trainer.telemetry.writers import MetricsWriter, TextLog, Value
@@ -37,7 +37,7 @@ _SHOWN = (
 class Telemetry:
     """Metrics lines, console, text log, trackers, histograms, traces and verdicts of one run.
 
-    Made by all ranks at once (collective). Raises SettingsError where a file cannot be written and TrainerError where a
+    Made by all ranks at once (collective). Raises SettingsError if a file cannot be written and TrainerError where a
     tracker's package is missing, on all ranks alike.
     """
 
@@ -91,7 +91,7 @@ class Telemetry:
             self._histograms = MetricsWriter(self._settings.output_dir / "histograms.jsonl")
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
-        """A phase begins, with settings and ranks of its own. Files and trackers stay those of the run.
+        """A phase begins, with its own settings and ranks. Files and trackers stay those of the run.
 
         `total_steps` are those of the run.
         """
@@ -122,7 +122,7 @@ class Telemetry:
         if step % self._settings.log_every == 0 or step == self._total_steps:
             self.say(progress(step, self._total_steps, known))
 
-    def rank_timings(self, step: int, times: StepTimes) -> None:
+    def rank_timings(self, step: int, times: StepDurations) -> None:
         """Every rank's times of a step: for the verdict, and on other ranks than 0 for a line of means now and then."""
         settings = self._settings
         # The first step of a phase starts workers, compiles and allocates.
@@ -136,7 +136,7 @@ class Telemetry:
             exchange = {} if mean.exchange is None else {"comm_time": mean.exchange}
             self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
 
-    def bottleneck(self, step: int) -> Verdict | None:
+    def bottleneck(self, step: int) -> Bottleneck | None:
         """At its interval the verdict on what limits the speed, on rank 0 (collective); None otherwise.
 
         The first step of a phase does not count, nor do steps that traces or histograms have slowed down.

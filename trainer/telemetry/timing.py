@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepDurations:
     """Seconds of one step, or their means over several, as one rank saw them.
 
     `exchange` is how long it waited for other ranks after its own gradients were ready; None: unknown.
-    `device_wait` is how long the host then waited for its device's results; None where the host is the device.
+    `device_wait` is how long the host then waited for its device's results; None if the host is the device.
     """
 
     step: float
@@ -41,15 +41,15 @@ class Pending:
         self._data = data
         self._events = events
 
-    def read(self, exchange: float | None = None, device_wait: float | None = None) -> StepTimes:
+    def read(self, exchange: float | None = None, device_wait: float | None = None) -> StepDurations:
         """The times, together with what others have measured. On CUDA only when the step's results are there."""
         if self._events is None:
-            return StepTimes(self._host, self._data, exchange)
+            return StepDurations(self._host, self._data, exchange)
         began, ended = self._events
-        return StepTimes(began.elapsed_time(ended) / 1e3, self._data, exchange, device_wait)
+        return StepDurations(began.elapsed_time(ended) / 1e3, self._data, exchange, device_wait)
 
 
-class StepClock:
+class StepTimer:
     """Times one step after the other: ``start()``, ``with data():`` around every wait for a batch, ``stop()``.
 
     On CUDA a step lasts from the moment the device begins it to the moment it ends it.
@@ -128,7 +128,7 @@ class _Held(Generic[T]):
 
 
 class _Copy:
-    """Scalars on their way to the host: one kernel and one transfer, whatever their number."""
+    """Scalars on their way to the host: one kernel and one transfer for any number of them."""
 
     def __init__(self, scalars: Sequence[Tensor]) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -151,17 +151,17 @@ class MeanTimes:
     """Means of step times since they were last taken."""
 
     def __init__(self) -> None:
-        self._seen: list[StepTimes] = []
+        self._seen: list[StepDurations] = []
 
-    def add(self, times: StepTimes) -> None:
+    def add(self, times: StepDurations) -> None:
         self._seen.append(times)
 
-    def take(self) -> StepTimes | None:
-        """The means, each over the steps in which it was known, and forgets; None where there were no steps."""
+    def take(self) -> StepDurations | None:
+        """The means, each over the steps in which it was known, and forgets; None if there were no steps."""
         seen, self._seen = self._seen, []
         if not seen:
             return None
-        return StepTimes(
+        return StepDurations(
             step=sum(one.step for one in seen) / len(seen),
             data=sum(one.data for one in seen) / len(seen),
             exchange=_mean([one.exchange for one in seen]),

@@ -27,7 +27,7 @@ _STEP = "trainer step"
 
 
 @dataclass(frozen=True)
-class Cost:
+class OperatorCost:
     """An operation or kernel: all its calls in the step, without what they called, in seconds."""
 
     name: str
@@ -45,7 +45,7 @@ class TraceSummary:
     path: Path
     seconds: float
     device_busy: float | None
-    top: tuple[Cost, ...]
+    top: tuple[OperatorCost, ...]
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Tracer:
         return TraceSummary(path, seconds, device_busy, top)
 
 
-def summarise(events: Sequence[Mapping[str, Any]]) -> tuple[float, float | None, tuple[Cost, ...]]:
+def summarise(events: Sequence[Mapping[str, Any]]) -> tuple[float, float | None, tuple[OperatorCost, ...]]:
     """A step's wall seconds, the share in which its device worked and the costliest work, from Chrome trace events."""
     complete = [event for event in events if event.get("ph") == "X"]
     marks = [event for event in complete if event.get("name") == _STEP and event.get("cat") == "user_annotation"]
@@ -143,11 +143,13 @@ def _self_times(operations: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, 
             yield name, own
 
 
-def _costliest(costs: Iterable[tuple[str, float]]) -> tuple[Cost, ...]:
+def _costliest(costs: Iterable[tuple[str, float]]) -> tuple[OperatorCost, ...]:
     sums: dict[str, list[float]] = defaultdict(list)
     for name, microseconds in costs:
         sums[name].append(microseconds)
-    ranked = sorted((Cost(name, sum(all_) / 1e6, len(all_)) for name, all_ in sums.items()), key=lambda c: -c.seconds)
+    ranked = sorted(
+        (OperatorCost(name, sum(all_) / 1e6, len(all_)) for name, all_ in sums.items()), key=lambda c: -c.seconds
+    )
     return tuple(ranked[:TOP])
 
 

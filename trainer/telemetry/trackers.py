@@ -25,7 +25,7 @@ _MLFLOW_METRICS, _MLFLOW_PARAMS, _MLFLOW_TAGS, _MLFLOW_TEXT = 1000, 100, 100, 50
 def wanted_sinks(settings: Settings) -> list[Sink]:
     """The trackers that the settings ask for; none of them connects yet.
 
-    Raises TrainerError where a package is missing, SettingsError where MLflow would refuse its tracking URI.
+    Raises TrainerError if a package is missing, SettingsError where MLflow would refuse its tracking URI.
     """
     sinks: list[Sink] = []
     if settings.tensorboard:
@@ -112,7 +112,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run in the experiment `trainer` of a tracking store. A resumed run goes on in the same one."""
+    """A run in the experiment `trainer` of a tracking store. A resumed run continues in the same one."""
 
     name = "MLflow"
 
@@ -140,7 +140,7 @@ class MLflow:
         texts = {name: str(value)[:_MLFLOW_TEXT] for name, value in values.items()}
         earlier: dict[str, str] = self._client.get_run(self._run_id).data.params
         new = [Param(name, text) for name, text in texts.items() if name not in earlier]
-        # Parameters of a run never change there; what a resumed attempt does otherwise is told by tags.
+        # Parameters of a run never change there; tags record what a resumed attempt changes.
         changed = [RunTag(f"resumed.{name}", text) for name, text in texts.items() if earlier.get(name, text) != text]
         for start in range(0, len(new), _MLFLOW_PARAMS):
             self._client.log_batch(self._run_id, params=new[start : start + _MLFLOW_PARAMS])
@@ -255,7 +255,7 @@ def _histogram_name(histogram: Histogram) -> str:
 
 
 def _recall(path: Path) -> dict[str, str]:
-    """What was remembered; nothing where there is no file or its content is no object of texts."""
+    """What was remembered; nothing if there is no file or its content is no object of texts."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text())
         if isinstance(content, dict):

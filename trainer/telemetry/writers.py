@@ -25,7 +25,7 @@ class MetricsWriter:
     """Appends metrics to one file. The time of a line is UTC unix seconds.
 
     `repair` ends a half line that a killed predecessor may have left; one process of a run does that, before the others
-    open the file. Raises OSError where the file cannot be opened.
+    open the file. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, repair: bool = True) -> None:
@@ -65,12 +65,12 @@ class MetricsWriter:
 class TextLog:
     """OUTPUT_DIR/logs/trainer.log; yesterday's is ``trainer.log.2026-11-20``.
 
-    Rank 0 writes everything there. Another rank has a file of its own, ``trainer.rank3.log``, which appears with the
+    Rank 0 writes everything there. Another rank has its own file, ``trainer.rank3.log``, which appears with the
     first thing it has to say. Writing can fail: that is reported once on stderr and never reaches the training step.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        """Raises OSError where the folder cannot be made or, on rank 0, the file not be opened."""
+        """Raises OSError if the folder cannot be made or, on rank 0, the file not be opened."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / ("trainer.log" if rank == 0 else f"trainer.rank{rank}.log")
         self._handler = _DailyFile(self.path, when="midnight", utc=True, encoding="utf-8", delay=rank != 0)
