@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -151,8 +153,25 @@ def together(item: pytest.Item) -> str | None:
     return item.path.stem if shared else None
 
 
+def inherited_state() -> tuple[object, ...]:
+    """What each process that this one starts takes over, its environment apart."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+    limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS)]
+    return umask, Path.cwd(), signal.pthread_sigmask(signal.SIG_BLOCK, ()), ignored, limits, os.nice(0)
+
+
+@pytest.fixture
+def inheritance() -> Iterator[None]:
+    """Every later process of this worker inherits what a test leaves; one with SIGTERM blocked never ends by it."""
+    before = inherited_state()
+    yield
+    assert inherited_state() == before
+
+
 @pytest.fixture(autouse=True)
-def private_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def private_environment(inheritance: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No test sees the developer's own home, runs or terminal settings."""
     for name in list(os.environ):
         if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")) or name in OF_THE_TERMINAL:

@@ -20,6 +20,8 @@ from gputui.runs.identity import ProcessIdentity, all_pids, identify, is_alive
 from tests import forkserver
 from tests.conftest import wait_until
 
+# A study that is waited for takes minutes on a crowded machine; each test has a limit of its own (pyproject.toml).
+COMMAND_SECONDS = 170.0
 # A training script that needs no torch: a step every so often, a checkpoint now and then, one line a step.
 STEPS_SCRIPT = '''
 """Counts steps; writes a metrics line for each; saves the step every ten; resumes from it."""
@@ -89,7 +91,7 @@ class Machine:
             **options,
         )
 
-    def call(self, *words: str, timeout: float = 90.0) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str, timeout: float = COMMAND_SECONDS) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         if "--record" in words:
             # As an agent it is found by its command line, which a fork does not have.
@@ -98,7 +100,7 @@ class Machine:
             return subprocess.CompletedProcess(words, process.returncode, output, errors)
         return forkserver.run(["gputui", "--home", str(self.folder / "home"), *words], cwd=self.folder, timeout=timeout)
 
-    def gputui(self, *words: str, code: int | None = 0, timeout: float = 90.0) -> str:
+    def gputui(self, *words: str, code: int | None = 0, timeout: float = COMMAND_SECONDS) -> str:
         """Run a command; its standard output. ``code`` is the exit code that it must have."""
         done = self.call(*words, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
@@ -175,8 +177,12 @@ class Machine:
         identity = read_identity(self.workspace)
         return identity.process if identity else None
 
-    def kill_agent(self) -> None:
+    def kill_agent(self, *, is_followed: bool = False) -> None:
+        """``is_followed``: by another, as ever. Else there is none before a command starts one, so that what lies in
+        the home can be changed."""
         agent = wait_until(self.agent, what="an agent")
+        if not is_followed:
+            self.workspace.agent_stopped.touch()
         os.kill(agent.pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(agent), what="the agent's death")
 

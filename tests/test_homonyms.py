@@ -12,33 +12,10 @@ import trainer
 GPUTUI, TRAINER = Path(gputui.__file__).parent, Path(trainer.__file__).parent
 
 SHARED: dict[str, str] = {
-    "Action": "on the screen what a key does, in the trainer what its command line asks for",
-    "Choice": "on the screen an entry of a list to choose from, in the trainer the checkpoint to start from",
-    "Cost": "there what an incident cost, here what an operation of a trace did",
-    "Document": "there a YAML file, here a text to train on",
-    "Ending": "there of an attempt, here of a phase",
-    "Fault": "one that is planned, there of a simulated GPU, here of a rank",
-    "Feed": "there of snapshots to the screen, here of batches to the device",
-    "Job": "slow work in a thread of its own; here it is always the writing of a checkpoint",
-    "Layout": "there of stored metrics, here of Parquet files",
-    "Note": "there an entry of an export, here what the host knows of a step",
-    "Objective": "there the metric that a study improves, here a model with its loss",
-    "Parts": "there of a turn of the agent's loop, here of a data set",
-    "Plan": "there of a launch, here of the preparation of data",
-    "Problem": "what is wrong with one key or setting",
-    "Progress": "how far a run is",
+    "Objective": "both are the field's: there the metric that a study improves, here a model with its loss",
     "Run": "there a stored run, here the training of this process",
-    "Sampler": "there of GPUs and the host, here of a data set",
-    "Session": "there one command's surroundings, here one rank's",
     "Settings": "what a person has set, there of the screen, here of a training",
     "Sink": "one further place that metrics go to",
-    "Snapshot": "there of the store for the screen, here of a model in host memory",
-    "Span": "there a stretch of time, here one of rows",
-    "Spread": "there how values lie, here an even choice of samples",
-    "StepClock": "there it tells when a step was, here it times one",
-    "StepTimes": "when steps were made there, how long they took here",
-    "Tally": "there of energy, here of samples read",
-    "Verdict": "there what a silence is, here what limits the speed",
 }
 """Names that gputui and the trainer share, each with its reason. They are programs of their own: no module and no test
 but those of the contract between them imports both. There is gputui, here the trainer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -12,22 +13,26 @@ from typing import Any
 
 import pytest
 
+from tests.texts import mentions
+
 torch = pytest.importorskip("torch")
 
 from benchmarks.gpu import __main__ as command  # noqa: E402
 from benchmarks.gpu import models, parts, wheels  # noqa: E402
 from benchmarks.gpu.parts import Machine, PartFailed  # noqa: E402
 
+pytestmark = pytest.mark.timeout(1600)
+
 MEASURED_ON_GPU = {"device": "NVIDIA H100", "torch": "2.11", "python": "3.12", "measured_on_gpu": True}
 
 
 def machine(**changes: Any) -> Machine:
-    return Machine(**{"device": "cpu", "quick": True, "ends_at": time.monotonic() + 150, **changes})
+    return Machine(**{"device": "cpu", "quick": True, "ends_at": time.monotonic() + 1500, **changes})
 
 
 def quick(tmp_path: Path, *words: str) -> int:
     files = ["--json", str(tmp_path / "gpu.json"), "--markdown", str(tmp_path / "gpu.md")]
-    return command.main(["--device", "cpu", "--quick", *files, *words])
+    return command.main(["--device", "cpu", "--quick", "--minutes", "25", *files, *words])
 
 
 def test_without_a_gpu_it_is_one_line_and_an_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -35,7 +40,7 @@ def test_without_a_gpu_it_is_one_line_and_an_exit_code(capsys: pytest.CaptureFix
         pytest.skip("there is a GPU")
     assert command.main(["--json", str(tmp_path / "gpu.json")]) == 3
     [line] = capsys.readouterr().err.splitlines()
-    assert "no CUDA GPU is visible to torch" in line and not (tmp_path / "gpu.json").exists()
+    assert mentions(line, "CUDA") and not (tmp_path / "gpu.json").exists()
 
 
 @pytest.mark.parametrize("words", [["--device", "cpu"], ["speed"], ["--device", "cpu", "--quick", "--wheels", "/none"]])
@@ -49,6 +54,7 @@ def test_every_figure_belongs_to_a_part() -> None:
     assert {figure.path[0] for figure in command.FIGURES} | {"nvml"} == set(parts.PARTS)
 
 
+@pytest.mark.long
 def test_the_bare_loop_needs_torch_alone(tmp_path: Path) -> None:
     """In a Python that finds nothing of what the trainer and gputui need."""
     asked = {"model": "gpt2", "device": "cpu", "batch": 2, "size": 8, "compiled": False, "warm_steps": 1, "steps": 2}
@@ -66,13 +72,16 @@ def test_the_bare_loop_needs_torch_alone(tmp_path: Path) -> None:
     assert found["per_second"] == pytest.approx(16 / found["step_seconds"]) and 9 < found["loss"] < 13
 
 
+@pytest.mark.long
 def test_quick_parts_on_the_cpu_are_no_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quick(tmp_path, "bare-gpt2-eager", "gpt2-eager", "nvml") == 0
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["machine"]["measured_on_gpu"] is False
     trained = found["gpu"]["gpt2-eager"]
     assert trained["ratio"] == trained["per_second"] / found["gpu"]["bare-gpt2-eager"]["per_second"]
-    assert trained["checkpoint_bytes"] > 1e6 and trained["stall_seconds"] >= 0
+    assert trained["checkpoint_bytes"] > 1e6
+    # How much longer a step takes; below 0 where the noise of this machine is larger than the stall.
+    assert math.isfinite(trained["stall_seconds"])
     rows = [line for line in (tmp_path / "gpu.md").read_text().splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= len(command.FIGURES) - 1 and all("not measured" in row for row in rows)
     assert found["gpu"]["nvml"] == {"why_not": parts.NO_GPU, "took_seconds": found["gpu"]["nvml"]["took_seconds"]}
@@ -100,9 +109,9 @@ def test_a_part_that_fails_or_has_no_time_leaves_the_others() -> None:
     late = machine(ends_at=time.monotonic() + 5)
     assert parts.measure((), late, {"good": fails}) == {"good": {"why_not": "the time was over"}}
     with pytest.raises(PartFailed, match=r"exit status 1: .*no such thing"):
-        machine().run("-c", "raise SystemExit('no such thing')", limit_seconds=20)
+        machine().run("-c", "raise SystemExit('no such thing')", limit_seconds=120)
     with pytest.raises(PartFailed, match="more than 0 s"):
-        machine().run("-c", "import time; time.sleep(60)", limit_seconds=0.2)
+        machine(quick=False).run("-c", "import time; time.sleep(60)", limit_seconds=0.2)
 
 
 def test_the_table_tells_what_was_reached() -> None:
@@ -140,7 +149,7 @@ def test_wheels_are_unpacked_onto_the_path(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "thing-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("thing_of_wheels.py", "VALUE = 7\n")
     path = wheels.unpack(tmp_path, tmp_path / "unpacked")
-    shown = machine(path=path).run("-c", "import thing_of_wheels; print(thing_of_wheels.VALUE)", limit_seconds=20)
+    shown = machine(path=path).run("-c", "import thing_of_wheels; print(thing_of_wheels.VALUE)", limit_seconds=120)
     assert shown == "7\n"
     with pytest.raises(ValueError, match="no wheels in"):
         wheels.unpack(tmp_path / "unpacked", tmp_path)

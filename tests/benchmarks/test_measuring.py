@@ -14,6 +14,7 @@ from benchmarks import figures, table
 from benchmarks.percentiles import percentile
 from benchmarks.processes import CpuMeter, cpu_seconds, family, memory
 from benchmarks.terminal import Replay, Terminal, TerminalTimeoutError
+from tests.texts import mentions
 
 BUSY = (
     "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint('done', flush=True)\n"
@@ -67,7 +68,7 @@ def test_the_terminal_answers_what_programs_ask() -> None:
         "print(answer[1:].replace(b'\\x1b', b'|').decode(), flush=True)\n" + PATIENT
     )
     with terminal(script) as asking:
-        asking.wait(lambda lines: "[?2026;2$y|[?62;22c" in lines[0], 30)
+        assert asking.wait(lambda lines: "[?2026;2$y|[?62;22c" in lines[0], 30) <= time.monotonic()
 
 
 def test_the_terminal_has_the_size_it_was_given_and_takes_keys() -> None:
@@ -144,4 +145,4 @@ def test_what_was_left_out_has_a_reason_instead_of_lines() -> None:
 def test_an_unknown_benchmark_is_refused() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks", "speed"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "no benchmark is named speed" in done.stderr
+    assert done.returncode and mentions(done.stderr, "speed")

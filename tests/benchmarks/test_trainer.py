@@ -6,6 +6,7 @@ import dataclasses
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from benchmarks.trainer import comparing, launch, line, models, parts, window
 from benchmarks.trainer.comparing import Run, Workload
 from benchmarks.trainer.rows import TRAINER_FIGURES
 from benchmarks.trainer.window import Window
+
+pytestmark = pytest.mark.timeout(900)
 
 TINY = Workload(parts.TRIVIAL, batch_size=4, ranks=0, warm_steps=3, steps=9)
 
@@ -32,10 +35,12 @@ def run_of(seconds: float, *, loss: float = 2.0, gpu: int | None = None) -> Run:
 @pytest.mark.long
 def test_trainer_and_bare_loop_do_the_same_and_are_timed() -> None:
     pytest.importorskip("torch")
+    began = time.monotonic()
     found = comparing.compare(TINY, pairs=1)  # raises where their losses differ
+    elapsed = time.monotonic() - began
     assert found["loss"] == found["bare_loss"]
     assert found["steps"] == 9
-    assert 0 < found["step_seconds"] < 5
+    assert 0 < 9 * (found["step_seconds"] + found["bare_step_seconds"]) < elapsed
     assert found["samples_per_s"] == pytest.approx(4 / found["step_seconds"])
     assert found["ratio"] == pytest.approx(found["bare_step_seconds"] / found["step_seconds"])
     assert found["overhead_seconds"] == pytest.approx(found["step_seconds"] - found["bare_step_seconds"])
@@ -55,10 +60,12 @@ def test_a_checkpoint_is_saved_and_loaded_in_all_ways() -> None:
     torch = pytest.importorskip("torch")
     from benchmarks.trainer import checkpointing
 
+    began = time.monotonic()
     found = checkpointing.measure(1_200_000, 2, torch.device("cpu"))
+    elapsed = time.monotonic() - began
     assert found["sync"]["bytes"] > found["gzip"]["bytes"] > 600_000
     assert found["sync"]["blocked_seconds"] <= found["sync"]["device_blocked_seconds"]
-    assert 0 < found["async"]["blocked_seconds"] < 5
+    assert 0 < found["async"]["blocked_seconds"] + found["sync"]["blocked_seconds"] < elapsed
     assert found["load"]["seconds"] > 0 and found["gzip_load"]["seconds"] > 0
 
 
@@ -78,10 +85,20 @@ def test_a_loaded_checkpoint_is_in_the_live_tensors(tmp_path: Path) -> None:
 
 
 def test_a_metrics_line_is_timed() -> None:
+    began = time.monotonic()
     found = line.measure(lines=50, rounds=3)
     low, high = found["spread"]
-    assert 0 < low <= found["seconds"] <= high < 1
+    assert 0 < low <= found["seconds"] <= high < (time.monotonic() - began) / 50
     assert 200 < found["bytes_per_line"] < 800
+
+
+@pytest.mark.long
+def test_the_telemetry_of_some_steps_is_counted_in_processor_time() -> None:
+    pytest.importorskip("torch")
+    found = launch.child("benchmarks.trainer.telemetry", "14", *TINY.arguments(), cuda=False)
+    assert found["steps"] == 4
+    assert found["seconds"] > 0 and found["step_seconds"] > 0
+    assert found["percent"] == pytest.approx(100 * found["seconds"] / found["step_seconds"])
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -105,7 +122,7 @@ def test_what_a_person_has_set_for_runs_does_not_reach_measured_ones(monkeypatch
     monkeypatch.setenv("TRAINER_STEPS", "5")
     monkeypatch.setenv("GPUTUI_RUN_DIR", "/nowhere")
     seen = "import os; raise SystemExit(any(name.startswith(('TRAINER_', 'GPUTUI_')) for name in os.environ))"
-    launch.run([sys.executable, "-c", seen], cuda=False)
+    assert launch.run([sys.executable, "-c", seen], cuda=False) > 0, "it raises where the program fails"
 
 
 def test_ranks_are_started_by_torchrun_and_one_process_without() -> None:
@@ -121,7 +138,7 @@ def test_neither_gputui_nor_its_screen_is_needed() -> None:
         "sys.exit(main(['line']))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=launch.ROOT, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=launch.ROOT, timeout=400
     )
     assert (done.returncode, done.stderr.count("Error")) == (0, 0), done.stderr
     assert "a metrics line" in done.stdout

@@ -13,6 +13,7 @@ from gputui.cli import bench
 from gputui.reports.summary.facts import Measured, spread
 from gputui.reports.summary.losses import ScaledRun, scaling_rows
 from tests.machine import Machine
+from tests.texts import mentions
 
 SCRIPT = """
 import json, os, time
@@ -60,14 +61,14 @@ def test_ordinary_runs_one_after_the_other(machine: Machine) -> None:
 def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
     path = profile(machine, "python")
     assert "starts one process only" in machine.gputui("bench", "scaling", path, "--processes", "1,2", code=2)
-    assert "at least two different numbers" in machine.gputui("bench", "scaling", path, "--gpus", "2", code=2)
+    assert mentions(machine.gputui("bench", "scaling", path, "--gpus", "2", code=2), "--gpus", "two")
     assert "say --gpus 1,2,4" in machine.gputui("bench", "scaling", path, code=2)
 
 
 def test_what_this_machine_does_not_have_is_said_before_anything_is_launched(machine: Machine) -> None:
     path = profile(machine)
     machine.workspace.scenario.write_text("gpus: 2\n")
-    assert "--gpus 4: this machine shows 2 GPUs" in machine.gputui("bench", "scaling", path, "--gpus", "1,4", code=3)
+    assert mentions(machine.gputui("bench", "scaling", path, "--gpus", "1,4", code=3), "--gpus 4", "2 GPUs")
     assert machine.json("ps") == []
 
 
@@ -82,6 +83,6 @@ def test_the_table_says_where_most_is_lost(capsys: pytest.CaptureFixture[str]) -
     head, first, second, last = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["PROCESSES", "PER", "SECOND", "SPEED-UP"]
     assert first.split()[:4] == ["1", "100", "1.00×", "100%"] and second.split()[:4] == ["2", "200", "2.00×", "100%"]
-    assert last == "most is lost in collectives: 15.0 ms a step with 2 processes"
+    assert mentions(last, "collectives", "15.0 ms", "2 processes")
     bench._print(scaling_rows([told(1, None), told(2, None)]), "GPUs")
-    assert "where it is lost is not known" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "unknown")

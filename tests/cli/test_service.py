@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from gputui.cli.main import command
 from gputui.host.service_unit import quoted, unit_text
+from tests.texts import mentions
 
 
 class Desk:
@@ -94,7 +95,7 @@ def test_without_a_session_bus_it_says_what_to_do(desk: Desk) -> None:
     desk.answers(1, "Failed to connect to bus: No medium found")
     result = desk.run("install", "--yes")
     assert result.exit_code == 4
-    assert "No medium found" in result.output and "systemctl --user enable --now gputui.service" in result.output
+    assert mentions(result.output, "No medium found") and mentions(result.output, "systemctl --user enable")
 
 
 def test_words_are_what_they_were() -> None:

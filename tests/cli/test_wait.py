@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from gputui.store.events import EventView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress
+from tests.conftest import wait_until
 from tests.machine import Machine
 
 NOW = 1_700_000_000.0
@@ -28,12 +30,22 @@ NOTHING = Progress()
     [
         ({"state": RunState.QUEUED, "waiting_for": "GPU 1"}, {}, "demo-1 queued · GPU 1"),
         ({"state": RunState.STARTING, "attempt": 2}, {}, "demo-1 starting · attempt 2 · 14 s"),
+        (
+            {"state": RunState.STARTING, "usual_start_seconds": 11.2},
+            {},
+            "demo-1 starting · 14 s (last time 11 s)",
+        ),
         ({}, {}, "demo-1 running"),
         ({}, {"step": 140}, "demo-1 running · step 140"),
         (
             {},
             {"step": 140, "total_steps": 300, "loss": 0.02, "seconds_left": 40.0},
             "demo-1 running · step 140/300 · loss 0.02000 · 40 s left",
+        ),
+        (
+            {},
+            {"step": 140, "seconds_left": 40.0, "steps_per_second": 10.0, "newest_at": NOW - 28},
+            "demo-1 running · step 140 · no step for 42 s (usually 0.1 s)",
         ),
     ],
 )
@@ -92,3 +104,40 @@ def test_check_shows_the_plan_also_where_gpus_are_missing(machine: Machine) -> N
     machine.gputui("run", machine.profile(), "--wait")  # the agent knows by now that there is no GPU
     shown = machine.gputui("check", profile, "--gpus", "99", code=3)
     assert "✗ gpus" in shown and "command" in shown
+
+
+def test_a_run_after_another_starts_once_that_has_succeeded(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
+    follower = machine.gputui("run", machine.profile(), "--after", "steps-1", "--set", "steps=3", "--json")
+    assert '"steps-2"' in follower
+    wait_until(lambda: "steps-1" in (machine.json("show", "steps-2")["reason"] or ""), what="what it waits for")
+    assert machine.json("show", "steps-2")["attempt"] == 0
+    machine.finish("steps-1")
+    machine.wait_for("steps-2", "succeeded")
+    ends = dict(machine.rows("SELECT run_id, started_at FROM attempts"))
+    (ended,) = machine.rows("SELECT ended_at FROM attempts WHERE run_id = 'steps-1'")
+    assert ends["steps-2"] >= ended[0]
+    assert "no run" in machine.gputui("run", machine.profile(), "--after", "nothing-9", code=3)
+
+
+def test_ps_and_stop_say_that_a_run_is_stuck_and_what_a_stop_waits_for(machine: Machine) -> None:
+    script = machine.folder / "deaf.py"
+    script.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "for step in range(99):\n"
+        "    print(f'step {step}/99 loss 1', flush=True)\n"
+        "    time.sleep(0.05 if step < 40 else 600)\n"
+    )
+    pattern = "step (?P<step>\\d+)/(?P<total_steps>\\d+) loss (?P<loss>\\S+)"
+    profile = machine.profile(
+        "deaf",
+        f"name: deaf\nlauncher: python\nscript: deaf.py\ngpus: 0\ngrace: 600\npython: {sys.executable}\n"
+        f"metrics: {{source: stdout, patterns: ['{pattern}']}}\n",
+    )
+    machine.gputui("run", profile)
+    wait_until(lambda: "no step for" in machine.gputui("ps"), what="the stall")
+    assert "killed in" in machine.gputui("stop", "deaf-1")
+    assert "killed in" in machine.gputui("ps")
+    machine.gputui("stop", "deaf-1", "--now")
+    machine.wait_for("deaf-1", "stopped")
+    assert machine.json("show")["attempts"][0]["state"] == "stopped"

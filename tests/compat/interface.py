@@ -100,7 +100,8 @@ def json_keys(folder: Path) -> Names:
         found["check PROFILE"] = _paths(live.json("check", profile))
         for words, state in (
             ("queue pause", None), ("run PROFILE --set steps=100000", "queued"), ("queue move steps-1 --first", None),
-            ("queue resume", "running"), ("alerts silence gpu_hot", None), ("alerts ack --all", None),
+            ("queue resume", "running"), ("tag steps-1 +a", None), ("note steps-1 first try", None),
+            ("rename steps-1 first", None), ("alerts silence gpu_hot", None), ("alerts ack --all", None),
             ("stop steps-1", "stopped"), ("resume steps-1", "running"), ("stop steps-1 --now", "stopped"),
             ("restart steps-1", "running"), ("stop steps-1", "stopped"), ("rm steps-1", None),
         ):  # fmt: skip

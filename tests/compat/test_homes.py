@@ -52,13 +52,19 @@ def numbers(lines: list[str]) -> list[str]:
     return re.findall(r"\d[\d.:_]*", " ".join(lines))
 
 
+def without_sum(lines: list[str]) -> list[str]:
+    """An explanation without how long the run took: an older version counted from its launch, now its attempts are
+    summed up."""
+    return [re.sub(r"succeeded [^,]* after its launch,|that took [^.]*(\.\d+ \w+)?\.", "", " ".join(lines))]
+
+
 def test_the_commands_print_the_same(upgraded: Machine) -> None:
     before = homes.expected(homes.SCHEMA_29)["shown"]
     found = homes.shown(upgraded)
     for name, value in before.items():
         if name.startswith("explain "):
             # What one paragraph has need not stand in another.
-            assert set(numbers(found[name])) == set(numbers(value)), name
+            assert set(numbers(without_sum(found[name]))) == set(numbers(without_sum(value))), name
         else:
             assert_still(found[name], value, name)
 

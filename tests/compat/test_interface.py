@@ -32,3 +32,12 @@ def test_what_has_gone_is_named() -> None:
     held = {"gputui ps": ["--json"], "gputui rm": []}
     assert missing(held, {"gputui ps": ["--active"]}) == ["gputui ps: --json", "gputui rm"]
     assert missing(held, held) == []
+
+
+def test_a_key_was_taken_back_on_purpose_and_finds_things_there_too() -> None:
+    """ctrl+p turned to the previous profile in the launch form of 0.1.0, and found things everywhere else: who pressed
+    it there by habit launched another profile than the one that they had chosen. pgup turns to the previous one."""
+    now = actions()
+    assert "launch pgup" in now["profile_previous"] or "launch pageup" in now["profile_previous"]
+    assert not any(one == "launch ctrl+p" for name, ones in now.items() for one in ones if name == "profile_previous")
+    assert "launch question_mark" in now["help"], "and ? is help there as well"

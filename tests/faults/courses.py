@@ -42,14 +42,11 @@ PAUSE_SECONDS = 2 * ledger.AFTER_END_SECONDS
 LAUNCH = Launch(("x",), {}, "/", 1.0)
 
 
-def _archive() -> bytes:
+def _archive(weights: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("weights", b"w" * 40)
+        file.writestr("weights", f"{weights:>40}")
     return buffer.getvalue()
-
-
-WHOLE = _archive()
 
 
 @dataclass(eq=False)
@@ -111,7 +108,7 @@ class History:
         self.now = BEGIN
         self.contents: dict[str, Content] = {}
         self.told: list[str] = []
-        self.choices = 0
+        self.choices = self.written = 0
         self.training: dict[str, tuple[Iterator[tuple[str | None, int | None] | None], Content | None]] = {}
         self.chosen: dict[str, tuple[str, Content] | None] = {}
         chance = self.random
@@ -163,19 +160,21 @@ class History:
         return stem if self.is_folders else f"{stem}.pt"
 
     def write(self, path: Path, content: Content) -> None:
-        """Bring it to the disk as it is; what is cut short looks so."""
+        """Bring it to the disk as it is; what is cut short looks so. All have one size, and no two the same weights."""
+        self.written += 1
+        whole = _archive(f"{self.written}")
         if path.is_dir():
             shutil.rmtree(path)
         if self.is_folders:
             path.mkdir()
-            (path / "model.pt").write_bytes(WHOLE if content.is_whole else WHOLE[:-9])
+            (path / "model.pt").write_bytes(whole if content.is_whole else whole[:-9])
             if content.loads:
                 (path / "trainer_state.json").write_text("{}")
             for entry in (*path.iterdir(), path):
                 os.utime(entry, (content.at, content.at))
         else:
-            data = WHOLE if content.is_known else b"a format of its own"
-            path.write_bytes(data if content.is_whole else WHOLE[:-9])
+            data = whole if content.is_known else f"a format of its own {self.written}".encode()
+            path.write_bytes(data if content.is_whole else whole[:-9])
             os.utime(path, (content.at, content.at))
         self.contents[str(path)] = content
 

@@ -42,8 +42,8 @@ class Provoked:
 
 @dataclass(frozen=True)
 class Live:
-    """One kind. ``actions`` are those that the standard policy must take; ``stop`` where it gives up, ``told`` where
-    the run goes on. ``changed`` are parameters of the next attempt; ``resumes``: it begins with a checkpoint."""
+    """One kind. ``actions`` are those that the standard policy must take: ``stop`` to give up, ``reported`` where
+    the run continues. ``changed`` are parameters of the next attempt; ``resumes``: it begins with a checkpoint."""
 
     kind: str
     how: How
@@ -111,12 +111,12 @@ def driver_says(*faults: str, then: str | None) -> Callable[[Machine], Provoked]
 def overheat(machine: Machine) -> Provoked:
     machine.workspace.alerts.write_text("gpu_throttled: {for: 0}\n")
     provoked = driver_says("{kind: throttle, gpu: 0, reason: hardware thermal}", then=None)(machine)
-    wait_until(lambda: told_of_heat(machine), SECONDS, "the warning")
+    wait_until(lambda: heat_alert_at(machine), SECONDS, "the warning")
     (machine.workspace.run_dir(provoked.run_id) / "go").write_text("on")
     return provoked
 
 
-def told_of_heat(machine: Machine) -> float | None:
+def heat_alert_at(machine: Machine) -> float | None:
     rows = machine.rows("SELECT min(raised_at) FROM alerts WHERE rule = 'gpu_throttled'")
     return None if rows[0][0] is None else float(rows[0][0])
 
@@ -219,13 +219,17 @@ _LONG_LADDER = "policy: standard, ladders: {user_exception: [restart, restart, r
 _NO_RECORD = {"signal": None, "started_at": 1.0, "stop_requested": False, "error": None}
 
 
+REPORTED = ("reported",)
+"""The answer to a kind that ends nothing: one observation or alert, and the run continues."""
+
+
 def _live(
     kind: str, how: How, provoke: Callable[[Machine], Provoked], actions: tuple[str, ...] | None = None, **more: bool
 ) -> Live:
     """What must be done is what the drill says, unless this machine has more to offer or the run simply goes on."""
     drill = _BY_KIND[kind]
     wanted = actions or (drill.actions if drill.verdict == "retry" else ("stop",))
-    resumes = more.get("resumes", wanted not in (("stop",), ("told",)))
+    resumes = more.get("resumes", wanted not in (("stop",), REPORTED))
     return Live(kind, how, provoke, wanted, drill.changed, resumes)
 
 
@@ -233,7 +237,6 @@ def _texts(*kinds: str, **codes: int) -> list[Live]:
     return [_live(kind, "recorded text", played(kind, codes.get(kind, 1))) for kind in (*kinds, *codes)]
 
 
-TOLD = ("told",)
 LIVE: dict[str, Live] = {
     live.kind: live
     for live in (
@@ -248,12 +251,12 @@ LIVE: dict[str, Live] = {
         _live("rank_left_early", "real", of_ranks("leave", 40, 0.0, 5)),
         _live("memory_leak", "real", leak),
         _live("hang", "real", stop_rank),
-        _live("straggler", "real", of_ranks("slow", 20, 0.25, 60), TOLD),
+        _live("straggler", "real", of_ranks("slow", 20, 0.25, 60), REPORTED),
         _live("nan_loss", "real", met("written nan")),
-        _live("loss_spike", "real", met("written jump"), TOLD),
+        _live("loss_spike", "real", met("written jump"), REPORTED),
         _live("interrupted", "real", rebooted),
         _live("launch_failed", "real", lose_interpreter),
-        _live("overheating", "simulated GPU", overheat, TOLD),
+        _live("overheating", "simulated GPU", overheat, REPORTED),
         _live("ecc", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 95}", then="fail"), ("exclude_gpu",)),
         _live("nvlink_error", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 74}", then="fail")),
         _live("illegal_access", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 31}", then="fail")),

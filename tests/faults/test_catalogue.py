@@ -9,9 +9,9 @@ import pytest
 from gputui.recovery.actions import AppliedAction
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
+from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES
-from gputui.recovery.policy import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.faults.drills import DRILLS, LAST_STEP, Drill
 

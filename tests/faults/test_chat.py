@@ -38,7 +38,7 @@ def start(machine: Machine, name: str, *words: str) -> Path:
     paths = {key: machine.folder / value for key, value in (("data_dir", "chats"), ("tokenizer", "tokenizer"))}
     changes = {**paths, "model": machine.folder / "config.json", **SETTINGS}
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    machine.gputui("run", "smollm-chat", "--gpus", "0", "--name", name, *sets, *words, timeout=300)
+    machine.gputui("run", "smollm-chat", "--gpus", "0", "--name", name, *sets, *words, timeout=1500)
     return machine.workspace.run_dir(f"{name}-1")
 
 
@@ -54,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2000)
 def test_a_chat_model_survives_two_kills_bit_for_bit(machine: Machine) -> None:
     (machine.folder / "chats").mkdir()
     rows = [json.dumps(row) + "\n" for row in conversations(6000)]
@@ -65,17 +65,18 @@ def test_a_chat_model_survives_two_kills_bit_for_bit(machine: Machine) -> None:
 
     folder = start(machine, "killed")
     journal = folder / "tokens" / "journal.jsonl"
-    wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, 120, "some prepared slices")
+    wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 4, 400, "some prepared slices")
     kill_rank(folder)
-    wait_until(lambda: len(machine.rows("SELECT 1 FROM incidents")) == 1, 60, "the first incident")
-    wait_until(lambda: len(machine.steps("killed-1")) > 50, 200, "fifty steps")
+    wait_until(lambda: len(machine.rows("SELECT 1 FROM incidents")) == 1, 200, "the first incident")
+    wait_until(lambda: len(machine.steps("killed-1")) > 50, 400, "fifty steps")
     kill_rank(folder)
-    machine.wait_for("killed-1", "succeeded", "failed", timeout=200)
+    machine.wait_for("killed-1", "succeeded", "failed", timeout=400)
     assert machine.state("killed-1") == "succeeded", machine.gputui("explain", "killed-1")
     attempts = machine.json("show", "killed-1")["attempts"]
     assert [(one["incident"] or {}).get("kind") for one in attempts] == ["killed", "killed", None]
     assert {attempt for attempt, _ in machine.steps("killed-1")} == {2, 3}, "the first kill came after the preparing"
-    assert Path(attempts[2]["resumed_from"]).name in ("step_00000040.pt", "step_00000060.pt")
+    resumed_from = int(Path(attempts[2]["resumed_from"]).stem.removeprefix("step_"))
+    assert resumed_from in range(40, STEPS, 20), "the second kill came after the training"
 
     straight = start(machine, "straight", "--wait")
     assert contents(folder) == contents(straight)

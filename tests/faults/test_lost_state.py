@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,22 @@ from gputui.config import locate
 from gputui.runs.identity import environment_of, is_alive
 from tests.conftest import wait_until
 from tests.machine import Machine
+
+# Saves at steps 10 and 20, and says that it was wrong from step 15 on.
+POISONED = """
+import json, os, pathlib, sys, zipfile
+if "--resume" in sys.argv:
+    sys.exit(0)
+folder = pathlib.Path(os.environ["GPUTUI_RUN_DIR"]) / "checkpoints"
+folder.mkdir()
+with open(os.environ["GPUTUI_METRICS"], "a") as out:
+    for step in range(21):
+        print(json.dumps({"step": step, "loss": 1.0}), file=out, flush=True)
+        if step in (10, 20):
+            with zipfile.ZipFile(folder / f"step_{step}.pt", "w") as archive:
+                archive.writestr("weights", "w" * step)
+raise FloatingPointError("loss is nan at step 15")
+"""
 
 
 def lose_database(machine: Machine) -> None:
@@ -55,6 +72,36 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
     assert not is_alive(shim)
 
 
+def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> None:
+    """What the numbers were when it went wrong is told again by the evidence in the run's folder."""
+    (machine.folder / "nan.py").write_text(POISONED)
+    profile = machine.profile(
+        "nan",
+        f"""
+        name: nan
+        launcher: python
+        script: nan.py
+        python: {sys.executable}
+        gpus: 0
+        recovery: off
+        metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+        checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+        """,
+    )
+    machine.gputui("run", profile, "--wait", code=1)
+    before = machine.rows("SELECT kind, step FROM incidents")
+    assert before[0][0] == "nan_loss"
+    wait_until((machine.workspace.run_dir("nan-1") / "incidents/1/decision.json").exists)
+    lose_database(machine)
+    machine.gputui("agent", "start")
+    assert machine.rows("SELECT kind, step FROM incidents") == before
+    machine.gputui("resume", "nan-1")
+    machine.wait_for("nan-1", "failed", "succeeded")
+    ((base,),) = machine.rows("SELECT resumed_from FROM attempts WHERE number = 2")
+    assert Path(base).name == "step_10.pt"
+    machine.gputui("explain", "nan-1")
+
+
 def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> None:
     profile = machine.profile()
     machine.gputui("run", profile, "--set", "steps=100000")
@@ -93,6 +140,28 @@ def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> Non
     )  # fmt: skip
     machine.gputui("agent", "start")
     machine.wait_for("steps-1", "succeeded")
+    assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
+
+
+def test_an_attempt_whose_command_lives_on_without_a_record_is_not_begun_again(machine: Machine) -> None:
+    """A full disk took the shim's record and the agent's row; then both were killed, and the training lives."""
+    machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=40")
+    wait_until(lambda: len(machine.steps("steps-1")) > 12, what="some steps")
+    shim = machine.shim("steps-1")
+    machine.kill_agent()
+    os.kill(shim.pid, signal.SIGSTOP)
+    (process,) = [one for one in machine.marked("steps-1") if one != shim]
+    os.kill(process.pid, signal.SIGSTOP)
+    os.kill(shim.pid, signal.SIGKILL)
+    (machine.workspace.run_dir("steps-1") / "attempts/1/started.json").unlink()
+    subprocess.run(
+        [sys.executable, "-c", "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+         "c.execute('UPDATE attempts SET shim_pid = NULL'); c.commit()", machine.workspace.database],
+        check=True,
+    )  # fmt: skip
+    machine.gputui("agent", "start")
+    machine.wait_for("steps-1", "succeeded")
+    assert not is_alive(process)
     assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
 
 

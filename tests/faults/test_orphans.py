@@ -77,6 +77,15 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     assert "no orphans" in machine.gputui("orphans", "--kill")
 
 
+def test_to_list_orphans_no_agent_is_started(machine: Machine, leave: Leave) -> None:
+    assert machine.json("orphans") == [] and machine.agent() is None
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    machine.gputui("agent", "stop")
+    orphan = leave("steps-1")
+    assert [entry["pid"] for entry in machine.json("orphans")] == [orphan.pid]
+    assert machine.agent() is None and orphan.poll() is None
+
+
 def test_nobody_ends_what_he_was_started_from(machine: Machine, leave: Leave) -> None:
     """A shell that was opened inside a run: gputui typed there spares it."""
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")

@@ -227,6 +227,8 @@ def test_planted_secrets_come_out_nowhere(
 
     home = [path for path in (machine.folder / "home").rglob("*") if path.is_file()]
     for path in [*home, *(path for path in out.rglob("*") if path.is_file())]:
+        if path.suffix == ".tmp" and not path.exists():
+            continue  # a sink's state, renamed to its name since
         if is_own_file(path):
             assert path.stat().st_mode & 0o077 == 0 or path.name in BY_SCRIPT, path
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_order_priorities_and_moves(busy: Machine) -> None:
 
 def test_a_paused_queue_lets_running_runs_go_on_and_starts_nothing(busy: Machine) -> None:
     busy.gputui("queue", "pause")
-    busy.gputui("queue", "pause")
+    assert json.loads(busy.gputui("queue", "--json", "pause"))["paused"] is True
     busy.gputui("run", busy.profile(), "--name", "cpu", "--set", "steps=3")
     busy.gputui("stop", "long-1", "--now")
     busy.wait_for("long-1", "stopped")

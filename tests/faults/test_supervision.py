@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gputui.runs.agent_process import read_identity
-from gputui.runs.identity import is_alive
+from gputui.runs.identity import identify, is_alive
 from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.pace import busy_seconds
@@ -314,9 +314,38 @@ def test_an_odd_thing_in_one_runs_folder_holds_up_no_other_run(machine: Machine)
 def test_a_run_that_fails_while_no_agent_lives_is_recovered_with_nobody_there(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--set", "seconds=0.1")
     wait_until(lambda: machine.steps("steps-1"), what="a step")
-    machine.kill_agent()
+    machine.kill_agent(is_followed=True)
     machine.wait_for("steps-1", "succeeded")
     assert [row[0] for row in machine.rows("SELECT state FROM attempts ORDER BY number")] == ["failed", "succeeded"]
+
+
+def test_a_run_between_two_attempts_goes_on_although_its_agent_is_killed_and_nobody_looks(machine: Machine) -> None:
+    profile = Path(machine.profile())
+    profile.write_text(profile.read_text() + "recovery: {policy: standard, backoff: {base: 4, max: 4}}\n")
+    machine.gputui("run", str(profile), "--set", "fail_at=25")
+    machine.wait_for("steps-1", "recovering")
+    machine.kill_agent(is_followed=True)
+    assert not machine.marked("steps-1")
+    machine.wait_for("steps-1", "succeeded")
+
+
+def test_an_agent_that_is_killed_after_it_was_ended_on_purpose_is_followed_by_none(machine: Machine) -> None:
+    machine.gputui("agent", "start")
+    agent = wait_until(machine.agent)
+    (sampler,) = [pid for pid in machine.processes() if b"gputui.gpu.sampler" in command_of(pid)]
+    identity = identify(sampler)
+    assert identity is not None
+    machine.workspace.agent_stopped.touch()
+    os.kill(agent.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(identity) and not machine.processes(), what="the end of all")
+    assert machine.agent() is None
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_an_agent_that_was_ended_on_purpose_is_not_started_by_the_end_of_a_run(machine: Machine) -> None:

@@ -144,7 +144,7 @@ def test_somebody_is_told_of_a_disk_that_never_had_room(
         lambda: machine.rows("SELECT 1 FROM events WHERE kind = 'notice_sent' AND key = 'webhook'"), what="the event"
     )
     assert not machine.rows(
-        "SELECT * FROM next_attempts WHERE gates != '[]' AND run_id NOT IN (SELECT run_id FROM runs)"
+        "SELECT * FROM next_attempts WHERE preconditions != '[]' AND run_id NOT IN (SELECT run_id FROM runs)"
     )
 
 
@@ -189,12 +189,12 @@ def test_a_webhook_gets_what_a_run_met_and_no_address_is_stored(machine: Machine
     wait_until(lambda: len(RECEIVED) == 2, what="two messages")
     told = {message["run_id"]: message for message in RECEIVED}
     assert (told["job-1"]["kind"], told["job-1"]["verdict"]) == ("user_exception", "retry")
-    assert told["job-1"]["text"].startswith("job-1 goes on: ") and told["job-1"]["attempt"] == 1
+    assert told["job-1"]["text"].startswith("job-1 continues: ") and told["job-1"]["attempt"] == 1
     assert (told["job-2"]["kind"], told["job-2"]["verdict"]) == ("import_error", "stop")
     assert told["job-2"]["content"] == "application/json" and told["job-2"]["path"] == "/hook/t0ken-of-mine"
     machine.gputui("agent", "stop")
     kept = b"".join(path.read_bytes() for path in machine.workspace.state.glob("gputui.db*"))
-    assert b"t0ken-of-mine" not in kept and b"goes on" in kept
+    assert b"t0ken-of-mine" not in kept and b"continues" in kept
 
 
 def test_what_an_agent_did_not_live_to_tell_is_told_by_the_next(machine: Machine) -> None:

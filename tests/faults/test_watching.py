@@ -19,7 +19,12 @@ from tests.machine import Machine
 
 
 def observed(machine: Machine) -> list[tuple[str, int | None, int]]:
-    return [tuple(row) for row in machine.rows("SELECT kind, rank, ends FROM observations ORDER BY observation_id")]  # type: ignore[misc]
+    return [
+        tuple(row)
+        for row in machine.rows(
+            "SELECT kind, rank, ends FROM observations WHERE kind != 'no_group' ORDER BY observation_id"
+        )
+    ]  # type: ignore[misc]
 
 
 def test_a_stopped_rank_is_named_and_the_run_goes_on_from_its_checkpoint(machine: Machine) -> None:
@@ -88,6 +93,7 @@ def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it
     machine.gputui("agent", "start")
     wait_until(lambda: machine.rows("SELECT 1 FROM incidents WHERE kind = 'hang' AND rank = 1"), 30, "the incident")
     machine.wait_for("ranks-1", "succeeded")
+    assert machine.rows("SELECT DISTINCT attempt, kind FROM incidents") == [(1, "hang")]
 
 
 def test_a_rank_that_left_is_named(machine: Machine) -> None:

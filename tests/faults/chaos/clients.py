@@ -31,6 +31,8 @@ class Clients:
         # Their clients were told that nobody knows.
         self.undecided: set[str] = set()
         self.launches = 0
+        # Of each name.
+        self.kinds: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(SENT_AT_ONCE + 1)
         self._sent: list[tuple[tuple[str, ...], Future[CompletedProcess[str]], Done]] = []
 
@@ -41,6 +43,10 @@ class Clients:
     def is_sending(self, verb: str) -> int:
         """How many such commands have not been answered."""
         return sum(words[0] == verb for words, _, _ in self._sent)
+
+    def sent_about(self, names: set[str]) -> bool:
+        """Whether a command about runs of these names has not been answered."""
+        return any({word.rpartition("-")[0] or word for word in words} & names for words, _, _ in self._sent)
 
     def send(self, *words: str, then: Done = lambda _: None) -> None:
         """Begin a command; ``then`` gets how it ended, in the thread that calls `turn`."""
@@ -63,9 +69,10 @@ class Clients:
 
     # --- the commands -------------------------------------------------------------------------------------------------
 
-    def launch(self, profile: str, *more: str) -> None:
+    def launch(self, profile: str, *more: str, kind: str = "") -> None:
         """Launch a run under a name of its own."""
         name = f"run{self.launches}"
+        self.kinds[name] = kind
         self.launches += 1
 
         def note(done: CompletedProcess[str]) -> None:
@@ -115,7 +122,7 @@ class Clients:
         found: dict[str, Any] = {}
         for (table,) in self.machine.rows(
             "SELECT m.name FROM sqlite_master m JOIN pragma_table_info(m.name) c ON c.name = 'run_id' "
-            "WHERE m.type = 'table' AND m.name != 'commands'"
+            "WHERE m.type = 'table' AND m.name NOT IN ('commands', 'former_neighbours')"
         ):
             held = {row[0] for row in self.machine.rows(f"SELECT DISTINCT run_id FROM {table}")}
             if left := held & self.removed:

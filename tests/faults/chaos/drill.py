@@ -34,12 +34,21 @@ launcher: python
 script: counts.py
 python: {python}
 gpus: 1
-params: {{steps: 60, seconds: 0.1, rewrite: {rewrite}}}
+params: {{steps: 60, seconds: 0.1, rewrite: {rewrite}, folder: "{shared}"}}
 metrics: {{source: {source}, path: "{{run_dir}}/{file}"}}
-checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
+checkpoints: {{dir: "{folder}", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
 {recovery}
 """
-KINDS = {"lines": ("never", "jsonl"), "renamed": ("rename", "csv"), "in-place": ("in_place", "csv")}
+# How metrics are written again, their format, and where checkpoints are saved: all runs of each of the last two share a
+# folder. Those of "turns" live one after the other, so that each may continue from its own checkpoints there.
+TURNS = "turns"
+KINDS = {
+    "lines": ("never", "jsonl", ""),
+    "renamed": ("rename", "csv", ""),
+    "in-place": ("in_place", "csv", ""),
+    "shared": ("never", "jsonl", "shared"),
+    TURNS: ("never", "jsonl", TURNS),
+}
 
 
 class Chaos:
@@ -61,16 +70,23 @@ class Chaos:
         machine.workspace.scenario.write_text("gpus: 4\nmemory: 80GiB\n")
         for name in ("counts.py", "title.py"):
             shutil.copy(SCRIPTS / name, machine.folder)
-        self.profiles = []
-        for name, (rewrite, source) in KINDS.items():
+        self.profiles: dict[str, str] = {}
+        for name, (rewrite, source, folder) in KINDS.items():
             path = machine.folder / f"{name}.yaml"
             file = "table.csv" if source == "csv" else "metrics.jsonl"
             path.write_text(
                 PROFILE.format(
-                    name=name, python=sys.executable, rewrite=rewrite, source=source, file=file, recovery=RECOVERY
+                    name=name,
+                    python=sys.executable,
+                    rewrite=rewrite,
+                    source=source,
+                    file=file,
+                    recovery=RECOVERY,
+                    shared=folder and machine.folder / folder,
+                    folder=machine.folder / folder if folder else "{run_dir}/checkpoints",
                 )
             )
-            self.profiles.append(str(path))
+            self.profiles[name] = str(path)
 
     # --- what is broken -----------------------------------------------------------------------------------------------
 
@@ -109,7 +125,15 @@ class Chaos:
         if self.chance.random() * AT_ONCE < self.digits:
             self.clients.launch("digits-ddp", *steps, "--set", "checkpoint_every=5", "--set", "lr=0.01")
         else:
-            self.clients.launch(self.chance.choice(self.profiles), *steps)
+            kinds = [kind for kind in self.profiles if kind != TURNS or not self.has_turn()]
+            # As likely as all others together: only a few are there at a time.
+            kind = TURNS if TURNS in kinds and self.chance.random() < 0.5 else self.chance.choice(kinds)
+            self.clients.launch(self.profiles[kind], *steps, kind=kind)
+
+    def has_turn(self) -> bool:
+        """Whether a run of those that live one after the other is there, or may be soon."""
+        names = {name for name, kind in self.clients.kinds.items() if kind == TURNS}
+        return bool(self.clients.sent_about(names) or names & {run_id.rpartition("-")[0] for run_id in self.live()})
 
     def break_something(self) -> str | None:
         """What was done, None where nothing could be."""
@@ -135,6 +159,10 @@ class Chaos:
         elif not over:
             return None
         else:
+            if verb != "rm" and self.has_turn():
+                over = [run_id for run_id in over if self.clients.kinds.get(run_id.rpartition("-")[0]) != TURNS]
+                if not over:
+                    return None
             send = {"rm": self.clients.remove, "restart": self.clients.restart, "resume": self.clients.resume}[verb]
             send(self.chance.choice(over))
         return f"{verb} sent"

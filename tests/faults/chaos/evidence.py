@@ -121,7 +121,9 @@ def check_courses(machine: Machine, run_id: str, folder: Path, checked: Counter[
         if resumed_from is None:
             course = number
         else:
-            checked["attempts that went on from a checkpoint"] += number in loaded
+            place = Path(resumed_from).parent
+            where = "of its own" if place.is_relative_to(folder) else f"that runs share ({place.name})"
+            checked[f"attempts that went on from a checkpoint in a folder {where}"] += number in loaded
         assert loaded.get(number, course) == course, (
             f"{run_id}, attempt {number} went on with course {loaded[number]} from {resumed_from}, not {course}"
         )

@@ -2,11 +2,13 @@
 the attempt that began it from nothing. A CSV file is rewritten now and then, often with one more column. No PyTorch.
 
 What it did is noted for whoever checks: `starts.jsonl` (one line an attempt), `journal.jsonl` (one line for each
-line of metrics, and for each begin and end of a rewriting in place).
+line of metrics, and for each begin and end of a rewriting in place). Where ``GPU_LOCKS`` names a folder, it holds a
+lock there for its GPU as long as it lives; `starts.jsonl` says whether another process had it.
 """
 
 import argparse
 import csv
+import fcntl
 import hashlib
 import io
 import json
@@ -25,13 +27,15 @@ if os.getpid() % 2:
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--seconds", type=float, default=0.1)
+parser.add_argument("--quality", type=float, default=0.0, help="where the loss ends")
 parser.add_argument("--rewrite", choices=["never", "rename", "in_place"], default="never")
+parser.add_argument("--folder", default="")
 parser.add_argument("--resume", default="")
 options = parser.parse_args()
 run_dir = pathlib.Path(os.environ["GPUTUI_RUN_DIR"])
 attempt = int(os.environ["GPUTUI_ATTEMPT"])
 table = run_dir / "table.csv"
-folder = run_dir / "checkpoints"
+folder = pathlib.Path(options.folder or run_dir / "checkpoints")
 folder.mkdir(exist_ok=True)
 stopping = False
 
@@ -49,10 +53,11 @@ def put(descriptor, text):
 
 
 def save(step):
-    path = folder / f"step_{step:06d}.pt"
+    # Runs may share the folder, and write over nobody's.
+    path = folder / f"step_{step:06d}_{run_dir.name}.pt"
     temporary = path.with_suffix(".tmp")
     with zipfile.ZipFile(temporary, "w") as archive:
-        archive.writestr("state", json.dumps({"course": course, "step": step, "attempt": attempt}))
+        archive.writestr("state", json.dumps({"run": run_dir.name, "course": course, "step": step}))
     digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
     side = path.with_suffix(".pt.sha256")
     side.unlink(missing_ok=True)
@@ -106,7 +111,7 @@ def open_table():
 
 
 def log_step(step, serial):
-    loss = 1 / (step + 1)
+    loss = options.quality + 1 / (step + 1)
     if options.rewrite == "never":
         put(metrics, json.dumps({"step": step, "time": time.time(), "loss": loss, "serial": serial}) + "\n")
     else:
@@ -118,17 +123,31 @@ def log_step(step, serial):
     put(journal, json.dumps({"serial": serial}) + "\n")
 
 
+def is_alone():
+    """Whether no other process that lives has the GPU."""
+    locks = os.environ.get("GPU_LOCKS")
+    if not locks:
+        return None
+    lock = os.open(pathlib.Path(locks) / os.environ["CUDA_VISIBLE_DEVICES"], os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 signal.signal(signal.SIGTERM, ask)
 course, begin = attempt, 0
 if options.resume:
     with zipfile.ZipFile(options.resume) as archive:
         state = json.loads(archive.read("state"))
-    course, begin = state["course"], state["step"]
+    course, begin = (state["course"] if state["run"] == run_dir.name else state["run"]), state["step"]
 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 # A blank line keeps what an attempt without room left half from this.
 starts, journal = (os.open(run_dir / name, flags) for name in ("starts.jsonl", "journal.jsonl"))
 put(journal, "\n")
-put(starts, "\n" + json.dumps({"attempt": attempt, "pid": os.getpid(), "course": course, "begin": begin}) + "\n")
+note = {"attempt": attempt, "pid": os.getpid(), "course": course, "begin": begin, "is_alone": is_alone()}
+put(starts, "\n" + json.dumps(note) + "\n")
 if options.rewrite == "never":
     metrics = os.open(os.environ["GPUTUI_METRICS"], flags)
 else:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +27,7 @@ from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.sink_factory import key_of, memory_key_of
 from gputui.reports.export.subject import read_subject
+from gputui.store.database import open_reader
 from gputui.store.metrics.exported import ExportProgress
 from tests.trainer.test_telemetry_trackers import wandb_records
 from tests.tui.filling import NOW, Filler
@@ -129,6 +135,33 @@ def test_mlflow(filler: Filler, tmp_path: Path) -> None:
         write(filler, "mlflow", "nothing://ada:hunter2@h")
 
 
+def test_trials_are_children_of_their_study_in_mlflow(filler: Filler, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    filler.study("search-1", trials=3)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    begun = threading.Barrier(3)
+
+    def write_trial(number: int) -> None:
+        with closing(open_reader(filler.workspace.database)) as connection:
+            subject = read_subject(connection, f"search-1-t{number}")
+            begun.wait()
+            export(connection, subject, "mlflow", uri, replace=False)
+
+    # Its tables are made once.
+    client = MlflowClient(tracking_uri=uri)
+    client.search_experiments()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write_trial, range(3)))
+    experiment = client.get_experiment_by_name("gputui")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {"search-1", *(f"search-1-t{number}" for number in range(3))}
+    parents = {name: run.data.tags.get("mlflow.parentRunId") for name, run in runs.items()}
+    assert parents.pop("search-1") is None and set(parents.values()) == {runs["search-1"].info.run_id}
+    assert [runs[f"search-1-t{number}"].data.tags["gputui.trial"] for number in range(3)] == ["0", "1", "2"]
+
+
 def follow_mlflow(filler: Filler, uri: str, run_id: str) -> None:
     """A process that follows the same run, and died before it remembered anything, writes nothing twice."""
     from mlflow.tracking import MlflowClient
@@ -155,6 +188,7 @@ def filler_created_at(filler: Filler) -> float:
     return float(filler.connection.execute("SELECT created_at FROM runs WHERE run_id = 'net-1'").fetchone()[0])
 
 
+@pytest.mark.long
 def test_weights_and_biases(filler: Filler, tmp_path: Path) -> None:
     """What a process left unfinished is taken away, and everything is written once."""
     target = tmp_path / "wandb"
@@ -235,7 +269,7 @@ def test_the_command(filler: Filler, workspace: Workspace, tmp_path: Path, monke
     unknown = gputui(workspace, "export", "nett-1", "--to", "csv")
     assert unknown.exit_code == 3 and "nearest: net-1" in unknown.output
     relative = gputui(workspace, "export", "net-1", "--to", "jsonl", "--out", "no/such/folder")
-    assert relative.exit_code == 3 and "No such file or directory" in relative.output
+    assert relative.exit_code == 3 and os.strerror(errno.ENOENT) in relative.output
     assert gputui(workspace, "export", "net-1", "--to", "csv", "--follow", "--force").exit_code == 2
 
 

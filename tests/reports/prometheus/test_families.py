@@ -146,6 +146,15 @@ def test_rules_and_dashboard_ask_only_for_what_there_is(moment: ScrapeMoment) ->
     assert asked <= known, asked - known
 
 
+def test_rules_have_the_numbers_of_gputui_s_own() -> None:
+    found = {rule.name: rule for rule in RULES}
+    memory, hot, wait = (found[name] for name in ("HostMemoryNearlyFull", "GpuHot", "RunWaitsForData"))
+    assert memory.expression.endswith("> 0.92") and (memory.duration, memory.severity) == ("1m", "critical")
+    assert "> 85 or" in hot.expression and hot.expression.endswith("- 5") and hot.duration == "30s"
+    assert "> 0.1 and" in wait.expression and wait.expression.endswith("> 0.05")
+    assert "[15m]" in found["GpuXid"].expression and found["GpuXid"].duration == "0s"
+
+
 def test_the_dashboard_has_the_five_rows_and_nothing_overlaps() -> None:
     made = dashboard()
     assert [panel["title"] for panel in made["panels"] if panel["type"] == "row"] == [

@@ -11,9 +11,9 @@ from gputui.reports.summary.costs import Prices, cost_of, together
 from gputui.reports.summary.facts import GpuUse, Lost, spread
 from gputui.reports.summary.scalability import efficiency_of, scalability_shape, scalings
 from gputui.reports.summary.tally import measured
+from gputui.store.attempts import Attempt
 from gputui.store.costs import RunCost
 from gputui.store.metrics.queries import StoredLine
-from gputui.store.runs import Attempt
 from tests.reports.summary.making import facts, fast
 
 

@@ -41,6 +41,8 @@ def gap(held_out: float, train: float) -> RunFacts:
         ("loss_rise", epochs(-1.0, -0.5), None, "fail", 50.0),
         ("loss_rise", epochs(2.0, NAN), None, "fail", math.inf),
         ("loss_rise", epochs(2.0), None, "skip", None),
+        # A converged model's loss doubles by noise: next to the loss it began with, that is nothing.
+        ("loss_rise", epochs(2.0, 6e-4, 1.4e-3), None, "pass", 0.4),
         ("gradients", norms(1.0, 1.0, 9.0), None, "pass", 9.0),
         ("gradients", norms(1.0, 1.0, 11.0), None, "fail", 11.0),
         ("gradients", norms(1.0, bad=1), None, "fail", math.inf),
@@ -67,6 +69,12 @@ def test_gate(gate: str, run: RunFacts, efficiency: float | None, outcome: str, 
     assert verdict.outcome == outcome and verdict.text
     assert verdict.figure == (None if figure is None else pytest.approx(figure))
     assert {one.outcome for one in judge(run, efficiency, {}) if one.gate != gate} == {"skip"}
+
+
+def test_a_gap_between_losses_that_are_next_to_nothing_is_none() -> None:
+    run = learned(validation=Validation(9, 3e-3, 1e-3), epochs=(EpochLoss(0, 2.0, 10),))
+    [verdict] = [one for one in judge(run, None, {}) if one.gate == "validation_gap"]
+    assert verdict.outcome == "pass" and verdict.figure == pytest.approx(1.0)
 
 
 def test_a_threshold_can_be_another() -> None:
