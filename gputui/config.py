@@ -32,7 +32,7 @@ LOCAL_FUSE_FILE_SYSTEMS = frozenset(
 
 
 def file_identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written again or replaced; None where there is none."""
+    """What changes when a file is written again or replaced; None if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -76,7 +76,7 @@ class Workspace:
 
     @property
     def alerts(self) -> Path:
-        """What this machine changes of the alert rules, and how alerts are told; may be missing."""
+        """This machine's changes to alert rules and notifications; may be missing."""
         return self.profiles.parent / "alerts.yaml"
 
     @property

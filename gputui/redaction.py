@@ -113,11 +113,11 @@ class Redactor:
         return redact({name: self.without_known(value) for name, value in env.items()})
 
     def named(self, name: str, value: Any) -> Any:
-        """Plain data that stands under a name."""
+        """Plain data under a name."""
         return REDACTED if isinstance(value, str) and value and is_secret_parameter(name) else self.value(value)
 
     def value(self, value: Any) -> Any:
-        """Plain data, as JSON gives it, with every text in it redacted; what stands under a secret name vanishes."""
+        """Plain data, as JSON gives it, with every text in it redacted; values under a secret name are removed."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -139,7 +139,7 @@ BY_LOOK = Redactor()
 
 
 def redact_text(text: str) -> str:
-    """The text with everything in it that looks like a secret, or stands behind a name of one, replaced."""
+    """The text with everything in it that looks like a secret, or follows the name of one, replaced."""
     return _hide(text, [])
 
 
@@ -166,7 +166,7 @@ def _hide(text: str, found: list[str]) -> str:
 
 
 def redact_named(text: str, is_secret: Callable[[str, str, bool], bool], found: list[str] | None = None) -> str:
-    """The text without the values that stand behind names in it: ``name=value``, ``"name": "value"``, ``--name value``.
+    """The text without the values after names in it: ``name=value``, ``"name": "value"``, ``--name value``.
 
     ``is_secret`` is asked with the name, the value, and whether the name may be a word of a sentence (``name: value``);
     first, to find out whether the value is worth a look, with a dash for it. ``found`` gets the values.
@@ -256,7 +256,7 @@ def _hide_argv(argv: Sequence[str], found: list[str]) -> tuple[str, ...]:
 
 
 def _has_no_value(argv: Sequence[str], at: int) -> bool:
-    """Whether a word that looks like an option stands alone, so that it may be the value of the one before it."""
+    """Whether a word that looks like an option has no value, so that it may be the value of the one before it."""
     return "=" not in argv[at] and (at + 1 == len(argv) or argv[at + 1].startswith("-"))
 
 
@@ -287,7 +287,7 @@ def secrets_in(env: Mapping[str, str], params: Mapping[str, Any], *argvs: Sequen
 
 
 def _can_be_found(value: str) -> bool:
-    """Whether a known value can be told from ordinary words and numbers."""
+    """Whether a known value differs from ordinary words and numbers."""
     if len(value) < SHORTEST_SECRET:
         return False
     return len(value) >= _LONG_SECRET or _MERE_WORD.fullmatch(value) is None

@@ -48,7 +48,7 @@ def is_secret_parameter(name: str) -> bool:
 
 
 def is_secret_in_text(name: str, value: str, is_word: bool) -> bool:
-    """Whether what stands behind a name in a text is to be hidden; ``is_word``: the name may be one of a sentence."""
+    """Whether to hide the text after a name; ``is_word``: the name may be one of a sentence."""
     if is_word and (name in _WORDS or name.lower() == "token"):
         return False
     return is_secret_variable(name, value) if name.isupper() else is_secret_parameter(name)

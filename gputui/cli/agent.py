@@ -32,15 +32,15 @@ def start(session: Session) -> None:
 @command.command("stop")
 @click.pass_obj
 def stop(session: Session) -> None:
-    """End the agent; runs go on, and the next agent takes them over. No run starts one when it ends, however it does,
-    until a command or screen has."""
+    """End the agent; runs continue, and the next agent takes them over. Nothing starts an agent until
+    a command or screen does."""
     try:
         if session.workspace.state.is_dir():
             session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
         ended = stop_agent(session.workspace)
     except (AgentUnreachableError, OSError) as error:
         fail(str(error), EXIT_UNREACHABLE)
-    say("agent ended; runs go on" if ended else "no agent runs")
+    say("agent stopped; runs continue" if ended else "no agent runs")
 
 
 @command.command("status")
@@ -67,7 +67,7 @@ def status(session: Session, as_json: bool) -> None:
 
 
 def _record(session: Session, connection: sqlite3.Connection | None) -> RecordStatus:
-    from gputui.profiles.record_file import load_retention
+    from gputui.profiles.home_files import load_retention
     from gputui.yaml_forms.problems import ProfileError
 
     try:

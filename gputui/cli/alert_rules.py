@@ -9,14 +9,14 @@ import time
 from typing import Any
 
 from gputui.agent.notify.delivery import describe, post, run_command
-from gputui.alerts.in_force import InForce, changed, standard
 from gputui.alerts.overrides import Overrides, of_profile
+from gputui.alerts.resolved_rules import ResolvedRule, standard, with_overrides
 from gputui.alerts.sentences import changed_by, in_unit, thresholds
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.launch_spec import load_profile, refuse
 from gputui.cli.table import columns
-from gputui.profiles.alert_file import load_alerts
+from gputui.profiles.home_files import load_alerts
 from gputui.recovery.policies import NoticeTarget
 from gputui.yaml_forms.problems import ProfileError, shown_path
 
@@ -31,9 +31,9 @@ def machine_overrides(session: Session) -> Overrides:
 
 def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     path = session.workspace.alerts
-    machine = changed(standard(), machine_overrides(session).rules, path.name)
+    machine = with_overrides(standard(), machine_overrides(session).rules, path.name)
     if profile is not None:
-        machine = changed(machine, of_profile(load_profile(session, profile).form.alerts).rules, "profile")
+        machine = with_overrides(machine, of_profile(load_profile(session, profile).form.alerts).rules, "profile")
     if as_json:
         print_json([rule_shape(one) for one in machine.values()])
         return
@@ -56,7 +56,7 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     say(f"{where} changes them for this machine{missing}, alerts: in a profile for its runs")
 
 
-def rule_shape(one: InForce) -> dict[str, Any]:
+def rule_shape(one: ResolvedRule) -> dict[str, Any]:
     """One rule of ``gputui alerts rules --json``."""
     return {
         "id": one.rule.id,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, print_json, say
 from gputui.cli.table import columns
 from gputui.runs.agent_process import read_identity
 from gputui.store import alerts
@@ -20,7 +20,7 @@ from gputui.store.json_shapes import alert_shape
 MOST = 1000
 
 
-@click.group("alerts", invoke_without_command=True)
+@click.group("alerts", cls=JsonGroup, invoke_without_command=True)
 @click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
 @click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
@@ -86,13 +86,13 @@ def _rows(found: Sequence[AlertView], now: float) -> list[tuple[str, ...]]:
 
 
 def state_words(alert: AlertView, now: float) -> str:
-    """How it stands with an alert, in a few words."""
+    """An alert's state, in a few words."""
     if alert.cleared_at is not None:
-        return f"over after {units.duration(alert.cleared_at - alert.raised_at)}"
+        return f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
     if alert.silenced_until is not None and alert.silenced_until > now:
         return f"silenced for {units.duration(alert.silenced_until - now)}"
     if alert.acknowledged_at is not None:
-        return f"seen by {alert.acknowledged_by}"
+        return f"acked by {alert.acknowledged_by}"
     return "lasts"
 
 
@@ -116,7 +116,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
 def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
-    """Tell nobody for a while: of an alert's rule for its subject, or of a rule everywhere. It is recorded as ever."""
+    """Silence notifications for a while: of an alert's rule for its subject, or of a rule. Recording continues."""
     from gputui.alerts.overrides import parse_seconds
 
     seconds = 0.0 if how_long == "0" else parse_seconds(how_long)

@@ -146,7 +146,7 @@ def _print(rows: list[ScalingRow], what: str) -> None:
         say(line)
     last = rows[-1]
     if last.extra_other_seconds is None:
-        say("where it is lost is not known: the runs told no step_time, comm_time or data_time")
+        say("where it is lost is unknown: the runs report no step_time, comm_time or data_time")
         return
     lost = [
         (seconds, words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,8 +62,23 @@ def command(
         for result in results:
             remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
             say(f"{MARKS[result.status]} {result.name}: {result.detail}{remedy}")
+        say("")
+        set_words = [word for change in changes for word in ("--set", change)]
+        gpu_words = [] if gpus is None else ["--gpus", gpus]
+        say(verdict(results, shlex.join(["gputui", "run", profile, *set_words, *gpu_words])))
     if any(result.status == "fail" for result in results):
         raise SystemExit(EXIT_REFUSED if missing else EXIT_USAGE)
+
+
+def verdict(results: Sequence[CheckResult], launch: str) -> str:
+    """What the checks come to; ``launch`` is the command that was checked for."""
+    failed = [result.name for result in results if result.status == "fail"]
+    if failed:
+        return f"✗ {launch} would be refused: {', '.join(failed)}"
+    warned = [result.name for result in results if result.status == "warn"]
+    if warned:
+        return f"▲ ready but for {len(warned)} warning{'s' if len(warned) > 1 else ''} ({', '.join(warned)}): {launch}"
+    return f"✓ ready: {launch}"
 
 
 def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, as_json: bool) -> None:

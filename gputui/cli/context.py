@@ -37,6 +37,17 @@ def tell_doing(doing: str) -> None:
     click.echo(f"The agent is {doing} …", err=True)
 
 
+class JsonGroup(click.Group):
+    """A group of verbs: its own ``--json`` counts for the verb behind it, too."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.params.get("as_json"):
+            ctx.default_map = {name: {"as_json": True} for name in self.commands}
+        return super().resolve_command(ctx, args)
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """One command's view of the world."""
@@ -53,7 +64,7 @@ class Session:
             fail(str(error), EXIT_UNREACHABLE)
 
     def reader_or_none(self) -> sqlite3.Connection | None:
-        """As `reader`, but None where nothing has been recorded yet: an empty list is then the true answer."""
+        """As `reader`, but None if nothing has been recorded yet: an empty list is then the true answer."""
         return self.reader() if self.workspace.database.exists() else None
 
     def need_agent(self) -> None:
@@ -101,7 +112,7 @@ class Session:
         try:
             answer = commands.wait_for_answer(connection, command_id, seconds)
         except commands.NotWithdrawnError as error:
-            remedy = "it may still be carried out; gputui ps tells"
+            remedy = "it may still be carried out; see gputui ps"
             fail(
                 f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", EXIT_UNREACHABLE
             )
@@ -112,7 +123,7 @@ class Session:
         return answer.result or {}
 
     def find_run(self, connection: sqlite3.Connection, wanted: str | None) -> Run:
-        """The run that ``wanted`` means, the newest for None; ends the command where there is none."""
+        """The run that ``wanted`` means, the newest for None; ends the command if there is none."""
         if wanted is None:
             newest = read_runs(connection, limit=1)
             if not newest:
@@ -149,7 +160,7 @@ def typed_moment(text: str) -> float:
 
 
 def print_json(value: Any) -> None:
-    # Standard output is None where it was closed.
+    # Standard output is None if it was closed.
     for_a_person = sys.stdout is not None and sys.stdout.isatty()
     click.echo(json.dumps(value, indent=2 if for_a_person else None, ensure_ascii=False))
 

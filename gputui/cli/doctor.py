@@ -34,7 +34,8 @@ WORDS = {"pass": "✓ PASS", "warn": "▲ WARN", "fail": "✗ FAIL", "skip": "�
 def command(session: Session, profile: str | None, as_json: bool, bandwidth: bool, bundle: Path | None) -> None:
     """Check this machine: driver, GPUs, torch, memory, disk, limits, clock, database, agent.
 
-    With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else python3.
+    With PROFILE the interpreter of that profile is asked for its torch, CUDA and NCCL, else that of runs whose profile
+    names none.
     Exit code 1 when something fails.
     """
     from gputui.doctor.examine import examine
@@ -84,7 +85,7 @@ def _interpreter(session: Session, profile: str | None) -> Interpreter:
     if profile is None:
         return current_interpreter()
     from gputui.cli import launch_spec
-    from gputui.profiles.probe import environment_of
+    from gputui.profiles.interpreter_checks import environment_of
 
     spec = launch_spec.resolve_spec(launch_spec.load_profile(session, profile), (), "0", None)
     environ = environment_of(spec, os.environ)

@@ -16,9 +16,12 @@ from gputui.cli.context import EXIT_REFUSED, Session, fail, say
 from gputui.metrics.intake_words import intake_words
 from gputui.store import alerts, checkpoints
 from gputui.store.alerts import AlertView
+from gputui.store.attempts import read_attempts
+from gputui.store.events import SINK_KINDS, EventView, read_data_events
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
-from gputui.store.runs import Run, read_attempts, read_decisions, read_incidents, read_transitions
+from gputui.store.run_history import read_decisions, read_incidents, read_transitions
+from gputui.store.runs import Run
 
 WIDTH = 100
 ALERTS_TOLD = 8
@@ -47,6 +50,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
         if rows := checkpoints.of_run(connection, view.run_id):
             spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
             story.append(checkpoints_sentence(rows, spans))
+        story += [f"{event.message[:1].upper()}{event.message[1:]}." for event in noted(connection, view.run_id)]
         if trouble := intake_words(intake.intake(connection, view.run_id)):
             story.append(f"{trouble}.")
     if raised:
@@ -79,6 +83,11 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     )
 
 
+def noted(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
+    """What was reported of the run's metrics and checkpoints; of its sinks, the newest state is elsewhere."""
+    return [event for event in read_data_events(connection, run_id) if event.kind not in SINK_KINDS]
+
+
 def print_paragraphs(paragraphs: Sequence[str]) -> None:
     """Wrapped, with an empty line between two."""
     for index, paragraph in enumerate(paragraphs):
@@ -89,15 +98,15 @@ def print_paragraphs(paragraphs: Sequence[str]) -> None:
 
 
 def alerts_sentence(raised: Sequence[AlertView]) -> str:
-    """What the alert rules said meanwhile, the newest last."""
-    told = []
+    """Alerts of the meantime, newest last."""
+    shown = []
     for one in raised[-ALERTS_TOLD:]:
-        end = "lasts" if one.cleared_at is None else f"over after {units.duration(one.cleared_at - one.raised_at)}"
+        end = "active" if one.cleared_at is None else f"resolved after {units.duration(one.cleared_at - one.raised_at)}"
         sentence = one.sentence.removeprefix(f"{one.run_id}: ")
-        told.append(f"{time.strftime('%H:%M:%S', time.localtime(one.raised_at))} {sentence} ({end})")
-    left = len(raised) - len(told)
+        shown.append(f"{time.strftime('%H:%M:%S', time.localtime(one.raised_at))} {sentence} ({end})")
+    left = len(raised) - len(shown)
     more = f"; {left} earlier ones: gputui alerts --run {raised[0].run_id}" if left else ""
-    return f"Alerts: {'; '.join(told)}{more}"
+    return f"Alerts: {'; '.join(shown)}{more}"
 
 
 def evidence_folders(run_dir: Path) -> list[Path]:

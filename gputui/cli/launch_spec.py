@@ -1,4 +1,4 @@
-"""From what was typed to a run's specification, with every error said at once."""
+"""From the command line to a run's specification, reporting every error at once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def resolve_without_gpus(
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:
-    """The GPUs as the agent saw them last, or None where none has looked yet."""
+    """The GPUs as the agent saw them last, or None if none has looked yet."""
     try:
         with closing(open_reader(session.workspace.database)) as connection:
             gpus = read_gpus(connection, time.time())
@@ -104,7 +104,7 @@ def earlier_peaks(session: Session, spec: RunSpec) -> list[PastPeak]:
 
 
 def refuse(problems: list[str], code: int) -> NoReturn:
-    """Say each problem in a line of its own, and end."""
+    """Print each problem on a line, and exit."""
     for problem in problems:
         click.echo(f"gputui: {clean(problem)}", err=True)
     sys.exit(code)

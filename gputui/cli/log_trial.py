@@ -27,8 +27,12 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     sources = [source for source in profile.form.metrics if source.is_printed or source.source in ("csv", "jsonl")]
     source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
     if source is None:
+        elsewhere = ", ".join(dict.fromkeys(source.source for source in profile.form.metrics))
+        state = f"has its metrics read from elsewhere ({elsewhere})" if elsewhere else "says metrics: off"
         fail(
-            f"{profile.name} has no metrics that a log can be tried on; metrics: in it says where they are", EXIT_USAGE
+            f"{profile.name} {state}; to have lines of a log read, write in it, with the words of such a line: "
+            r"metrics: {source: output, patterns: ['step (?P<step>\d+) loss (?P<loss>\S+)']}",
+            EXIT_USAGE,
         )
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed else source.source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -12,16 +12,19 @@ import click
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, Session, fail
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
+from gputui.runs.stop_reports import stop_exception
+from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
 
 TAIL_BYTES = 256 << 10
 WINDOW_BYTES = 256 << 10
 FOLLOW_SECONDS = 0.2
+STOP_BYTES = 8 << 10
 
 
 @click.command("logs")
 @click.argument("run", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on as more is written, over attempts, until the run is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow over attempts until the run ends.")
 @click.option("--rank", type=click.IntRange(0), help="Only this rank (else everything).")
 @click.option("--attempt", type=click.IntRange(1), help="An earlier attempt (else the newest).")
 @click.option(
@@ -47,12 +50,23 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
                 click.echo(label(log, len(files) > 1) + clean(line))
         while follow:
             fresh = find_run(connection, view.run_id)
-            folder = session.workspace.run_dir(view.run_id) / "attempts" / str(fresh.attempt)
+            number = fresh.attempt
+            folder = session.workspace.run_dir(view.run_id) / "attempts" / str(number)
             printed = follow_once(folder, rank, positions)
             if not printed and fresh.state.is_over:
-                return
+                break
             if not printed:
                 time.sleep(FOLLOW_SECONDS)
+        ended = get_attempt(connection, view.run_id, number)
+        if ended is not None and ended.state == "stopped" and (name := stop_traceback(chosen(folder, rank))):
+            # No line of the log, so that whoever pipes that gets none.
+            click.echo(f"(attempt {number} was stopped: the {name} above is how its launcher reports that)", err=True)
+
+
+def stop_traceback(files: Sequence[RankLog]) -> str | None:
+    """The exception by which a launcher reports that it was asked to end, where one of these logs ends with it."""
+    found = (stop_exception(tail_text(log.path, STOP_BYTES)) for log in files)
+    return next((name for name in found if name is not None), None)
 
 
 def chosen(folder: Path, rank: int | None) -> list[RankLog]:

@@ -30,12 +30,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "stop": ("run_verbs:stop", "Stop a run; it may save a checkpoint first."),
     "restart": ("run_verbs:restart", "Begin a run again from the start."),
     "resume": ("resume", "Continue a run from its newest valid checkpoint."),
-    "rm": ("run_verbs:rm", "Forget a run that is over."),
-    "queue": ("queue", "The runs that wait; pause the queue, move a run in it."),
-    "alerts": ("alerts", "What is wrong now, and what was; acknowledge, silence, rules."),
+    "rm": ("run_verbs:rm", "Remove a run that has ended."),
+    "import": ("import_runs", "Import a TensorBoard or W&B folder as finished runs."),
+    "rename": ("labels:rename", "Give a run another name."),
+    "tag": ("labels:tag", "Tag a run: +TAG adds a tag, -TAG removes it."),
+    "note": ("labels:note", "Note something about a run."),
+    "queue": ("queue", "Waiting runs; pause the queue, move a run in it."),
+    "alerts": ("alerts", "Active and resolved alerts; acknowledge, silence, rules."),
     "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
-    "gpus": ("gpus", "The GPUs, and who is on them."),
-    "targets": ("targets", "Where else runs may run; check one."),
+    "gpus": ("gpus", "The GPUs and their users."),
+    "targets": ("targets", "Other places to run; check one."),
     "profiles": ("profiles", "List the profiles."),
     "init": ("init", "Write a profile for a script or a command."),
     "check": ("check", "Check a profile and show what it would start."),
@@ -43,8 +47,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "policy": ("policy", "What recovery would do, without doing it."),
     "bench": ("bench", "How a profile scales over GPUs."),
     "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
-    "service": ("service", "Record always: a systemd unit of this user."),
-    "agent": ("agent", "Start, stop or look at the agent."),
+    "service": ("service", "Record always, by a systemd unit of this user."),
+    "agent": ("agent", "Start or stop the agent, show its status."),
 }
 
 
@@ -92,9 +96,9 @@ class VerbGroup(click.Group):
     metavar="FILE",
     help="Write every sample to FILE.ndjson or FILE.csv too (--record).",
 )
-@click.option("--rotate", metavar="SIZE", help="Begin that file anew at so many bytes, and keep ten: 100MB (--record).")
+@click.option("--rotate", metavar="SIZE", help="Start a new file at this size and keep ten: 100MB (--record).")
 @click.option("--demo", is_flag=True, help="Eight simulated GPUs and a week of past runs, in a home that is removed.")
-@click.option("--readonly", is_flag=True, help="Look only: no launch, no stop.")
+@click.option("--readonly", is_flag=True, help="Read only: no launch, no stop.")
 @click.version_option(VERSION, prog_name="gputui")
 @click.pass_context
 def command(
@@ -151,7 +155,8 @@ def entry() -> None:
         click.echo(error.format_message())
         sys.exit(EXIT_USAGE)
     except click.UsageError as error:
-        fail(f"{error.format_message()} (see gputui --help)", EXIT_USAGE)
+        path = "gputui" if error.ctx is None else error.ctx.command_path
+        fail(f"{error.format_message()} (see {path} --help)", EXIT_USAGE)
     except click.ClickException as error:
         fail(error.format_message(), EXIT_USAGE)
     except (KeyboardInterrupt, click.Abort):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from gputui.curves.drawing import drawing
 from gputui.curves.live_curves import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.intake_words import intake_words
+from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries
+from gputui.store.runs import Run
 from gputui.tui.layout.panels import by_interest
 from gputui.yaml_forms.nearest import nearest
 
@@ -54,6 +57,8 @@ def command(
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
         known = by_interest(queries.metric_names(connection, view.run_id))
+        if names and not known and not as_json:
+            fail(_none_words(connection, view), EXIT_REFUSED)
         for name in names:
             if name not in known:
                 meant = nearest(name, known)
@@ -75,12 +80,22 @@ def command(
             return
         latest = queries.latest(connection, view.run_id)
         if not latest:
-            trouble = intake_words(intake.intake(connection, view.run_id))
-            say(f"{view.run_id} has no metrics" + (f": {trouble}" if trouble else " yet"))
+            say(_none_words(connection, view))
             return
         rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]
         for line in columns(("METRIC", "NEWEST"), rows):
             say(line)
+
+
+def _none_words(connection: sqlite3.Connection, run: Run) -> str:
+    """That a run has no metrics, and why."""
+    trouble = intake_words(intake.intake(connection, run.run_id))
+    spec = known_spec(run)
+    if spec is not None and not spec.metrics:
+        trouble = "its profile says metrics: off; metrics: there says where they are (docs/metrics.md)"
+    if not trouble and not run.attempt:
+        trouble = f"it has not started ({run.waiting_for or run.state})"
+    return f"{run.run_id} has no metrics" + (f": {trouble}" if trouble else "" if run.state.is_over else " yet")
 
 
 def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:

@@ -1,4 +1,4 @@
-"""`gputui --once`: one frame of the screen as text or JSON, also where there is no terminal."""
+"""`gputui --once`: one frame of the screen as text or JSON, also if there is no terminal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
     """Columns and lines of a frame: those that COLUMNS and LINES tell, else the terminal's, with a line left for the
-    prompt. Where there is no terminal the frame has as many lines as it takes."""
+    prompt. If there is no terminal the frame has as many lines as it takes."""
     columns, lines = (_number(environ.get(name)) for name in ("COLUMNS", "LINES"))
     if output.isatty():
         size = shutil.get_terminal_size((80, 24))

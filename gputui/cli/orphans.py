@@ -24,16 +24,18 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
 
     Only processes of this user that carry the mark of a run of this home are listed, and none other is ever killed.
     """
-    # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
-    session.need_agent()
     found = orphans.without_ancestors(orphans.find_marked(session.workspace.runs), os.getpid())
-    with closing(session.reader()) as connection:
-        found = orphans.orphans(found, repository.standings(connection))
-        held: dict[tuple[int, int | None], int] = {}
-        for gpu in read_gpus(connection, time.time()):
-            for process in gpu.processes or ():
-                key = (process.pid, process.start_ticks)
-                held[key] = held.get(key, 0) + (process.memory_bytes or 0)
+    if found and (kill or not session.workspace.database.exists()):
+        # The agent reads back what a lost database does not know: without it, live runs might look like strangers.
+        session.need_agent()
+    held: dict[tuple[int, int | None], int] = {}
+    if found:
+        with closing(session.reader()) as connection:
+            found = orphans.orphans(found, repository.standings(connection))
+            for gpu in read_gpus(connection, time.time()):
+                for process in gpu.processes or ():
+                    key = (process.pid, process.start_ticks)
+                    held[key] = held.get(key, 0) + (process.memory_bytes or 0)
     left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
     if kill and found:
         ended = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gputui.charts.units import duration
-from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, print_json, say
 from gputui.cli.table import columns
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from gputui.recovery.policy_simulation import Round
 
 
-@click.group("policy", invoke_without_command=True)
+@click.group("policy", cls=JsonGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """What recovery does about trouble. Without a word: the ready policies."""
+    """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
     if ctx.invoked_subcommand is not None:
         return
     from gputui.recovery.policies import POLICIES
@@ -87,8 +87,8 @@ def show(session: Session, what: str, as_json: bool) -> None:
 @command.command("try")
 @click.option("--incident", "kind", required=True, metavar="KIND", help="The trouble that the run meets.")
 @click.option("--profile", metavar="PROFILE", help="A new run of this profile.")
-@click.option("--run", "run", metavar="RUN", help="This run, as it stands.")
-@click.option("--policy", "policy_name", metavar="NAME", help="A ready policy instead of the one that it has.")
+@click.option("--run", "run", metavar="RUN", help="An existing run.")
+@click.option("--policy", "policy_name", metavar="NAME", help="A built-in policy in place of its own.")
 @click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
 @click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")
 @click.option("--refuses", is_flag=True, help="Assume that the script does not start with changed parameters.")

@@ -1,4 +1,4 @@
-"""What `gputui policy` can look at: a ready policy, a profile, or a run as it stands."""
+"""Subjects of `gputui policy`: a built-in policy, a profile, or an existing run."""
 
 from __future__ import annotations
 
@@ -23,24 +23,16 @@ from gputui.recovery.policy_words import actions_in
 from gputui.redaction import redact_params
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
+from gputui.store.attempts import read_attempts
 from gputui.store.database import StoreError, open_reader
-from gputui.store.runs import (
-    AmbiguousRunError,
-    Run,
-    RunLookupError,
-    find_run,
-    get_run,
-    read_attempts,
-    read_decisions,
-    read_incidents,
-    read_transitions,
-)
+from gputui.store.run_history import read_decisions, read_incidents, read_transitions
+from gputui.store.runs import AmbiguousRunError, Run, RunLookupError, find_run, get_run
 from gputui.yaml_forms.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySubject:
-    """A policy and the run that it is for. ``profile`` and ``run`` are what was named, None where it was not that."""
+    """A policy and the run that it is for. ``profile`` and ``run`` are what was named, None if it was not that."""
 
     policy: Policy
     situation: Situation
@@ -67,7 +59,7 @@ def example() -> PolicySubject:
 
 
 def ready(name: str) -> Policy:
-    """The ready policy of this name; ends the command where there is none."""
+    """The built-in policy of this name; exits if there is none."""
     if name not in POLICIES:
         near = nearest(name, POLICIES)
         meant = f"did you mean {near}?" if near else f"known are {', '.join(POLICIES)}"
@@ -76,7 +68,7 @@ def ready(name: str) -> Policy:
 
 
 def find(session: Session, what: str) -> PolicySubject:
-    """A ready policy by its name, else a profile, else a run; ends the command where it is none of them."""
+    """A built-in policy by name, else a profile, else a run; exits if it is none of them."""
     if what in POLICIES:
         return PolicySubject(POLICIES[what], policy_simulation.fresh(policy_simulation.EXAMPLE))
     try:
@@ -85,7 +77,7 @@ def find(session: Session, what: str) -> PolicySubject:
         if _is_run(session, what):
             return of_run(session, what)
         near = nearest(what, POLICIES)
-        meant = f"did you mean {near}?" if near else f"ready policies are {', '.join(POLICIES)}"
+        meant = f"did you mean {near}?" if near else f"built-in policies are {', '.join(POLICIES)}"
         fail(f"no policy, profile or run {what!r}; {meant}, gputui profiles and gputui ps list the others", EXIT_USAGE)
     return of_profile(session, what)
 
@@ -99,7 +91,7 @@ def of_profile(session: Session, wanted: str) -> PolicySubject:
 
 
 def of_run(session: Session, wanted: str) -> PolicySubject:
-    """A run as it stands: with its parameters, what was decided before, and the checkpoints that validate."""
+    """An existing run: its parameters, earlier decisions, and valid checkpoints."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, wanted)
         attempts = read_attempts(connection, view.run_id)
@@ -115,7 +107,7 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         choice = (
             CheckpointChoice(())
             if search is None
-            else choose(surveyed(search), search.attempts, policy.checkpoints_wanted)
+            else choose(surveyed(search), search.attempts, policy.checkpoints_wanted, folder=search.folder)
         )
     except OSError as error:
         fail(

@@ -16,23 +16,38 @@ from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, read_runs
 from gputui.tui.data.progress import RunTracker
-from gputui.tui.layout.run_words import placement_words, time_left
+from gputui.tui.data.snapshot import RunRow
+from gputui.tui.layout.run_words import (
+    outlook,
+    placement_words,
+    silent_seconds,
+    start_words,
+    stop_words,
+    tag_words,
+    time_left,
+    unmeasured_words,
+)
 
 
 @click.command("ps")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.option("--active", is_flag=True, help="Only runs that are not over.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag.")
 @click.pass_obj
-def command(session: Session, as_json: bool, active: bool) -> None:
+def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]) -> None:
     """List the runs, newest first."""
     connection = session.reader_or_none()
     runs = [] if connection is None else read_runs(connection, active_only=active)
+    runs = [run for run in runs if all(tag.removeprefix("#") in run.tags for tag in tags)]
     if as_json:
         print_json([json_shapes.run_shape(run) for run in runs])
         return
     pause = None if connection is None else queue.pause(connection)
     if pause is not None:
         say(pause_line(pause, time.time()))
+    if tags and not runs:
+        say(f"no run has the tag {' '.join(tags)}")
+        return
     if connection is None or not runs:
         over = 0 if connection is None else len(read_runs(connection, over_only=True))
         if over:
@@ -41,9 +56,18 @@ def command(session: Session, as_json: bool, active: bool) -> None:
             say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
         return
     unread = intake.without_metrics(connection)
-    rows = [_row(connection, run, unread.get(run.run_id), time.time()) for run in runs]
-    for line in columns(("RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "LOSS", "TIME", "LEFT", ""), rows):
+    rows: list[tuple[str, ...]] = [_row(connection, run, unread.get(run.run_id), time.time()) for run in runs]
+    heads = ["RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "LOSS", "TIME", "ETA", ""]
+    for head, cells in (("TAGS", [tag_words(run) for run in runs]), ("NAME", [_name(run) for run in runs])):
+        if any(cells):
+            heads.insert(1, head)
+            rows = [(row[0], cell, *row[1:]) for row, cell in zip(rows, cells, strict=True)]
+    for line in columns(heads, rows):
         say(line)
+
+
+def _name(run: Run) -> str:
+    return run.name if run.is_renamed else ""
 
 
 def _elsewhere(run: Run, now: float) -> str:
@@ -52,7 +76,9 @@ def _elsewhere(run: Run, now: float) -> str:
 
 def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: float) -> tuple[str, ...]:
     step = None if run.attempt_last_step is None else units.count(run.attempt_last_step)
-    loss = left = None
+    loss = left = now_words = None
+    if run.state is RunState.STARTING and not unread:
+        now_words = start_words(run, now)
     if run.state in (RunState.RUNNING, RunState.STOPPING):
         tracker = RunTracker(run.run_id)
         tracker.read(connection, run.attempt)
@@ -61,7 +87,21 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
             total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
             step = units.count(progress.step) + total
         loss = None if progress.loss is None else units.metric_value(progress.loss)
-        left = time_left(progress).removesuffix(" left")
+        row = RunRow(run, progress)
+        if run.state is RunState.STOPPING:
+            now_words = stop_words(row, now)[0]
+        elif silent_seconds(row, now):
+            now_words = outlook(row, now)[0]
+        else:
+            left = time_left(progress).removesuffix(" left")
+            now_words = unmeasured_words(row) or None
+    why = (
+        now_words
+        or run.waiting_for
+        or run.told_reason
+        or _elsewhere(run, now)
+        or (f"no metrics: {unread}" if unread else "")
+    )
     return (
         run.run_id,
         run.state,
@@ -69,7 +109,7 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
         str(len(run.gpus)) if run.gpus else "–",
         step or "–",
         loss or "–",
-        units.duration((run.ended_at or now) - run.started_at) if run.started_at else "–",
+        units.duration(run.trained_seconds(now)),
         left or "–",
-        run.waiting_for or run.told_reason or _elsewhere(run, now) or (f"no metrics: {unread}" if unread else ""),
+        " · ".join(part for part in (why, run.note) if part),
     )

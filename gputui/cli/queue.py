@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
 
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, print_json, say
 from gputui.cli.run_verbs import act
 from gputui.cli.table import columns
 from gputui.store import queue
@@ -16,7 +19,7 @@ from gputui.store.json_shapes import iso
 PLACES = ("first", "last", "up", "down")
 
 
-@click.group("queue", invoke_without_command=True)
+@click.group("queue", cls=JsonGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -30,34 +33,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def show(session: Session, as_json: bool) -> None:
-    connection = session.reader_or_none()
-    pause = None if connection is None else queue.pause(connection)
-    waiting = [] if connection is None else queue.entries(connection)
+    """Print whether the queue is paused, and the runs that wait."""
+    pause, waiting = _read(session)
     if as_json:
-        print_json(
-            {
-                "paused": pause is not None,
-                "paused_at": iso(pause.at) if pause else None,
-                "paused_by": pause.actor if pause else None,
-                "runs": [
-                    {
-                        "position": entry.position,
-                        "id": entry.run_id,
-                        "priority": entry.priority,
-                        "queued_at": iso(entry.queued_at),
-                        "waiting_for": entry.waiting_for,
-                    }
-                    for entry in waiting
-                ],
-            }
-        )
+        print_json(_shape(pause, waiting))
         return
+    now = time.time()
     if pause is not None:
-        say(pause_line(pause, time.time()))
+        say(pause_line(pause, now))
     if not waiting:
         say("no run waits")
         return
-    now = time.time()
     rows = [
         (
             str(entry.position),
@@ -72,8 +58,37 @@ def show(session: Session, as_json: bool) -> None:
         say(line)
 
 
+def _read(session: Session) -> tuple[queue.QueuePause | None, list[queue.QueueEntry]]:
+    """The pause and the waiting runs, as of one moment."""
+    connection = session.reader_or_none()
+    if connection is None:
+        return None, []
+    with closing(connection):
+        connection.execute("BEGIN")
+        return queue.pause(connection), queue.entries(connection)
+
+
+def _shape(pause: queue.QueuePause | None, waiting: Sequence[queue.QueueEntry]) -> dict[str, Any]:
+    """The queue as JSON, with times in ISO 8601."""
+    return {
+        "paused": pause is not None,
+        "paused_at": iso(pause.at) if pause else None,
+        "paused_by": pause.actor if pause else None,
+        "runs": [
+            {
+                "position": entry.position,
+                "id": entry.run_id,
+                "priority": entry.priority,
+                "queued_at": iso(entry.queued_at),
+                "waiting_for": entry.waiting_for,
+            }
+            for entry in waiting
+        ],
+    }
+
+
 def pause_line(pause: queue.QueuePause, now: float) -> str:
-    """What a person is told while the queue is paused; ``now`` is UTC unix seconds."""
+    """The message while the queue is paused; ``now`` is UTC unix seconds."""
     since = units.duration(max(0.0, now - pause.at))
     return f"the queue was paused by {pause.actor} {since} ago: nothing new starts; gputui queue resume opens it"
 

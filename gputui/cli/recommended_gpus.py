@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, print_json, say
-from gputui.doctor.gpu_reading import read_gpus
+from gputui.doctor.gpu_probe import read_gpus
 from gputui.gpu.model import GpuFacts
 from gputui.gpu.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation
@@ -16,7 +16,7 @@ from gputui.profiles.situation import situation_of
 from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, quarantined
 from gputui.yaml_forms.problems import shorten
-from gputui.yaml_forms.sizes import parse_size
+from gputui.yaml_forms.quantities import parse_size
 
 TOPOLOGY_SECONDS = 5.0
 
@@ -26,7 +26,7 @@ def print_recommended(
 ) -> None:
     """UUIDs with commas between, or as JSON. Ends with exit code 3 and the reasons where fewer can be had now.
 
-    UUIDs mean the same GPUs whatever order CUDA counts them in.
+    UUIDs mean the same GPUs in any CUDA order.
     """
     memory_bytes = None
     if memory is not None:
@@ -39,7 +39,7 @@ def print_recommended(
         fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
     pairs: tuple[GpuPair, ...] = ()
     if count > 1 and agent is not None and agent.source == "nvml":
-        # Only the driver knows it, and in a process of its own it may hang.
+        # Only the driver knows it, and in a separate process it may hang.
         pairs = read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
     chosen = recommend(count, situation, memory_bytes, pairs)
     if chosen is None:
@@ -69,8 +69,8 @@ def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> s
         reason = situation.obstacle(gpu, memory_bytes) or situation.hindrance(gpu, memory_bytes)
         if reason is not None:
             reasons.append(f"GPU {gpu.index} {clean(reason)}")
-    told = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    return f"{had} of {count} GPUs can be had now" + (f": {told}" if told else "; this machine shows no GPU")
+    shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
+    return f"{had} of {count} GPUs can be had now" + (f": {shown}" if shown else "; this machine shows no GPU")
 
 
 def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:

@@ -25,7 +25,7 @@ def record(
     rotate: str | None,
 ) -> int:
     """Record in the foreground until stopped; ``prometheus`` is the address that may be scraped meanwhile. ``output``
-    is a file that gets every sample too, begun anew at the size ``rotate``."""
+    is a file that gets every sample too, rotated at the size ``rotate``."""
     samples = _samples(output, rotate)
     if prometheus is not None:
         _expose(session, prometheus)
@@ -53,7 +53,7 @@ def record(
 
 def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
     from gputui.agent.recording.file_output import FileOutput
-    from gputui.yaml_forms.sizes import parse_size
+    from gputui.yaml_forms.quantities import parse_size
 
     if output is None:
         if rotate is not None:
@@ -87,7 +87,7 @@ def _expose(session: Session, text: str) -> None:
         fail(f"--prometheus: {error}; choose another port", EXIT_REFUSED)
     if not found.is_loopback:
         print(  # noqa: T201
-            f"gputui: whoever can reach {found.host} may read what is recorded; 127.0.0.1 keeps it on this machine",
+            f"gputui: anyone who can reach {found.host} can read the recorded data; 127.0.0.1 keeps it on this machine",
             file=sys.stderr,
         )
     print(f"gputui: metrics for Prometheus on http://{found.host}:{found.port}/metrics", file=sys.stderr)  # noqa: T201

@@ -33,7 +33,7 @@ _SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhdw]\s*)+")
 @click.option("--gate", "changes", metavar="NAME=NUMBER", multiple=True, help="Another threshold for a gate.")
 @click.option("--price-per-kwh", type=click.FloatRange(0.0), help="Price of a kilowatt-hour.")
 @click.option("--price-per-gpu-hour", type=click.FloatRange(0.0), help="Price of a GPU-hour, beside the energy.")
-@click.option("--currency", help="What prices are in; only told.")
+@click.option("--currency", help="Currency of the prices, for display.")
 @click.pass_obj
 def command(
     session: Session,
@@ -134,8 +134,9 @@ def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
     """What the run's failures cost."""
     from gputui.recovery import cost
     from gputui.reports.summary.facts import Lost
+    from gputui.store.attempts import read_attempts
     from gputui.store.metrics.step_times import StepTimes
-    from gputui.store.runs import read_attempts, read_decisions, read_incidents
+    from gputui.store.run_history import read_decisions, read_incidents
 
     found = cost.total(
         cost.costs(
@@ -155,7 +156,7 @@ def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     from gputui.alerts.overrides import of_profile
     from gputui.alerts.schedules import expected_rate
     from gputui.runs.spec import spec_of
-    from gputui.store.runs import read_attempts
+    from gputui.store.attempts import read_attempts
 
     schedule = None
     peaks: dict[int, float] = {}

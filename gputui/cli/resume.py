@@ -20,7 +20,7 @@ from gputui.store.run_states import RunState
 @click.command("resume")
 @click.argument("run")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
-@click.option("--from", "named", metavar="PATH", help="The checkpoint to go on from, of whatever training it is.")
+@click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
 @click.option("--force", is_flag=True, help="Also a run that succeeded, with nothing changed.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj

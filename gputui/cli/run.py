@@ -14,6 +14,10 @@ from gputui.redaction import Redactor
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
+
+DECISION_SECONDS = 1.0
+"""The agent decides in its next turn whether a run starts."""
 
 
 @click.command("run")
@@ -25,7 +29,8 @@ from gputui.store.run_states import RunState
 @click.option(
     "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
 )
-@click.option("--wait", is_flag=True, help="Wait until it is over; the exit code tells how it ended.")
+@click.option("--after", "predecessors", multiple=True, metavar="RUN", help="Start once this run has succeeded.")
+@click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
@@ -37,6 +42,7 @@ def command(
     target: str | None,
     name: str | None,
     priority: int | None,
+    predecessors: tuple[str, ...],
     wait: bool,
     dry_run: bool,
     as_json: bool,
@@ -56,7 +62,7 @@ def command(
             print_preview(session, spec)
             return
         session.need_agent()
-        _launch(session, spec, name, priority, wait=wait, as_json=as_json)
+        _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
         return
     if dry_run:
         situation = launch_spec.gpu_situation(session)
@@ -74,30 +80,53 @@ def command(
     failed = [result for result in results if result.status == "fail"]
     if failed:
         launch_spec.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
-    _launch(session, spec, name, priority, wait=wait, as_json=as_json)
+    _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
 
 
 def _launch(
-    session: Session, spec: RunSpec, name: str | None, priority: int | None, *, wait: bool, as_json: bool
+    session: Session,
+    spec: RunSpec,
+    name: str | None,
+    priority: int | None,
+    predecessors: tuple[str, ...],
+    *,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     if priority is not None:
         spec = replace(spec, priority=priority)
+    if predecessors:
+        with closing(session.reader()) as connection:
+            spec = replace(spec, after=tuple(session.find_run(connection, each).run_id for each in predecessors))
     run_id = submit(session, spec, name)
     if not wait:
         if as_json:
             print_json({"id": run_id, "state": RunState.QUEUED})
         else:
-            say(f"{run_id} queued; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+            say(f"{run_id} {begun(session, run_id)}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
         return
     from gputui.cli.wait import wait_until_over
 
     raise SystemExit(wait_until_over(session, run_id, as_json))
 
 
+def begun(session: Session, run_id: str) -> str:
+    """The run's state once the agent has decided whether it starts at once, or what it waits for."""
+    deadline = time.monotonic() + DECISION_SECONDS
+    with closing(session.reader()) as connection:
+        while (run := get_run(connection, run_id)) is not None and run.state is RunState.QUEUED:
+            if run.waiting_for:
+                return f"queued: {run.waiting_for}"
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    return str(RunState.QUEUED if run is None else run.state)
+
+
 def print_preview(session: Session, spec: RunSpec) -> None:
     """What the run's target would be handed, secrets left out."""
-    from gputui.agent.lifecycle.attempt_launch import without_gpus
     from gputui.profiles.describe import preview_launch
+    from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
     from gputui.runs.redaction import redact_launch, secrets_of
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
+from pathlib import PurePath
 from typing import Any
 
 import click
 
 from gputui.cli.context import Session, print_json, say
+from gputui.runs.checkpoint_names import is_step_named, step_words
+from gputui.store.run_states import RunState
+from gputui.tui.data.progress import RunTracker
+from gputui.tui.data.snapshot import RunRow
+from gputui.tui.layout.run_words import stop_words
 
 
 def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
@@ -17,8 +24,18 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
     result = session.command(verb, run_id, **args)
     if as_json:
         print_json(result)
-    else:
-        say(f"{result.get('id', run_id)} {result.get('state', '')}")
+        return
+    state = result.get("state", "")
+    words = f"{result.get('id', run_id)} {state}"
+    if result.get("resume_from"):
+        name, step = PurePath(str(result["resume_from"])).name, result.get("resume_step")
+        words += f" from {name}"
+        words += f" ({step_words(name, step)})" if isinstance(step, int) and not is_step_named(name) else ""
+    elif verb == "restart" and state == RunState.QUEUED:
+        words += " from the start"
+    if verb in ("resume", "restart"):
+        words += f"; gputui logs {run_id} -f follows it"
+    say(words)
 
 
 @click.command("stop")
@@ -29,6 +46,14 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
 def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
     """Ask a run to end. It may finish its step and save a checkpoint; --now kills it at once."""
     act(session, "stop", run, as_json, now=now)
+    if as_json:
+        return
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        tracker = RunTracker(view.run_id)
+        tracker.read(connection, view.attempt)
+    if view.stop is not None:
+        say(stop_words(RunRow(view, tracker.progress(view)), time.time())[0])
 
 
 @click.command("restart")
@@ -45,5 +70,5 @@ def restart(session: Session, run: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
 def rm(session: Session, run: str, as_json: bool) -> None:
-    """Forget a run that is over: its history and its folder."""
+    """Remove a run that has ended: its history and its folder."""
     act(session, "rm", run, as_json)

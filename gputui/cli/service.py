@@ -54,7 +54,7 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
                 f"try systemctl --user enable --now {NAME} when logged in",
                 EXIT_UNREACHABLE,
             )
-    say("recording; gputui service status tells how it does")
+    say("recording; gputui service status shows its state")
     if not _lingers():
         say(
             "It starts with your first login and ends with your last logout. "
@@ -66,7 +66,7 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def uninstall(_session: Session, yes: bool) -> None:
-    """Stop recording and remove the unit; runs go on, and what was recorded stays."""
+    """Stop recording and remove the unit; runs continue, and what was recorded stays."""
     path = unit_path(os.environ)
     if not path.exists():
         say("no unit is installed")
@@ -82,7 +82,7 @@ def uninstall(_session: Session, yes: bool) -> None:
     _systemctl("daemon-reload")
     if problem is not None:
         fail(f"{path} is removed, but systemctl --user disable failed: {problem}", EXIT_UNREACHABLE)
-    say("removed; runs go on, and what was recorded stays")
+    say("removed; runs continue, and recorded data is kept")
 
 
 @command.command("status")
@@ -129,7 +129,7 @@ def _unit(workspace: Workspace, interval: float) -> str:
 
 
 def _command_line(text: str) -> str:
-    """The recorder and its home, whatever its interval."""
+    """The recorder and its home, without the interval."""
     line = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
     return line.partition('"--record"')[0]
 

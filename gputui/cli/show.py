@@ -8,31 +8,45 @@ from contextlib import closing
 import click
 
 from gputui.charts import units
-from gputui.cli.context import Session, print_json, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json, say
 from gputui.cli.table import columns
 from gputui.metrics.intake_words import intake_words
-from gputui.runs.command import sinks_of
-from gputui.store import checkpoints, json_shapes
+from gputui.redaction import Redactor
+from gputui.runs.code_version import code_words
+from gputui.runs.command import shown_param, sinks_of
+from gputui.runs.redaction import secrets_of
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store import checkpoints, json_columns, json_shapes
+from gputui.store.attempts import read_attempts
 from gputui.store.costs import RunCost, run_cost
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
-from gputui.store.runs import read_attempts, read_decisions, read_incidents
-from gputui.tui.layout.run_words import placement_words
+from gputui.store.run_history import read_decisions, read_incidents
+from gputui.store.runs import Run
+from gputui.tui.layout.run_words import placement_words, tag_words
 
 
 @click.command("show")
 @click.argument("run", required=False)
+@click.option("--diff", "with_diff", is_flag=True, help="How the code that ran differed from its git commit.")
+@click.option("--against", metavar="RUN", help="With --diff: how it differed from the code of that run.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
-def command(session: Session, run: str | None, as_json: bool) -> None:
+def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     from gputui.recovery import cost
     from gputui.recovery.checkpoint_ledger import candidates, refused, spans_of
     from gputui.recovery.checkpoint_words import checkpoints_shape
     from gputui.recovery.history import resumptions
 
+    if against is not None and not with_diff:
+        fail("--against goes with --diff", EXIT_USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
+        if with_diff:
+            _print_diff(session, view, None if against is None else session.find_run(connection, against))
+            return
         attempts = read_attempts(connection, view.run_id)
         incidents = read_incidents(connection, view.run_id)
         decisions = read_decisions(connection, view.run_id)
@@ -49,14 +63,25 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
         shape = json_shapes.show_shape(view, attempts, incidents, decisions, cost.by_incident(costs), sums, taken)
         shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
         sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
-        print_json({**shape, "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans)})
+        code = json_columns.mapping(view.spec_json).get("code")
+        print_json({**shape, "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans), "code": code})
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))
+    if view.is_renamed:
+        say(f"name        {view.name}")
+    if view.tags:
+        say(f"tags        {tag_words(view)}")
+    if view.note:
+        say(f"note        {view.note}")
     say(f"profile     {view.profile}")
     if view.target is not None:
         say("target      " + placement_words(view, now)[0])
-    say("parameters  " + ("  ".join(f"{name}={value}" for name, value in view.params.items()) or "none"))
+    say("parameters  " + ("  ".join(f"{name}={shown_param(value)}" for name, value in view.params.items()) or "none"))
+    code = json_columns.mapping(view.spec_json).get("code") or {}
+    if (words := code_words(code)) is not None:
+        more = f"; gputui show {view.run_id} --diff" if code.get("changed_files") else ""
+        say(f"code        {words}{more}")
     if (trouble := intake_words(lines)) is not None:
         say(f"metrics     {trouble}")
     if taken.gpu_hours:
@@ -92,6 +117,28 @@ def command(session: Session, run: str | None, as_json: bool) -> None:
         say(f"{incidents_word} cost {'at least ' if together.unknown else ''}{cost.in_words(together)}")
 
 
+def _print_diff(session: Session, view: Run, other: Run | None) -> None:
+    """The diff of the code that ran from its commit, or from that of another run, secrets left out."""
+    if other is not None:
+        from gputui.runs.code_diff import CodeUnknownError, run_code_diff
+
+        try:
+            for line in run_code_diff(session.workspace.runs, other.run_id, view.run_id):
+                say(line)
+        except (CodeUnknownError, SpecError) as error:
+            fail(str(error), EXIT_REFUSED)
+        return
+    try:
+        spec = read_spec(session.workspace.run_dir(view.run_id) / SPEC_FILE)
+    except SpecError as error:
+        fail(str(error), EXIT_REFUSED)
+    if spec.code is None:
+        fail(f"{view.run_id} did not run in a git checkout, or was launched by an older gputui", EXIT_REFUSED)
+    hide = Redactor(secrets_of(spec))
+    for line in str(spec.code.get("diff") or "").splitlines():
+        say(hide.text(line))
+
+
 _NOT_RESUMED: dict[str | None, str] = {
     "beginning": "started from the beginning although a checkpoint was given",
     "earlier": "went on from an earlier step than its checkpoint's",
@@ -108,5 +155,5 @@ def taken_words(taken: RunCost) -> str:
     if taken.energy_kwh is None:
         return words
     energy = taken.energy_kwh
-    said = f"{units.short_number(energy)} kWh" if energy >= 0.1 else f"{units.short_number(energy * 1000)} Wh"
-    return f"{words}, {'at least ' if taken.energy_is_partial else ''}{said}"
+    amount = f"{units.short_number(energy)} kWh" if energy >= 0.1 else f"{units.short_number(energy * 1000)} Wh"
+    return f"{words}, {'at least ' if taken.energy_is_partial else ''}{amount}"

@@ -8,9 +8,10 @@ import click
 
 from gputui.charts import units
 from gputui.cli.context import Session, print_json, say, typed_moment
-from gputui.cli.study_shapes import best_trials, study_shape
+from gputui.cli.study_shapes import study_shape
 from gputui.cli.table import columns
 from gputui.store.studies import TrialState, read_studies, read_trials
+from gputui.studies.analysis import best_trials
 
 
 @click.command("studies")

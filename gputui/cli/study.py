@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gputui.charts import units
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json, say, typed_moment
 from gputui.cli.table import columns
+
+if TYPE_CHECKING:
+    from gputui.store.studies import RungValue
 
 
 @click.group("study")
@@ -25,7 +28,7 @@ def command() -> None:
 
 @command.command("run")
 @click.argument("file")
-@click.option("--wait", is_flag=True, help="Wait until it is over.")
+@click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
 def run(session: Session, file: str, wait: bool, as_json: bool) -> None:
@@ -171,7 +174,7 @@ def extend(
     session: Session, study: str, trials: int | None, gpu_hours: float | None, wall: str | None, as_json: bool
 ) -> None:
     """Add to the budget while it goes on; a study that is over goes on."""
-    from gputui.studies.schema import parse_duration
+    from gputui.yaml_forms.quantities import parse_duration
 
     seconds = None if wall is None else parse_duration(wall)
     if wall is not None and not seconds:
@@ -202,41 +205,91 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
 @command.command("export")
 @click.argument("study")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--lineage", is_flag=True, help="The course of a population's best member as a profile with phases.")
+@click.option("--trial", type=click.IntRange(0), help="With --lineage: of this member instead.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj
-def export(session: Session, study: str, file: Path, as_json: bool) -> None:
+def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
     """Write a study as an Optuna storage (SQLite), which optuna-dashboard opens."""
-    from gputui.cli.study_shapes import spec_of
+    if lineage:
+        _export_lineage(session, study, file, trial, as_json=as_json)
+        return
+    if trial is not None:
+        fail("--trial goes with --lineage", EXIT_USAGE)
     from gputui.store.studies import StudyNotFoundError, find_study
     from gputui.studies.optuna_export import ExistingFileError, export_study
-    from gputui.studies.sampling import INSTALL
+    from gputui.studies.sampling import install_command
+    from gputui.studies.spec import known_study_spec
 
     with closing(session.reader()) as connection:
         try:
             found = find_study(connection, study)
-            spec = spec_of(found)
+            spec = known_study_spec(found)
             if spec is None:
                 fail(f"{found.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
             count = export_study(connection, found, spec, file)
         except (StudyNotFoundError, ExistingFileError) as error:
             fail(str(error), EXIT_REFUSED)
         except ImportError:
-            fail(f"Optuna is not installed; {INSTALL}", EXIT_REFUSED)
+            fail(f"Optuna is not installed; {install_command()}", EXIT_REFUSED)
     if as_json:
         print_json({"id": found.study_id, "file": str(file), "trials": count})
     else:
         say(f"{count} trials of {found.study_id} written; optuna-dashboard sqlite:///{file}")
 
 
+def _export_lineage(session: Session, study: str, file: Path, number: int | None, *, as_json: bool) -> None:
+    from gputui.runs.spec import SpecError
+    from gputui.runs.submission import read_spec
+    from gputui.store.studies import StudyNotFoundError, find_study, read_trials
+    from gputui.studies import rows
+    from gputui.studies.analysis import best_trial
+    from gputui.studies.lineage import LineageError, lineage
+    from gputui.studies.phased_profile import ProfileChangedError, phased_profile
+    from gputui.studies.spec import known_study_spec
+
+    with closing(session.reader()) as connection:
+        try:
+            found = find_study(connection, study)
+        except StudyNotFoundError as error:
+            fail(str(error), EXIT_REFUSED)
+        spec, trials = known_study_spec(found), read_trials(connection, found.study_id)
+        if spec is None or spec.pbt is None:
+            fail(f"{found.study_id} trains no population; gputui study report names the command", EXIT_REFUSED)
+        if number is None and (best := best_trial(trials, spec.objectives[0])) is not None:
+            number = best.number
+        if number is None or number >= len(trials):
+            why = "no member is complete yet; choose one with --trial" if number is None else f"has no trial {number}"
+            fail(f"{found.study_id}: {why}", EXIT_REFUSED)
+        try:
+            base = read_spec(session.workspace.studies / found.study_id / rows.SPEC_FILE)
+            phases = lineage(connection, trials, number)
+            name = f"{found.study_id}-t{number}"
+            text = phased_profile(base, Path(base.profile_path or "").read_text("utf-8"), name, spec.params, phases)
+            with file.open("x", encoding="utf-8") as written:
+                written.write(text)
+        except FileExistsError:
+            fail(f"{file} exists; choose another name", EXIT_REFUSED)
+        except (LineageError, SpecError, ProfileChangedError, OSError) as error:
+            fail(str(error), EXIT_REFUSED)
+    if as_json:
+        print_json({"id": found.study_id, "trial": number, "file": str(file), "phases": len(phases)})
+    else:
+        say(f"{len(phases)} phases of trial {number} of {found.study_id} written; gputui run {file}")
+
+
 @command.command("report")
 @click.argument("study", required=False)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="A folder: a page, and with pictures.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
 @click.pass_obj
-def report(session: Session, study: str | None, at: str | None) -> None:
-    """What was found, what was cut short and why, and the command that trains the best point, as Markdown."""
-    from gputui.cli.study_shapes import spec_of
-    from gputui.store.studies import StudyNotFoundError, find_study, read_trials, study_gpu_hours
-    from gputui.studies.report import markdown
+def report(session: Session, study: str | None, out: Path | None, at: str | None) -> None:
+    """What was found, what was cut short and why, and the command that trains the best point, as Markdown; with --out
+    report.md and report.html with pictures."""
+    from gputui.reports.summary.files import ReportError, write_files
+    from gputui.store.studies import StudyNotFoundError, find_study, read_rungs, read_trials, study_gpu_hours
+    from gputui.studies.report import StudyFindings, contents, markdown
+    from gputui.studies.spec import known_study_spec
 
     moment = None if at is None else typed_moment(at)
     now = time.time() if moment is None else moment
@@ -245,12 +298,24 @@ def report(session: Session, study: str | None, at: str | None) -> None:
             found = find_study(connection, study, moment)
         except StudyNotFoundError as error:
             fail(str(error), EXIT_REFUSED)
-        spec = spec_of(found)
+        spec = known_study_spec(found)
         if spec is None:
             fail(f"{found.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
         trials = read_trials(connection, found.study_id, moment)
         hours = study_gpu_hours(connection, found.study_id, now)
-    say(markdown(found, spec, trials, gpu_hours=hours, now=now))
+        rungs: dict[int, list[RungValue]] = {}
+        for one in read_rungs(connection, found.study_id, moment):
+            rungs.setdefault(one.number, []).append(one)
+    findings = StudyFindings(found, spec, trials, rungs, hours, now)
+    if out is None:
+        for line in markdown(findings).splitlines():
+            say(line)
+        return
+    try:
+        write_files(out, contents(findings))
+    except ReportError as error:
+        fail(str(error), EXIT_REFUSED)
+    say(f"{found.study_id} in {out / 'report.html'} and {out / 'report.md'}")
 
 
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:

@@ -32,7 +32,15 @@ from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.runs.submission import submit_ticket
 from gputui.store.database import data_version
-from gputui.store.studies import StudyState, TrialRecord, TrialState, expected_seconds, get_study, read_trials
+from gputui.store.studies import (
+    SECONDS_PER_HOUR,
+    StudyState,
+    TrialRecord,
+    TrialState,
+    expected_seconds,
+    get_study,
+    read_trials,
+)
 from gputui.studies import decide
 from gputui.studies.loading import StudyFile, StudyFileNotFoundError, find_study_file, load_study
 from gputui.studies.pbt import first_point
@@ -57,6 +65,10 @@ def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[
     """The study with the GPUs of a trial, and the specification of its runs; ends the command where this machine cannot
     serve it."""
     situation = launch_spec.gpu_situation(session)
+    whole = None if situation is None else sum(not gpu.mig_mode for gpu in situation.facts)
+    if whole and spec.gpus_per_trial > whole:
+        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, this machine has {whole}; give {whole} at most"
+        launch_spec.refuse([asked], EXIT_REFUSED)
     of_profile = profile.form.gpus.count or len(profile.form.gpus.devices)
     try:
         base = resolve(
@@ -67,8 +79,36 @@ def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[
         )
     except ResolveError as error:
         launch_spec.refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
-    gpus = len(base.gpus.uuids) or base.gpus.count
-    return replace(spec, gpus_per_trial=gpus), base
+    spec = replace(spec, gpus_per_trial=len(base.gpus.uuids) or base.gpus.count)
+    if problems := impossible_budget(spec, _usual_seconds(session, spec)):
+        launch_spec.refuse(problems, EXIT_REFUSED)
+    return spec, base
+
+
+def impossible_budget(spec: StudySpec, seconds: float | None) -> list[str]:
+    """What is wrong with a budget that not even one trial fits into; ``seconds`` is what a run usually takes, None
+    where that is not known."""
+    if seconds is None:
+        return []
+    budget, hours = spec.budget, seconds * spec.gpus_per_trial / SECONDS_PER_HOUR
+    found = []
+    if budget.wall_seconds is not None and budget.wall_seconds < seconds:
+        took, given = units.duration(seconds), units.duration(budget.wall_seconds)
+        found.append(f"budget.wall: {given} is less than one run takes, {took} by earlier ones; give more")
+    if budget.gpu_hours is not None and budget.gpu_hours < hours:
+        found.append(
+            f"budget.gpu_hours: {budget.gpu_hours:g} is less than one run takes, {hours:.2g} by earlier ones; give more"
+        )
+    return found
+
+
+def _usual_seconds(session: Session, spec: StudySpec) -> float | None:
+    """How long a run of the study's profile takes by earlier ones, None where none is known."""
+    connection = session.reader_or_none()
+    if connection is None:
+        return None
+    with closing(connection):
+        return expected_seconds(connection, spec.profile, spec.params)
 
 
 def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:
@@ -101,7 +141,7 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
         if as_json:
             print_json({"id": study_id, "state": StudyState.RUNNING})
         else:
-            say(f"{study_id} begun; gputui study show {study_id} tells how it is, gputui study stop {study_id} ends it")
+            say(f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it")
         return EXIT_OK
     return wait_until_over(session, study_id, as_json=as_json)
 
@@ -122,12 +162,11 @@ def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
     is null; what pruning saves is not foreseen."""
     trials = spec.budget.trials if spec.pbt is None else spec.pbt.members
     if spec.pbt is None and spec.sampler.kind == "grid":
-        size = len(spec.grid() or ())
+        size = spec.grid_size or 0
         trials = size if trials is None else min(trials, size)
-    seconds, room = None, spec.parallel
+    seconds, room = _usual_seconds(session, spec), spec.parallel
     if (connection := session.reader_or_none()) is not None:
         with closing(connection):
-            seconds = expected_seconds(connection, spec.profile, spec.params)
             (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
         if spec.gpus_per_trial:
             room = min(spec.parallel or gpus, gpus // spec.gpus_per_trial) or None
@@ -174,13 +213,14 @@ def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
                     agent_at = time.monotonic()
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
-            say(f"{study_id} goes on; gputui study stop {study_id} ends it")
+            say(f"{study_id} continues; gputui study stop {study_id} ends it")
             return EXIT_INTERRUPTED
         return _tell_end(connection, study_id, as_json=as_json)
 
 
 def _tell_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
-    from gputui.cli.study_shapes import best_trials, study_shape
+    from gputui.cli.study_shapes import study_shape
+    from gputui.studies.analysis import best_trials
 
     study = get_study(connection, study_id)
     assert study is not None

@@ -1,9 +1,12 @@
-"""JSON of studies and trials: stable, fields are only ever added."""
+"""JSON of studies and trials: stable, fields are only ever added.
+
+``trials`` is a count by state in the list of studies, and a list of trials where one study is shown.
+"""
 
 from __future__ import annotations
 
-import json
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,32 +20,46 @@ from gputui.store.studies import (
     study_gpu_hours,
 )
 from gputui.studies.analysis import ranked
-from gputui.studies.spec import StudySpec, StudySpecError
-
-
-def spec_of(study: StudyRecord) -> StudySpec | None:
-    """What the study is; None where this gputui cannot read it."""
-    try:
-        return StudySpec.from_json(json.loads(study.spec_json))
-    except (StudySpecError, ValueError):
-        return None
-
-
-def best_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The complete trials, best first, or the Pareto front; none where this gputui cannot read the study."""
-    spec = spec_of(study)
-    return [] if spec is None else ranked(trials, spec.objectives)
+from gputui.studies.spec import StudySpec, known_study_spec
 
 
 def study_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
-    """One study of ``gputui studies --json``. ``best`` has one trial, or the Pareto front of several objectives."""
-    spec = spec_of(study)
+    """One study of ``gputui studies --json``, with the number of trials in each state. ``best`` has one trial, or the
+    Pareto front of several objectives."""
     trials = read_trials(connection, study.study_id, at)
-    counts = {state.value: sum(one.state is state for one in trials) for state in TrialState}
-    best = best_trials(study, trials)
-    is_single = spec is None or len(spec.objectives) == 1
+    hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
+    return _study_shape(study, known_study_spec(study), trials, hours)
+
+
+def show_shape(
+    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
+) -> dict[str, Any]:
+    """``gputui study show --json``: the study with its space, and its trials as a list, each with its values at
+    rungs."""
+    spec = known_study_spec(study)
+    trials = read_trials(connection, study.study_id, at)
+    hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
+    rungs: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for one in read_rungs(connection, study.study_id, at):
+        passed = {"rung": one.rung, "step": one.step, "value": one.value, "attempt": one.attempt, "at": iso(one.at)}
+        rungs[one.number].append(passed)
+    return {
+        **_study_shape(study, spec, trials, hours),
+        "space": [] if spec is None else list(spec.to_json()["space"]),
+        "source": study.source,
+        "trials": [{**_trial_shape(one), "rungs": rungs[one.number]} for one in trials],
+    }
+
+
+def _study_shape(
+    study: StudyRecord, spec: StudySpec | None, trials: Sequence[TrialRecord], gpu_hours: float
+) -> dict[str, Any]:
+    """What both outputs have. ``spec`` is None where this gputui cannot read the study."""
+    states = Counter(one.state for one in trials)
+    objectives = () if spec is None else spec.objectives
+    best = ranked(trials, objectives) if objectives else []
     return {
         "id": study.study_id,
         "name": study.name,
@@ -51,17 +68,18 @@ def study_shape(
         "reason": study.reason,
         "created_at": iso(study.created_at),
         "ended_at": iso(study.ended_at),
-        "objectives": [] if spec is None else [{"metric": o.metric, "direction": o.direction} for o in spec.objectives],
+        "objectives": [{"metric": one.metric, "direction": one.direction} for one in objectives],
         "sampler": None if spec is None else spec.sampler.kind,
         "pruner": None if spec is None else spec.pruner.kind,
         "budget": None if spec is None else dict(spec.to_json()["budget"]),
-        "trials": counts,
-        "gpu_hours": study_gpu_hours(connection, study.study_id, now if at is None else at),
-        "best": [trial_shape(one) for one in (best[:1] if is_single else best)],
+        "trials": {state.value: states[state] for state in TrialState},
+        "gpu_hours": gpu_hours,
+        "best": [_trial_shape(one) for one in (best if len(objectives) > 1 else best[:1])],
     }
 
 
-def trial_shape(trial: TrialRecord) -> dict[str, Any]:
+def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
+    """One trial. ``value`` is that of the first objective, ``parent`` the member that it went on from."""
     return {
         "number": trial.number,
         "run": trial.run_id,
@@ -77,24 +95,4 @@ def trial_shape(trial: TrialRecord) -> dict[str, Any]:
         "generation": trial.generation,
         "created_at": iso(trial.created_at),
         "ended_at": iso(trial.ended_at),
-    }
-
-
-def show_shape(
-    connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
-) -> dict[str, Any]:
-    """``gputui study show --json``: the study with its space, trials and their values at rungs."""
-    spec = spec_of(study)
-    rungs: dict[int, list[dict[str, Any]]] = {}
-    for one in read_rungs(connection, study.study_id, at):
-        passed = {"rung": one.rung, "step": one.step, "value": one.value, "attempt": one.attempt, "at": iso(one.at)}
-        rungs.setdefault(one.number, []).append(passed)
-    return {
-        **study_shape(connection, study, now, at),
-        "space": [] if spec is None else list(spec.to_json()["space"]),
-        "source": study.source,
-        "trials": [
-            {**trial_shape(one), "rungs": rungs.get(one.number, [])}
-            for one in read_trials(connection, study.study_id, at)
-        ],
     }

@@ -15,7 +15,7 @@ from gputui.cli.context import EXIT_USAGE, Session, print_json
 @click.option("--over", type=click.Choice(("best", "last")), default="best", help="Which value counts.")
 @click.option("--parallel", type=click.IntRange(1, 256), help="Trials at a time (else as many as fit).")
 @click.option("--name", help="What the study is called (else the profile's name and -sweep).")
-@click.option("--wait", is_flag=True, help="Wait until it is over.")
+@click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its points and what they are expected to take.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_obj

@@ -6,11 +6,11 @@ import click
 
 from gputui.cli import launch_spec
 from gputui.cli.check import MARKS
-from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, print_json, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, JsonGroup, Session, print_json, say
 from gputui.cli.table import columns
 
 
-@click.group("targets", invoke_without_command=True)
+@click.group("targets", cls=JsonGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:

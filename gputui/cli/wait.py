@@ -16,11 +16,12 @@ from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Session, print_json, say
 from gputui.store.database import data_version
 from gputui.store.events import EventView, read_events
+from gputui.store.run_history import read_incidents
 from gputui.store.run_states import RunState
-from gputui.store.runs import Run, find_run, read_incidents
+from gputui.store.runs import Run, find_run
 from gputui.tui.data.progress import RunTracker
-from gputui.tui.data.snapshot import Progress
-from gputui.tui.layout.run_words import time_left
+from gputui.tui.data.snapshot import Progress, RunRow
+from gputui.tui.layout.run_words import outlook, silent_seconds, start_words, stop_words, time_left
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5
@@ -31,7 +32,7 @@ MARKS = {"error": "✗", "warning": "▲"}
 
 
 class StatusLine:
-    """One line at the bottom of a terminal that is rewritten; nothing where there is no terminal."""
+    """One line at the bottom of a terminal that is rewritten; nothing if there is no terminal."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -56,7 +57,7 @@ class StatusLine:
 def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: bool = False) -> int:
     """Follow a run until it is over; the exit code. Interrupting leaves the run alone.
 
-    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``); every event is a line of its own, on
+    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``); every event is a separate line, on
     a terminal or not. After an incident the story of the run follows. ``is_quiet`` prints nothing, ``as_json`` only
     the end.
     """
@@ -64,7 +65,7 @@ def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: b
         try:
             view = _follow(session, connection, run_id, is_shown=not (is_quiet or as_json))
         except KeyboardInterrupt:
-            say(f"{run_id} goes on; gputui stop {run_id} ends it")
+            say(f"{run_id} continues; gputui stop {run_id} ends it")
             return EXIT_INTERRUPTED
         if as_json:
             print_json({"id": run_id, "state": view.state})
@@ -121,7 +122,9 @@ def status_words(run: Run, progress: Progress, now: float) -> str:
     if run.attempt > 1:
         parts.append(f"attempt {run.attempt}")
     if run.state == "starting" and run.attempt_started_at is not None:
-        parts.append(units.duration(max(0.0, now - run.attempt_started_at)))
+        parts.append(start_words(run, now))
+    elif run.state == "stopping":
+        parts.append(stop_words(RunRow(run, progress), now)[0])
     elif run.waiting_for:
         parts.append(run.waiting_for)
     elif progress.step is not None:
@@ -129,9 +132,9 @@ def status_words(run: Run, progress: Progress, now: float) -> str:
         parts.append(f"step {units.count(progress.step)}{total}")
         if progress.loss is not None:
             parts.append(f"loss {units.metric_value(progress.loss)}")
-        if left := time_left(progress):
-            parts.append(left)
-    return " · ".join(parts)
+        row = RunRow(run, progress)
+        parts.append(outlook(row, now)[0] if silent_seconds(row, now) else time_left(progress))
+    return " · ".join(part for part in parts if part)
 
 
 def _print_end(connection: sqlite3.Connection, view: Run) -> None:
@@ -142,7 +145,7 @@ def _print_end(connection: sqlite3.Connection, view: Run) -> None:
         say("")
         print_paragraphs(story_of(connection, view))
         say("")
-    took = None if view.started_at is None or view.ended_at is None else units.duration(view.ended_at - view.started_at)
+    took = None if view.ended_seconds is None else units.duration(view.ended_seconds)
     words = f": {view.reason}" if view.reason else f" after {took}" if took else ""
     say(f"{view.run_id} {view.state}{words}")
     if had_incidents:

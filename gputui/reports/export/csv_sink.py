@@ -1,4 +1,4 @@
-"""CSV: a row a line, a column a metric. A metric that appears later gets a column: the file is then written anew beside
+"""CSV: a row per line, a column per metric. A metric that appears later gets a column: the file is rewritten beside
 itself and put in its place.
 
 Exactly once: the position is the number of rows, and what lies behind them is cut off before it is written again.
@@ -79,7 +79,7 @@ class CsvSink:
         return {"rows": self._rows}
 
     def _end_of_row(self, wanted: int) -> int | None:
-        """Where so many rows end, in bytes; None where there are fewer. Takes the names of the columns from the file.
+        """Where so many rows end, in bytes; None if there are fewer. Takes the names of the columns from the file.
         Rows are numbers alone, so that only the first line can hold a quoted line break. Raises ExportError."""
         with self._file.path.open("rb") as file:
             head = _head(file)
@@ -124,7 +124,7 @@ class CsvSink:
 
 
 def _head(file: io.BufferedReader) -> list[str] | None:
-    """The first row, and the file behind it; None where there is no whole one of ours."""
+    """The first row, and the file behind it; None if there is no whole one of ours."""
     text = ""
     while line := file.readline():
         text += line.decode("utf-8", "replace")

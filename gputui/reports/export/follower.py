@@ -1,7 +1,7 @@
 """A run into a sink while it lives: what is new since the last look is written, then remembered.
 
 The run knows nothing of it. The store is only read, what is written is on the disk before it is remembered, and a sink
-takes back what was written and not remembered; so a process may be killed anywhere, and the next one goes on.
+takes back what was written and not remembered; so a process may be killed anywhere, and the next one continues.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Follower:
                 try:
                     if known is None:
                         known = self._take_target(place, sink, created_at)
-                    elif known.ended_at is not None and self._is_told(connection, known):
+                    elif known.ended_at is not None and self._is_exported(connection, known):
                         return 0
                     return self._follow(connection, place, sink, known)
                 except (RunGoneError, FileNotFoundError):
@@ -155,7 +155,7 @@ class Follower:
             if row is None or row[0] is not None:
                 return
 
-    def _is_told(self, connection: sqlite3.Connection, known: Remembered) -> bool:
+    def _is_exported(self, connection: sqlite3.Connection, known: Remembered) -> bool:
         try:
             piece = read_piece(connection, self.target.run_id, known.progress, 1)
         except HistoryLostError:

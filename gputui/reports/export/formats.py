@@ -17,7 +17,7 @@ class FormatFacts:
     Attributes:
         sink: the class below this package that writes it, a `sink.Sink` made from a subject, a target and a key;
             imported when it is needed.
-        place: where a profile's sink writes unless told, None where it must say.
+        place: where a profile's sink writes by default, None if the profile must name a place.
         packages: must be installed beside gputui, and come with its ``extra``; ``sqlite_packages`` too where the target
             is an address that begins with ``sqlite:``.
         is_folder: the target is a folder, not a file.
@@ -69,7 +69,7 @@ def is_format(name: str) -> TypeGuard[Format]:
 
 
 def missing_package(name: str, target: str) -> str | None:
-    """What is missing to write this form, and how it is installed; None where all is there."""
+    """What is missing to write this form, and how it is installed; None if all is there."""
     if not is_format(name):
         return f"this gputui does not write {name}"
     facts = FORMATS[name]

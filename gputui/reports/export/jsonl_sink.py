@@ -58,7 +58,7 @@ class JsonlSink:
         return _encoded({**self._who(), "event": f"{NOTE}run", **launched})
 
     def _mark(self) -> bytes:
-        """How a file of this run begins, whatever else is told of the run."""
+        """The first line of a file of this run."""
         return _encoded(self._who()).rstrip(b"}\n") + b","
 
     def _who(self) -> dict[str, Any]:

@@ -20,13 +20,13 @@ class LineFile:
         self.size = 0
 
     def refuse_taken(self) -> None:
-        """Raises ExportError where something is there already."""
+        """Raises ExportError if something is there already."""
         self.refuse_other_than_files()
         if self.path.exists() and self.path.stat().st_size > 0:
             raise TargetTakenError(f"{self.path} exists already; move it away or choose another place")
 
     def refuse_other_than_files(self) -> None:
-        """Raises ExportError where a folder is there, or a device: to replace one would harm the machine."""
+        """Raises ExportError if a folder is there, or a device: to replace one would harm the machine."""
         try:
             is_other = self.path.exists() and not self.path.is_file()
         except OSError as error:

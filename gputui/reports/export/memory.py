@@ -21,7 +21,7 @@ FOLDER = "sinks"
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """``created_at`` is when the run was made, as the sink was told when it was begun: the target knows the run by it,
+    """``created_at`` is when the run was made, as of the sink's start: the target knows the run by it,
     and a database that was lost and read back from the folders tells another. ``at`` is when something was written
     last; both are UTC unix seconds. ``ended_at``: the run ended then, and everything until then is written."""
 
@@ -57,7 +57,7 @@ class MemoryPlace:
         return self.run_dir / FOLDER / f"{self.stem}.log"
 
     def make(self) -> None:
-        """Raises OSError, FileNotFoundError where the run's folder is gone."""
+        """Raises OSError, FileNotFoundError if the run's folder is gone."""
         (self.run_dir / FOLDER).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
 
     def take(self, *, is_agents: bool) -> int:
@@ -66,7 +66,7 @@ class MemoryPlace:
         return process_lock.take(self.lock, is_agents=is_agents)
 
     def read(self) -> Remembered | None:
-        """What was remembered; None where nothing was, or nothing that can be understood."""
+        """What was remembered; None if nothing was, or nothing that can be understood."""
         try:
             data = json.loads(self.position.read_text("utf-8"))
             ended_at = data["ended_at"]

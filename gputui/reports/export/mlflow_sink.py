@@ -2,11 +2,12 @@
 
 Exactly once where the store is a database (SQLite, or a server with one): the run is found again by a tag, and MLflow
 takes a metric's value of the same step and time only once. Every attempt's values are kept: a repeated step has two
-values that differ in time.
+values that differ in time. A trial of a study is a child of the study's run, which has no metrics of its own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gputui.config import PRIVATE_DIR_MODE
 from gputui.redaction import redact_text
 from gputui.reports.export.sink import (
     NOTE,
@@ -22,6 +24,7 @@ from gputui.reports.export.sink import (
     Begun,
     ExportError,
     Position,
+    StudyOfRun,
     TargetTakenError,
     cleaned,
     sentence,
@@ -37,6 +40,7 @@ _ODD = re.compile(r"[^\w./ :-]", re.ASCII)
 _MOST_NAME = 250  # characters, MAX_ENTITY_KEY_LENGTH in mlflow.utils.validation
 _STORY_SENTENCES = 100
 _SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
+_PARENT = "mlflow.parentRunId"
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
@@ -80,6 +84,8 @@ class MlflowSink:
             else:
                 self._run_id = known
                 self._client.update_run(known, status="RUNNING")
+            if (parent := self._client.get_run(self._run_id).data.tags.get(_PARENT)) is not None:
+                self._client.update_run(parent, status="RUNNING")
             params = [self._param(name, value) for name, value in _params(cleaned(self._about.params)).items()]
             for start in range(0, len(params), _MOST_PARAMS):
                 self._client.log_batch(self._run_id, params=params[start : start + _MOST_PARAMS])
@@ -108,35 +114,59 @@ class MlflowSink:
             self._client.set_tag(self._run_id, f"{NOTE}state", state)
             if state in _STATUS:
                 self._client.set_terminated(self._run_id, _STATUS[state], round(ended_at * 1000))
+                if (parent := self._client.get_run(self._run_id).data.tags.get(_PARENT)) is not None:
+                    # The next trial begins it again.
+                    self._client.set_terminated(parent, "FINISHED", round(ended_at * 1000))
         return {"story": self._story}
 
-    def _known(self) -> str | None:
-        """The run's id in MLflow, if an earlier process made it."""
+    def _known(self, key: str | None = None) -> str | None:
+        """The id in MLflow of the run with a key, its own unless given, if an earlier process made it."""
         experiment = self._client.get_experiment_by_name(PROJECT)
         if experiment is None:
             return None
-        wanted = f"tags.`{NOTE}key` = '{self._about.key}'"
+        wanted = f"tags.`{NOTE}key` = '{key or self._about.key}'"
         found = self._client.search_runs([experiment.experiment_id], wanted, max_results=1)
         return str(found[0].info.run_id) if found else None
 
     def _create(self) -> str:
         about = self._about
+        tags = {f"{NOTE}run": about.run_id, f"{NOTE}profile": about.profile, f"{NOTE}key": about.key}
+        if about.study is not None:
+            tags |= {
+                f"{NOTE}study": about.study.study_id,
+                f"{NOTE}trial": str(about.study.trial),
+                _PARENT: self._parent(about.study),
+            }
+        made = self._client.create_run(
+            self._experiment(), start_time=round(about.created_at * 1000), tags=tags, run_name=about.run_id
+        )
+        return str(made.info.run_id)
+
+    def _experiment(self) -> str:
         experiment = self._client.get_experiment_by_name(PROJECT)
         if experiment is None:
             try:
-                experiment_id = self._client.create_experiment(PROJECT)
+                return str(self._client.create_experiment(PROJECT))
             except self._error:
                 # Another run's sink has just made it.
                 experiment = self._client.get_experiment_by_name(PROJECT)
                 if experiment is None:
                     raise
-        if experiment is not None:
-            experiment_id = experiment.experiment_id
-        tags = {f"{NOTE}run": about.run_id, f"{NOTE}profile": about.profile, f"{NOTE}key": about.key}
-        made = self._client.create_run(
-            experiment_id, start_time=round(about.created_at * 1000), tags=tags, run_name=about.run_id
-        )
-        return str(made.info.run_id)
+        return str(experiment.experiment_id)
+
+    def _parent(self, study: StudyOfRun) -> str:
+        """The run of the study, which the first of its trials makes."""
+        key = f"{study.study_id} {study.created_at!r}"
+        study.folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
+        with (study.folder / "mlflow.lock").open("a") as lock:
+            # The trials that begin together must not make two.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (known := self._known(key)) is not None:
+                return known
+            tags = {f"{NOTE}study": study.study_id, f"{NOTE}profile": self._about.profile, f"{NOTE}key": key}
+            began = round(study.created_at * 1000)
+            made = self._client.create_run(self._experiment(), start_time=began, tags=tags, run_name=study.study_id)
+            return str(made.info.run_id)
 
     def _tags(self, notes: Sequence[Note]) -> Iterator[Any]:
         yield self._tag("mlflow.note.content", "\n".join(f"- {text}" for text in self._story)[-_MOST_TEXT:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from gputui.redaction import BY_LOOK
@@ -29,9 +30,19 @@ class TargetTakenError(ExportError):
 
 
 @dataclass(frozen=True, slots=True)
+class StudyOfRun:
+    """The study that a run is a trial of, and when it began (UTC unix seconds). ``folder`` is the study's own."""
+
+    study_id: str
+    trial: int
+    created_at: float
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
 class About:
     """The run that is written. ``params`` are the launch's, secrets taken out; ``metrics`` are the names wanted, empty
-    for all; ``key`` is unique to this run and target and stays the same."""
+    for all; ``key`` is unique to this run and target and stays the same. ``study`` is None if it is no trial."""
 
     run_id: str
     name: str
@@ -40,6 +51,7 @@ class About:
     params: Mapping[str, Any]
     metrics: tuple[str, ...]
     key: str
+    study: StudyOfRun | None = None
 
     def values(self, line: StoredLine) -> dict[str, float]:
         """The wanted metrics of a line."""
@@ -47,7 +59,7 @@ class About:
         return {name: numbers[name] for name in self.metrics if name in numbers} if self.metrics else numbers
 
     def point(self, line: StoredLine) -> tuple[int, float, dict[str, float]] | None:
-        """(step, unix seconds, values) of a line, None where it has no step or nothing wanted. Values of ranks other
+        """(step, unix seconds, values) of a line, None if it has no step or nothing wanted. Values of ranks other
         than the first go under ``rank<N>/``: trackers know no ranks."""
         if line.step is None or not (values := self.values(line)):
             return None

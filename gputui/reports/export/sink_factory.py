@@ -15,7 +15,7 @@ _SQLITE = "sqlite:///"
 
 
 def make_sink(name: Format, subject: Subject, target: str, key: str | None = None) -> Sink:
-    """A sink for a run and an absolute target. Raises ExportError where its library is missing."""
+    """A sink for a run and an absolute target. Raises ExportError if its library is missing."""
     missing = missing_package(name, target)
     if missing is not None:
         raise ExportError(missing)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from gputui.redaction import redact_params
-from gputui.reports.export.sink import About
+from gputui.reports.export.sink import About, StudyOfRun
 from gputui.store import json_columns
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import StoredLine
 from gputui.store.runs import Run, find_run
+from gputui.store.studies import get_study
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,15 @@ class Subject:
         return self if self.wanted else replace(self, metrics=self.names())
 
     def about(self, key: str) -> About:
-        """What a sink is told of the run; ``key`` tells this target from others."""
+        """A sink's view of the run; ``key`` identifies its target."""
         run = self.run
-        return About(run.run_id, run.name, run.profile, run.created_at, self.params, self.wanted, key)
+        study = None if run.study_id is None else get_study(self.connection, run.study_id)
+        of_study = None
+        if study is not None:
+            ((_, _, database), *_) = self.connection.execute("PRAGMA database_list").fetchall()
+            folder = Path(database).parent / "studies" / study.study_id
+            of_study = StudyOfRun(study.study_id, run.trial or 0, study.created_at, folder)
+        return About(run.run_id, run.name, run.profile, run.created_at, self.params, self.wanted, key, of_study)
 
 
 def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str, ...] = ()) -> Subject:

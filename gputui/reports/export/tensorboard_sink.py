@@ -1,6 +1,6 @@
 """TensorBoard event files in a folder of the run's own.
 
-An attempt that goes on from a checkpoint repeats steps. It begins with a START record, by which TensorBoard discards
+An attempt that continues from a checkpoint repeats steps. It begins with a START record, by which TensorBoard discards
 what the attempt before it wrote from that step on: a curve is that of the training which led to the result. Texts fall
 under the same rule, so that each tells the whole story again.
 

@@ -1,6 +1,6 @@
 """An offline run of Weights & Biases below a folder, for ``wandb sync``; nothing is sent anywhere.
 
-Exactly once: an offline run cannot be continued, so that a process which follows another writes it anew from the first
+Exactly once: an offline run cannot be continued, so the next process rewrites it from the first
 line and takes away the folder that was left unfinished. The run's id stays the same.
 """
 

@@ -91,7 +91,7 @@ _HOST_GAUGES: Sequence[tuple[str, str, Callable[[HostView], float | None]]] = (
 
 # The standard vocabulary of docs/metrics.md: name there, name here, unit and meaning.
 _RANK_GAUGES: Sequence[tuple[str, str, str]] = (
-    ("loss", "loss", "Newest training loss; NaN and infinite values are told as they are."),
+    ("loss", "loss", "Newest training loss; NaN and infinite values are reported as they are."),
     ("lr", "learning_rate", "Newest learning rate."),
     ("grad_norm", "gradient_norm", "Newest norm of the gradient."),
     ("samples_per_s", "samples_per_second", "Samples that the whole run trains on in a second."),
@@ -159,7 +159,7 @@ def _gpus(moment: ScrapeMoment) -> Iterator[Metric]:
         "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU_LABELS,
         [(_of_gpu(gpu), gpu.uuid in moment.quarantined) for gpu in all_gpus],
     )  # fmt: skip
-    # What an old sample said is not what is: only GPUs that answer now have values.
+    # An old sample is not the present: only GPUs that answer now have values.
     fresh = [gpu for gpu in all_gpus if gpu.state == "ok"]
     for name, text, value in _GPU_GAUGES:
         yield from _gauge(f"gpu_{name}", text, _GPU_LABELS, [(_of_gpu(gpu), value(gpu)) for gpu in fresh])

@@ -1,5 +1,9 @@
-"""Alert rules for Prometheus, as data. They cover what a machine that watches from outside can tell better: that gputui
-itself is gone. The rest follows gputui's own rules (`gputui.alerts.rules`)."""
+"""Alert rules for Prometheus, as data.
+
+A rule that measures the same as one of `gputui.alerts.rules` takes its limits, duration and severity from there, as
+shipped: ``alerts.yaml`` does not change them. The others have numbers of their own; some of them report what only a
+machine outside can notice, that gputui itself is gone.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,60 @@ from typing import Literal
 
 import yaml
 
+from gputui.alerts import rules as own
+
 Severity = Literal["warning", "critical"]
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusRule:
-    """One alert: when ``expression`` holds for ``duration``. ``summary`` may name labels of the series."""
+    """One alert.
+
+    Attributes:
+        name: in CamelCase, as is usual there.
+        expression: PromQL; the alert is about each series that it returns.
+        duration: how long it must return the series, such as ``5m``.
+        severity: the label that routes the alert.
+        summary: one sentence, in which ``{{ $labels.… }}`` are labels of the series.
+    """
 
     name: str
     expression: str
     duration: str
     severity: Severity
     summary: str
+
+
+_SEVERITIES: dict[own.Severity, Severity] = {"info": "warning", "warning": "warning", "error": "critical"}
+
+
+def _like(rule_id: str, name: str, expression: str, summary: str) -> PrometheusRule:
+    """A rule with the duration and severity of one of gputui's."""
+    rule = own.RULES[rule_id]
+    return PrometheusRule(name, expression, _span(rule.for_seconds), _SEVERITIES[rule.severity], summary)
+
+
+def _limit(rule_id: str, name: str, per: float = 1.0) -> str:
+    """A threshold of one of gputui's rules in Prometheus' base unit, which has ``per`` of the threshold's unit."""
+    (threshold,) = (each for each in own.RULES[rule_id].thresholds if each.name == name)
+    return f"{threshold.default / per:g}"
+
+
+def _share(rule_id: str, name: str = "above_percent") -> str:
+    return _limit(rule_id, name, per=100.0)
+
+
+def _window(rule_id: str) -> str:
+    """How long one of gputui's alerts about an event lasts."""
+    return _span(own.RULES[rule_id].clear_seconds)
+
+
+def _span(seconds: float) -> str:
+    """A duration as Prometheus writes it: ``90s``, ``5m``, ``1h``."""
+    for unit, size in (("h", 3600), ("m", 60)):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 _GPU = "GPU {{ $labels.gpu }}"
@@ -42,14 +88,13 @@ RULES: tuple[PrometheusRule, ...] = (
     PrometheusRule(
         "GpuDriverSilent", "gputui_driver_silent_seconds > 30", "1m", "critical", "the NVIDIA driver does not answer"
     ),
-    PrometheusRule("GpuLost", "gputui_gpu_up == 0", "1m", "critical", f"{_GPU} does not answer"),
+    _like("gpu_lost", "GpuLost", "gputui_gpu_up == 0", f"{_GPU} does not answer"),
     PrometheusRule("GpuQuarantined", "gputui_gpu_quarantined == 1", "0m", "warning", f"{_GPU} failed and gets no run"),
-    PrometheusRule(
+    _like(
+        "gpu_hot",
         "GpuHot",
-        "gputui_gpu_temperature_celsius > 85 or "
-        "gputui_gpu_temperature_celsius > gputui_gpu_temperature_slowdown_celsius - 5",
-        "2m",
-        "warning",
+        f"gputui_gpu_temperature_celsius > {_limit('gpu_hot', 'above_celsius')} or gputui_gpu_temperature_celsius > "
+        f"gputui_gpu_temperature_slowdown_celsius - {_limit('gpu_hot', 'margin_celsius')}",
         f"{_GPU} has {{{{ $value }}}} degrees Celsius",
     ),
     PrometheusRule(
@@ -59,25 +104,22 @@ RULES: tuple[PrometheusRule, ...] = (
         "warning",
         f"{_GPU} is slowed by heat",
     ),
-    PrometheusRule(
+    _like(
+        "gpu_memory",
         "GpuMemoryFull",
-        "gputui_gpu_memory_used_bytes / gputui_gpu_memory_total_bytes > 0.95",
-        "5m",
-        "warning",
+        f"gputui_gpu_memory_used_bytes / gputui_gpu_memory_total_bytes > {_share('gpu_memory')}",
         f"{_GPU} has nearly no memory left",
     ),
-    PrometheusRule(
+    _like(
+        "xid",
         "GpuXid",
-        "increase(gputui_gpu_xid_errors_total[10m]) > 0",
-        "0m",
-        "warning",
+        f"increase(gputui_gpu_xid_errors_total[{_window('xid')}]) > 0",
         f"{_GPU}: XID {{{{ $labels.xid }}}}",
     ),
-    PrometheusRule(
+    _like(
+        "ecc",
         "GpuMemoryErrors",
-        "increase(gputui_gpu_ecc_uncorrected_total[1h]) > 0",
-        "0m",
-        "critical",
+        f"increase(gputui_gpu_ecc_uncorrected_total[{_window('ecc')}]) > 0",
         f"{_GPU} had memory errors that could not be corrected",
     ),
     PrometheusRule(
@@ -104,12 +146,12 @@ RULES: tuple[PrometheusRule, ...] = (
         "critical",
         f"the loss of {_RUN} is no number",
     ),
-    PrometheusRule(
+    _like(
+        "data_wait",
         "RunWaitsForData",
-        "gputui_run_data_wait_seconds / gputui_run_step_seconds > 0.2",
-        "10m",
-        "warning",
-        f"{_RUN} waits for data a fifth of its time",
+        f"gputui_run_data_wait_seconds / gputui_run_step_seconds > {_share('data_wait')} and "
+        f"gputui_run_data_wait_seconds > {_limit('data_wait', 'above_milliseconds', per=1000.0)}",
+        f"{_RUN} waits for data {{{{ $value | humanizePercentage }}}} of its time",
     ),
     PrometheusRule(
         "RunFailsAgainAndAgain",
@@ -118,25 +160,22 @@ RULES: tuple[PrometheusRule, ...] = (
         "warning",
         f"{_RUN} had three incidents within an hour",
     ),
-    PrometheusRule(
+    _like(
+        "host_memory",
         "HostMemoryNearlyFull",
-        "gputui_host_memory_used_bytes / gputui_host_memory_total_bytes > 0.95",
-        "5m",
-        "warning",
+        f"gputui_host_memory_used_bytes / gputui_host_memory_total_bytes > {_share('host_memory')}",
         "the host has nearly no memory left",
     ),
-    PrometheusRule(
+    _like(
+        "disk",
         "DiskNearlyFull",
-        "gputui_host_disk_used_bytes / gputui_host_disk_total_bytes > 0.95",
-        "5m",
-        "warning",
+        f"gputui_host_disk_used_bytes / gputui_host_disk_total_bytes > {_share('disk')}",
         "the disk of the state directory is nearly full",
     ),
-    PrometheusRule(
+    _like(
+        "shm",
         "SharedMemoryNearlyFull",
-        "gputui_host_shm_used_bytes / gputui_host_shm_total_bytes > 0.9",
-        "5m",
-        "warning",
+        f"gputui_host_shm_used_bytes / gputui_host_shm_total_bytes > {_share('shm')}",
         "shared memory is nearly full; data loaders will fail",
     ),
 )

@@ -47,7 +47,7 @@ def parse_address(text: str) -> Address:
 
 
 class StoreCollector(Collector):
-    """Reads the store anew for each scrape. Where it cannot be read, only that is told."""
+    """Reads the store for each scrape. If it is unreadable, reports only that."""
 
     def __init__(self, database: Path, wall: Callable[[], float] = time.time) -> None:
         self._database = database

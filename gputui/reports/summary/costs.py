@@ -18,7 +18,7 @@ from gputui.reports.summary.plain import number
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a kilowatt-hour and a GPU-hour cost; None is not asked for. ``currency`` is only told."""
+    """What a kilowatt-hour and a GPU-hour cost; None is not asked for. ``currency`` is only shown."""
 
     per_kwh: float | None = None
     per_gpu_hour: float | None = None

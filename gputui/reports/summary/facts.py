@@ -30,7 +30,7 @@ class Spread:
 
 
 def spread(values: Iterable[tuple[float, int]]) -> Spread | None:
-    """The spread of (value, how often) pairs; what is not finite is left out. None where there is nothing."""
+    """The spread of (value, how often) pairs; what is not finite is left out. None if there is nothing."""
     pairs = sorted((value, number) for value, number in values if number > 0 and math.isfinite(value))
     if not pairs:
         return None
@@ -86,7 +86,7 @@ class RateCheck:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run's own lines told. Steps that a later attempt did again count for the times and not for what was
+    """Values of a run's own lines. Steps that a later attempt did again count for the times and not for what was
     learned. ``data_share`` and ``comm_share`` are shares of the step time, the means over the ranks that tell them."""
 
     step_seconds: Spread | None = None
@@ -138,8 +138,9 @@ class Lost:
 class RunFacts:
     """All that a report needs of one run. ``launched`` are the launch's parameters, secrets in them redacted already;
     ``like`` tells which runs may be compared with each other for how they scale: same profile, same parameters but for
-    those in which the number of GPUs shows. ``lost`` is None where nothing failed. ``thresholds`` are those of its
-    profile for quality gates, by their names. ``process_count`` is how many processes it has without GPUs, else 0."""
+    those in which the number of GPUs shows. ``lost`` is None if nothing failed. ``thresholds`` are those of its
+    profile for quality gates, by their names. ``process_count`` is how many processes it has without GPUs, else 0.
+    ``took_seconds`` is the sum of its attempts. ``name``, ``tags`` and ``note`` are what a person calls it."""
 
     run_id: str
     name: str
@@ -160,3 +161,6 @@ class RunFacts:
     gpus: GpuUse = field(default_factory=GpuUse)
     pictures: Sequence[Drawing] = ()
     process_count: int = 0
+    took_seconds: float | None = None
+    tags: tuple[str, ...] = ()
+    note: str | None = None

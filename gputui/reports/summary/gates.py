@@ -15,10 +15,14 @@ from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 
 Outcome = Literal["pass", "fail", "skip"]
 
+LOSS_FLOOR = 0.1
+"""Differences of losses are shares of the loss, but of at least this share of the first epoch's: a model that has
+converged to almost nothing doubles its loss by noise."""
+
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """What a gate says of a run. ``figure`` is what was compared with ``threshold``, both in ``unit``; None where it is
+    """What a gate says of a run. ``figure`` is what was compared with ``threshold``, both in ``unit``; None if it is
     unknown, infinite where no number is bad enough. ``text`` says it in one sentence."""
 
     gate: str
@@ -62,8 +66,9 @@ def _loss(run: RunFacts, _efficiency: float | None) -> Judged:
     if len(epochs) < 2:
         return Judged(None, "fewer than two epochs of losses")
     worst, at = -math.inf, epochs[0].epoch
+    floor = LOSS_FLOOR * abs(epochs[0].loss)
     for before, after in itertools.pairwise(epochs):
-        rise = 100.0 * (after.loss - before.loss) / max(abs(before.loss), 1e-12)
+        rise = 100.0 * (after.loss - before.loss) / max(abs(before.loss), floor, 1e-12)
         if not math.isfinite(rise):
             return Judged(math.inf, f"the loss of epoch {after.epoch} or of the one before it is not a number")
         if rise > worst:
@@ -97,7 +102,9 @@ def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
     found = run.measured.validation
     if found is None:
         return Judged(None, "no validation loss beside a training loss")
-    gap = 100.0 * (found.loss - found.train_loss) / max(abs(found.train_loss), 1e-12)
+    epochs = run.measured.epochs
+    floor = LOSS_FLOOR * abs(epochs[0].loss) if epochs and math.isfinite(epochs[0].loss) else 0.0
+    gap = 100.0 * (found.loss - found.train_loss) / max(abs(found.train_loss), floor, 1e-12)
     text = f"validation {short_number(found.loss)}, training {short_number(found.train_loss)}"
     return Judged(gap if math.isfinite(gap) else math.inf, text)
 

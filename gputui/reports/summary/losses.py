@@ -12,7 +12,7 @@ from gputui.reports.summary.plain import number
 
 @dataclass(frozen=True, slots=True)
 class ScaledRun:
-    """One run of the benchmark: ``ranks`` GPUs, or processes where there is none, and what its lines told."""
+    """One run of the benchmark: ``ranks`` GPUs, or processes if there is none, and the values of its lines."""
 
     run_id: str
     ranks: int
@@ -75,7 +75,7 @@ def _speed(measured: Measured) -> float | None:
 
 
 def _comm_share(run: ScaledRun) -> float | None:
-    """One rank has nobody to wait for, and mostly tells nothing of it."""
+    """One rank waits for no other, and usually reports no such time."""
     return 0.0 if run.measured.comm_share is None and run.ranks == 1 else run.measured.comm_share
 
 

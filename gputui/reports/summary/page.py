@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from html import escape
 
 from gputui.charts.chart import XAxis
 from gputui.charts.export import svg_text
 from gputui.charts.picture import Drawing, picture
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
+from gputui.reports import html
+from gputui.reports.html import plain
 from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together
 from gputui.reports.summary.facts import MOST_PICTURED, RunFacts, Spread
 from gputui.reports.summary.gates import GateVerdict
 from gputui.reports.summary.scalability import Scaling
+from gputui.store.runs import is_renamed
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #202020; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem } svg { max-width: 100%; height: auto }
-th, td { text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid #e4e4e4; vertical-align: top }
-td { font-variant-numeric: tabular-nums } h2 { margin-top: 2.5rem } .dim { color: #606060 }
-.pass { color: #006b4f } .fail { color: #c00000; font-weight: bold } .skip { color: #606060 }
-@media print { h2 { break-after: avoid } svg { break-inside: avoid } }
-"""
 _PICTURE = (1000, 360)
 _MOST_CURVES = 6
 
@@ -44,30 +38,21 @@ class Report:
 def page(report: Report) -> str:
     """The whole page."""
     made = datetime.fromtimestamp(report.made_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>{_text(report.title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_text(report.title)}</h1>",
-        f'<p class="dim">{_text(_runs_words(len(report.runs)))}, {_text(made)}</p>',
-    ]
-    parts += _together(report)
+    parts = _together(report)
     for run in report.runs:
         parts += _run(run, report)
-    return "\n".join([*parts, "</body></html>", ""])
+    return html.document(report.title, f"{_runs_words(len(report.runs))}, {made}", parts)
 
 
 def _together(report: Report) -> list[str]:
     parts = []
     if len(report.runs) > 1:
         costs = [cost_of(run, report.prices) for run in report.runs]
-        parts += ["<h2>Together</h2>", _pairs(_cost_rows(together(costs), report.prices))]
+        parts += ["<h2>Together</h2>", html.pairs(_cost_rows(together(costs), report.prices))]
         parts += ["<h2>Runs beside each other</h2>", _comparison(report.runs, costs, report)]
         losses = _losses(report.runs)
         if len(losses.curves) > 1:
-            parts.append(svg_text(picture(losses, *_PICTURE)))
+            parts.append(html.wide(svg_text(picture(losses, *_PICTURE))))
     if len(report.runs) > MOST_PICTURED:
         parts.append(f'<p class="dim">The newest {MOST_PICTURED} runs have pictures; name a run to see its own.</p>')
     for group in report.scalings:
@@ -88,19 +73,19 @@ def _together(report: Report) -> list[str]:
             "communication",
             "waiting for data",
         )
-        parts += [f"<h2>How {_text(group.profile)} scales</h2>", _table(heads, rows)]
+        parts += [f"<h2>How {plain(group.profile)} scales</h2>", html.table(heads, rows)]
     return parts
 
 
 def _run(run: RunFacts, report: Report) -> list[str]:
     measured, gpus = run.measured, run.gpus
     started = UNKNOWN if run.started_at is None else _moment(run.started_at)
-    took = None if run.started_at is None else (run.ended_at or report.made_at) - run.started_at
     rows = [
         ("profile", run.profile),
         ("state", run.state),
         ("started", started),
-        ("took", duration(took)),
+        ("from launch to end", UNKNOWN if run.ended_at is None else duration(run.ended_at - run.created_at)),
+        ("of that in attempts", duration(run.took_seconds)),
         ("attempts", count(run.attempts)),
         ("GPUs", count(run.gpu_count)),
         ("last step", count(run.last_step)),
@@ -114,35 +99,38 @@ def _run(run: RunFacts, report: Report) -> list[str]:
         ("GPU utilisation", _percent_words(gpus.utilization_percent)),
         ("power of a GPU", _watt_words(gpus.power_watts)),
     ]
+    labels = [("name", run.name), ("tags", " ".join(run.tags)), ("note", run.note or "")]
+    is_named = is_renamed(run.run_id, run.name)
+    rows = [(name, text) for name, text in labels if text and (name != "name" or is_named)] + rows
     best = [
         (one.name, metric_value(one.value), count(one.step), "more" if one.is_more_better else "less")
         for one in measured.best
     ]
-    gates = "".join(
-        f'<tr><td>{_text(one.gate.replace("_", " "))}</td><td class="{one.outcome}">{one.outcome}</td>'
-        f"<td>{_text(short_number(one.figure))}</td><td>{_text(f'{one.threshold:g} {one.unit}')}</td>"
-        f"<td>{_text(one.text)}</td></tr>"
+    gates = [
+        f'<td>{plain(one.gate.replace("_", " "))}</td><td class="{one.outcome}">{one.outcome}</td>'
+        f"<td>{plain(short_number(one.figure))}</td><td>{plain(f'{one.threshold:g} {one.unit}')}</td>"
+        f"<td>{plain(one.text)}</td>"
         for one in report.verdicts.get(run.run_id, ())
-    )
+    ]
     parts = [
-        f"<h2>{_text(run.run_id)}</h2>",
-        _pairs(rows),
+        f"<h2>{plain(run.run_id)}</h2>",
+        html.pairs(rows),
         "<h3>Quality gates</h3>",
-        f"<table><tr><th>gate</th><th></th><th>figure</th><th>threshold</th><th></th></tr>{gates}</table>",
+        html.table_of(("gate", "", "figure", "threshold", ""), gates),
         "<h3>Cost</h3>",
-        _pairs([*_cost_rows(cost_of(run, report.prices), report.prices), *_lost_rows(run)]),
+        html.pairs([*_cost_rows(cost_of(run, report.prices), report.prices), *_lost_rows(run)]),
     ]
     if best:
-        parts += ["<h3>Best values</h3>", _table(("metric", "best", "step", "better is"), best)]
+        parts += ["<h3>Best values</h3>", html.table(("metric", "best", "step", "better is"), best)]
     if run.pictures:
-        parts += ["<h3>Pictures</h3>", *(svg_text(picture(each, *_PICTURE)) for each in run.pictures)]
+        parts += ["<h3>Pictures</h3>", *(html.wide(svg_text(picture(each, *_PICTURE))) for each in run.pictures)]
     if run.launched:
-        parts += ["<h3>Parameters</h3>", _pairs([(name, str(value)) for name, value in run.launched.items()])]
+        parts += ["<h3>Parameters</h3>", html.pairs([(name, str(value)) for name, value in run.launched.items()])]
     return parts
 
 
 def _losses(runs: Sequence[RunFacts]) -> Drawing:
-    """The losses of runs over each other, a colour for each; of more than can be told apart the first."""
+    """The losses of runs over each other, a colour for each; only the first ones if colours run out."""
     found = [
         (run, drawn, curve)
         for run in runs
@@ -177,7 +165,7 @@ def _comparison(runs: Sequence[RunFacts], costs: Sequence[CostFigures], report: 
                 *(metric_value(best.get(name)) for name in names),
             )
         )  # fmt: skip
-    return _table(heads, rows)
+    return html.table(heads, rows)
 
 
 def _cost_rows(cost: CostFigures, prices: Prices) -> list[tuple[str, str]]:
@@ -202,7 +190,7 @@ def _lost_rows(run: RunFacts) -> list[tuple[str, str]]:
     unknown = f", of {run.lost.unknown} of them the cost is unknown" if run.lost.unknown else ""
     return [
         ("failures", f"{run.lost.incidents}{unknown}"),
-        ("steps done again", count(run.lost.steps)),
+        ("steps redone", count(run.lost.steps)),
         ("time lost", duration(run.lost.seconds)),
     ]
 
@@ -237,21 +225,3 @@ def _moment(at: float) -> str:
 
 def _runs_words(number: int) -> str:
     return f"{number} run" + ("" if number == 1 else "s")
-
-
-def _pairs(rows: Iterable[tuple[str, str]]) -> str:
-    return (
-        "<table>"
-        + "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
-        + "</table>"
-    )
-
-
-def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(text)}</th>" for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{_text(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _text(text: str) -> str:
-    return escape(clean(text))

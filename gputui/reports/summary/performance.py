@@ -48,7 +48,13 @@ def performance_shape(run: RunFacts, verdicts: Sequence[GateVerdict]) -> Shape:
 
 def identity_shape(run: RunFacts) -> Shape:
     """Which run it is."""
-    return {"run_id": run.run_id, "name": run.name, "profile": run.profile}
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "profile": run.profile,
+        "tags": list(run.tags),
+        "note": run.note,
+    }
 
 
 def _spread_shape(values: Spread | None) -> Shape | None:

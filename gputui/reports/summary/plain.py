@@ -9,7 +9,7 @@ DIGITS = 9
 
 
 def number(value: float | None) -> float | int | None:
-    """A number of a report, None where it is unknown or not finite."""
+    """A number of a report, None if it is unknown or not finite."""
     if value is None or not math.isfinite(value):
         return None
     if isinstance(value, int) or value == 0:

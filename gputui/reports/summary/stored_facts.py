@@ -14,10 +14,11 @@ from gputui.curves.model import ChartRequest
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import known_spec
+from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.costs import run_cost
 from gputui.store.metrics import queries
 from gputui.store.rollups import Stay, gpu_counts
-from gputui.store.runs import Attempt, Run, read_attempts, read_runs
+from gputui.store.runs import Run, read_runs
 
 PICTURE_BINS = 600
 PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
@@ -83,6 +84,9 @@ def read_facts(
         gpus=_gpu_use(connection, attempts, now),
         pictures=_pictures(connection, run) if with_pictures else (),
         process_count=_processes(run),
+        took_seconds=run.trained_seconds(now),
+        tags=run.tags,
+        note=run.note,
     )
 
 

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gputui.curves.direction import is_more_better
+from gputui.curves.axis import cuts_of
+from gputui.curves.metric_names import is_more_better
 from gputui.reports.summary.facts import Best, EpochLoss, Measured, RateCheck, Spread, Validation, spread
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import StoredLine
-from gputui.store.runs import Attempt
 
 ExpectedRate = Callable[[int, int, Mapping[str, float]], tuple[float, float] | None]
-"""From attempt, step and what the lines told, the least and the most that the learning rate may be there."""
+"""From attempt, step and reported values, the lowest and highest allowed learning rate."""
 
 _VALIDATION_LOSS = "val/loss"
 # Figures that have a place of their own.
@@ -25,21 +26,10 @@ _LEAST_PARTIAL = 0.5
 
 def measured(lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate) -> Measured:
     """The figures of one run, whose lines come in the order they were written."""
-    tally = _Tally(_cuts(attempts), expected)
+    tally = _Tally(cuts_of(attempts), expected)
     for line in lines:
         tally.take(line)
     return tally.measured()
-
-
-def _cuts(attempts: Sequence[Attempt]) -> dict[int, float]:
-    """For each attempt the step from which on a later one did everything again."""
-    cuts: dict[int, float] = {}
-    first = math.inf
-    for attempt in sorted(attempts, key=lambda each: -each.number):
-        cuts[attempt.number] = first
-        if attempt.first_step is not None:
-            first = min(first, attempt.first_step)
-    return cuts
 
 
 @dataclass(slots=True)
@@ -88,7 +78,7 @@ class _Tally:
     validation: Validation | None = None
     rate: RateCheck | None = None
     best: dict[str, Best] = field(default_factory=dict)
-    told: dict[str, float] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)
 
     def take(self, line: StoredLine) -> None:
         numbers = line.numbers()
@@ -120,7 +110,7 @@ class _Tally:
 
     def _learned(self, line: StoredLine, numbers: Mapping[str, float]) -> None:
         if "total_steps" in numbers:
-            self.told["total_steps"] = numbers["total_steps"]
+            self.reported["total_steps"] = numbers["total_steps"]
         loss, norm = numbers.get("loss"), numbers.get("grad_norm")
         self.scales_loss |= "loss_scale" in numbers
         if norm is not None:
@@ -157,7 +147,7 @@ class _Tally:
         rate = numbers.get("lr")
         if rate is None or line.step is None or "event" in line.data:
             return
-        limits = self.expected(line.attempt, line.step, {**self.told, **numbers})
+        limits = self.expected(line.attempt, line.step, {**self.reported, **numbers})
         if limits is None:
             return
         nearest = min(max(rate, limits[0]), limits[1])
