@@ -49,7 +49,7 @@ coverage: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
-# Some minutes of killing, stopping and continuing processes at random; CHAOS="--rounds 300 --seed 1" for more.
+# Some minutes of killing, stopping and continuing processes at random; CHAOS="--rounds 300 --study-kills 200 --seed 1" for more.
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults.chaos $(CHAOS)
 

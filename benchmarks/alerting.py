@@ -22,9 +22,9 @@ from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, get_attempt
 from gputui.store.series import HostSample
 
 GIB = 2**30

@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks import ingest
 from gputui.curves.live_curves import RunCurves
 from gputui.curves.model import AXES, ChartData, ChartRequest
+from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader, open_writer
-from gputui.store.runs import read_attempts
 
 LINES = 1_000_000
 NAMES = ("loss", "grad_norm", "samples_per_s", "lr")

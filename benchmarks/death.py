@@ -18,9 +18,10 @@ from typing import Any
 from benchmarks.alone import alone
 from benchmarks.scene import Scene, wait_until
 from gputui.runs.identity import environment_of, marked_processes
+from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.database import StoreMissingError, open_reader
 from gputui.store.run_states import RunState
-from gputui.store.runs import Attempt, find_run, read_attempts
+from gputui.store.runs import find_run
 
 PROFILE = "digits-ddp"
 RANK = "1"

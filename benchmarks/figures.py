@@ -9,7 +9,7 @@ from typing import Any, Literal
 Results = Mapping[str, Mapping[str, Any] | None]
 """Name of a benchmark → what its ``measure`` returned; None where it failed. One that was not asked for is missing."""
 
-Unit = Literal["%", "MB", "kB", "bytes/s", "/s", "s", "ms", "µs", "×", "% of peak"]
+Unit = Literal["%", "MB", "kB", "bytes/s", "/s", "s", "ms", "µs", "×", "% of peak", ""]
 _FORMATS: Mapping[Unit, tuple[float, str]] = {
     "%": (1.0, "{:.2f}"),
     "MB": (1e-6, "{:.1f}"),
@@ -21,6 +21,7 @@ _FORMATS: Mapping[Unit, tuple[float, str]] = {
     "µs": (1e6, "{:.0f}"),
     "×": (1.0, "{:.3f}"),
     "% of peak": (100.0, "{:.1f}"),
+    "": (1.0, "{:.4g}"),
 }
 NOTHING = "–"
 
@@ -123,7 +124,7 @@ def at(found: Any, path: Sequence[str]) -> Any:
 
 
 def with_unit(value: float | None, unit: Unit) -> str:
-    return _number(value, unit) + ("" if value is None else f" {unit}")
+    return _number(value, unit) + ("" if value is None or not unit else f" {unit}")
 
 
 def _number(value: float | None, unit: Unit, *, exact: bool = False) -> str:

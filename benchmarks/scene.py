@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -138,3 +138,21 @@ def wait_until(look: Callable[[], object], timeout_seconds: float = _WARM_SECOND
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} did not happen within {timeout_seconds:.0f} s")
         time.sleep(0.02)
+
+
+@contextmanager
+def own_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder with a runtime directory; nothing of the caller's homes and runs is in the environment."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    kept = dict(os.environ)
+    for name in kept:
+        if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")):
+            del os.environ[name]
+    (folder / "runtime").mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(folder / "runtime")
+    try:
+        yield folder
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+        shutil.rmtree(folder, ignore_errors=True)

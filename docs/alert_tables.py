@@ -1,6 +1,6 @@
-"""Writes the alert rules, as `gputui.alerts.rules` has them, into docs/alerts.md: ``python -m docs.alert_tables``.
+"""Write the alert rules of `gputui.alerts.rules` into docs/alerts.md: ``python -m docs.alert_tables``.
 
-What lies between two markers in the page is replaced; the rest of it is written by hand.
+It replaces the text between the markers; the rest of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARKED = re.compile(r"(?P<begin><!-- rules: (?P<kind>\w+) -->\n).*?(?P<end><!--
 
 
 def updated(page: str) -> str:
-    """The page with the tables as they should be."""
+    """The page with up-to-date tables."""
 
     def fresh(found: re.Match[str]) -> str:
         return f"{found['begin']}\n{table(found['kind'])}\n{found['end']}"
@@ -42,7 +42,7 @@ def _row(rule: Rule) -> str:
     wait = duration(rule.for_seconds) if rule.for_seconds else "at once"
     back = f"{in_unit(rule.hysteresis, rule.unit)} back, " if rule.hysteresis else ""
     cleared = f"{back}{duration(rule.clear_seconds)}" if rule.clear_seconds else f"{back}at once"
-    cells = (f"`{rule.id}`: {rule.title}", rule.severity, raised or "when it is reported", wait, cleared, rule.remedy)
+    cells = (f"`{rule.id}`: {rule.title}", rule.severity, raised or "when reported", wait, cleared, rule.remedy)
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"
 
 

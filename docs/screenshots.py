@@ -55,10 +55,11 @@ PICTURES: dict[str, Picture] = {
     "run-80x24": Picture(80, 24, ("enter",)),
     "run-log": Picture(100, 30, ("enter", "3")),
     "compare": Picture(120, 34, ("space", "space", "c")),
+    "study": Picture(150, 36, ("S",)),
     "processes": Picture(120, 34, ("p",)),
     "alerts": Picture(120, 30, ("exclamation_mark",)),
     "launch": Picture(120, 36, ("n", "enter")),
-    "profiles": Picture(120, 36, ("n",)),
+    "launch-target": Picture(120, 36, ("n", "enter", "down", *"lab")),
     "time-travel": Picture(120, 34, ("left_square_bracket", "left_square_bracket")),
     "palette": Picture(100, 30, ("ctrl+p", *"theme")),
     "settings": Picture(100, 30, ("comma",)),
@@ -109,11 +110,12 @@ def place_braille(match: re.Match[str]) -> str:
     )
 
 
-def fill(workspace: Workspace) -> Filler:
+def fill(workspace: Workspace, *, has_targets: bool) -> Filler:
     """The made-up night, with what each page shows of it."""
     filler = Filler(workspace)
     filler.overnight()
     filler.bad_night()
+    filler.study(trials=20)
     for run_id, attempt in (("vit-b16-1", 3), ("gpt2-124m-1", 1)):
         folder = workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
         folder.mkdir(parents=True)
@@ -122,6 +124,8 @@ def fill(workspace: Workspace) -> Filler:
         (folder / "stdout.log").write_text("\n".join(lines) + "\n")
     (workspace.profiles / "vit-b16.yaml").write_text(PROFILE)
     (workspace.profiles / "train.py").touch()
+    if has_targets:
+        workspace.targets.write_text("lab: {kind: slurm, host: login.lab, partition: gpu, time: 4h}\n")
     # The form shows where the interpreter is; that of whoever makes the pictures is nobody's business.
     (workspace.profiles / ".venv").symlink_to(sys.prefix)
     return filler
@@ -145,7 +149,7 @@ async def picture(name: str, what: Picture) -> None:
     with tempfile.TemporaryDirectory(prefix="night-") as folder, contextlib.chdir(folder):
         workspace = locate(folder)
         workspace.create()
-        filler = fill(workspace)
+        filler = fill(workspace, has_targets=name == "launch-target")
         feed = StillFeed(workspace)
         settings = Settings(theme=what.theme)
         app = GputuiApp(workspace, feed, feed.read(), host_name="ws-kepler", settings=settings)
@@ -156,6 +160,11 @@ async def picture(name: str, what: Picture) -> None:
             await settle(pilot, app)
             drawing = app.export_screenshot(title="gputui")
         filler.close()
+    save(drawing, name)
+
+
+def save(drawing: str, name: str) -> None:
+    """Write a screen that was exported as SVG to a picture of that name."""
     drawing = re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL)
     drawing = drawing.replace("Fira Code", "DejaVu Sans Mono").replace("font-size: 20px", f"font-size: {FONT_SIZE}px")
     drawing = TEXT.sub(place_braille, drawing)

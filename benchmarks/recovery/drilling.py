@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sqlite3
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.scene import wait_until
+from benchmarks.scene import own_folder, wait_until
 from gputui.store.run_states import RunState
-from tests.faults.live import LIVE, Live, Provoked, told_of_heat
+from tests.faults.live import LIVE, REPORTED, Live, Provoked, heat_alert_at
 from tests.machine import Machine
 
 SECONDS = 90.0
@@ -58,8 +54,8 @@ def drill(kind: str) -> Drilled:
 
 def _measured(machine: Machine, live: Live, asked: Drilled) -> Drilled:
     provoked = live.provoke(machine)
-    if live.actions == ("told",):
-        return _told(machine, live, provoked, asked)
+    if live.actions == REPORTED:
+        return _reported(machine, live, provoked, asked)
     found = _incident(machine, live, provoked)
     if found is None:
         seen = [row[0] for row in machine.rows("SELECT kind FROM incidents WHERE run_id = ?", provoked.run_id)]
@@ -97,21 +93,21 @@ def _goes_on_rightly(live: Live, before: Mapping[str, Any], after: Mapping[str, 
     return after["params"] == {**before["params"], **wanted} and (after["resumed_from"] is not None) == live.resumes
 
 
-def _told(machine: Machine, live: Live, provoked: Provoked, asked: Drilled) -> Drilled:
-    """A kind that is told and ends nothing: the run must go on to its end in its first attempt."""
+def _reported(machine: Machine, live: Live, provoked: Provoked, asked: Drilled) -> Drilled:
+    """A kind that is only reported: the run must continue to its end in its first attempt."""
     wait_until(lambda: machine.state(provoked.run_id) in _OVER, SECONDS, "the end of the run")
-    told_at = _observed_at(machine, provoked, live.kind)
+    reported_at = _observed_at(machine, provoked, live.kind)
     if live.kind == "overheating":
-        told_at = told_of_heat(machine)
-    went_on = machine.state(provoked.run_id) == RunState.SUCCEEDED and not machine.rows("SELECT 1 FROM incidents")
+        reported_at = heat_alert_at(machine)
+    continued = machine.state(provoked.run_id) == RunState.SUCCEEDED and not machine.rows("SELECT 1 FROM incidents")
     return Drilled(
         live.kind,
         live.how,
         asked.expected,
-        taken="told" if told_at is not None and went_on else "",
-        detected=told_at is not None,
-        detect_seconds=None if told_at is None else told_at - _failed_at(machine, provoked),
-        right=told_at is not None and went_on,
+        taken=_words(REPORTED) if reported_at is not None and continued else "",
+        detected=reported_at is not None,
+        detect_seconds=None if reported_at is None else reported_at - _failed_at(machine, provoked),
+        right=reported_at is not None and continued,
     )
 
 
@@ -162,19 +158,5 @@ def _words(actions: tuple[str, ...]) -> str:
 
 @contextmanager
 def _machine() -> Iterator[Machine]:
-    """A home below a folder of its own, and nothing of the caller's."""
-    folder = Path(tempfile.mkdtemp(prefix="gputui-drill-"))
-    kept = dict(os.environ)
-    for name in kept:
-        if name.startswith(("GPUTUI_", "TORCHELASTIC_", "XDG_")):
-            del os.environ[name]
-    (folder / "runtime").mkdir(mode=0o700)
-    os.environ["XDG_RUNTIME_DIR"] = str(folder / "runtime")
-    machine = Machine(folder)
-    try:
+    with own_folder("gputui-drill-") as folder, closing(Machine(folder)) as machine:
         yield machine
-    finally:
-        machine.close()
-        os.environ.clear()
-        os.environ.update(kept)
-        shutil.rmtree(folder, ignore_errors=True)

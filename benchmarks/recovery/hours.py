@@ -19,7 +19,7 @@ _LINES_BEFORE = (300, 2000)
 
 @dataclass
 class Healthy:
-    """What was told of healthy runs. ``examples`` holds some alarms of each kind, in words."""
+    """What was reported of healthy runs. ``examples`` holds some alarms of each kind, in words."""
 
     hours: float = 0.0
     runs: int = 0
@@ -49,20 +49,20 @@ class Found:
 
 def healthy(hours: float, *, seed: int = 1) -> Healthy:
     """Watch so many simulated hours of healthy runs."""
-    chance, told = random.Random(seed), Healthy()
-    while told.hours < hours:
+    chance, found = random.Random(seed), Healthy()
+    while found.hours < hours:
         run = Run(random.Random(chance.random()), chance.uniform(0.5, 24.0))
         watcher = Watcher(run)
         watcher.watch(run.stretches())
-        told.hours += watcher.clock / 3600
-        told.runs += 1
-        told.lines += watcher.lines
-        told.looks += watcher.looks
+        found.hours += watcher.clock / 3600
+        found.runs += 1
+        found.lines += watcher.lines
+        found.looks += watcher.looks
         for alarm in watcher.alarms.values():
-            (told.remarks if alarm.kind in REMARKS else told.alarms)[alarm.kind] += 1
-            if alarm.kind not in REMARKS and told.alarms[alarm.kind] <= 3:
-                told.examples.append(f"{alarm.kind} after {alarm.at:.0f} s: {alarm.text}")
-    return told
+            (found.remarks if alarm.kind in REMARKS else found.alarms)[alarm.kind] += 1
+            if alarm.kind not in REMARKS and found.alarms[alarm.kind] <= 3:
+                found.examples.append(f"{alarm.kind} after {alarm.at:.0f} s: {alarm.text}")
+    return found
 
 
 def found(fault: str, runs: int, *, seed: int = 1) -> Found:

@@ -36,17 +36,17 @@ def drills(drilled: Sequence[Drilled]) -> str:
     )
 
 
-def healthy(told: Healthy) -> str:
+def healthy(found: Healthy) -> str:
     """How many false alarms there were, by kind."""
-    alarms = ", ".join(f"{count} × {kind}" for kind, count in sorted(told.alarms.items())) or "none"
-    remarks = ", ".join(f"{count} × {kind}" for kind, count in sorted(told.remarks.items())) or "none"
+    alarms = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.alarms.items())) or "none"
+    remarks = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.remarks.items())) or "none"
     return "\n".join(
         [
-            f"{told.hours:,.0f} healthy hours of {told.runs:,} runs ({told.lines:,} lines): "
-            f"{told.false_alarms} false alarms",
+            f"{found.hours:,.0f} healthy hours of {found.runs:,} runs ({found.lines:,} lines): "
+            f"{found.false_alarms} false alarms",
             f"  alarms: {alarms}",
-            f"  pauses that were remarked upon as longer than any before, and left alone: {remarks}",
-            *(f"  {text}" for text in told.examples),
+            f"  pauses reported as longer than any before, and not acted on: {remarks}",
+            *(f"  {text}" for text in found.examples),
         ]
     )
 

@@ -18,9 +18,9 @@ from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.gpu.model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample
-from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, Course, StepPace, silence
+from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, StepPace, StepProgress, silence
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
-from gputui.store.runs import Attempt
 
 POLICY = POLICIES["standard"]
 BEGAN_AT = 1_700_000_000.0
@@ -58,7 +58,7 @@ class Watcher:
 
     def __post_init__(self) -> None:
         uuids = tuple(f"GPU-{rank}" for rank in range(self.run.ranks)) if self.run.gpus else ()
-        self.watched = AttemptState(_record(uuids), Course(StepPace()), 0.0)
+        self.watched = AttemptState(_record(uuids), StepProgress(StepPace()), 0.0)
         self.watched.note_power({uuid: GpuSample(uuid, power_watts=USUAL_WATTS) for uuid in uuids})
         self.seen = Seen(random.Random(self.run.chance.random()), self.run.ranks, self.run.gpus)
         self.next_look = LOOK_SECONDS * self.run.chance.random()
@@ -138,7 +138,7 @@ class Watcher:
         held = self.run.held_bytes(at)
         leak = self.watched.note_memory(MemorySample(at, int(held), int(max(0.0, self.run.memory_host - held))))
         if leak is not None:
-            self.watched.told.add("memory_leak")
+            self.watched.reported.add("memory_leak")
             self._told("memory_leak", at, f"full in {leak.full_in_seconds:.0f} s")
 
     def _told(self, kind: str, at: float, text: str, overdue_at: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import time
@@ -32,6 +33,10 @@ def against_bare_on_cpu(pairs: int = 7) -> dict[str, Any]:
     return compare(ON_CPU, pairs)
 
 
+def against_bare_compiled(pairs: int = 5) -> dict[str, Any]:
+    return compare(dataclasses.replace(ON_CPU, settings=(*ON_CPU.settings, "--compile", "default")), pairs)
+
+
 def against_bare_on_gpu(pairs: int = 3) -> dict[str, Any]:
     """GPT-2, on as many GPUs as there are."""
     gpu = launch.gpus()
@@ -51,6 +56,11 @@ def around_a_step(ranks: int, device: str = "cpu", pairs: int = 5, steps: int = 
         return no_gpu()
     deterministic = () if device == "cpu" else ("--deterministic", "false")
     return compare(Workload((*TRIVIAL, *deterministic), 1, ranks, 100, steps, device=device), pairs)
+
+
+def telemetry(steps: int = 200) -> dict[str, Any]:
+    found: dict[str, Any] = launch.child("benchmarks.trainer.telemetry", str(steps), *ON_CPU.arguments(), cuda=False)
+    return found
 
 
 def checkpoint(device: str = "cpu", megabytes: float = STATE_MEGABYTES, times: int = 5) -> dict[str, Any]:
@@ -76,9 +86,11 @@ def no_gpu() -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "step": against_bare_on_cpu,
+    "step-compiled": against_bare_compiled,
     "around": lambda: around_a_step(ranks=0),
     "around-two-ranks": lambda: around_a_step(ranks=2),
     "line": line.measure,
+    "telemetry": telemetry,
     "checkpoint": checkpoint,
     "gpu-step": against_bare_on_gpu,
     "gpu-around": lambda: around_a_step(ranks=0, device="cuda"),

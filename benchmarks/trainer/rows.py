@@ -62,9 +62,17 @@ _SHORT = {"aim": 0.1, "aim_is": "below"}
 
 TRAINER_FIGURES: tuple[Figure, ...] = (
     *_compared("step", _SMALL),
+    *_compared("step-compiled", f"{_SMALL}, compiled"),
     _around("around", "1 CPU process"),
     _around("around-two-ranks", "2 CPU ranks"),
     _row("a metrics line", "µs", "line", "seconds", spread_path=("line", "spread")),
+    _row(
+        f"{_SMALL}: telemetry's share of a step's processor time",
+        "%",
+        *("telemetry", "percent"),
+        aim=0.5,
+        aim_is="at most",
+    ),
     *_checkpoint("checkpoint", "500 MB on the CPU", "blocked_seconds"),
     *_compared("gpu-step", "GPT-2 124M on GPUs"),
     _around("gpu-around", "1 GPU"),

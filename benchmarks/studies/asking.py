@@ -1,0 +1,129 @@
+"""What a sampler costs a study's process: ``python -m benchmarks.studies.asking SAMPLER [TRIALS]``, as JSON.
+
+A process of its own for each sampler, so that its memory is that of a study's process which uses it. What is measured
+is what the process does for a trial beside launching it: the store is read, Optuna asked, the trial stored; ten times a
+value is reported, stored and judged by the pruner; the verdict is stored and taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks.percentiles import percentile
+from benchmarks.processes import memory
+from benchmarks.studies import planted
+from benchmarks.studies.simulated import LOSS, PLANTED_SPACE
+from gputui.config import locate
+from gputui.runs.repository import transaction
+from gputui.store.database import open_writer
+from gputui.store.studies import TrialReader, TrialState, read_rungs
+from gputui.studies import __main__ as _process  # noqa: F401 - its imports belong to the memory
+from gputui.studies import rows
+from gputui.studies.sampling import OptunaMirror
+from gputui.studies.spec import Objective, PrunerSpec, SamplerKind, SamplerSpec, StudySpec
+
+STUDY = "asking-1"
+RUNGS = 10
+TRIALS = 64
+# Samplers draw at random first; what they cost is what they cost once they learn.
+FIRST_COUNTED = 16
+
+
+def measure(sampler: SamplerKind, trials: int = TRIALS) -> dict[str, Any]:
+    """Seconds a trial, median and p95 behind the first sixteen, of them the processor's, and the memory of this process
+    in bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = locate(Path(folder) / "home", {})
+        workspace.create()
+        with closing(open_writer(workspace.database)) as connection:
+            spec = _spec(sampler)
+            with transaction(connection):
+                rows.begin_study(connection, STUDY, spec, source="", now=time.time(), actor="benchmark")
+            mirror = OptunaMirror(spec, STUDY, {})
+            reader = TrialReader(connection, STUDY)
+            spent = [_trial(connection, mirror, reader, spec, number) for number in range(trials)]
+    counted = spent[min(FIRST_COUNTED, trials // 2) :]
+    walls = [wall for wall, _ in counted]
+    return {
+        "median_seconds": statistics.median(walls),
+        "p95_seconds": percentile(walls, 95),
+        "median_cpu_seconds": statistics.median(cpu for _, cpu in counted),
+        "rss_bytes": memory([os.getpid()]).rss_bytes,
+    }
+
+
+def _spec(sampler: SamplerKind) -> StudySpec:
+    space = tuple(one for one in PLANTED_SPACE if sampler != "cmaes" or one.kind != "choice")
+    several = (LOSS, Objective("latency")) if sampler == "nsga2" else (LOSS,)
+    pruner = PrunerSpec("none" if len(several) > 1 else "hyperband", length=float(RUNGS), rungs=RUNGS)
+    return StudySpec("asking", "planted", space, several, SamplerSpec(sampler), pruner)
+
+
+def _sync(connection: sqlite3.Connection, mirror: OptunaMirror, reader: TrialReader) -> None:
+    """What the process does before it asks or reports."""
+    known = reader.read()
+    mirror.sync(known, read_rungs(connection, STUDY, numbers=mirror.unsettled(known)))
+
+
+def _trial(
+    connection: sqlite3.Connection, mirror: OptunaMirror, reader: TrialReader, spec: StudySpec, number: int
+) -> tuple[float, float]:
+    """Wall and processor seconds that one trial took."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    _sync(connection, mirror, reader)
+    params, of_trial, _ = mirror.ask()
+    with transaction(connection):
+        rows.insert_trial(
+            connection, STUDY, number, params, state=TrialState.RUNNING, origin="sampled", now=time.time(),
+            sampler=of_trial,
+        )  # fmt: skip
+    course = planted.course(params["lr"], params["dropout"], params.get("width", 256))
+    is_pruned = False
+    # Where nothing can be cut short, as with several objectives, no rung is stored either.
+    for rung in range(1, RUNGS + 1) if spec.pruner.kind != "none" else ():
+        value = min(course[: rung * planted.STEPS // RUNGS])
+        _sync(connection, mirror, reader)
+        mirror.report(number, rung, value)
+        # A trial that would be cut short goes on all the same: each is to have ten rungs.
+        is_pruned |= rung < RUNGS and mirror.should_prune(number)
+        with transaction(connection):
+            connection.execute(
+                "INSERT INTO trial_rungs (study_id, number, rung, step, value, attempt, at) "
+                "VALUES (?, ?, ?, ?, ?, 1, ?)",
+                (STUDY, number, rung, rung, value, time.time()),
+            )
+            connection.execute("UPDATE trials SET rung = ? WHERE study_id = ? AND number = ?", (rung, STUDY, number))
+    values = [min(course), float(params.get("width", 256))][: len(spec.objectives)]
+    with transaction(connection):
+        connection.execute(
+            "UPDATE trials SET state = ?, value = ?, objective_values = ?, ended_at = ? "
+            "WHERE study_id = ? AND number = ?",
+            (
+                TrialState.PRUNED if is_pruned else TrialState.COMPLETE, None if is_pruned else values[0],
+                None if is_pruned else json.dumps(values), time.time(), STUDY, number,
+            ),
+        )  # fmt: skip
+    _sync(connection, mirror, reader)
+    return time.perf_counter() - began, time.process_time() - cpu_began
+
+
+def main() -> int:
+    wanted = sys.argv[1]
+    sampler: SamplerKind | None = next((one for one in get_args(SamplerKind) if one == wanted), None)
+    if sampler is None:
+        sys.exit(f"no sampler is named {wanted}")
+    print(json.dumps(measure(sampler, int(sys.argv[2]) if len(sys.argv) > 2 else TRIALS)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Studies without processes: gputui's own sampling, pruning and population decisions over planted trainings, in turns.
+
+Trials that live take one step each a turn, in the order of their numbers, so that a seed decides everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.studies import moving, planted
+from gputui.store.studies import RungValue, TrialRecord, TrialState
+from gputui.studies import pbt
+from gputui.studies.sampling import OptunaMirror
+from gputui.studies.spec import (
+    Dimension,
+    Objective,
+    PbtSpec,
+    PrunerKind,
+    PrunerSpec,
+    SamplerKind,
+    SamplerSpec,
+    StudySpec,
+)
+
+PLANTED_SPACE = (
+    Dimension("lr", "float", *planted.LR, log=True),
+    Dimension("dropout", "float", *planted.DROPOUT),
+    Dimension("width", "choice", choices=planted.WIDTHS),
+)
+MOVING_SPACE = (Dimension("lr", "float", *moving.LR, log=True),)
+LOSS = Objective("loss")
+
+
+@dataclass(slots=True)
+class SimulatedTrial:
+    """A trial: its point, what its sampler remembers, its losses at rungs, and its end."""
+
+    number: int
+    params: dict[str, Any]
+    sampler: dict[str, Any]
+    course: list[float]
+    rung: int = 0
+    state: TrialState = TrialState.RUNNING
+
+    @property
+    def best(self) -> float:
+        return min(self.course[: self.rung])
+
+    def record(self, study_id: str) -> TrialRecord:
+        values = (self.best,) if self.state is TrialState.COMPLETE else ()
+        return TrialRecord(
+            study_id, self.number, None, self.state, "sampled", self.params, self.rung, values, (), None, None, None, 1,
+            None, self.sampler, 0.0, None,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class SimulatedStudy:
+    """What a study found: its trials, the best of the complete ones, and the share of the compute of full runs."""
+
+    trials: list[SimulatedTrial] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return min(one.best for one in self.trials if one.state is TrialState.COMPLETE)
+
+    @property
+    def used_share(self) -> float:
+        return sum(one.rung for one in self.trials) / (len(self.trials) * planted.STEPS)
+
+
+def planted_study(
+    pruner: PrunerKind, seed: int, *, trials: int = 32, slots: int = 8, sampler: SamplerKind = "tpe"
+) -> SimulatedStudy:
+    """A study of the planted space. Its name decides Hyperband's brackets, so it has the seed in it."""
+    study_id = f"planted-{seed}"
+    length = float(planted.STEPS)
+    spec = StudySpec(
+        "planted", "planted", PLANTED_SPACE, (LOSS,), SamplerSpec(sampler),
+        PrunerSpec(pruner, length=length, rungs=planted.STEPS), seed=seed,
+    )  # fmt: skip
+    mirror = OptunaMirror(spec, study_id, {})
+    study = SimulatedStudy()
+    rungs: list[RungValue] = []
+
+    def sync() -> None:
+        mirror.sync([one.record(study_id) for one in study.trials], rungs)
+
+    while True:
+        living = [one for one in study.trials if one.state is TrialState.RUNNING]
+        while len(living) < slots and len(study.trials) < trials:
+            sync()
+            params, sampler_state, _ = mirror.ask()
+            number = len(study.trials)
+            living.append(SimulatedTrial(number, params, sampler_state, planted.course(**params)))
+            study.trials.append(living[-1])
+        if not living:
+            return study
+        for one in living:
+            one.rung += 1
+            sync()
+            mirror.report(one.number, one.rung, one.best)
+            rungs.append(RungValue(one.number, one.rung, one.rung - 1, one.best, 1, 0.0))
+            if one.rung == planted.STEPS:
+                one.state = TrialState.COMPLETE
+            elif pruner != "none" and mirror.should_prune(one.number):
+                one.state = TrialState.PRUNED
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationResult:
+    """The final loss of the best member, and of the best of the same first points when they stay as they are."""
+
+    population: float
+    fixed: float
+    exploits: int
+
+
+def moving_population(seed: int, *, members: int = 8, steps: int = 800, every: int = 20) -> PopulationResult:
+    """A population on the moving optimum: every decision is that of a study's process."""
+    spec = PbtSpec(members, every)
+    rates: list[Mapping[str, Any]] = [pbt.first_point(MOVING_SPACE, seed, number) for number in range(members)]
+    fixed = min(moving.trained(one["lr"], 0, steps, steps) for one in rates)
+    losses = [moving.FIRST] * members
+    exploited = 0
+    for milestone in range(1, steps // every + 1):
+        begin = (milestone - 1) * every
+        losses = [
+            moving.trained(rate["lr"], begin, begin + every, steps, loss)
+            for rate, loss in zip(rates, losses, strict=True)
+        ]
+        if milestone * every >= steps:
+            break
+        population = [
+            pbt.PopulationMember(number, rates[number], losses[number], can_give=True) for number in range(members)
+        ]
+        asked = pbt.exploits(population, milestone, spec, MOVING_SPACE, LOSS, seed)
+        exploited += len(asked)
+        given = list(losses)
+        for one in asked:
+            losses[one.number] = given[one.donor]
+            rates[one.number] = one.params
+    return PopulationResult(min(losses), fixed, exploited)
