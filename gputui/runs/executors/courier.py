@@ -257,6 +257,8 @@ class Courier(ABC):
         if ticket is None:
             if self.stop is not None:
                 return self.end({"code": None, "signal": None, "stop_requested": True})
+            # Until the first answer, which may take minutes where much code is sent.
+            self.report()
             self.send()
             ticket = {"token": secrets.token_hex(8), "at": time.time()}
             write_private(self.folder / "submit.json", ticket)

@@ -56,6 +56,15 @@ class TargetHome:
     def placement(self, run_id: str) -> dict[str, Any]:
         return self.shown(run_id)["placement"] or {}
 
+    def wait_for_place(self, run_id: str, *states: str) -> dict[str, Any]:
+        """The placement, once its state is one of these. It is stored a second or two after what its metrics show."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.placement(run_id)
+            return found if found.get("state") in states else None
+
+        return wait_until(look, self.wait_seconds, f"{run_id} {states} there")
+
     def steps(self, run_id: str) -> list[int]:
         return [step for _, step in self.machine.steps(run_id)]
 

@@ -164,8 +164,8 @@ def test_a_node_whose_processes_are_killed_is_a_failed_node(lab: Lab) -> None:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        # The shim too, before it could write how the command ended.
-        if str(lab.there).encode() in words or f"GPUTUI_RUN_ID={run_id}\0".encode() in environment:
+        # The shim too, before it could write how the command ended. Another worker's run may have the same name.
+        if str(lab.there).encode() in words or f"GPUTUI_RUN_DIR={lab.there}/".encode() in environment:
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(lab.jobs(run_id)) == 2, WAIT_SECONDS, "another job")
     assert lab.shown(run_id)["attempts"][0]["incident"]["kind"] == "node_fail"

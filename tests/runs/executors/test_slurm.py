@@ -55,13 +55,6 @@ class Lab(TargetHome):
             lab["python"] = sys.executable
         self.set_target(**lab)
 
-    def wait_for_place(self, run_id: str, *states: str) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
-            found = self.placement(run_id)
-            return found if found.get("state") in states else None
-
-        return wait_until(look, WAIT_SECONDS, f"{run_id} {states} there")
-
     def there(self, run_id: str) -> Path:
         """The run's folder behind SSH."""
         assert self.far is not None
@@ -143,12 +136,12 @@ def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(
     # What the cluster sends so many seconds before the limit.
     lab.cluster.run("scancel", "--batch", "--signal=USR1", job)
     lab.wait_for_place(run_id, "requeued")
-    wait_until(lambda: lab.placement(run_id)["reason"] == "BeginTime", WAIT_SECONDS, "the reason")
+    wait_until(lambda: lab.placement(run_id).get("reason") == "BeginTime", WAIT_SECONDS, "the reason")
     assert lab.machine.state(run_id) == "running"
     saved = lab.steps(run_id)[-1]
     lab.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     lab.wait_for_step(run_id, saved + 5)
-    wait_until(lambda: lab.placement(run_id)["restarts"] == 1, WAIT_SECONDS, "the count of restarts")
+    wait_until(lambda: lab.placement(run_id).get("restarts") == 1, WAIT_SECONDS, "the count of restarts")
     (lab.machine.workspace.run_dir(run_id) / "enough").touch()
     lab.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
     made = lab.steps(run_id)

@@ -166,8 +166,7 @@ def lab(machine: Machine, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
-    shown = lab.shown(run_id)
-    assert shown["placement"]["nodes"] == ["n[0-1]"] and shown["placement"]["state"] == "running"
+    assert lab.wait_for_place(run_id, "running")["nodes"] == ["n[0-1]"]
     for rank in (0, 1):
         assert f"rank {rank} of 2 on n{rank}" in lab.machine.gputui("logs", run_id, "--rank", str(rank))
     lab.machine.gputui("stop", run_id)
@@ -183,7 +182,7 @@ def test_before_its_limit_a_run_on_two_nodes_saves_and_goes_on(lab: Lab) -> None
     lab.wait_for_step(run_id, 5)
     (job,) = lab.submitted(run_id)
     lab.cluster.run("scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: (lab.shown(run_id)["placement"] or {}).get("reason") == "BeginTime", WAIT_SECONDS, "its return")
+    wait_until(lambda: lab.placement(run_id).get("reason") == "BeginTime", WAIT_SECONDS, "its return")
     saved = lab.steps(run_id)[-1]
     lab.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     lab.wait_for_step(run_id, saved + 3)

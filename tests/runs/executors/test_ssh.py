@@ -123,11 +123,11 @@ def test_a_line_that_drops_loses_nothing_and_fails_nothing(pair: Pair) -> None:
     run_id = pair.launch("steps=100000")
     pair.wait_for_step(run_id, 5)
     pair.far.stop()
-    wait_until(lambda: pair.shown(run_id)["placement"]["problem"], WAIT_SECONDS, "a problem")
+    wait_until(lambda: pair.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
     assert pair.machine.state(run_id) == "running"
     known = len(pair.steps(run_id))
     pair.far.start()
-    wait_until(lambda: pair.shown(run_id)["placement"]["problem"] is None, WAIT_SECONDS, "an answer")
+    wait_until(lambda: pair.placement(run_id).get("problem") is None, WAIT_SECONDS, "an answer")
     pair.wait_for_step(run_id, known + 5)
     pair.finish(run_id, pair.there(run_id))
 
@@ -200,7 +200,7 @@ def test_a_host_key_that_changed_is_refused(pair: Pair) -> None:
     done = pair.machine.call("targets", "check", "kepler")
     assert done.returncode == 3 and "verification failed" in done.stdout
     run_id = pair.launch()
-    wait_until(lambda: (pair.shown(run_id)["placement"] or {}).get("problem"), WAIT_SECONDS, "a problem")
+    wait_until(lambda: pair.placement(run_id).get("problem"), WAIT_SECONDS, "a problem")
     assert not pair.far.runs.exists() and pair.machine.state(run_id) == "starting"
     pair.machine.gputui("stop", run_id, "--now")
 
