@@ -22,6 +22,7 @@ from gputui.recovery.policy_simulation import Situation
 from gputui.recovery.policy_words import actions_in
 from gputui.redaction import redact_params
 from gputui.runs.command import checkpoint_directory
+from gputui.runs.executors import Executors
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.store.attempts import read_attempts
 from gputui.store.database import StoreError, open_reader
@@ -99,7 +100,11 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         decisions = read_decisions(connection, view.run_id)
         transitions = read_transitions(connection, view.run_id)
         record = get_run(connection, view.run_id)
-        search = None if record is None else search_of(connection, session.workspace, record, time.time())
+        search = (
+            None
+            if record is None
+            else search_of(connection, session.workspace, record, time.time(), executors=Executors())
+        )
     spec = _stored_spec(view)
     policy = _policy(spec, view.run_id)
     directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))

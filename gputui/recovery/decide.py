@@ -121,12 +121,14 @@ class RecoveryPlan:
 class ResumePoint:
     """The checkpoints that may be resumed from, the best first, and why others are not among them.
 
-    ``configured`` says whether the profile names checkpoints at all.
+    ``configured`` says whether the profile names checkpoints at all; ``chosen_there``, that only the run's target sees
+    them and chooses when the attempt begins.
     """
 
     usable: tuple[CheckpointInfo, ...]
     rejected: tuple[SkippedAction, ...]
     configured: bool
+    chosen_there: bool = False
 
     def path(self, back: int) -> str | None:
         """The checkpoint ``back`` places before the best, None if there is none: the beginning."""
@@ -136,6 +138,8 @@ class ResumePoint:
         """Going back ``count`` checkpoints further than the best, or as far as there are any that are older."""
         if not self.configured:
             return SkippedAction("rollback", "the profile names no checkpoints"), 0
+        if self.chosen_there:
+            return SkippedAction("rollback", "only the run's target sees its checkpoints"), 0
         older = [place for place in range(1, len(self.usable)) if self._is_older(place)]
         if not older:
             return SkippedAction("rollback", "there is no older valid checkpoint"), 0
@@ -153,12 +157,16 @@ class ResumePoint:
             return f"resuming from {self.usable[back].path.name}"
         if not self.configured:
             return "starting from the beginning because the profile names no checkpoints"
+        if self.chosen_there:
+            return "resuming from the newest valid checkpoint on its target"
         return "starting from the beginning because there is no valid checkpoint"
 
 
-def resume_points(checkpoints: Sequence[CheckpointInfo], spec: RunSpec) -> ResumePoint:
+def resume_points(checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -> ResumePoint:
     """``checkpoints`` as `gputui.recovery.checkpoint_search.choose` gives them: the usable ones in the order in which
-    they may be taken, and those that are passed over, with the reason."""
+    they may be taken, and those that are passed over, with the reason. None where none can be seen from here."""
+    if checkpoints is None:
+        return ResumePoint((), (), spec.checkpoints is not None, chosen_there=True)
     usable = tuple(info for info in checkpoints if info.valid)
     rejected = [
         SkippedAction(f"resuming from {info.path.name}", f"it {info.why}") for info in checkpoints if not info.valid
@@ -188,7 +196,7 @@ def decide(
     spec: RunSpec,
     params: Mapping[str, Scalar],
     policy: Policy,
-    checkpoints: Sequence[CheckpointInfo],
+    checkpoints: Sequence[CheckpointInfo] | None,
     *,
     run_id: str,
     attempt: int,
@@ -199,8 +207,8 @@ def decide(
 
     ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
     oldest first (see `gputui.recovery.history`); ``checkpoints`` are those of the run's course that may be resumed
-    from, the best first, and those that are passed over; ``unreadable`` says why they cannot be read now; ``around`` is
-    what is known of the machine.
+    from, the best first, and those that are passed over, None where none can be seen from here; ``unreadable`` says why
+    they cannot be read now; ``around`` is what is known of the machine.
     """
     kind = KINDS[incident.kind]
     retries = _series(history)
@@ -237,7 +245,7 @@ def decide(
         )
     points = resume_points(checkpoints, spec)
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
-    case = Case(incident, spec, params, None, checkpoints, around or MachineContext())
+    case = Case(incident, spec, params, None, checkpoints or (), around or MachineContext())
     if refused is not None:
         return _without(refused, case, retries, policy, points, pause)
     return _climb(case, retries, rung, policy, points, pause)

@@ -9,6 +9,7 @@ from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, Verdict
 from gputui.runs.spec import Scalar
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
+from gputui.store.commands import RESUME
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
 
@@ -72,10 +73,17 @@ def person_started_at(transitions: Sequence[TransitionView]) -> float:
 
     Only recovery takes a run from ``recovering`` to ``queued``; every other way there is a person's.
     """
-    times = [
-        move.at for move in transitions if move.to_state == RunState.QUEUED and move.from_state != RunState.RECOVERING
-    ]
+    return max((move.at for move in _queued_by_person(transitions)), default=float("-inf"))
+
+
+def training_began_at(transitions: Sequence[TransitionView]) -> float:
+    """When a person last began the run from the start; minus infinity where that is not known. A resume continues."""
+    times = (move.at for move in _queued_by_person(transitions) if move.cause != RESUME)
     return max(times, default=float("-inf"))
+
+
+def _queued_by_person(transitions: Sequence[TransitionView]) -> list[TransitionView]:
+    return [move for move in transitions if move.to_state == RunState.QUEUED and move.from_state != RunState.RECOVERING]
 
 
 def _progressed(attempts: Sequence[Attempt], decision: DecisionView, ledger: Sequence[CheckpointRow]) -> bool:

@@ -208,6 +208,14 @@ def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int
     )
 
 
+def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, path: str) -> None:
+    """Note the checkpoint that an attempt began with, where it was chosen when the attempt began."""
+    connection.execute(
+        "UPDATE attempts SET resumed_from = ?, resumed_step = ? WHERE run_id = ? AND number = ?",
+        (path, step_in_name(PurePath(path)), run_id, number),
+    )
+
+
 def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
     """Note the intent before any signal is sent: an exit status does not tell a stop from a crash."""
     connection.execute(

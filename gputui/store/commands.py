@@ -31,6 +31,8 @@ RESUME_SECONDS = 1800.0
 CommandState = Literal["pending", "done", "refused"]
 
 
+RESUME = "resume"
+"""The verb that continues a run which is over."""
 NO_CHECKPOINT = "no_checkpoint"
 """A kind of refusal: nothing that was saved can be resumed from, and waiting does not help."""
 
@@ -95,7 +97,7 @@ def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]
 
 def patience_seconds(verb: str) -> float:
     """How long whoever asks for this waits for its answer."""
-    return RESUME_SECONDS if verb == "resume" else ANSWER_SECONDS
+    return RESUME_SECONDS if verb == RESUME else ANSWER_SECONDS
 
 
 def wait_for_answer(

@@ -50,6 +50,7 @@ EventKind = Literal[
     "checkpoints_unordered",
     "checkpoints_unreadable",  # [folder]
     "checkpoint_replaced",  # [path]
+    "no_checkpoint_there",
     "checkpoints_pruned",
     "checkpoints_not_pruned",
     # GPUs and the queue

@@ -26,9 +26,10 @@ from pathlib import Path
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.config import Workspace, locate
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_search import CheckpointChoice, choose, for_person, surveyed
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, for_person, surveyed
 from gputui.runs import repository
 from gputui.runs.command import Launch
+from gputui.runs.executors import Executors
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
@@ -325,8 +326,17 @@ class History:
             run.failed_starts.pop(base, None)
         run.line.append((run.attempts, float("inf")))
 
+    def search(self, run: ModelRun, ended_at: float | None = None) -> CheckpointSearch:
+        found = checkpoint_survey.search_of(
+            self.connection, self.workspace, self.record(run), self.now, executors=Executors(), ended_at=ended_at
+        )
+        assert found is not None
+        return found
+
     def survey(self, run: ModelRun) -> None:
-        search = checkpoint_survey.search_of(self.connection, self.workspace, self.record(run), self.now)
+        search = checkpoint_survey.search_of(
+            self.connection, self.workspace, self.record(run), self.now, executors=Executors()
+        )
         assert search is not None
         rows = surveyed(search, self.wall)
         with transaction(self.connection) as connection:
@@ -347,10 +357,7 @@ class History:
             else:
                 run.failed_starts[base] = run.failed_starts.get(base, 0) + 1
         self.tell(f"{run.run_id} attempt {number} ends: {kind} {step}")
-        search = checkpoint_survey.search_of(
-            self.connection, self.workspace, self.record(run), self.now, ended_at=self.now
-        )
-        assert search is not None
+        search = self.search(run, ended_at=self.now)
         rows = ledger.attempt_ended(surveyed(search, self.wall), search.attempts, number, kind, step)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
         with transaction(self.connection) as connection:
@@ -388,7 +395,9 @@ class History:
 
     def by_hand(self, run: ModelRun) -> str | None:
         """A person resumes."""
-        search = checkpoint_survey.search_of(self.connection, self.workspace, self.record(run), self.now)
+        search = checkpoint_survey.search_of(
+            self.connection, self.workspace, self.record(run), self.now, executors=Executors()
+        )
         assert search is not None
         path = None
         if self.contents and self.random.random() < 0.2:

@@ -268,10 +268,20 @@ def test_a_wait_is_told_before_what_it_is_for() -> None:
 
 def test_without_a_valid_checkpoint_it_starts_from_the_beginning_and_says_so() -> None:
     plan = plan_for(checkpoints=[checkpoint(60, False, "is empty")])
-    assert plan.resume_from is None
     assert plan.resume_from is None and mentions(plan.reason, "no valid checkpoint")
     unnamed = plan_for(run=spec(checkpoints=None), checkpoints=[])
     assert unnamed.resume_from is None and "names no checkpoints" in unnamed.reason
+
+
+def test_what_only_the_target_sees_is_chosen_there() -> None:
+    case = incident("killed", 40)
+    reach, policy = AttemptReach(last_step=40), STANDARD
+    plan = decide(case, [], reach, spec(), PARAMS, policy, None, run_id="job-1", attempt=1)
+    assert plan.verdict == "retry" and plan.resume_from is None and mentions(plan.reason, "on its target")
+    nan, again = incident("nan_loss", 40), [retry("nan_loss", 0)]
+    reach = AttemptReach(last_step=40, best_step_before=40)
+    plan = decide(nan, again, reach, spec(), PARAMS, policy, None, run_id="job-1", attempt=2)
+    assert plan.verdict == "retry" and skipped(plan) == ["rollback"]
 
 
 def test_rolling_back_goes_one_checkpoint_further_and_tightens_the_clip() -> None:

@@ -256,9 +256,20 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     found = supervisor.searches.get(command.command_id)
     if found is None:
         search = search_of(
-            supervisor.context.connection, supervisor.context.workspace, target, supervisor.context.now()
+            supervisor.context.connection,
+            supervisor.context.workspace,
+            target,
+            supervisor.context.now(),
+            executors=supervisor.context.executors,
         )
-        assert search is not None
+        if search is None:
+            # Only its target sees them: it chooses when the attempt begins.
+            named = command.args.get("from")
+            from_there = None if named is None else str(named)
+            requeue(
+                supervisor, target, params={**target.params, **changes}, resume_from=from_there, command=command
+            )  # fmt: skip
+            return
         path = None if command.args.get("from") is None else Path(str(command.args["from"]))
         name = f"reading checkpoints in {folder if path is None else path.parent}"
         job = supervisor.context.jobs.start(name, partial(for_person, search, path), deadline_seconds=SEARCH_SECONDS)
@@ -383,7 +394,8 @@ def requeue(
     command: PendingCommand,
     found: tuple[CheckpointSearch, CheckpointChoice] | None = None,
 ) -> None:
-    """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found."""
+    """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found; a run that is resumed
+    without it continues from what its target finds."""
     now = supervisor.context.now()
     skipped = ""
     with transaction(supervisor.context.connection) as connection:
@@ -393,15 +405,16 @@ def requeue(
             skipped = f"; {skips}" if (skips := passed_over(choice.refused)) else ""
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
         next_attempt.take_away(connection, target.run_id)
-        if resume_from is None:
+        if command.verb != commands.RESUME:
             # With the parameters as launched; one that is resumed keeps those that were made for fewer GPUs.
             repository.set_gpu_count(connection, target.run_id, None)
         repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
-        where = f" from {Path(resume_from).name}" if resume_from else " from the start"
+        newest = "the newest valid checkpoint on its target" if command.verb == commands.RESUME else "the start"
+        where = newest if resume_from is None else Path(resume_from).name
         add_event(
             connection,
             "requeued",
-            f"{command.verb} by {command.actor}{where}{skipped}",
+            f"{command.verb} by {command.actor} from {where}{skipped}",
             now=now,
             key=command.verb,
             run_id=target.run_id,

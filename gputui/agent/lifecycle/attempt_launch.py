@@ -119,6 +119,8 @@ def prepare_attempt(
                 []
                 if executor.sees_checkpoints(spec.target or {})
                 else checkpoint_survey.course_elsewhere(connection, run),
+                # What a person starts is the code as it is.
+                keeps_code=run.not_before is not None,
             )
         )
         if elsewhere:
@@ -182,11 +184,12 @@ def prepare_attempt(
 
 
 def _elsewhere(
-    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], course: list[dict[str, Any]]
+    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], course: list[dict[str, Any]], *, keeps_code: bool
 ) -> dict[str, Any]:
     """What a courier must know besides: the target, what to ask of it, and how the attempt continues from a checkpoint
     that is found there, with NEWEST_CHECKPOINT in its place. ``course`` are the attempts whose checkpoints may be taken
-    at its first start, none where it is to begin as specified."""
+    at its first start, none where it is to begin as specified; ``keeps_code``, whether it has the code of the one
+    before."""
     folder = checkpoint_directory(spec, run_dir)
     resume = None
     if spec.checkpoints is not None and spec.checkpoints.resume:
@@ -201,6 +204,7 @@ def _elsewhere(
         "resume": resume,
         "checkpoints": None if folder is None else str(folder),
         "course": course,
+        "keeps_code": keeps_code,
     }
 
 

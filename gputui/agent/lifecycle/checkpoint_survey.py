@@ -21,8 +21,9 @@ from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.checkpoint_ledger import Rows, StepSpan, spans
 from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
-from gputui.recovery.history import person_started_at
+from gputui.recovery.history import training_began_at
 from gputui.runs.command import checkpoint_directory
+from gputui.runs.executors import Executors
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, parse_spec, spec_of
 from gputui.store import checkpoints
@@ -43,13 +44,21 @@ DEADLINE_SECONDS = 60.0
 
 
 def search_of(
-    connection: sqlite3.Connection, workspace: Workspace, run: Run, now: float, ended_at: float | None = None
+    connection: sqlite3.Connection,
+    workspace: Workspace,
+    run: Run,
+    now: float,
+    *,
+    executors: Executors,
+    ended_at: float | None = None,
 ) -> CheckpointSearch | None:
-    """What a look for the run's checkpoints needs, None if its profile names none. ``ended_at`` is when its newest
-    attempt ended, where that is not in its row yet. Times are UTC unix seconds."""
+    """What a look for the run's checkpoints needs; None if its profile names none, or only its target sees them.
+    ``ended_at`` is when its newest attempt ended, where that is not in its row yet. Times are UTC unix seconds."""
     spec = spec_of(run)
     folder = checkpoint_directory(spec, workspace.run_dir(run.run_id))
     if folder is None or spec.checkpoints is None:
+        return None
+    if not executors.of(spec.target).sees_checkpoints(spec.target or {}):
         return None
     attempts = spans(read_attempts(connection, run.run_id), has_metrics=bool(spec.metrics), now=now)
     if attempts and ended_at is not None:
@@ -116,10 +125,10 @@ def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder
 def course_elsewhere(connection: sqlite3.Connection, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may continue from, where only the machine that it runs on sees
     them; none where it begins from the start, or from one that was named. See `gputui.runs.executors.far.Course`."""
-    if run.not_before is None or run.resume_from is not None:
+    if run.resume_from is not None:
         return []
     # What a person started from the beginning has nothing to do with what was before.
-    since = person_started_at(read_transitions(connection, run.run_id))
+    since = training_began_at(read_transitions(connection, run.run_id))
     attempts = [row for row in read_attempts(connection, run.run_id) if row.created_at >= since]
     known = spans(attempts, has_metrics=bool(spec_of(run).metrics), now=0.0)
     incidents = {row.attempt: row for row in read_incidents(connection, run.run_id)}
@@ -182,7 +191,13 @@ class CheckpointSurveys:
             one.search = (
                 None
                 if run is None
-                else search_of(self.context.connection, self.context.workspace, run, self.context.now())
+                else search_of(
+                    self.context.connection,
+                    self.context.workspace,
+                    run,
+                    self.context.now(),
+                    executors=self.context.executors,
+                )
             )
         except SpecError:
             # It fails when its attempt ends.

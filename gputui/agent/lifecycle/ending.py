@@ -258,7 +258,7 @@ class Ending:
             spec_of(run),
             run.params,
             self.resolved.policy,
-            [] if checkpoints is None else checkpoints.infos,
+            None if checkpoints is None else checkpoints.infos,
             run_id=run.run_id,
             attempt=attempt.number,
             around=around,

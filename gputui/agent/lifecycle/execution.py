@@ -16,7 +16,7 @@ from gputui.runs.foreign_json import time_in
 from gputui.runs.logs import rank_logs
 from gputui.runs.repository import transaction
 from gputui.store import placements
-from gputui.store.attempts import get_attempt
+from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import add_event, has_event
 from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
@@ -109,6 +109,8 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
     # One transaction: once the attempt has a start, no later look notes the rest.
     with transaction(context.connection) as connection:
         repository.set_attempt_started(connection, run_id, number, at)
+        if "resumed_from" in started:
+            _note_choice_there(connection, attempt.record, started["resumed_from"], at)
         refreshed = get_attempt(connection, run_id, number)
         if refreshed is not None and refreshed.executor is None and attempt.executor.identity is not None:
             repository.set_executor(connection, run_id, number, attempt.executor.identity)
@@ -125,6 +127,22 @@ def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> No
             )
     if refreshed is not None:
         attempt.record = replace(refreshed, executor=attempt.executor.identity)
+
+
+def _note_choice_there(connection: sqlite3.Connection, attempt: Attempt, path: object, at: float) -> None:
+    """Store the checkpoint that the target chose for an attempt. Works inside the caller's transaction."""
+    if isinstance(path, str):
+        repository.set_resumed_from(connection, attempt.run_id, attempt.number, path)
+        return
+    add_event(
+        connection,
+        "no_checkpoint_there",
+        f"attempt {attempt.number} began from the start: its target has no valid checkpoint of this training",
+        now=at,
+        severity="warning",
+        run_id=attempt.run_id,
+        attempt=attempt.number,
+    )
 
 
 def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) -> bool:

@@ -68,7 +68,9 @@ def evidence_to_read(
         # What runs elsewhere does not end with this machine.
         rebooted=not kind.is_replaceable and is_of_former_boot(fresh, folder),
         ended_at=ended_at,
-        checkpoints=checkpoint_survey.search_of(connection, workspace, run, context.now(), ended_at=ended_at),
+        checkpoints=checkpoint_survey.search_of(
+            connection, workspace, run, context.now(), executors=context.executors, ended_at=ended_at
+        ),
         checkpoints_wanted=resolved.policy.checkpoints_wanted,
         redactor=resolved.redactor,
         observed=(

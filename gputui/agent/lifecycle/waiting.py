@@ -222,7 +222,8 @@ class Preconditions:
             return None
         job = waiting.pruning
         if job is None:
-            search = search_of(self.context.connection, self.context.workspace, run, self.context.now())
+            context = self.context
+            search = search_of(context.connection, context.workspace, run, context.now(), executors=context.executors)
             if search is None:
                 return None
             work = partial(prune, search, keep, run.resume_from)
@@ -291,7 +292,7 @@ class ResumeChecks:
 
     def _begin(self, run: Run, path: str, waiting: Waiting) -> bool:
         context = self.context
-        search = search_of(context.connection, context.workspace, run, context.now())
+        search = search_of(context.connection, context.workspace, run, context.now(), executors=context.executors)
         row = None if search is None else next((row for row in search.rows if row.path == path), None)
         if search is None or row is None:
             # Chosen before there was a ledger: there is nothing to compare it with.

@@ -376,10 +376,13 @@ class Courier(ABC):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def note_start(self, at: float | None) -> None:
-        """started.json: who serves the attempt, and since when its command runs."""
+        """started.json: who serves the attempt, since when its command runs, and which checkpoint was chosen there."""
         own = identify(os.getpid())
         assert own is not None
         record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}
+        chosen = far.read_record(self.far / far.RESUMED)
+        if chosen is not None:
+            record["resumed_from"] = chosen["path"]
         write_private(self.folder / "started.json", record)
         self.told_start = at is not None
 

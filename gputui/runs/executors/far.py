@@ -47,6 +47,8 @@ CODE_HERE = "{the code's folder there}"
 FRAME = "gputui:"
 # In an attempt's folder: the attempt is over, and no job may serve it any more.
 OVER = "over"
+# In an attempt's folder: the checkpoint that was chosen there, as ``path``, null where there was none.
+RESUMED = "resumed.json"
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -229,7 +231,7 @@ def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) 
                 cut = int(wanted["cuts"].get(name, 0)) + was_cut
                 grown[name] = {"at": at, "data": base64.b64encode(data).decode("ascii"), "cut": cut}
     whole = {}
-    for name in ("started.json", "exit.json", "claim"):
+    for name in ("started.json", "exit.json", "claim", RESUMED):
         with contextlib.suppress(OSError):
             whole[name] = (folder / name).read_text("utf-8")
     return {"grown": grown, "whole": whole, "is_alive": served_by(folder) is not None, "host": os.uname().nodename}
@@ -354,8 +356,9 @@ class Body:
             plan = read_record(self.folder / "attempt.json") or {}
             if plan.get("course"):
                 # Nobody else can see which checkpoints there are.
-                course = Course(self.folder, plan["course"])
-                write_record(self.folder / "attempt.json", resumed(plan, course))
+                plan = resumed(plan, Course(self.folder, plan["course"]))
+                write_record(self.folder / "attempt.json", plan)
+                write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
         self.shim = subprocess.Popen(self.server(), stdin=subprocess.DEVNULL)
         self.shim.wait()
         ended = read_record(self.folder / "exit.json")

@@ -18,7 +18,7 @@ from gputui.runs.executors.courier import Courier, TargetRefusalError
 from gputui.runs.submission import write_private
 
 GIT_SECONDS = 60.0
-RECORDS = ("started.json", "exit.json", "claim")
+RECORDS = ("started.json", "exit.json", "claim", far.RESUMED)
 
 
 class MirrorCourier(Courier):
@@ -35,12 +35,6 @@ class MirrorCourier(Courier):
         """The working directory here → ``there``; nothing where it is the run's own folder."""
         workdir = str(self.plan["cwd"])
         return {} if Path(workdir).is_relative_to(self.run_dir) else {workdir: there}
-
-    @property
-    def follows_others(self) -> bool:
-        """Whether recovery started the attempt, which then runs the code of the one before. What a person starts is
-        the code as it is."""
-        return bool(self.plan.get("course"))
 
     def code_files(self, workdir: Path) -> list[str]:
         """What is sent of the working directory: what git knows, and the target's ``files``. Raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
+from gputui.runs.executors import Executors
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints, json_columns
 from gputui.store.attempts import Attempt, read_attempts
@@ -112,7 +114,9 @@ class RunCheckpoints:
         self._workspace = workspace
         self._reader = CheckpointReader()
         self._spec_json = ""
+        self._executors = Executors()
         self._place: tuple[Path, str] | None = None
+        self._is_elsewhere = False
         self._facts: tuple[str, Facts] = ("", {})
 
     def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
@@ -129,7 +133,10 @@ class RunCheckpoints:
     def read(self, run: Run, to_check: str | None) -> CheckpointList | None:
         """What is known of them; None for a run whose profile names no place for any."""
         if run.spec_json != self._spec_json:
-            self._spec_json, self._place = run.spec_json, self._find(run)
+            self._spec_json = run.spec_json
+            self._find(run)
+        if self._is_elsewhere:
+            return CheckpointList(is_elsewhere=True)
         facts = self._facts[1] if self._facts[0] == run.run_id else {}
         return None if self._place is None else self._reader.read(*self._place, to_check, facts)
 
@@ -137,10 +144,15 @@ class RunCheckpoints:
         """Wait until the look under way is over."""
         self._reader.wait(seconds)
 
-    def _find(self, run: Run) -> tuple[Path, str] | None:
+    def _find(self, run: Run) -> None:
+        """Where the run's checkpoints are."""
         spec = known_spec(run)
+        self._place, self._is_elsewhere = None, False
         folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
-        return None if folder is None or spec is None or not spec.checkpoints else (folder, spec.checkpoints.pattern)
+        if folder is not None and spec is not None and spec.checkpoints:
+            self._place = (folder, spec.checkpoints.pattern)
+            with suppress(KeyError):  # a kind of target that only a newer gputui knows
+                self._is_elsewhere = not self._executors.of(spec.target).sees_checkpoints(spec.target or {})
 
 
 class RunPageReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gputui.curves.model import ChartData, ChartRequest
@@ -199,16 +199,17 @@ class Checkpoint(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class CheckpointList:
     """The newest checkpoints, the newest first, of ``count`` that there are. ``is_known`` is off until somebody has
-    looked."""
+    looked; ``is_elsewhere``: only the run's target sees them."""
 
     newest: tuple[Checkpoint, ...] = ()
     count: int = 0
     is_known: bool = False
+    is_elsewhere: bool = False
 
     def written_by(self, at: float) -> CheckpointList:
         """Those that were there at a past moment, as far as they still are."""
         kept = tuple(each for each in self.newest if each.modified_at is not None and each.modified_at <= at)
-        return CheckpointList(kept, self.count - len(self.newest) + len(kept), self.is_known)
+        return replace(self, newest=kept, count=self.count - len(self.newest) + len(kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from gputui.recovery.checkpoints import look_in
 from gputui.redaction import Redactor
 from gputui.runs import repository
 from gputui.runs.command import Launch
+from gputui.runs.executors import Executors
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, spec_of
@@ -101,7 +102,7 @@ class Bench:
         return path
 
     def search(self) -> CheckpointSearch:
-        found = search_of(self.connection, self.workspace, self.run(), time.time())
+        found = search_of(self.connection, self.workspace, self.run(), time.time(), executors=Executors())
         assert found is not None
         return found
 
@@ -399,17 +400,14 @@ def test_a_checkpoint_stays_nobodys_when_the_run_that_may_have_written_it_is_rem
 def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
     """Of what a person began last; with when numbers went wrong, and who could not begin from a checkpoint."""
 
-    def move(run: Run, state: RunState, at: float) -> None:
+    def move(run: Run, state: RunState, at: float, cause: str = "") -> None:
         with transaction(bench.connection) as connection:
-            repository.move(connection, run, state, cause="", now=bench.begin + at * HOUR)
+            repository.move(connection, run, state, cause=cause, now=bench.begin + at * HOUR)
 
     def elsewhere() -> list[dict[str, Any]]:
-        return checkpoint_survey.course_elsewhere(
-            bench.connection, replace(bench.run(), not_before=0.0, resume_from=None)
-        )
+        return checkpoint_survey.course_elsewhere(bench.connection, replace(bench.run(), resume_from=None))
 
     bench.attempt(1, 1.0, 2.0)
-    assert checkpoint_survey.course_elsewhere(bench.connection, bench.run()) == []
     for state in (RunState.STARTING, RunState.STOPPED, RunState.QUEUED):
         move(bench.run(), state, 2.5)
     assert elsewhere() == []
@@ -430,6 +428,10 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
     nan, cut = elsewhere()
     assert (nan["attempt"], nan["failed"], cut) == (2, False, {"attempt": 3, "until": None, "failed": True})
     assert bench.begin + 3 * HOUR + 39 * 60 < nan["until"] < bench.begin + 3 * HOUR + 40 * 60
+    for state in (RunState.STARTING, RunState.STOPPED):
+        move(bench.run(), state, 6.5)
+    move(bench.run(), RunState.QUEUED, 7.0, "resume")
+    assert [one["attempt"] for one in elsewhere()] == [2, 3]
 
 
 # --- a folder that is away --------------------------------------------------------------------------------------------

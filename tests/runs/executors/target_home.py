@@ -65,6 +65,10 @@ class TargetHome:
 
         return wait_until(look, self.wait_seconds, f"{run_id} {states} there")
 
+    def events(self, run_id: str) -> set[str]:
+        """The kinds of the run's events."""
+        return {row[0] for row in self.machine.rows("SELECT kind FROM events WHERE run_id = ?", run_id)}
+
     def steps(self, run_id: str) -> list[int]:
         return [step for _, step in self.machine.steps(run_id)]
 

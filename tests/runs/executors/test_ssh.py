@@ -86,13 +86,34 @@ def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(pair: Pair) 
     assert "done" in pair.machine.gputui("logs", run_id)
 
 
-def test_a_stop_saves_there(pair: Pair) -> None:
+def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
     run_id = pair.launch("steps=100000")
     pair.wait_for_step(run_id, 5)
     pair.machine.gputui("stop", run_id)
     pair.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
-    last = pair.steps(run_id)[-1]
-    assert (pair.there(run_id) / "checkpoints" / f"step_{last + 1:06d}.pt").is_file()
+    step = pair.steps(run_id)[-1] + 1
+    saved = pair.there(run_id) / "checkpoints" / f"step_{step:06d}.pt"
+    assert saved.is_file()
+    # Nothing is said of checkpoints that cannot be seen from here.
+    (stopped,) = pair.machine.rows("SELECT cause FROM transitions WHERE to_state = 'stopped'")
+    assert stopped == ("stopped",) and "checkpoints_unmatched" not in pair.events(run_id)
+    script = pair.code / "steps.py"
+    script.write_text(script.read_text().replace('print("done"', 'print("edited"'))
+    pair.machine.gputui("resume", run_id)
+    pair.wait_for_step(run_id, step + 5, attempt=2)
+    begun_from = wait_until(lambda: pair.shown(run_id)["attempts"][1]["resumed_from"], WAIT_SECONDS, "its beginning")
+    assert Path(begun_from).samefile(saved)
+    pair.finish(run_id, pair.there(run_id))
+    assert "edited" in pair.machine.gputui("logs", run_id), "what a person resumes is the code as it is"
+
+
+def test_a_resume_that_finds_no_checkpoint_there_says_so(pair: Pair) -> None:
+    run_id = pair.launch("steps=3")
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    pair.machine.gputui("resume", run_id, "--force")
+    wait_until(lambda: "no_checkpoint_there" in pair.events(run_id), WAIT_SECONDS, "the event")
+    pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
+    assert pair.shown(run_id)["attempts"][1]["resumed_from"] is None
 
 
 def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair) -> None:
@@ -100,6 +121,7 @@ def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair)
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
     first, second = pair.shown(run_id)["attempts"]
     assert first["incident"]["kind"] == "user_exception" and second["state"] == "succeeded"
+    assert Path(second["resumed_from"]).name == "step_000020.pt" and "no_checkpoint_there" not in pair.events(run_id)
     assert pair.steps(run_id) == [*range(26), *range(20, 60)]
 
 

@@ -18,6 +18,8 @@ def checkpoint_lines(page: RunPage, now: float, width: int) -> list[Line]:
     found = page.checkpoints
     if found is None:
         return [fit_line([("  Its profile names no place for checkpoints.", "dim")], width)]
+    if found.is_elsewhere:
+        return [fit_line([("  They are on its target and cannot be seen from here.", "dim")], width)]
     if not found.is_known:
         return [fit_line([("  Looking…", "dim")], width)]
     if not found.newest:

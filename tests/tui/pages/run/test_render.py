@@ -212,7 +212,10 @@ def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
     over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
     assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
     for nothing, words in (
-        (None, "names no place"), (CheckpointList(), "Looking"), (CheckpointList(is_known=True), "None has been"),
+        (None, "names no place"),
+        (CheckpointList(), "Looking"),
+        (CheckpointList(is_known=True), "None has been"),
+        (CheckpointList(is_elsewhere=True), "on its target"),
     ):  # fmt: skip
         assert words in text_of(checkpoint_lines(replace(page, checkpoints=nothing), NOW, 80))[0]
 
