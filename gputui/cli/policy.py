@@ -184,7 +184,11 @@ def _say_round(one: Round, kind: str, subject: PolicySubject, rungs: int) -> Non
     for name, value in subject.shown(plan.changed).items():
         say(f"  {name}  {_value(before.get(name))} → {_value(value)}")
     say(f"  next: {'at once' if not plan.delay_seconds else f'after {duration(plan.delay_seconds)}'}, from "
-        + ("the beginning" if plan.resume_from is None else Path(plan.resume_from).name))  # fmt: skip
+        + (_beginning(subject) if plan.resume_from is None else Path(plan.resume_from).name))  # fmt: skip
+
+
+def _beginning(subject: PolicySubject) -> str:
+    return "what its target chooses" if subject.situation.chosen_there else "the beginning"
 
 
 def _value(value: Any) -> str:

@@ -108,6 +108,7 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
     spec = _stored_spec(view)
     policy = _policy(spec, view.run_id)
     directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
+    chosen_there = search is None and record is not None and spec.checkpoints is not None
     try:
         choice = (
             CheckpointChoice(())
@@ -132,7 +133,8 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         attempt=max(1, view.attempt + (1 if judged else 0)),
         history=tuple(past_decisions(attempts, incidents, decisions, transitions, choice.rows)),
         checkpoints=choice.rows,
-        directory=directory,
+        directory=None if chosen_there else directory,
+        chosen_there=chosen_there,
         fails_at=reached.last_step,
         best_step_before=max(steps, default=None) if judged else reached.best_step_before,
         resumed_from=view.resume_from if judged or newest is None else newest.resumed_from,
@@ -161,6 +163,8 @@ def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
     else:
         where = f"every attempt fails at step {known}"
     alone = ["no other GPU is free"] if situation.gpus else []
+    if situation.chosen_there:
+        return [where, *alone, "its checkpoints are seen by its target alone"]
     if subject.run is not None:
         return [where, *alone, f"{len(situation.checkpoints)} checkpoints were looked at" if situation.checkpoints else
                 "the run has no checkpoint"]  # fmt: skip

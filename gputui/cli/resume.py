@@ -11,10 +11,12 @@ import click
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
 from gputui.cli.run_verbs import act
 from gputui.redaction import redact_params
-from gputui.runs.spec import Scalar
+from gputui.runs.executors import Executors
+from gputui.runs.spec import Scalar, spec_of
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 
 
 @click.command("resume")
@@ -37,7 +39,14 @@ def command(
                 f"{view.run_id} is complete; --set changes what it trains to, --force resumes it as it is", EXIT_REFUSED
             )
         rows = checkpoints.of_run(connection, view.run_id) if named is not None else []
-    path = None if named is None else named_path(named, rows)
+        record = get_run(connection, view.run_id)
+    target = None if record is None else spec_of(record).target
+    if named is not None and not Executors().of(target).sees_checkpoints(target or {}):
+        if not named.startswith("/"):
+            fail("--from takes an absolute path on the run's target, where its checkpoints are", EXIT_USAGE)
+        path: str | None = named
+    else:
+        path = None if named is None else named_path(named, rows)
     try:
         texts = split_assignments(changes)
         values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)

@@ -92,7 +92,11 @@ def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
     if spec.gpus.uuids:
         remedy = "give a number: the target's own scheduler says which"
         results.append(CheckResult("gpus", "fail", "UUIDs name GPUs of this machine", remedy))
-    return [*results, *Executors().of(spec.target).checks(spec)]
+    executor = Executors().of(spec.target)
+    if spec.phases and not executor.sees_checkpoints(spec.target or {}):
+        remedy = "launch the profile here, or on a target that shares the run's folder"
+        results.append(CheckResult("phases", "fail", "a phase begins at a checkpoint that is seen from here", remedy))
+    return [*results, *executor.checks(spec)]
 
 
 def _program(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:

@@ -143,6 +143,9 @@ def _cost(
     # A person who restarts a stopped run gives up its progress; the incident did not cost that.
     if following is None or (stopped and following.resumed_from is None):
         return Cost(None, None, None)
+    if following.resumed_from is None and following.started_at is None and following.ended_at is None:
+        # Where it begins may be chosen when it begins.
+        return Cost(None, None, None)
     steps = None
     if attempt.last_step is not None and kept is not None:
         steps = max(0, attempt.last_step - kept)

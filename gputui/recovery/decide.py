@@ -17,7 +17,7 @@ from gputui.recovery.checkpoint_ledger import rolled_back
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import Case, MachineContext
+from gputui.recovery.machine_actions import ELSEWHERE, Case, MachineContext
 from gputui.recovery.policies import Policy, Rung
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
@@ -139,7 +139,7 @@ class ResumePoint:
         if not self.configured:
             return SkippedAction("rollback", "the profile names no checkpoints"), 0
         if self.chosen_there:
-            return SkippedAction("rollback", "only the run's target sees its checkpoints"), 0
+            return SkippedAction("rollback", ELSEWHERE), 0
         older = [place for place in range(1, len(self.usable)) if self._is_older(place)]
         if not older:
             return SkippedAction("rollback", "there is no older valid checkpoint"), 0
@@ -245,7 +245,8 @@ def decide(
         )
     points = resume_points(checkpoints, spec)
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
-    case = Case(incident, spec, params, None, checkpoints or (), around or MachineContext())
+    around = replace(around or MachineContext(), sees_checkpoints=checkpoints is not None)
+    case = Case(incident, spec, params, None, checkpoints or (), around)
     if refused is not None:
         return _without(refused, case, retries, policy, points, pause)
     return _climb(case, retries, rung, policy, points, pause)

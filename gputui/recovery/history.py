@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, Verdict
@@ -77,9 +78,13 @@ def person_started_at(transitions: Sequence[TransitionView]) -> float:
 
 
 def training_began_at(transitions: Sequence[TransitionView]) -> float:
-    """When a person last began the run from the start; minus infinity where that is not known. A resume continues."""
-    times = (move.at for move in _queued_by_person(transitions) if move.cause != RESUME)
-    return max(times, default=float("-inf"))
+    """When a person last began the run from the start; minus infinity where that is not known. A resume continues, and
+    a run that was stopped while it was queued did not begin."""
+    idle = {move.transition_id for move, after in pairwise(transitions) if after.to_state != RunState.STARTING}
+    begun = (
+        move.at for move in _queued_by_person(transitions) if move.cause != RESUME and move.transition_id not in idle
+    )
+    return max(begun, default=float("-inf"))
 
 
 def _queued_by_person(transitions: Sequence[TransitionView]) -> list[TransitionView]:

@@ -43,6 +43,9 @@ NCCL_DEBUG_ENV = {
 }
 
 
+ELSEWHERE = "only the run's target sees its checkpoints"
+
+
 @dataclass(frozen=True, slots=True)
 class MachineContext:
     """What is known of the machine when an attempt has ended.
@@ -53,6 +56,7 @@ class MachineContext:
         later: UUIDs of healthy GPUs that it may have instead once others have done with them.
         notifies: the run's policy sends notifications.
         no_pruning: why none of the checkpoints may be removed, None where old ones may.
+        sees_checkpoints: they, and the disk that they are on, can be seen from here.
     """
 
     gpus: tuple[str, ...] = ()
@@ -60,6 +64,7 @@ class MachineContext:
     later: tuple[str, ...] = ()
     notifies: bool = False
     no_pruning: str | None = None
+    sees_checkpoints: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,8 @@ def wait_disk(case: Case) -> Result:
     """Wait until there is room for so many checkpoints."""
     if case.spec.checkpoints is None:
         return SkippedAction("wait_disk", "the profile names no checkpoints")
+    if not case.around.sees_checkpoints:
+        return SkippedAction("wait_disk", ELSEWHERE)
     sizes = [info.size_bytes for info in case.checkpoints if info.size_bytes]
     if not sizes:
         precondition = Precondition(
@@ -195,6 +202,8 @@ def prune_checkpoints(case: Case) -> Result:
     name, keep = "prune_checkpoints", int(case.argument or 3)
     if case.spec.checkpoints is None:
         return SkippedAction(name, "the profile names no checkpoints")
+    if not case.around.sees_checkpoints:
+        return SkippedAction(name, ELSEWHERE)
     if case.around.no_pruning is not None:
         return SkippedAction(name, case.around.no_pruning)
     if sum(info.valid for info in case.checkpoints) <= keep:

@@ -60,6 +60,7 @@ class Situation:
         attempt: the number of the attempt that fails first; its parameters are ``params``.
         history: what was decided before it, the oldest first.
         checkpoints: the run's ledger; directory: where new ones appear, None if there are none.
+        chosen_there: only the run's target sees its checkpoints, and chooses.
         fails_at: the step that the attempt had reached; best_step_before: the furthest of the attempts before it.
         resumed_from, started_at: how and when it began; before: the attempts before it, oldest first.
         gpus: those it held; no other is free.
@@ -72,6 +73,7 @@ class Situation:
     history: tuple[PastDecision, ...] = ()
     checkpoints: tuple[CheckpointRow, ...] = ()
     directory: Path | None = None
+    chosen_there: bool = False
     fails_at: int | None = FIRST_FAILURE
     best_step_before: int | None = None
     resumed_from: str | None = None
@@ -133,7 +135,7 @@ def attempts_of(
             now.spec,
             now.params,
             policy,
-            choice.infos,
+            None if now.chosen_there else choice.infos,
             run_id=now.run_id,
             attempt=now.attempt,
             around=MachineContext(now.gpus, notifies=policy.notify is not None),

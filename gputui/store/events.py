@@ -93,6 +93,7 @@ EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 DATA_KINDS: tuple[EventKind, ...] = (
     *SINK_KINDS, "steps_restarted", "checkpoints_unmatched", "checkpoints_unordered", "checkpoints_unreadable",
+    "no_checkpoint_there",
 )  # fmt: skip
 """What a person who looks at one run must know of what is read and kept of it."""
 

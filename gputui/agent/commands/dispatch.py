@@ -10,6 +10,7 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gputui.agent.commands import (
 )
 from gputui.agent.commands.refusal import RefusedError, UnansweredError
 from gputui.agent.error_barrier import roll_back
-from gputui.agent.lifecycle.checkpoint_survey import search_of
+from gputui.agent.lifecycle.checkpoint_survey import course_elsewhere, search_of
 from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
 from gputui.agent.lifecycle.removal import put_away
 from gputui.agent.lifecycle.run_files import open_metrics
@@ -266,6 +267,13 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
             # Only its target sees them: it chooses when the attempt begins.
             named = command.args.get("from")
             from_there = None if named is None else str(named)
+            context = supervisor.context
+            if named is None and not course_elsewhere(
+                context.connection, context.workspace, replace(target, resume_from=None)
+            ):
+                raise RefusedError(
+                    f"no attempt of {target.run_id} has begun; gputui restart begins it", commands.NO_CHECKPOINT
+                )
             requeue(
                 supervisor, target, params={**target.params, **changes}, resume_from=from_there, command=command
             )  # fmt: skip

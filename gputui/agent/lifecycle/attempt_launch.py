@@ -118,7 +118,7 @@ def prepare_attempt(
                 build,
                 []
                 if executor.sees_checkpoints(spec.target or {})
-                else checkpoint_survey.course_elsewhere(connection, run),
+                else checkpoint_survey.course_elsewhere(connection, workspace, run),
                 # What a person starts is the code as it is.
                 keeps_code=run.not_before is not None,
             )
@@ -192,7 +192,7 @@ def _elsewhere(
     before."""
     folder = checkpoint_directory(spec, run_dir)
     resume = None
-    if spec.checkpoints is not None and spec.checkpoints.resume:
+    if spec.checkpoints is not None:
         again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
         resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern, "argv": again.argv, "env": again.env}
     return {
@@ -203,7 +203,7 @@ def _elsewhere(
         "metrics": [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None],
         "resume": resume,
         "checkpoints": None if folder is None else str(folder),
-        "course": course,
+        "course": course if resume is not None else [],
         "keeps_code": keeps_code,
     }
 

@@ -23,7 +23,7 @@ from gputui.recovery.checkpoint_ledger import Rows, StepSpan, spans
 from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.executors import Executors
+from gputui.runs.executors import Executors, far
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, parse_spec, spec_of
 from gputui.store import checkpoints
@@ -122,7 +122,7 @@ def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder
     checkpoints.save(connection, run.run_id, before, after)
 
 
-def course_elsewhere(connection: sqlite3.Connection, run: Run) -> list[dict[str, Any]]:
+def course_elsewhere(connection: sqlite3.Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:
     """The attempts whose checkpoints the next attempt may continue from, where only the machine that it runs on sees
     them; none where it begins from the start, or from one that was named. See `gputui.runs.executors.far.Course`."""
     if run.resume_from is not None:
@@ -139,8 +139,20 @@ def course_elsewhere(connection: sqlite3.Connection, run: Run) -> list[dict[str,
         if met is not None and met.kind in ledger.NUMERIC_TROUBLE:
             until = span.begun_at if met.step is None else _sound_until(connection, run.run_id, span, met.step)
         failed = met is not None and met.kind not in ledger.NOT_ITS_FAULT and not span.has_worked
-        course.append({"attempt": span.number, "until": until, "failed": failed})
+        base = _named_base(workspace, run.run_id, span.number)
+        if base is not None:
+            # Whoever names a checkpoint goes behind what was written after it.
+            course.clear()
+        course.append({"attempt": span.number, "until": until, "failed": failed, "base": base})
     return course
+
+
+def _named_base(workspace: Workspace, run_id: str, number: int) -> str | None:
+    """The checkpoint that a person named for an attempt; one that was chosen where it ran is not in its attempt.json
+    here."""
+    record = far.read_record(workspace.run_dir(run_id) / "attempts" / str(number) / "attempt.json") or {}
+    base = record.get("resume_from")
+    return base if isinstance(base, str) else None
 
 
 def _sound_until(connection: sqlite3.Connection, run_id: str, span: StepSpan, step: int) -> float:

@@ -86,9 +86,9 @@ class Ending:
             repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
             add_event(connection, "stopped", how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
             if attempt.stop_requested == "restart":
-                self._requeue_from_start(run, ended_at)
+                self._requeue_from_start(run)
             elif attempt.stop_requested == profile_phases.INTENT:
-                self._requeue_next_phase(run, attempt, ended_at)
+                self._requeue_next_phase(run, attempt)
 
     def _lost_by_stop(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> str:
         """What a stop gave up, where no checkpoint holds any of it, as the end of a sentence: a script that does not
@@ -106,16 +106,18 @@ class Ending:
         where = f"{task.checkpoints.pattern} in {task.checkpoints.folder}"
         return f"; no usable checkpoint matches {where}, so that its {steps} lost"
 
-    def _requeue_from_start(self, run: Run, now: float) -> None:
+    def _requeue_from_start(self, run: Run) -> None:
         stopped = get_run(self.context.connection, run.run_id)
         assert stopped is not None
         repository.set_next_attempt(
             self.context.connection, run.run_id, params=dict(spec_of(run).params), resume_from=None, not_before=None
         )
         repository.set_gpu_count(self.context.connection, run.run_id, None)
+        # Not when the attempt ended: that is by the clock of where it ran.
+        now = self.context.now()
         repository.move(self.context.connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
-    def _requeue_next_phase(self, run: Run, attempt: Attempt, now: float) -> None:
+    def _requeue_next_phase(self, run: Run, attempt: Attempt) -> None:
         following = profile_phases.next_phase(self.context.connection, spec_of(run), attempt)
         stopped = get_run(self.context.connection, run.run_id)
         assert stopped is not None
@@ -129,6 +131,7 @@ class Ending:
             resume_from=following.checkpoint,
             not_before=None,
         )
+        now = self.context.now()
         repository.move(self.context.connection, stopped, RunState.QUEUED, cause=profile_phases.INTENT, now=now)
 
     def _succeeded(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:

@@ -137,14 +137,15 @@ class Course:
     many of them began from a checkpoint and made no step.
 
     ``attempts`` are entries ``attempt`` (a number), ``until`` (no checkpoint written later is wanted; None for no such
-    limit) and ``failed``; ``folder`` is that of any attempt. What was written while another run of this user had the
-    same folder of checkpoints may be its own, and is not taken.
+    limit), ``failed`` and, of the first, ``base``, from which a person began it; ``folder`` is that of any attempt.
+    What was written while another run of this user had the same folder of checkpoints may be its own, and is not taken.
     """
 
     def __init__(self, folder: Path, attempts: list[dict[str, Any]]) -> None:
         self.spans: list[tuple[float, float]] = []
         self.failed: dict[str, int] = {}
         self.others = spans_of_others(folder)
+        self.base: str | None = attempts[0].get("base") if attempts else None
         for one in attempts:
             there = folder.parents[1] / str(one["attempt"]) / folder.name
             span = span_of(there)
@@ -183,7 +184,7 @@ def resumed(plan: dict[str, Any], course: Course) -> dict[str, Any]:
     again = plan.get("resume")
     if not again:
         return plan
-    found = newest_checkpoint(Path(again["folder"]), again["pattern"], course)
+    found = newest_checkpoint(Path(again["folder"]), again["pattern"], course) or course.base
     if found is None:
         return plan
     argv = [word.replace(NEWEST_CHECKPOINT, found) for word in again["argv"]]
@@ -350,7 +351,8 @@ class Body:
         before = read_record(self.folder / "exit.json")
         if before is not None and not before.get("stop_requested"):
             return code_of(before)
-        if before is not None or (self.folder / "started.json").exists():
+        # A start that ended early may have left no more than its line in starts.jsonl.
+        if before is not None or any((self.folder / name).exists() for name in ("started.json", "starts.jsonl")):
             self.begin_again(before)
         else:
             plan = read_record(self.folder / "attempt.json") or {}

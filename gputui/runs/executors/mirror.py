@@ -36,6 +36,12 @@ class MirrorCourier(Courier):
         workdir = str(self.plan["cwd"])
         return {} if Path(workdir).is_relative_to(self.run_dir) else {workdir: there}
 
+    @property
+    def keeps_code(self) -> bool:
+        """Whether the attempt runs the code of the one before, as recovery has it; that of an older gputui has no more
+        to show it than its course."""
+        return bool(self.plan.get("keeps_code", self.plan.get("course")))
+
     def code_files(self, workdir: Path) -> list[str]:
         """What is sent of the working directory: what git knows, and the target's ``files``. Raises
         TargetRefusalError."""

@@ -169,7 +169,8 @@ def _lines(
 def _notes(connection: sqlite3.Connection, run_id: str, after: Mapping[str, int]) -> list[Note]:
     attempts = connection.execute(
         "SELECT number, created_at, params, gpus, resumed_from, resumed_step FROM attempts WHERE run_id = ? "
-        "ORDER BY number",
+        # Where an attempt begins may be chosen when it begins.
+        "AND coalesce(started_at, first_step, ended_at) IS NOT NULL ORDER BY number",
         (run_id,),
     ).fetchall()
     notes = list(_attempts(attempts, after.get("attempt", 0)))

@@ -99,7 +99,9 @@ class IncidentCostReader:
         """Costs by incident. Raises sqlite3.Error."""
         if not incidents:
             return {}
-        moves = tuple((each.number, each.first_step, each.first_step_at, each.ended_at) for each in attempts)
+        moves = tuple(
+            (each.number, each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts
+        )
         basis = (run_id, moves, len(incidents), len(decisions))
         if basis != self._basis:
             self._costs = costs(attempts, incidents, decisions, StepTimes(connection, run_id))

@@ -98,7 +98,8 @@ def stop_words(row: RunRow, now: float) -> Span:
         return (f"being killed for {_since(now - stop.since)}", "warn")
     may_save = " (it may save a checkpoint)" if stop.has_checkpoints else ""
     parts = [f"{_since(now - stop.since)}: waits for its exit{may_save}"]
-    if lost := unsaved_words(row.progress.step, stop):
+    is_seen = stop.saved_step is not None or not stop.has_checkpoints or row.run.target is None
+    if is_seen and (lost := unsaved_words(row.progress.step, stop)):
         parts.append(lost)
     style = "text"
     newest, pace = row.progress.newest_at, row.progress.steps_per_second

@@ -405,7 +405,9 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
             repository.move(connection, run, state, cause=cause, now=bench.begin + at * HOUR)
 
     def elsewhere() -> list[dict[str, Any]]:
-        return checkpoint_survey.course_elsewhere(bench.connection, replace(bench.run(), resume_from=None))
+        return checkpoint_survey.course_elsewhere(
+            bench.connection, bench.workspace, replace(bench.run(), resume_from=None)
+        )
 
     bench.attempt(1, 1.0, 2.0)
     for state in (RunState.STARTING, RunState.STOPPED, RunState.QUEUED):
@@ -426,12 +428,25 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
         row = (source, 0, step, 2, None, step, at, f'{{"step": {step}}}')
         bench.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     nan, cut = elsewhere()
-    assert (nan["attempt"], nan["failed"], cut) == (2, False, {"attempt": 3, "until": None, "failed": True})
+    assert (nan["attempt"], nan["failed"]) == (2, False)
+    assert cut == {"attempt": 3, "until": None, "failed": True, "base": None}
     assert bench.begin + 3 * HOUR + 39 * 60 < nan["until"] < bench.begin + 3 * HOUR + 40 * 60
     for state in (RunState.STARTING, RunState.STOPPED):
         move(bench.run(), state, 6.5)
     move(bench.run(), RunState.QUEUED, 7.0, "resume")
     assert [one["attempt"] for one in elsewhere()] == [2, 3]
+    # Stopped before it began: it gave nothing up.
+    move(bench.run(), RunState.STOPPED, 7.1)
+    move(bench.run(), RunState.QUEUED, 7.2, "restart")
+    assert elsewhere() == []
+    move(bench.run(), RunState.STOPPED, 7.3)
+    move(bench.run(), RunState.QUEUED, 7.4, "resume")
+    assert [one["attempt"] for one in elsewhere()] == [2, 3]
+    # What was written behind the checkpoint that a person named is not wanted.
+    named = bench.workspace.run_dir("a-1") / "attempts" / "3" / "attempt.json"
+    named.parent.mkdir(parents=True, exist_ok=True)
+    named.write_text('{"resume_from": "/there/step_10.pt"}')
+    assert [(one["attempt"], one["base"]) for one in elsewhere()] == [(3, "/there/step_10.pt")]
 
 
 # --- a folder that is away --------------------------------------------------------------------------------------------

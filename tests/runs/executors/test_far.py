@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gputui.runs.executors.far import Course, newest_checkpoint
+from gputui.runs.executors.far import NEWEST_CHECKPOINT, Course, newest_checkpoint, resumed
 
 
 class There:
@@ -62,6 +62,15 @@ def test_only_what_its_course_wrote_is_taken(there: There) -> None:
     there.save("step_30.pt", 5.0)
     assert there.found(of(1), of(2)) == "step_30.pt"
     assert there.found() is None and there.found(of(7)) is None
+
+
+def test_what_a_person_named_is_begun_from_until_something_newer_is_there(there: There) -> None:
+    again = {"folder": str(there.checkpoints), "pattern": "*.pt", "argv": [NEWEST_CHECKPOINT], "env": {}}
+    plan = {"resume": again, "resume_from": None, "argv": [], "env": {}}
+    named = of(2) | {"base": "/named.pt"}
+    assert resumed(plan, Course(there.folder(9), [named]))["argv"] == ["/named.pt"]
+    there.save("step_5.pt", 5.0)
+    assert resumed(plan, Course(there.folder(9), [named]))["resume_from"].endswith("/step_5.pt")
 
 
 def test_what_was_written_after_numbers_went_wrong_is_not(there: There) -> None:

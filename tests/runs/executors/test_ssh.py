@@ -114,6 +114,7 @@ def test_a_resume_that_finds_no_checkpoint_there_says_so(pair: Pair) -> None:
     wait_until(lambda: "no_checkpoint_there" in pair.events(run_id), WAIT_SECONDS, "the event")
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
     assert pair.shown(run_id)["attempts"][1]["resumed_from"] is None
+    assert "seen by its target alone" in pair.machine.gputui("policy", "try", "--incident", "killed", "--run", run_id)
 
 
 def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair) -> None:

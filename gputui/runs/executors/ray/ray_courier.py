@@ -71,7 +71,7 @@ class RayCourier(MirrorCourier):
     def keep_code(self) -> None:
         """Keep the working directory as it is now, unless the attempt runs the code of an earlier one."""
         path = self.run_dir / CODE
-        if self.plan.get("keeps_code") and path.exists():
+        if self.keeps_code and path.exists():
             return
         temporary = path.with_name(f"{CODE}.new")
         temporary.touch(mode=0o600)

@@ -82,7 +82,9 @@ class SshMirror(MirrorCourier):
     def send_code(self, there: str) -> None:
         """Copy the working directory as it is now, unless the attempt runs the code of an earlier one."""
         for workdir in self.code_paths(there):
-            if not (self.plan.get("keeps_code") and (self.run_dir / CODE_SENT).exists()):
+            if not (self.keeps_code and (self.run_dir / CODE_SENT).exists()):
+                # What is copied in half is copied again.
+                (self.run_dir / CODE_SENT).unlink(missing_ok=True)
                 names = self.code_files(Path(workdir))
                 self.sent(self.shell.send(Path(workdir), "\0".join(names), there))
                 write_private(self.run_dir / CODE_SENT, {"path": there})

@@ -113,9 +113,10 @@ def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: 
 
 def _start_of(attempt: Attempt, gpus: Sequence[GpuView]) -> _Entry:
     where = gpu_words(attempt.gpus, gpus)
-    if attempt.resumed_step is not None:
+    if attempt.resumed_from is not None:
         # What it was given, until it shows where it went on.
-        given = step_words(PurePath(attempt.resumed_from or "").name, attempt.resumed_step)
+        name = PurePath(attempt.resumed_from).name
+        given = name if attempt.resumed_step is None else step_words(name, attempt.resumed_step)
         begin = given if attempt.first_step is None else f"step {count(attempt.first_step)}"
         text = f"attempt {attempt.number} from {begin} on {where}"
     else:
