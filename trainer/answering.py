@@ -39,20 +39,24 @@ class Prompts:
         """To each prompt the most likely tokens, by the weights as they are; draws nothing at random (collective)."""
         objective = self._session.objective
         objective.eval()
-        with torch.no_grad():
-            pairs = [(prompt, self._after(prompt)) for prompt in self._prompts]
-        objective.train()
+        try:
+            # Each token is another length, for which blocks would be compiled again.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                pairs = [(prompt, self._after(prompt)) for prompt in self._prompts]
+        finally:
+            objective.train()
         return [Answer(self._tokenizer.text(prompt), self._tokenizer.text(answer)) for prompt, answer in pairs]
 
     def _after(self, prompt: tuple[int, ...]) -> list[int]:
-        """Ranks that hold parts of a model compute the same numbers, and so stop at the same token."""
+        """The tokens after a prompt. Ranks that hold parts of a model must stop at the same token, which unequal GPUs
+        may round differently: rank 0's counts."""
         session, tokens = self._session, list(prompt)
         last = min(len(prompt) + session.settings.answer_tokens, self._room)
         while len(tokens) < last:
             inputs = torch.tensor([tokens], device=session.world.device)
             with session.precision.autocast():
                 logits = session.objective.model(inputs)
-            token = int(logits[0, -1, : self._tokenizer.size].argmax())
+            token = session.world.from_main(int(logits[0, -1, : self._tokenizer.size].argmax()))
             if token in self._tokenizer.stops:
                 break
             tokens.append(token)

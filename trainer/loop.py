@@ -81,6 +81,7 @@ class Loop:
             self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batch_size)
             self.telemetry.say(f"the largest micro batch that fits has {session.batch_size} samples")
         session.set_batch(session.batch_size, session.grad_accum)
+        _restart_peak_memory(self.world.device)
         with collecting_rarely() if settings.gc_every else contextlib.nullcontext():
             return self.steps(last_phase)
 
@@ -196,6 +197,7 @@ class Loop:
         self.signals.save = self.signals.save or save_asked
         self.stepper.renew()
         self.session.set_batch(*target)
+        _restart_peak_memory(self.world.device)
         self.telemetry.event(
             self.progress.step, "batch_reduced", cause="out of memory", batch_size=target[0], grad_accum=target[1]
         )
@@ -331,9 +333,10 @@ def collecting_rarely() -> Iterator[None]:
 
 
 def _peak_memory(device: torch.device) -> int | None:
-    """The most memory that tensors took since the last look, in bytes; None without CUDA."""
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
+    """The most memory that tensors took since the phase, or its batch size, began, in bytes; None without CUDA."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _restart_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

@@ -19,13 +19,15 @@ def main(path: str, size_bytes: int) -> int:
     chunk = os.urandom(_CHUNK_BYTES)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+        # Nothing stays where this process or the one that waits for it is killed.
+        os.unlink(path)  # noqa: PTH108
         began = time.monotonic()
         left = size_bytes
         while left > 0:
             left -= os.write(descriptor, chunk[:left])
         os.fsync(descriptor)
     except OSError as error:
-        sys.stderr.write(f"{error.strerror}\n")
+        sys.stderr.write(f"{error.strerror or error}\n")
         return 1
     sys.stdout.write(f"{time.monotonic() - began}\n")
     return 0

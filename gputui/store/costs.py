@@ -154,8 +154,9 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
         if not gpu_count:
             continue
         (peak,) = connection.execute(
-            "SELECT MAX(n.data ->> ?) FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
-            "WHERE s.run_id = ? AND n.attempt = ?",
+            # Text, which stands for what JSON has no number for, would be the largest of all.
+            "SELECT max(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) "
+            "FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) WHERE s.run_id = ?2 AND n.attempt = ?3",
             (f'$."{PEAK_METRIC}"', run_id, number),
         ).fetchone()
         peak_bytes = int(peak) if isinstance(peak, (int, float)) and peak > 0 else None

@@ -220,6 +220,19 @@ def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, read
     assert queries.latest(reader, "a-1", NOW - 91.5) == {"loss": 1.0}
 
 
+def test_of_two_sources_the_same_one_counts_as_does_now(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.run("a-1")
+    filler.metrics("a-1", 1, [{"step": 1, "time": NOW - 100, "loss": 9.0, "lr": 0.1}])
+    filler.connection.execute(
+        "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) "
+        "VALUES (7, 'a-1', '/m', 'jsonl', 500)"
+    )
+    for step in range(50):
+        row = (7, 0, step * 10, 1, None, step, NOW - 90 + step, f'{{"step": {step}, "loss": 1.0}}')
+        filler.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    assert queries.latest(reader, "a-1", NOW - 10) == {"loss": 1.0, "lr": 0.1}
+
+
 def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 800)

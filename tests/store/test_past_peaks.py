@@ -30,3 +30,5 @@ def test_what_is_no_number_of_bytes_is_unknown(filler: Filler) -> None:
     filler.attempt("gpt-1", 1, gpus=(0,))
     filler.metrics("gpt-1", 1, [{"step": 1, "gpu_mem_peak": float("nan")}])
     assert past_peaks(filler.connection, "gpt") == []
+    filler.metrics("gpt-1", 1, [{"step": 1, "rank": 1, "gpu_mem_peak": 7}])
+    assert [each.peak_bytes for each in past_peaks(filler.connection, "gpt")] == [7]

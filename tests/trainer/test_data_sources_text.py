@@ -94,11 +94,23 @@ def test_damaged_token_files_are_refused(corpus: Path, name: str, content: bytes
 
 
 @pytest.mark.parametrize(
-    "array", [np.zeros((9, 9), dtype=np.int64), np.zeros(99), np.array([{"an": "object"}] * 20, dtype=object)]
+    "array",
+    [
+        np.zeros((9, 9), dtype=np.int64),
+        np.zeros(99),
+        np.zeros(0, dtype=np.uint16),
+        np.array([{"an": "object"}] * 20, dtype=object),
+    ],
 )
 def test_npy_files_with_anything_but_one_row_of_whole_numbers_are_refused(corpus: Path, array: Any) -> None:
     np.save(corpus / "train_2.npy", array)
     with pytest.raises(TrainerError, match=r"train_2\.npy cannot be used"):
+        tokens(corpus)
+
+
+def test_a_file_that_would_be_trained_on_and_held_out_is_refused(corpus: Path) -> None:
+    (corpus / "val.bin").rename(corpus / "pretrain_val.bin")
+    with pytest.raises(TrainerError, match=r"pretrain_val\.bin has train and val in its name"):
         tokens(corpus)
 
 

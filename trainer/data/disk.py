@@ -93,7 +93,7 @@ class MappedArray:
 def _open(path: Path, dtype: str) -> npt.NDArray[Any]:
     if path.suffix == ".npy":
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
+        if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
             raise ValueError(f"holds {array.dtype} of shape {array.shape}, not one row of whole numbers")
         return np.asarray(array)
     size, item = os.stat(path).st_size, np.dtype(dtype).itemsize  # noqa: PTH116

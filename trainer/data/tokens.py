@@ -106,6 +106,9 @@ def _tokens_in(folder: Path, settings: Settings) -> Text:
     if meta.row is not None and meta.row != settings.context + 1:
         raise SettingsError(f"{folder} was prepared for --context {meta.row - 1}, not {settings.context}")
     train, held_out = _files(folder, "train", meta.dtype), _files(folder, "val", meta.dtype)
+    both = sorted({file.path.name for file in train} & {file.path.name for file in held_out})
+    if both:
+        raise TrainerError(f"{folder}: {', '.join(both)} has train and val in its name; rename it to have one of them")
     for name, files in (("train", train), ("val", held_out)):
         if not any(windows_in(len(file), settings.context) for file in files):
             longest = max(len(file) for file in files)

@@ -67,17 +67,21 @@ def newest(connection: sqlite3.Connection, reached: Mapping[int, Place], limit: 
 
 def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[int, int, dict[str, float]]]:
     """(attempt, rank or -1, newest value of each name) of the lines before a moment and of those that the newest
-    attempt began with, in the order of attempts and ranks. Raises sqlite3.Error."""
+    attempt began with: source by source, as they are of now, each in the order of attempts and ranks. Raises
+    sqlite3.Error."""
     reached = places(connection, run_id, at)
-    lines = newest(connection, reached)
-    if lines:
-        lines += reversed(_first(connection, reached, max(line.attempt for line in lines)))
-    found: dict[tuple[int, int], dict[str, float]] = {}
-    for line in lines:
-        values = found.setdefault((line.attempt, -1 if line.rank is None else line.rank), {})
-        for name, value in line.values.items():
-            values.setdefault(name, value)
-    return [(attempt, rank, values) for (attempt, rank), values in sorted(found.items())]
+    lines_of = {source_id: newest(connection, {source_id: place}) for source_id, place in reached.items()}
+    newest_attempt = max((line.attempt for lines in lines_of.values() for line in lines), default=0)
+    rows: list[tuple[int, int, dict[str, float]]] = []
+    for source_id, place in reached.items():
+        lines = [*lines_of[source_id], *reversed(_first(connection, {source_id: place}, newest_attempt))]
+        found: dict[tuple[int, int], dict[str, float]] = {}
+        for line in lines:
+            values = found.setdefault((line.attempt, -1 if line.rank is None else line.rank), {})
+            for name, value in line.values.items():
+                values.setdefault(name, value)
+        rows += [(attempt, rank, values) for (attempt, rank), values in sorted(found.items())]
+    return rows
 
 
 def _first(connection: sqlite3.Connection, reached: Mapping[int, Place], attempt: int) -> list[PastLine]:

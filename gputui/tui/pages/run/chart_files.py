@@ -12,7 +12,7 @@ from gputui.charts.picture import Drawing
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.curves.drawing import COLOURS
 from gputui.curves.model import ChartData
-from gputui.tui.layout.charts import ChartLook, drawn_markers, is_by_rank, panel_curves, x_axis, y_axis
+from gputui.tui.layout.charts import ChartLook, drawn_markers, is_by_rank, panel_curves, within, x_axis, y_axis
 from gputui.tui.layout.panels import Panel
 
 FOLDER = "charts"
@@ -34,11 +34,24 @@ def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: C
     look = replace(look, cursor=None, focus=None)
     if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
         drawn = [
-            Curve(each.bins, f"series.{each.rank % COLOURS}", f"{panel.key} rank {each.rank}", each.last)
+            Curve(
+                within(each.bins, look.window),
+                f"series.{each.rank % COLOURS}",
+                f"{panel.key} rank {each.rank}",
+                each.last,
+            )
             for each in data.ranked[panel.key].curves
         ]
+    elif panel.field is not None:
+        devices = [curve for curve in data.hardware if curve.field == panel.field]
+        devices.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+        drawn = [
+            Curve(within(curve.bins, look.window), f"series.{number % COLOURS}",
+                  _device_name(panel, curve.uuid, look.gpus), curve.last)
+            for number, curve in enumerate(devices)
+        ]  # fmt: skip
     else:
-        drawn = [_named(curve, panel, look.gpus) for curve in panel_curves(panel, data, look)]
+        drawn = [_named(curve, panel) for curve in panel_curves(panel, data, look)]
     drawing = Drawing(
         [curve for curve in drawn if curve.bins],
         f"{run_id}: {panel.title}",
@@ -50,13 +63,16 @@ def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: C
     return ChartFile(folder / FOLDER, name, drawing)
 
 
-def _named(curve: Curve, panel: Panel, gpus: Mapping[str, int]) -> Curve:
+def _device_name(panel: Panel, uuid: str | None, gpus: Mapping[str, int]) -> str:
+    """``GPU power W GPU 3``; a GPU that is not there now by its UUID, the host by none."""
+    return panel.title if uuid is None else f"{panel.title} GPU {gpus.get(uuid, uuid)}"
+
+
+def _named(curve: Curve, panel: Panel) -> Curve:
     """Files have a legend and a column of names; what lies behind stays out of the legend."""
     if curve.is_shadow:
         return replace(curve, style="dim", label=f"{panel.key} (measured)" if curve.value is not None else
                        f"{panel.key} (redone)")  # fmt: skip
-    if panel.field is not None:
-        return replace(curve, label=f"{panel.title} {curve.label}".strip())
     return replace(curve, label=f"{panel.key} (smoothed)" if curve.label else panel.key)
 
 

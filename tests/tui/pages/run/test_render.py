@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from gputui.tui.layout.charts import (
     rank_curves,
 )
 from gputui.tui.layout.panels import HARDWARE, Panel, Panels, panels, places
+from gputui.tui.pages.run.chart_files import chart_file
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.pages.run.head import from_top, gpu_words, run_head
@@ -348,6 +350,15 @@ def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     gpus = {f"GPU-{n}": n for n in range(8)}
     assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, data_of(hardware=many), look_of(gpus=gpus), 60, 10))[0]
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_file_names_each_gpu_whatever_it_measures(count: int, tmp_path: Path) -> None:
+    """In the order of the GPUs, and as far as the window shows them."""
+    found = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n, 91), 91.0) for n in reversed(range(count)))
+    look = look_of(gpus={f"GPU-{n}": n for n in range(count)}, window=(0.0, 1.0))
+    curves = chart_file(tmp_path, "a-1", UTIL, data_of(hardware=found), look).drawing.curves
+    assert [curve.label for curve in curves] == [f"{UTIL.title} GPU {n}" for n in range(count)]
 
 
 MARKERS = (
