@@ -21,7 +21,7 @@ class Answer:
 
 
 class Prompts:
-    """The held-out prompts that came with the tokens. All ranks make it and call it together.
+    """The held-out prompts of the prepared tokens. Collective: every rank constructs and calls it.
 
     Raises SettingsError if the tokens came without any.
     """
@@ -36,7 +36,7 @@ class Prompts:
         self._prompts = data.prompts
 
     def answers(self) -> list[Answer]:
-        """To each prompt the most likely tokens, by the weights as they are; draws nothing at random (collective)."""
+        """Answer each prompt greedily with the current weights (collective)."""
         objective = self._session.objective
         objective.eval()
         try:

@@ -104,25 +104,25 @@ def _middle(column: Sequence[bool]) -> float:
 
 
 def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str]] | None:
-    """What turns cells into those of a set; None if nothing has to be turned. An empty cell, the second half of a
-    wide character, becomes a separate ASCII character."""
+    """Return what converts cells to a set of characters; None for braille. An empty cell, the second half of a wide
+    character, becomes a separate ASCII character."""
     if characters == "braille":
         return None
-    one = lru_cache(4096)(ascii_char if characters == "ascii" else block_char)
-    return lambda cells: [one(cell) for cell in cells]
+    convert = lru_cache(4096)(ascii_char if characters == "ascii" else block_char)
+    return lambda cells: [convert(cell) for cell in cells]
 
 
 def ascii_line(text: str) -> str:
     """A line of text in ASCII, for what is printed and not laid out in cells: its width may change."""
-    return "".join(ascii_char(char) for char in text if not unicodedata.combining(char))
+    return "".join(ascii_char(char) for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
 
 
 def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
     """The characters to use: those chosen, or with ``auto`` those that the locale and the terminal can show.
 
     ``GPUTUI_ASCII=1`` asks for ASCII in any case. A locale that is set and is not UTF-8 cannot carry more, and
-    the fonts of the kernel's console hold no braille. Where no locale is set, UTF-8 is taken for granted, as Python
-    does (PEP 538).
+    the fonts of the kernel's console hold no braille. Where no locale is set, or C or POSIX by LANG, UTF-8 is taken for
+    granted, as Python does (PEP 538).
     """
     if environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
         return "ascii"

@@ -77,7 +77,7 @@ def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[st
     """How those chosen reach each other, as far as the driver says."""
     indices = {gpu.index for gpu in chosen}
     return [
-        {"gpus": [pair.first, pair.second], "path": pair.way, "p2p": pair.p2p}
+        {"gpus": [pair.first, pair.second], "path": pair.best_path, "p2p": pair.p2p}
         for pair in pairs
         if {pair.first, pair.second} <= indices
     ]

@@ -27,11 +27,11 @@ class XidEvents:
                 self._uuids[_address(handle)] = uuid
 
     def read(self) -> list[tuple[str, int]]:
-        """(UUID, XID) of what has come since the last call; does not wait."""
+        """Return (UUID, XID) of the events since the last call, without waiting."""
         found: list[tuple[str, int]] = []
         if not self._uuids:
             return found
-        # Any error ends the reading: a timeout is the usual one, and a lost GPU is found out by the fast tier.
+        # Any error ends the reading: usually a timeout. The fast tier reports a lost GPU.
         with contextlib.suppress(self._nvml.NVMLError):
             while len(found) < _AT_ONCE_MAX:
                 data = self._nvml.nvmlEventSetWait_v2(self._set, 0)
@@ -45,6 +45,7 @@ class XidEvents:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlEventSetFree(self._set)
             self._set = None
+            self._uuids.clear()
 
 
 def _address(handle: Any) -> int | None:

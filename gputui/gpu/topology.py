@@ -17,7 +17,7 @@ PATHS = (
     "one CPU",
     "two CPUs",
 )
-# Without peer access every byte goes through the host's memory: worse than any path with it, but two CPUs.
+# Without peer access every byte goes through the host's memory: at least as far as one CPU.
 _WITHOUT_P2P = PATHS.index("one CPU")
 # Of what is not known, nothing good is expected.
 _UNKNOWN = len(PATHS)
@@ -37,23 +37,23 @@ class GpuPair:
     path: str | None = None
 
     @property
-    def way(self) -> str | None:
-        """The best way between them, of `PATHS`."""
+    def best_path(self) -> str | None:
+        """The best of `PATHS` between them."""
         return PATHS[0] if self.nvlink else self.path
 
     @property
     def distance(self) -> int:
-        """The less the better."""
-        if self.way not in PATHS:
+        """The place of the connection in `PATHS`, 0 is best."""
+        if self.best_path not in PATHS:
             return _UNKNOWN
-        distance = PATHS.index(self.way)
+        distance = PATHS.index(self.best_path)
         return max(distance, _WITHOUT_P2P) if self.p2p is False and not self.nvlink else distance
 
 
 def nearest(indices: Sequence[int], count: int, pairs: Iterable[GpuPair], fixed: Sequence[int] = ()) -> tuple[int, ...]:
-    """The ``count`` of these GPUs whose farthest two are nearest to each other, then those that are nearest in all; of
-    equal ones, those that come first in ``indices``. Nothing is asked of one GPU, or where no pair is known. Those of
-    ``fixed``, at most ``count`` of ``indices``, are among them in any case."""
+    """Return the ``count`` GPUs with the smallest largest distance, then the smallest sum of distances; ties go to the
+    order of ``indices``. ``fixed``, a subset of ``indices`` with at most ``count`` members, is always included. Without
+    known pairs, return the first of ``indices``."""
     distances = {frozenset((pair.first, pair.second)): pair.distance for pair in pairs}
     others = [index for index in indices if index not in fixed]
     if count < 2 or count >= len(indices) or not distances:

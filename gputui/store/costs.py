@@ -9,29 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# A counter of 32 bits in millijoules, as nvmlDeviceGetTotalEnergyConsumption counts, begins again here.
-WRAP_JOULES = 2**32 / 1000
-# No GPU of today draws as much; with less than this, a counter that fell has wrapped, and with more it was reset.
-MOST_WATTS = 3000.0
-
-Reading = tuple[float, float]
-"""When the counter was read (UTC unix seconds), and what it stood at in joules."""
+CounterReading = tuple[float, float]
+"""When an energy counter was read (UTC unix seconds), and its value in joules."""
 
 
-def consumed_joules(earlier: Reading, later: Reading) -> float:
-    """Between two readings of one counter. If the driver was reloaded in between, the counter restarted at 0, and
-    its value is the least that was consumed."""
-    (began, before), (ended, after) = earlier, later
-    if after >= before:
-        return after - before
-    wrapped = after + WRAP_JOULES - before
-    if 0 <= wrapped <= MOST_WATTS * max(1.0, ended - began):
-        return wrapped
-    return after
+def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
+    """Return what was consumed between two readings of one counter. It counts 64 bits of millijoules from the loading
+    of the driver (nvmlDeviceGetTotalEnergyConsumption): a counter that fell has restarted, and its value is the least
+    that was consumed."""
+    (_, before), (_, after) = earlier, later
+    return after - before if after >= before else after
 
 
-def energy_between(readings: Iterable[Reading], begin: float, end: float, longest_seconds: float) -> float | None:
-    """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings tell of any of it.
+def energy_between(
+    readings: Iterable[CounterReading], begin: float, end: float, longest_seconds: float
+) -> float | None:
+    """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings overlap that time.
 
     Readings are in the order of their times. Between two readings the GPU is taken to draw evenly, and two more than
     ``longest_seconds`` apart say nothing of what lay between.
@@ -92,7 +85,7 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
 
 
 def total(attempts: Sequence[AttemptCost]) -> RunCost:
-    """Attempts together."""
+    """Sum attempts to the cost of a run. Attempts that have not started count nothing."""
     begun = [one for one in attempts if one.gpu_hours is not None]
     hours = [one.gpu_hours for one in begun if one.gpu_hours is not None]
     energies = [one.energy_joules for one in begun if one.energy_joules is not None]

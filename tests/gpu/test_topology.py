@@ -23,7 +23,7 @@ def pairs(count: int, nvlinks: tuple[tuple[int, int], ...] = (), of_cpu: int = 4
 
 
 def test_the_way_between_two() -> None:
-    assert GpuPair(0, 1, nvlink=True, path="two CPUs").way == "NVLink"
+    assert GpuPair(0, 1, nvlink=True, path="two CPUs").best_path == "NVLink"
     assert [GpuPair(0, 1, p2p=True, path=path).distance for path in PATHS] == list(range(len(PATHS)))
     assert GpuPair(0, 1).distance > GpuPair(0, 1, p2p=True, path="two CPUs").distance
     assert GpuPair(0, 1, p2p=False, path="one PCIe switch").distance == GpuPair(0, 1, p2p=True, path="one CPU").distance

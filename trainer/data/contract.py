@@ -1,4 +1,4 @@
-"""What data is to the rest of the trainer: samples that can be had by number.
+"""Contract between data sources and the trainer: splits return samples by number.
 
 Nothing here depends on an order. Which samples a rank takes, and when, is `trainer.data.sampler`; reading ahead is
 `trainer.data.feed`; turning raw samples into what a task learns from is the task's `transform`.
@@ -22,8 +22,8 @@ Indices = npt.NDArray[np.int64]
 # A batch: named tensors that all have the samples along their first dimension.
 Fields = dict[str, Tensor]
 
-# Raw fields and the positions of their samples in the run to what the task learns from. Runs on the CPU, possibly in a
-# reading process; its random draws are a function of (seed, position), so that a resumed run draws the same.
+# Turns raw fields and their samples' positions in the run into what the task learns from. Runs on the CPU, possibly in
+# a reading process; its random draws are a function of (seed, position), so that a resumed run draws the same.
 Transform = Callable[[Fields, Indices], Fields]
 
 
@@ -31,8 +31,12 @@ class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the r
     """A sample cannot be read; training may continue with another one."""
 
     def __init__(self, index: int, where: str, reason: str) -> None:
-        super().__init__(f"sample {index} ({where}) cannot be read: {reason}")
-        self.index = index
+        # These arguments make it again in another process.
+        super().__init__(index, where, reason)
+        self.index, self.where, self.reason = index, where, reason
+
+    def __str__(self) -> str:
+        return f"sample {self.index} ({self.where}) cannot be read: {self.reason}"
 
 
 class Split(Protocol):
@@ -44,7 +48,7 @@ class Split(Protocol):
 
     @property
     def blocks(self) -> tuple[int, ...] | None:
-        """Lengths of the runs of samples that are best read together, in order; None if any order costs the same."""
+        """Lengths in samples of the blocks that are best read together, in order; None if any order costs the same."""
         ...
 
     def __len__(self) -> int: ...
@@ -59,7 +63,7 @@ class ReadsAhead(Protocol):
     """A split that prefetches in the background what will be read next."""
 
     def expect(self, indices: Indices) -> None:
-        """These samples come after those that are read now. Returns at once, and never raises for a broken sample."""
+        """Start reading these samples in the background. Returns at once; never raises BrokenSample."""
         ...
 
 

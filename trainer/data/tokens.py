@@ -191,7 +191,7 @@ def _largest_of(folder: Path, files: Sequence[MappedArray]) -> int:
 
 
 def _version(path: Path) -> str:
-    """What is another one as soon as somebody writes to the file."""
+    """Size and time of the last change: another one once the file is written."""
     status = path.stat()
     return f"{status.st_size}:{status.st_mtime_ns}"
 
