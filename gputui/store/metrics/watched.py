@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ def newest_lines(
         ).fetchall()
     }
     found: list[WatchedLine] = []
+    sources, all_read_since = 0, -math.inf
     for source_id, until in places.items():
         since = after.get(source_id, (0, 0))
         if since == until:
@@ -60,6 +62,10 @@ def newest_lines(
             "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
             (source_id, *since, *until, limit),
         ).fetchall()
+        sources += bool(rows)
+        if len(rows) == limit and rows[-1][3] is not None:
+            # Its older lines were not read.
+            all_read_since = max(all_read_since, rows[-1][3])
         for attempt, rank, step, at, text in reversed(rows):
             *numbers, event, phase, time = orjson.loads(text)
             pairs = ((name, as_float(value)) for name, value in zip(WATCHED, numbers, strict=True))
@@ -75,6 +81,10 @@ def newest_lines(
                     {name: value for name, value in pairs if value is not None},
                 )
             )
+    times = [line.at for line in found if line.at is not None]
+    if sources > 1 and len(times) == len(found):
+        found = [line for line in found if line.at is not None and line.at >= all_read_since]
+        found.sort(key=lambda line: line.at or 0.0)
     return found, places
 
 

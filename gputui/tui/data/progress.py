@@ -121,7 +121,7 @@ def _progress(
 ) -> Progress:
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
-    total_steps = int(total) if total is not None and total > 0 else _asked_steps(run, step)
+    total_steps = int(total) if total is not None and 0 < total < math.inf else _asked_steps(run, step)
     left = None
     if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
         left = (total_steps - step) / pace

@@ -3,6 +3,7 @@ one object. Fields are only ever added; unknown is null."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -27,8 +28,8 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
                 gpu,
                 snapshot.machine.quarantined.get(gpu.uuid),
                 xids=snapshot.machine.xids.get(gpu.uuid, 0),
-                step_seconds=rank.step_seconds if rank else None,
-                data_wait_fraction=rank.waiting_fraction if rank else None,
+                step_seconds=_known(rank.step_seconds) if rank else None,
+                data_wait_fraction=_known(rank.waiting_fraction) if rank else None,
             )
         )
     return {
@@ -68,6 +69,11 @@ def _finite(value: float | None) -> float | str | None:
     if value is None or value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+
+
+def _known(value: float | None) -> float | None:
+    """A measurement that JSON knows, as `gputui gpus --json` has it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _event_shape(event: EventView) -> Shape:

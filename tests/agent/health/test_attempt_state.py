@@ -122,6 +122,19 @@ def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
     assert [(line.step, line.values["loss"]) for line in lines] == [(3, 3.0), (4, float("inf"))]
 
 
+def test_a_file_with_a_line_now_and_then_explains_no_silence(connection: sqlite3.Connection) -> None:
+    write(connection, 2, *({"step": step, "time": NOW - 400 + step} for step in range(400)))
+    connection.execute(
+        "INSERT INTO metric_sources (source_id, run_id, path, format, byte_offset) VALUES (2, 'r', 'val', 'jsonl', 4)"
+    )
+    for number in range(4):
+        line = {"step": 100 * number, "time": NOW - 400 + 100.0 * number}
+        row = (2, 0, number, 2, None, line["step"], line["time"], json.dumps(line))
+        connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
+    assert watched.course.pace.longest_gap == 1.0 and watched.progress_at == 5.0 - 1.0
+
+
 def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection) -> None:
     watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
     before = watched.progress_at

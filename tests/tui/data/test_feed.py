@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import queue
 import sqlite3
 import threading
@@ -19,6 +21,7 @@ from gputui.store.database import data_version, open_commander, open_reader, set
 from gputui.tui.data.feed import APART_SECONDS, LOOK_SECONDS, Feed
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
+from gputui.tui.data.snapshot_json import snapshot_shape
 from tests.pace import Waited
 from tests.tui.filling import NOW, Filler, an_hour_later
 
@@ -62,6 +65,17 @@ def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Fille
     assert len(snapshot.gpus) == 8
     assert [row.run.run_id for row in snapshot.runs][:2] == ["vit-b16-1", "gpt2-124m-1"]
     assert snapshot.runs[1].progress.total_steps == 6000
+
+
+def test_what_is_no_number_of_steps_breaks_no_screen(filler: Filler, workspace: Workspace) -> None:
+    filler.many_gpus(1)
+    line = {"step": 3001, "time": NOW, "rank": 0, "total_steps": math.inf, "step_time": math.nan, "data_time": 1.0}
+    filler.metrics("llama-1", 1, [line])
+    with closing(open_reader(workspace.database)) as connection:
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
+    assert [row.progress.step for row in snapshot.runs if row.run.run_id == "llama-1"] == [3001]
+    shape = snapshot_shape(snapshot, running=False, home="")
+    assert json.loads(json.dumps(shape, allow_nan=False))["gpus"]
 
 
 def test_a_long_run_does_not_delay_the_first_snapshot(filler: Filler, workspace: Workspace) -> None:
