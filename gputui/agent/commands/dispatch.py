@@ -326,7 +326,7 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
     active = supervisor.runs.get(target.run_id)
-    if active is not None and active.releasing is not None:
+    if active is not None and active.releasing:
         raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
     try:
         away = put_away(supervisor.context.workspace, target.run_id)

@@ -211,10 +211,10 @@ Phase = Adopting | Starting | Running | Sweeping | Postmortem | Waiting
 # --- the GPUs that it has left ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Releasing:
-    """GPUs that the run's last attempt had. Their memory must be back (``baseline_bytes``: what was in use before, None
-    where it is not known), and no process of ``attempt`` (None: of the run) left; without an answer, ``deadline``
+    """GPUs that an ended attempt of the run had. Their memory must be back (``baseline_bytes``: what was in use before,
+    None where it is not known), and no process of ``attempt`` (None: of the run) left; without an answer, ``deadline``
     (monotonic) counts. ``is_held``: processes live that nothing could end, and ``locks`` keep others from the GPUs."""
 
     attempt: int | None
@@ -239,20 +239,20 @@ class Trouble:
 
 @dataclass(slots=True)
 class ActiveRun:
-    """One run. ``attempt`` is there from Starting to Postmortem. The GPUs of the last attempt are released beside the
+    """One run. ``attempt`` is there from Starting to Postmortem. The GPUs of ended attempts are released beside the
     wait for the next one, which may be over first: where a process cannot be killed, it takes other GPUs."""
 
     run_id: str
     phase: Phase | None = None
     attempt: LiveAttempt | None = None
-    releasing: Releasing | None = None
+    releasing: list[Releasing] = field(default_factory=list)
     trouble: Trouble = field(default_factory=Trouble)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing has to be remembered of it."""
         is_waiting = self.phase is not None and self.phase != Waiting()
-        return not is_waiting and self.attempt is None and self.releasing is None and self.trouble.reported is None
+        return not is_waiting and self.attempt is None and not self.releasing and self.trouble.reported is None
 
     def begin(self, attempt: LiveAttempt) -> None:
         self.attempt, self.phase = attempt, Starting()
@@ -292,7 +292,7 @@ class ActiveRuns:
         ]
 
     def releasing(self) -> list[tuple[ActiveRun, Releasing]]:
-        return [(run, run.releasing) for run in self._runs.values() if run.releasing is not None]
+        return [(run, entry) for run in self._runs.values() for entry in run.releasing]
 
     def waiting(self) -> list[tuple[ActiveRun, Waiting]]:
         return [(run, run.phase) for run in self._runs.values() if isinstance(run.phase, Waiting)]

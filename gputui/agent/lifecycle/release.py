@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import ActiveRuns, Releasing
+from gputui.agent.lifecycle.active_run import ActiveRun, ActiveRuns, Releasing
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
@@ -38,7 +38,7 @@ class GpuRelease:
         ``attempt`` all processes of the run count."""
         if baseline_bytes:
             deadline = self.context.monotonic() + DEADLINE_SECONDS
-            self.runs.of(run_id).releasing = Releasing(attempt, baseline_bytes, self.context.now(), deadline)
+            self.runs.of(run_id).releasing.append(Releasing(attempt, baseline_bytes, self.context.now(), deadline))
 
     def uuids(self) -> set[str]:
         """The GPUs on which nothing may start yet."""
@@ -70,7 +70,7 @@ class GpuRelease:
                     self._release_some(run_id, entry, free)
                     done = True
                 if not entry.baseline_bytes:
-                    active.releasing = None
+                    active.releasing.remove(entry)
                     continue
                 entry.deadline = context.monotonic() + DEADLINE_SECONDS
                 entry.ended_at = context.now()
@@ -79,15 +79,26 @@ class GpuRelease:
                 continue
             run = get_run(context.connection, run_id)
             if run is None or run.state.is_over:
-                repository.release_leases(context.connection, run_id)
+                self._end_leases(active, entry)
             if entry.locks is not None:
                 entry.locks.close()
             if entry.is_held and run is not None:
-                text = "the last process of the run ended; its GPUs are free"
+                whose = "the run" if entry.attempt is None else f"attempt {entry.attempt}"
+                text = f"the last process of {whose} ended; {', '.join(sorted(entry.baseline_bytes))} can be used again"
                 add_event(context.connection, "gpus_released", text, now=context.now(), run_id=run_id)
-            active.releasing = None
+            active.releasing.remove(entry)
             done = True
         return done
+
+    def _end_leases(self, active: ActiveRun, entry: Releasing) -> None:
+        """Give back the leases of a run that is over, but for those on GPUs that another attempt still holds."""
+        if len(active.releasing) == 1:
+            repository.release_leases(self.context.connection, active.run_id)
+            return
+        others = {uuid for other in active.releasing if other is not entry for uuid in other.baseline_bytes}
+        with transaction(self.context.connection) as connection:
+            for uuid in entry.baseline_bytes.keys() - others:
+                repository.end_lease(connection, active.run_id, uuid)
 
     def _without(self, left: Sequence[ProcessIdentity], entry: Releasing) -> frozenset[str]:
         """The GPUs on which none of the processes that are left can be: their memory is back, the driver lists none of

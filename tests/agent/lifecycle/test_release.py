@@ -22,6 +22,7 @@ from gputui.runs.spec import RunSpec
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from tests.stores import open_store
+from tests.texts import mentions
 
 NOW = 1_790_000_000.0
 
@@ -39,7 +40,7 @@ def ended_run(connection: sqlite3.Connection, gpus: tuple[str, ...] = ("GPU-1",)
 def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspace: Workspace) -> None:
     """Known by the list of its shim alone: it may be another user's, or have wiped its environment."""
     connection = open_store(workspace.database)
-    ended_run(connection)
+    ended_run(connection, ("GPU-1", "GPU-2"))
     clock = [0.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
     (workspace.state / "locks").mkdir()
@@ -57,15 +58,20 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspa
         for _ in range(3):
             clock[0] += DEADLINE_SECONDS + 1
             assert not draining.turn()
-        assert repository.leases(connection) == {"GPU-1": "a-1"} and draining.uuids() == {"GPU-1"}
-        assert draining.next_look_seconds() == HELD_LOOK_SECONDS
+        assert draining.uuids() == {"GPU-1"} and draining.next_look_seconds() == HELD_LOOK_SECONDS
         assert here.holder("GPU-1") is not None
+        # The next attempt had another GPU, and ends too.
+        draining.begin("a-1", 2, {"GPU-2": None})
+        assert draining.uuids() == {"GPU-1", "GPU-2"}
+        clock[0] += DEADLINE_SECONDS + 1
+        assert draining.turn() and draining.uuids() == {"GPU-1"}
+        assert repository.leases(connection) == {"GPU-1": "a-1"}
         process.kill()
     clock[0] += DEADLINE_SECONDS + 1
     assert draining.turn() and draining.next_look_seconds() is None
     assert repository.leases(connection) == {} and here.holder("GPU-1") is None
-    events = connection.execute("SELECT kind FROM events WHERE run_id = 'a-1'").fetchall()
-    assert events == [("gpus_released",)]
+    ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
+    assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
     connection.close()
 
 
