@@ -12,7 +12,7 @@ import click
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, Session, fail
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
-from gputui.runs.stop_reports import stop_exception
+from gputui.runs.stop_reports import stop_report
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
 
@@ -65,8 +65,8 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
 
 def stop_traceback(files: Sequence[RankLog]) -> str | None:
     """The exception by which a launcher reports that it was asked to end, where one of these logs ends with it."""
-    found = (stop_exception(tail_text(log.path, STOP_BYTES)) for log in files)
-    return next((name for name in found if name is not None), None)
+    reports = (stop_report(tail_text(log.path, STOP_BYTES).splitlines()) for log in files)
+    return next((report[1] for report in reports if report is not None), None)
 
 
 def chosen(folder: Path, rank: int | None) -> list[RankLog]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.yaml_forms.quantities import format_size
+from gputui.yaml_forms.quantities import format_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GpuSituation:
         if gpu.uuid in self.quarantined:
             return f"is in quarantine ({self.quarantined[gpu.uuid]}); gputui gpus --clear {gpu.index} ends it"
         if memory_bytes is not None and gpu.memory_total_bytes is not None and gpu.memory_total_bytes < memory_bytes:
-            return f"has {format_size(gpu.memory_total_bytes)}, not {format_size(memory_bytes)}"
+            return "has {}, not {}".format(*format_sizes(gpu.memory_total_bytes, memory_bytes))
         return None
 
     def hindrance(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
@@ -47,7 +47,7 @@ class GpuSituation:
             return None
         total = sample.memory_total_bytes or gpu.memory_total_bytes
         if total is not None and total - sample.memory_used_bytes < memory_bytes:
-            return f"has {format_size(max(0, total - sample.memory_used_bytes))} of {format_size(memory_bytes)} free"
+            return "has {} of {} free".format(*format_sizes(max(0, total - sample.memory_used_bytes), memory_bytes))
         return None
 
     def worry(self, gpu: GpuFacts) -> str | None:

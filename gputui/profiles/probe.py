@@ -97,7 +97,7 @@ if sys.argv[1]:
         answer["module"] = spec.origin or "a folder without __init__.py"
         answer["runnable"] = spec.submodule_search_locations is None or find(sys.argv[1] + ".__main__") is not None
 torch = find("torch")
-if torch is not None and torch.submodule_search_locations:
+if torch is not None and torch.has_location and torch.submodule_search_locations:
     answer["torch"] = "unknown"
     try:
         with open(os.path.join(list(torch.submodule_search_locations)[0], "version.py")) as file:

@@ -13,7 +13,7 @@ _STOP_EXCEPTION = re.compile(r"\b(SignalException|SIGTERMException)\b")
 _MOST_LINES = 100
 
 
-def stop_exception(text: str) -> str | None:
+def _stop_exception(text: str) -> str | None:
     """The newest exception in the text by which a launcher reports that it was asked to end."""
     found = _STOP_EXCEPTION.findall(text)
     return found[-1] if found else None
@@ -24,6 +24,6 @@ def stop_report(lines: Sequence[str]) -> tuple[int, str] | None:
     report of a stop."""
     for number in range(len(lines) - 1, max(-1, len(lines) - 1 - _MOST_LINES), -1):
         if TRACEBACK in lines[number]:
-            name = stop_exception("\n".join(lines[number:]))
+            name = _stop_exception("\n".join(lines[number:]))
             return None if name is None else (number, name)
     return None

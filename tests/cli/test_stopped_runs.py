@@ -67,6 +67,9 @@ def test_what_a_launcher_prints_of_a_stop_is_known(tmp_path: Path) -> None:
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n"
     )
     assert stop_traceback([RankLog(None, "output", log)]) == "SignalException"
+    with log.open("a") as file:
+        file.write("Traceback (most recent call last):\nKeyError: 1\n")
+    assert stop_traceback([RankLog(None, "output", log)]) is None
     log.write_text("Traceback (most recent call last):\nValueError: 15\n")
     assert stop_traceback([RankLog(None, "output", log)]) is None
 

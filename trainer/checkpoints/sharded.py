@@ -128,12 +128,21 @@ def _is_first_replica(tensor: Any) -> bool:
     if coordinates is None:
         return False
     # Ranks that differ in a dimension of the whole mesh alone, which is none of the tensor's, have the same piece.
-    whole = mesh._get_root_mesh()
+    whole = _root_of(mesh)
     for name, coordinate in zip(whole.mesh_dim_names or (), whole.get_coordinate(), strict=False):
         if name not in (mesh.mesh_dim_names or ()) and coordinate:
             return False
     placements = zip(tensor.placements, coordinates, strict=True)
     return all(coordinate == 0 for placement, coordinate in placements if placement.is_replicate())
+
+
+def _root_of(mesh: Any) -> Any:
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    # torch before 2.10
+    from torch.distributed.device_mesh import _mesh_resources
+
+    return _mesh_resources.get_root_mesh(mesh)
 
 
 def _piece(tensor: Any, name: str) -> dict[str, Any]:

@@ -58,12 +58,15 @@ class TokenFiles:
         tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
         marks = np.empty(tokens.shape if self._marks else (0, 0), dtype=np.uint8)
         for part, places, offsets in self._parts.split(indices):
-            file = self._files[part]
+            file = mapped = self._files[part]
+            bits = None
             try:
                 array = file.array()
-                bits = self._marks[part].array() if self._marks else None
+                if self._marks:
+                    mapped = self._marks[part]
+                    bits = mapped.array()
             except OSError as error:
-                raise BrokenSample(int(indices[places[0]]), str(file.path), why(error)) from error
+                raise BrokenSample(int(indices[places[0]]), str(mapped.path), why(error)) from error
             for place, start in zip(places.tolist(), (offsets * self._stride).tolist(), strict=True):
                 tokens[place] = array[start : start + self._context + 1]
                 if bits is not None:
@@ -169,7 +172,7 @@ def _marks(files: Sequence[MappedArray]) -> list[MappedArray]:
 def _files(folder: Path, name: str, kind: str) -> list[MappedArray]:
     paths = sorted(path for suffix in ("bin", "npy") for path in folder.glob(f"*{name}*.{suffix}"))
     if not paths:
-        raise TrainerError(f"no {name}.bin or {name}.npy in {folder}; write the tokens there as uint16")
+        raise TrainerError(f"no {name}.bin or {name}.npy in {folder}; write the tokens there as {kind}")
     files = []
     for path in paths:
         try:

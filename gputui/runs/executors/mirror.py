@@ -50,6 +50,8 @@ class MirrorCourier(Courier):
             raise TargetRefusalError(f"{workdir} is no git checkout, so that what to copy is not known")
         for name in self.target.get("files", ()):
             path = workdir / name
+            if not path.exists():
+                raise TargetRefusalError(f"files: {path} does not exist")
             found = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
             names += [str(each.relative_to(workdir)) for each in found]
         return sorted(set(names))

@@ -31,6 +31,13 @@ Host = Annotated[Word, matching(r"[^-].*", "a host name, which does not begin wi
 """A host as ssh and rsync take it; what begins with a hyphen would be an option to them."""
 
 
+Folder = Annotated[Word, matching(r"[^~-].*", "a folder, absolute or below the home directory, without ~")]
+"""A folder on a target, where no shell expands anything."""
+
+Inside = Annotated[Line, matching(r"(?!/)(?!(.*/)?\.\.(/|$)).*", "a path below the working directory")]
+"""What is sent to a target besides what git knows."""
+
+
 class TargetOptions(Model):
     """Exactly the keys of its fields, each of exactly its type."""
 

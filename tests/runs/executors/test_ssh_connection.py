@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -109,3 +110,10 @@ def test_a_host_that_reads_as_an_option_is_refused(options: type[SshOptions | Sl
     assert options.model_validate({"kind": kind, "host": "me@kepler-2"}).host == "me@kepler-2"
     with pytest.raises(ValidationError):
         options.model_validate({"kind": kind, "host": "-oProxyCommand=id"})
+
+
+@pytest.mark.parametrize("wrong", [{"files": ["/data"]}, {"files": ["a/../../b"]}, {"folder": "~/runs"}])
+def test_paths_that_cannot_work_there_are_refused(wrong: dict[str, Any]) -> None:
+    SshOptions.model_validate({"kind": "ssh", "host": "k", "files": ["a..b/c"], "folder": "/data/~me"})
+    with pytest.raises(ValidationError):
+        SshOptions.model_validate({"kind": "ssh", "host": "k", **wrong})

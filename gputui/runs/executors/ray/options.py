@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gputui.runs.executors.options import Line, TargetOptions, Word, matching
+from gputui.runs.executors.options import Folder, Inside, Line, TargetOptions, Word, matching
 
 _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an address such as http://head:8265")
 
@@ -22,10 +22,10 @@ class RayOptions(TargetOptions):
     shared: bool = Field(
         False, description="the cluster's nodes see this home's files under the same paths: nothing is copied"
     )
-    folder: Word = Field(
+    folder: Folder = Field(
         "gputui-runs", description="where runs lie on a node, from the home directory; not with shared"
     )
-    files: list[Line] = Field(
+    files: list[Inside] = Field(
         default_factory=list, description="files and folders of the working directory that git does not know"
     )
     cpus: Annotated[int, Field(ge=0, le=4096)] | None = Field(None, description="cores of the job")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gputui.runs.executors.options import Host, Line, TargetOptions, Word, matching
+from gputui.runs.executors.options import Folder, Host, Inside, Line, TargetOptions, Word, matching
 
 _TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
 
@@ -17,8 +17,8 @@ class SlurmOptions(TargetOptions):
     kind: Literal["slurm"]
     host: Host | None = Field(None, description="login node, reached by SSH; this machine if left out")
     config: Line | None = Field(None, description="with host: another file than ~/.ssh/config")
-    folder: Word = Field("gputui-runs", description="with host: where runs lie there, from the home directory")
-    files: list[Line] = Field(
+    folder: Folder = Field("gputui-runs", description="with host: where runs lie there, from the home directory")
+    files: list[Inside] = Field(
         default_factory=list, description="with host: files and folders of the working directory unknown to git"
     )
     partition: Word | None = Field(None, description="partition, or several with commas between them")

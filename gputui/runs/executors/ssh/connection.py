@@ -54,7 +54,7 @@ class SshShell(TargetShell):
 
 def _ssh_words(target: Mapping[str, Any]) -> list[str]:
     """The client with its options, without the host. It never asks for input and refuses a host key that changed."""
-    words = ["ssh", *(("-F", str(target["config"])) if target.get("config") else ())]
+    words = ["ssh", *(("-F", str(Path(target["config"]).expanduser())) if target.get("config") else ())]
     settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=5", "ServerAliveCountMax=3"]
     folder = _control_folder()
     if folder is not None:

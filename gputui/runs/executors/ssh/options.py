@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gputui.runs.executors.options import Host, Line, TargetOptions, Word
+from gputui.runs.executors.options import Folder, Host, Inside, Line, TargetOptions, Word
 
 
 class SshOptions(TargetOptions):
@@ -15,8 +15,8 @@ class SshOptions(TargetOptions):
     kind: Literal["ssh"]
     host: Host = Field(description="host, user@host, or a name of ~/.ssh/config")
     config: Line | None = Field(None, description="another file than ~/.ssh/config")
-    folder: Word = Field("gputui-runs", description="where runs lie there, from the home directory")
-    files: list[Line] = Field(
+    folder: Folder = Field("gputui-runs", description="where runs lie there, from the home directory")
+    files: list[Inside] = Field(
         default_factory=list, description="files and folders of the working directory that git does not know"
     )
     gpus: Word | None = Field(None, description="what CUDA_VISIBLE_DEVICES holds there; all that there are if left out")
