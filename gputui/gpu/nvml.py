@@ -71,6 +71,8 @@ class NvmlSource:
         self._link_turn = 0
 
     def inventory(self, at: float) -> Inventory:
+        # What the driver has queued is lost with the session.
+        self._take_xids(at)
         self._end_session()
         try:
             import pynvml
@@ -135,13 +137,7 @@ class NvmlSource:
             answering[self._link_turn].read_link(self._session)
 
     def events(self, at: float) -> list[GpuEvent]:
-        for uuid, code in self._xids.read() if self._xids is not None else ():
-            self._events.append(GpuEvent(at=at, uuid=uuid, event="xid", code=code, text=xid_text(code)))
-            if code == FALLEN_OFF_THE_BUS:
-                self._lose(at, self._gpus[uuid], xid_text(code))
-            elif code in FIRMWARE_SILENT:
-                gpu = self._gpus[uuid]
-                gpu.handle, gpu.state, gpu.detail = None, "error", xid_text(code)
+        self._take_xids(at)
         happened, self._events = self._events, []
         return happened
 
@@ -150,6 +146,15 @@ class NvmlSource:
 
     def close(self) -> None:
         self._end_session()
+
+    def _take_xids(self, at: float) -> None:
+        for uuid, code in self._xids.read() if self._xids is not None else ():
+            self._events.append(GpuEvent(at=at, uuid=uuid, event="xid", code=code, text=xid_text(code)))
+            if code == FALLEN_OFF_THE_BUS:
+                self._lose(at, self._gpus[uuid], xid_text(code))
+            elif code in FIRMWARE_SILENT:
+                gpu = self._gpus[uuid]
+                gpu.handle, gpu.state, gpu.detail = None, "error", xid_text(code)
 
     def _read_each(self, at: float, read: Callable[[Gpu, Calls], T]) -> dict[str, T]:
         """What ``read`` gives for each GPU that can be asked; those that turn out to be gone are marked."""

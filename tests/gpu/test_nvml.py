@@ -293,6 +293,14 @@ def test_xids_come_as_events_and_only_new_ones(remote: Begin, fake_nvml: FakeNvm
     assert source.fast().gpus[1].state == "ok"
 
 
+def test_xids_that_wait_outlive_a_new_inventory(remote: Begin, fake_nvml: FakeNvml) -> None:
+    source = remote("gpus 2")
+    source.inventory()
+    fake_nvml.configure(["gpus 2", "xid 1 31 1"])
+    source.inventory()
+    assert [event.code for event in source.events()] == [31]
+
+
 @pytest.mark.parametrize(
     ("code", "state", "recheck"), [(79, "lost", 10.0), (119, "error", 300.0), (120, "error", 300.0)]
 )
