@@ -49,7 +49,7 @@ class StepPace:
 
     def add_start(self, seconds: float) -> None:
         """How long an attempt took to its first step."""
-        self.longest_start = max(self.longest_start or 0.0, seconds)
+        self.longest_start = max(self.longest_start or 0.0, min(seconds, LONGEST_GAP_SECONDS))
 
     def add_gap(self, seconds: float, lines_before: int) -> None:
         """A silence that ended, after so many lines of its attempt."""

@@ -59,6 +59,8 @@ def test_slow_first_steps_explain_first_steps_only() -> None:
 def test_a_clock_that_was_set_explains_two_hours_thrice_at_most() -> None:
     jumped = course(*[1.0] * 20, 1e8, 1.0)
     assert allowed_seconds(jumped.pace, "steps", 60) == 3 * 7200
+    jumped.pace.add_start(1e8)
+    assert allowed_seconds(jumped.pace, "start", 60) == 3 * 7200
 
 
 def test_an_earlier_attempts_start_and_steps_count() -> None:
