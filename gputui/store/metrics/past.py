@@ -8,7 +8,9 @@ known at a past moment. Times are UTC unix seconds.
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import orjson
@@ -108,10 +110,14 @@ def sampled(
 ) -> list[tuple[int, float]]:
     """About ``count`` (step, value) of a metric of the first rank, evenly over what had been written, oldest first."""
     found: list[tuple[int, float]] = []
-    for source_id, (generation, byte_offset) in reached.items():
+    for source_id, (newest_generation, byte_offset) in reached.items():
+        sizes = [_size(connection, source_id, generation) for generation in range(newest_generation)]
+        ends = list(accumulate([*sizes, byte_offset]))
         for number in range(1, count + 1):
-            edge = byte_offset * number // count - 1
-            for line in _around(connection, source_id, generation, edge):
+            edge = ends[-1] * number // count - 1
+            generation = min(bisect_right(ends, edge), newest_generation)
+            begin = ends[generation - 1] if generation else 0
+            for line in _around(connection, source_id, generation, edge - begin):
                 if line.rank in (None, 0) and line.step is not None and name in line.values:
                     found.append((line.step, line.values[name]))
                     break
@@ -119,24 +125,33 @@ def sampled(
 
 
 def pace(connection: sqlite3.Connection, run_id: str, attempt: int, at: float, window_seconds: float) -> float | None:
-    """Steps per second of an attempt over the last so many seconds of its lines before a moment."""
-    lines = newest(connection, places(connection, run_id, at))
-    end = _step(lines, attempt)
-    if end is None:
+    """Steps per second of an attempt over the last so many seconds before a moment, by the source whose lines are the
+    newest: sources may count different steps."""
+    by_source = {
+        source_id: _steps(newest(connection, {source_id: place}), attempt)
+        for source_id, place in places(connection, run_id, at).items()
+    }
+    source_id = max(
+        (known for known in by_source if by_source[known]), key=lambda known: by_source[known][0], default=-1
+    )
+    if source_id < 0:
         return None
-    earlier = newest(connection, places(connection, run_id, end[0] - window_seconds), _LOOK_LINES)
-    start = _step(earlier, attempt) or _step(lines[::-1], attempt)
-    if start is None or start[0] >= end[0] or start[1] >= end[1]:
+    end = by_source[source_id][0]
+    place = places(connection, run_id, end[0] - window_seconds).get(source_id)
+    earlier = [] if place is None else _steps(newest(connection, {source_id: place}, _LOOK_LINES), attempt)
+    start = earlier[0] if earlier else by_source[source_id][-1]
+    if start[0] >= end[0] or start[1] >= end[1]:
         return None
     return (end[1] - start[1]) / (end[0] - start[0])
 
 
-def _step(lines: Sequence[PastLine], attempt: int) -> tuple[float, int] | None:
-    """When which step was done, by the first of the lines that tells it."""
-    for line in lines:
-        if line.attempt == attempt and line.rank in (None, 0) and line.step is not None and line.at is not None:
-            return line.at, line.step
-    return None
+def _steps(lines: Sequence[PastLine], attempt: int) -> list[tuple[float, int]]:
+    """When which steps of an attempt were done, in the order of the lines."""
+    return [
+        (line.at, line.step)
+        for line in lines
+        if line.attempt == attempt and line.rank in (None, 0) and line.step is not None and line.at is not None
+    ]
 
 
 def _around(connection: sqlite3.Connection, source_id: int, generation: int, edge: int) -> Iterator[PastLine]:
