@@ -28,12 +28,12 @@ class ChartExportError(Exception):
 
 
 def export(kind: ExportKind, drawing: Drawing) -> bytes:
-    """The content of a file of that kind. Raises ExportError."""
+    """The content of a file of that kind. Raises ChartExportError."""
     return EXPORTS[kind](drawing)
 
 
 def kind_of(name: str) -> ExportKind:
-    """The kind that a file name asks for by its ending. Raises ExportError."""
+    """The kind that a file name asks for by its ending. Raises ChartExportError."""
     ending = name.rpartition(".")[2].lower()
     for kind in EXPORTS:
         if ending == kind:
@@ -89,7 +89,7 @@ def _svg_path(path: Path) -> str:
 
 
 def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
-    """A picture as PNG, `scale` pixels to a unit. Raises ExportError if pillow is not installed."""
+    """A picture as PNG, `scale` pixels to a unit. Raises ChartExportError if pillow is not installed."""
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from gputui.tui.layout.panels import Panel
 FOLDER = "charts"
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_NAME_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,16 @@ def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: C
         y_axis(panel, look),
         [marker for marker in drawn_markers(data.markers, with_words=True) if marker.is_line],
     )
-    name = _UNSAFE.sub("_", f"{panel.key}-{data.frame.axis}").strip("._") or "chart"
-    return ChartFile(folder / FOLDER, name, drawing)
+    return ChartFile(folder / FOLDER, f"{_file_name(panel.key)}-{data.frame.axis}", drawing)
+
+
+def _file_name(key: str) -> str:
+    """A name for the files of a metric, no two metrics the same: ``val/loss`` gives ``val.loss``, and what a file's
+    name cannot tell apart is told apart by a checksum."""
+    name = _UNSAFE.sub("_", key.replace("/", ".")).strip(".")
+    if len(name) <= _NAME_MAX and name.replace(".", "/") == key:
+        return name
+    return f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
 
 
 def _device_name(panel: Panel, uuid: str | None, gpus: Mapping[str, int]) -> str:
@@ -77,17 +88,23 @@ def _named(curve: Curve, panel: Panel) -> Curve:
 
 
 def write(file: ChartFile) -> str:
-    """Write the chart as SVG and CSV, as PNG where that is possible, and say so. Raises OSError."""
+    """Write the chart as CSV and SVG, as PNG where that is possible, each file whole or not at all, and say so. Raises
+    OSError."""
     from gputui.charts import export
 
     file.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)
-    kinds = []
+    kinds, hint = [], ""
     for kind in export.EXPORTS:
         try:
             content = export.export(kind, file.drawing)
-        except export.ChartExportError:
-            # PNG needs a library that need not be there.
+        except export.ChartExportError as error:
+            hint = f" No .{kind}: {error}."
             continue
-        (file.folder / f"{file.name}.{kind}").write_bytes(content)
+        beside = file.folder / f".{file.name}.{os.getpid()}.new"
+        try:
+            beside.write_bytes(content)
+            beside.replace(file.folder / f"{file.name}.{kind}")
+        finally:
+            beside.unlink(missing_ok=True)
         kinds.append(f".{kind}")
-    return f"Wrote {file.folder / file.name} ({', '.join(kinds)})."
+    return f"Wrote {file.folder / file.name} ({', '.join(kinds)}).{hint}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -42,7 +43,7 @@ from gputui.tui.layout.charts import (
     rank_curves,
 )
 from gputui.tui.layout.panels import HARDWARE, Panel, Panels, panels, places
-from gputui.tui.pages.run.chart_files import chart_file
+from gputui.tui.pages.run.chart_files import chart_file, write
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.pages.run.head import from_top, gpu_words, run_head
@@ -359,6 +360,20 @@ def test_a_file_names_each_gpu_whatever_it_measures(count: int, tmp_path: Path) 
     look = look_of(gpus={f"GPU-{n}": n for n in range(count)}, window=(0.0, 1.0))
     curves = chart_file(tmp_path, "a-1", UTIL, data_of(hardware=found), look).drawing.curves
     assert [curve.label for curve in curves] == [f"{UTIL.title} GPU {n}" for n in range(count)]
+
+
+def test_no_two_metrics_share_a_file(tmp_path: Path) -> None:
+    keys = ["val/loss", "val_loss", "val.loss", "val loss", "/", "..", "größe", "grö_e", "x" * 300]
+    names = [chart_file(tmp_path, "a-1", replace(UTIL, key=key), data_of(), look_of()).name for key in keys]
+    assert len(set(names)) == len(keys) and names[0] == "val.loss-step" and names[1] == "val_loss-step"
+    assert all(name and not name.startswith((".", "-")) and "/" not in name and len(name) < 200 for name in names)
+
+
+def test_a_chart_that_cannot_be_a_png_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    wrote = write(chart_file(tmp_path, "a-1", UTIL, data_of(), look_of()))
+    assert "pillow" in wrote and ".csv, .svg" in wrote
+    assert sorted(path.suffix for path in (tmp_path / "charts").iterdir()) == [".csv", ".svg"]
 
 
 MARKERS = (
