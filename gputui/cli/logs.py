@@ -66,7 +66,7 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
 def stop_traceback(files: Sequence[RankLog]) -> str | None:
     """The exception by which a launcher reports that it was asked to end, where one of these logs ends with it."""
     reports = (stop_report(tail_text(log.path, STOP_BYTES).splitlines()) for log in files)
-    return next((report[1] for report in reports if report is not None), None)
+    return next((report.exception for report in reports if report is not None), None)
 
 
 def chosen(folder: Path, rank: int | None) -> list[RankLog]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gputui.runs.log_levels import TRACEBACK
 
@@ -13,17 +14,20 @@ _STOP_EXCEPTION = re.compile(r"\b(SignalException|SIGTERMException)\b")
 _MOST_LINES = 100
 
 
-def _stop_exception(text: str) -> str | None:
-    """The newest exception in the text by which a launcher reports that it was asked to end."""
-    found = _STOP_EXCEPTION.findall(text)
-    return found[-1] if found else None
+class StopReport(NamedTuple):
+    """The indexes of the first and the last line of such a traceback, and its exception."""
+
+    first: int
+    last: int
+    exception: str
 
 
-def stop_report(lines: Sequence[str]) -> tuple[int, str] | None:
-    """The index of the line at which the last traceback begins, and its exception; None if the lines do not end with a
-    report of a stop."""
-    for number in range(len(lines) - 1, max(-1, len(lines) - 1 - _MOST_LINES), -1):
-        if TRACEBACK in lines[number]:
-            name = _stop_exception("\n".join(lines[number:]))
-            return None if name is None else (number, name)
+def stop_report(lines: Sequence[str]) -> StopReport | None:
+    """The last traceback near the end of the lines, if it is the report of a stop."""
+    for first in range(len(lines) - 1, max(-1, len(lines) - 1 - _MOST_LINES), -1):
+        if TRACEBACK in lines[first]:
+            for last in range(len(lines) - 1, first, -1):
+                if found := _STOP_EXCEPTION.search(lines[last]):
+                    return StopReport(first, last, found[1])
+            return None
     return None

@@ -7,7 +7,7 @@ from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count
 from gputui.runs.log_levels import Level
-from gputui.runs.stop_reports import stop_report
+from gputui.runs.stop_reports import StopReport, stop_report
 from gputui.tui.layout.columns import fit_line, without_left
 from gputui.tui.pages.run.head import heading
 from gputui.tui.pages.run.log_view import LogView
@@ -43,13 +43,13 @@ def log_lines(
     numbers = view.line_numbers
     if not numbers:
         return [*lines, fit_line([("  No warning and no error so far; w shows all lines.", "dim")], width)][:height]
-    harmless = None if report is None else tail.first + report[0]
-    lines += [_line(view, number, width, is_harmless=harmless is not None and number >= harmless) for number in numbers]
+    harmless = range(0) if report is None else range(tail.first + report.first, tail.first + report.last + 1)
+    lines += [_line(view, number, width, is_harmless=number in harmless) for number in numbers]
     return lines[:height]
 
 
-def _note(view: LogView, report: tuple[int, str] | None) -> str:
-    words = [] if report is None else [f"{report[1]}: how the launcher reports the stop"]
+def _note(view: LogView, report: StopReport | None) -> str:
+    words = [] if report is None else [f"{report.exception}: how the launcher reports the stop"]
     if view.left:
         words.append(f"from column {count(view.left + 1)}")
     if view.search.text:

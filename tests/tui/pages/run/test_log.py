@@ -278,5 +278,8 @@ def test_the_launchers_report_of_a_stop_is_no_error() -> None:
         drawn = log_lines(view, None, 100, 8, was_stopped=was_stopped)
         assert [line[1][1] for line in drawn[1:]] == styles
         assert ("SignalException" in "".join(text for text, _ in drawn[0])) == was_stopped
+    view.update(LogTail("launcher", lines=(*lines, "ERROR lost"), levels=bytes([2] * 5), first=10), 8)
+    drawn = log_lines(view, None, 100, 8, was_stopped=True)
+    assert [line[1][1] for line in drawn[1:]] == ["bad", "dim", "dim", "dim", "bad"], "what follows is no part of it"
     assert stop_report(lines[:1]) is None and stop_report(()) is None
     assert stop_report((*lines, "Traceback (most recent call last):", "KeyError: 1")) is None
