@@ -23,17 +23,19 @@ class Answer:
 class Prompts:
     """The held-out prompts of the prepared tokens. Collective: every rank constructs and calls it.
 
-    Raises SettingsError if the tokens came without any.
+    Raises SettingsError if the tokens came without any that leave room for an answer.
     """
 
     def __init__(self, session: PhaseSession) -> None:
         data = session.data
         if not isinstance(data, Text) or data.tokenizer is None or not data.prompts:
             raise SettingsError("--answer-every needs tokens that python -m trainer prepare has made")
+        self._prompts = [prompt for prompt in data.prompts if 0 < len(prompt) < data.context]
+        if not self._prompts:
+            raise SettingsError(f"--answer-every: no prompt of the tokens is shorter than --context {data.context}")
         self._session = session
         self._tokenizer = Tokenizer(data.tokenizer)
         self._room = data.context
-        self._prompts = data.prompts
 
     def answers(self) -> list[Answer]:
         """Answer each prompt greedily with the current weights (collective)."""

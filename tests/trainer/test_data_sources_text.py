@@ -68,6 +68,16 @@ def test_meta_json_says_how_wide_tokens_are_and_spares_the_search_for_the_larges
     assert data.vocabulary == 128_256 and stream(data.train) == list(range(70_000, 70_016))
 
 
+def test_a_meta_json_that_cannot_be_read_or_has_foreign_prompts_is_refused(corpus: Path) -> None:
+    (corpus / "meta.json").write_text('{"vocabulary": 50000, "prompts": [[1, 50000]]}')
+    with pytest.raises(TrainerError, match="prompts"):
+        tokens(corpus)
+    (corpus / "meta.json").unlink()
+    (corpus / "meta.json").symlink_to("/proc/self/mem")  # it opens, and reading fails
+    with pytest.raises(TrainerError, match="cannot be read"):
+        tokens(corpus)
+
+
 @pytest.mark.parametrize(
     "meta", ["{", "[]", '{"dtype": "float32"}', '{"dtype": []}', '{"vocabulary": "many"}', "{\xff"]
 )

@@ -172,6 +172,7 @@ def test_a_conversation_that_is_too_long_loses_its_end_and_is_counted(tmp_path: 
     assert meta["shortened"] == sum(length > 25 for length in lengths) > 0
     assert meta["documents"] == 60 > meta["left_out"]
     assert all(tokens[0] == 1 for tokens, _ in rows_of(tmp_path / "out", "train"))
+    assert all(0 < len(prompt) < 24 for prompt in meta["prompts"]), "each leaves room for an answer"
 
 
 def test_files_may_be_held_out_by_their_names(tmp_path: Path, folder: Path) -> None:

@@ -121,6 +121,8 @@ def _tokens_in(folder: Path, settings: Settings) -> Text:
     vocabulary = meta.vocabulary
     if vocabulary is None:
         vocabulary = 1 + _largest_of(folder, (*train, *held_out))
+    if any(not 0 <= token < vocabulary for prompt in meta.prompts for token in prompt):
+        raise TrainerError(f"{folder / META}: a token of its prompts is not 0 .. {vocabulary - 1}")
     splits = [
         TokenFiles(files, settings.context, vocabulary, [] if meta.row is None else _marks(files))
         for files in (train, held_out)
@@ -151,6 +153,8 @@ def _meta(path: Path) -> _Meta:
         return _Meta()
     try:
         return _Meta.model_validate(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise TrainerError(f"{path} cannot be read: {why(error)}") from error
     except ValueError as error:
         expected = f'{{"dtype": one of {", ".join(_DTYPES)}, "vocabulary": a whole number}}'
         raise TrainerError(f"{path} is not {expected}: {' '.join(str(error).split())[:200]}") from error

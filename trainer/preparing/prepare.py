@@ -310,7 +310,8 @@ def _prepare_slice(number: int, part: Slice) -> dict[str, Any]:
         kept[held_out].extend(pieces)
         if held_out:
             first = int(np.argmax(encoded.learn)) if not is_text else min(_PROMPT_TOKENS, len(encoded.tokens) // 2)
-            prompts.append(encoded.tokens[:first].tolist())
+            if 0 < first < plan.context:
+                prompts.append(encoded.tokens[:first].tolist())
     for name, pieces, rows in (("train", kept[0], "rows"), ("val", kept[1], "held_out_rows")):
         tokens, marks = packed(pieces, row, tokenizer.pad)
         counts[rows] = len(tokens)

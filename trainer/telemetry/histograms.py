@@ -72,7 +72,9 @@ class ValueCounts:
     def add(self, tensor: Tensor) -> None:
         """Counts the tensor's values, of a distributed one those held here; waits for the device."""
         local = getattr(tensor, "to_local", None)
-        values = (local() if local else tensor).detach().reshape(-1)
+        values = (local() if local else tensor).detach()
+        # In the order of memory, such as that of channels_last, no copy is made.
+        values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
         for chunk in values.split(_CHUNK):
             self._add_chunk(chunk if chunk.dtype == torch.float64 else chunk.float())
 
