@@ -20,9 +20,9 @@ from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import situation_of
 from gputui.runs.spec import RunSpec
 from gputui.store.agent import read_agent
-from gputui.store.costs import PastPeak, past_peaks
 from gputui.store.database import StoreError, open_reader
 from gputui.store.hardware import quarantined, read_gpus
+from gputui.store.memory_peaks import PastPeak, past_peaks
 from gputui.yaml_forms.problems import ProfileError
 
 

@@ -62,6 +62,8 @@ def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> Ch
     built = f"torch {version} built for CUDA {cuda}" if cuda else f"torch {version} without CUDA"
     if spec.gpus.count and simulated_gpus:
         return CheckResult("torch", "pass", f"{built}; the GPUs are simulated, the processes work on the CPU")
+    if spec.gpus.count and cuda is None and not LAUNCHERS[spec.launcher].modules:
+        return CheckResult("torch", "warn", f"{built}; if the program uses torch, it works on the CPU")
     if spec.gpus.count and cuda is None:
         return CheckResult(
             "torch", "fail", f"{built}, but the run asks for GPUs",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
-from gputui.store.costs import PastPeak
+from gputui.store.memory_peaks import PastPeak
 from gputui.yaml_forms.quantities import format_size
 
 MARGIN = 0.95

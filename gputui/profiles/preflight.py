@@ -24,7 +24,7 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
-from gputui.store.costs import PastPeak
+from gputui.store.memory_peaks import PastPeak
 from gputui.yaml_forms.nearest import nearest, nearest_file
 from gputui.yaml_forms.quantities import format_size
 

@@ -1,13 +1,11 @@
-"""What runs took of the machine: GPU-hours, energy by the GPUs' own counters, and GPU memory of earlier attempts."""
+"""What runs took of the machine: GPU-hours, and energy by the GPUs' own counters."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 CounterReading = tuple[float, float]
 """When an energy counter was read (UTC unix seconds), and its value in joules."""
@@ -111,48 +109,3 @@ def _attempt_cost(
     hours = None if seconds is None else gpu_count * seconds / SECONDS_PER_HOUR
     is_final = ended_at is not None and settled >= gpu_count
     return AttemptCost(number, gpu_count, seconds, hours, joules, measured, is_final)
-
-
-PEAK_METRIC = "gpu_mem_peak"
-"""Bytes that a rank's process held at most on its GPU (docs/metrics.md)."""
-
-RUNS_LOOKED_AT = 50
-
-
-@dataclass(frozen=True, slots=True)
-class PastPeak:
-    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks in bytes (None if none reported
-    any), and whether GPU memory ran out in it."""
-
-    run_id: str
-    attempt: int
-    params: Mapping[str, Any]
-    gpu_count: int
-    peak_bytes: int | None
-    ran_out: bool
-
-
-def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
-    """Attempts of the newest runs of a profile that had GPUs, newest first. Raises sqlite3.Error."""
-    attempts = connection.execute(
-        "SELECT a.run_id, a.number, a.params, json_array_length(a.gpus), EXISTS (SELECT 1 FROM incidents AS i "
-        "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = 'cuda_oom') "
-        "FROM attempts AS a JOIN runs AS r USING (run_id) "
-        "WHERE a.run_id IN (SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT ?) "
-        "ORDER BY r.sequence DESC, a.number DESC",
-        (profile, RUNS_LOOKED_AT),
-    ).fetchall()
-    found = []
-    for run_id, number, params, gpu_count, ran_out in attempts:
-        if not gpu_count:
-            continue
-        (peak,) = connection.execute(
-            # Text, which stands for what JSON has no number for, would be the largest of all.
-            "SELECT max(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) "
-            "FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) WHERE s.run_id = ?2 AND n.attempt = ?3",
-            (f'$."{PEAK_METRIC}"', run_id, number),
-        ).fetchone()
-        peak_bytes = int(peak) if isinstance(peak, (int, float)) and peak > 0 else None
-        if peak_bytes is not None or ran_out:
-            found.append(PastPeak(run_id, number, json.loads(params), gpu_count, peak_bytes, bool(ran_out)))
-    return found

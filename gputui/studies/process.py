@@ -20,6 +20,7 @@ from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, ticket_path, write_ticket
 from gputui.store import commands
 from gputui.store.commands import CommandAnswer
+from gputui.store.memory_peaks import peak_bytes
 from gputui.store.metrics.queries import latest, metric_names
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -47,7 +48,7 @@ from gputui.yaml_forms.nearest import nearest
 
 log = logging.getLogger(__name__)
 
-PEAK_METRIC, STEP_METRIC = "gpu_mem_peak", "step_time"
+STEP_METRIC = "step_time"
 MOST_LAUNCHES = 2
 """How often a launch is asked for that the agent refuses, before the study pauses."""
 AGAIN_SECONDS = 30.0
@@ -334,12 +335,10 @@ class StudyProcess:
         if not spec.constraints.count or trial.run_id is None:
             return ()
         newest = latest(self.connection, trial.run_id)
-        (peak,) = self.connection.execute(
-            "SELECT max(n.data ->> ?) FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
-            "WHERE s.run_id = ?",
-            (f'$."{PEAK_METRIC}"', trial.run_id),
-        ).fetchone()
-        return decide.constraint_values(spec, peak if isinstance(peak, (int, float)) else None, newest.get(STEP_METRIC))
+        attempts = self.connection.execute("SELECT number FROM attempts WHERE run_id = ?", (trial.run_id,)).fetchall()
+        peaks = [peak_bytes(self.connection, trial.run_id, number) for (number,) in attempts]
+        largest = max((peak for peak in peaks if peak is not None), default=None)
+        return decide.constraint_values(spec, largest, newest.get(STEP_METRIC))
 
     def _start_again(self, trial: TrialRecord, verb: Literal["resume", "restart"]) -> None:
         """Ask for the same point once more, in the same run."""

@@ -9,7 +9,7 @@ import pytest
 
 from gputui.profiles.memory_fit import Expectation, check_memory, expect
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.store.costs import PastPeak
+from gputui.store.memory_peaks import PastPeak
 from tests.texts import mentions
 
 GIB = 2**30

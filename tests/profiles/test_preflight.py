@@ -320,6 +320,9 @@ class TestProbe:
         torch = check_interpreter(spec, os.environ)[1]
         assert (torch.status, torch.detail) == (status, detail)
         assert check_interpreter(spec, os.environ, simulated_gpus=True)[1].status == "pass"
+        # A program of launcher python need not use the torch that happens to be there.
+        alone = check_interpreter(replace(spec, launcher="python"), os.environ)[1]
+        assert alone.status == ("warn" if status == "fail" else "pass")
 
     def test_without_torch(self, spec: RunSpec, tmp_path: Path) -> None:
         """A bare interpreter: -S hides everything that is installed."""

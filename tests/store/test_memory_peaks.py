@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.store.costs import past_peaks
+from gputui.store.memory_peaks import past_peaks
 from tests.tui.filling import Filler
 
 

@@ -15,8 +15,8 @@ from gputui.config import Workspace
 from gputui.redaction import Redactor
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, known_spec
-from gputui.store.costs import PastPeak, past_peaks
 from gputui.store.database import StoreError, open_reader
+from gputui.store.memory_peaks import PastPeak, past_peaks
 from gputui.store.runs import Run
 from gputui.tui.data.run_details import launched_params
 from gputui.tui.data.snapshot import Snapshot
