@@ -7,6 +7,7 @@ that was killed at any line is followed by one that carries on.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import selectors
@@ -109,13 +110,29 @@ class Supervisor:
         for run in runs_in(self.context.connection, *states):
             self.runs.of(run.run_id).phase = Adopting()
         self._adopt_more()
+        self._adopt_releases()
+
+    def _adopt_releases(self) -> None:
+        """Go on releasing the GPUs of attempts that have ended."""
+        connection = self.context.connection
         leased: dict[str, list[str]] = {}
-        for uuid, run_id in repository.leases(self.context.connection).items():
+        for uuid, run_id in repository.leases(connection).items():
             leased.setdefault(run_id, []).append(uuid)
         for run_id, uuids in leased.items():
-            holder = get_run(self.context.connection, run_id)
+            holder = get_run(connection, run_id)
             if self.runs.attempt(run_id) is None and (holder is None or holder.state.is_over):
                 self.draining.begin(run_id, None if holder is None else holder.attempt, dict.fromkeys(uuids))
+        # A run that recovers may have left a GPU, and its lease, to a process that cannot be killed.
+        going_on = json.dumps([state for state in RunState if not state.is_over])
+        ended = connection.execute(
+            "SELECT a.run_id, a.number, a.gpus FROM attempts AS a JOIN runs AS r USING (run_id) "
+            "WHERE a.ended_at IS NOT NULL AND a.gpus != '[]' AND r.state IN (SELECT value FROM json_each(?))",
+            (going_on,),
+        ).fetchall()
+        scan = self.context.scanner.scan() if ended else None
+        for run_id, number, gpus in ended:
+            if scan is not None and scan.processes_of(self.context.workspace.run_dir(run_id), number):
+                self.draining.begin(run_id, number, dict.fromkeys(json.loads(gpus)))
 
     def _adopt_more(self) -> None:
         """Take over runs that were not yet; one that cannot be is tried again later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import selectors
 import sqlite3
 import subprocess
 
@@ -12,9 +13,11 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import release
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
+from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess, GpuSample
 from gputui.runs import repository
+from gputui.runs.command import Launch
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
@@ -112,4 +115,32 @@ def test_what_a_process_stuck_in_the_kernel_does_not_hold_is_given_back(
         process.kill()
     clock[0] += DEADLINE_SECONDS + 1
     assert draining.turn() and repository.leases(connection) == {}
+    connection.close()
+
+
+def test_the_next_agent_knows_what_a_process_of_an_earlier_attempt_holds(workspace: Workspace) -> None:
+    """The run recovers on another GPU, so that it has no lease for the one that it left."""
+    connection = open_store(workspace.database)
+    ended_run(connection)
+    with transaction(connection):
+        repository.release_leases(connection, "a-1")
+        run = get_run(connection, "a-1")
+        assert run is not None
+        repository.move(connection, run, RunState.QUEUED, cause="again", now=NOW)
+        launch = Launch(("x",), {}, "/", 1.0)
+        for number, gpus in ((1, ("GPU-1", "GPU-2")), (2, ("GPU-3",))):
+            repository.insert_attempt(connection, run, number=number, gpus=gpus, launch=launch, now=NOW)
+            repository.end_attempt(connection, "a-1", number, state="failed", ended_at=NOW, exit_record=None)
+    folder = workspace.run_dir("a-1") / "attempts" / "1"
+    folder.mkdir(parents=True)
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        identity = identify(process.pid)
+        assert identity is not None
+        entry = {"pid": identity.pid, "start_ticks": identity.start_ticks, "rank": None, "local_world_size": None}
+        (folder / "processes.json").write_text(json.dumps({"boot_id": identity.boot_id, "processes": [entry]}))
+        supervisor = Supervisor(context, selectors.DefaultSelector())
+        supervisor.adopt()
+        assert supervisor.draining.uuids() == {"GPU-1", "GPU-2"}
+        process.kill()
     connection.close()
