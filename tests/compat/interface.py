@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +86,9 @@ def json_keys(folder: Path) -> Names:
     """By command, of a home with a past and of one with an agent."""
     old = Machine(folder / "old")
     homes.unpack(homes.SCHEMA_29, old)
-    open_writer(old.workspace.database).close()
+    with closing(open_writer(old.workspace.database)) as connection:
+        # GPUs that an agent does not find are shown as lost for a day.
+        connection.execute("UPDATE gpus SET last_seen_at = ?", (time.time(),))
     found = {}
     for words in (
         "ps", "show failing-1", "metrics failing-1", "gpus", "alerts --all", "alerts rules", "queue", "orphans",
