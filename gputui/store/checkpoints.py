@@ -145,21 +145,28 @@ def neighbours(connection: sqlite3.Connection, run_id: str, folder: str, since: 
     return found
 
 
+_SHARES = (
+    "({other}.checkpoint_folder = {own}.checkpoint_folder OR substr({own}.checkpoint_folder, 1, "
+    "length(rtrim({other}.checkpoint_folder, '/')) + 1) = rtrim({other}.checkpoint_folder, '/') || '/')"
+)
+"""Whether the other attempt's folder is one's own, or above it."""
+
+
 def forget_run(connection: sqlite3.Connection, run_id: str) -> None:
     """A run is about to be removed: what others must still know of its attempts is kept. Works inside the caller's
     transaction."""
     connection.execute(
-        "INSERT OR IGNORE INTO former_neighbours "
+        "INSERT OR IGNORE INTO former_neighbours "  # noqa: S608 - names only
         "SELECT a.checkpoint_folder, a.run_id, a.created_at, a.ended_at FROM attempts AS a "
         "WHERE a.run_id = ? AND a.checkpoint_folder IS NOT NULL AND a.ended_at IS NOT NULL AND EXISTS "
-        "(SELECT 1 FROM attempts AS o WHERE o.checkpoint_folder = a.checkpoint_folder AND o.run_id != a.run_id "
+        f"(SELECT 1 FROM attempts AS o WHERE {_SHARES.format(own='a', other='o')} AND o.run_id != a.run_id "
         "AND o.created_at <= a.ended_at AND (o.ended_at IS NULL OR o.ended_at >= a.created_at))",
         (run_id,),
     )
     # If no attempt of that time is left in the folder, it concerns no run any more.
     connection.execute(
-        "DELETE FROM former_neighbours AS f WHERE NOT EXISTS (SELECT 1 FROM attempts AS a "
-        "WHERE a.checkpoint_folder = f.checkpoint_folder AND a.run_id NOT IN (f.run_id, ?) "
+        "DELETE FROM former_neighbours AS f WHERE NOT EXISTS (SELECT 1 FROM attempts AS a "  # noqa: S608 - names only
+        f"WHERE {_SHARES.format(own='f', other='a')} AND a.run_id NOT IN (f.run_id, ?) "
         "AND a.created_at <= f.ended_at AND (a.ended_at IS NULL OR a.ended_at >= f.begun_at))",
         (run_id,),
     )

@@ -397,6 +397,29 @@ def test_a_checkpoint_stays_nobodys_when_the_run_that_may_have_written_it_is_rem
     assert bench.connection.execute("SELECT * FROM former_neighbours").fetchall() == []
 
 
+def test_a_removed_run_in_a_folder_below_is_remembered_too(bench: Bench) -> None:
+    bench.attempt(1, 1.0, 9.0)
+    connection = bench.connection
+    (folder,) = connection.execute("SELECT checkpoint_folder FROM attempts").fetchone()
+    with transaction(connection):
+        for number, (run_id, place) in enumerate((("b-1", f"{folder}/sub"), ("c-1", f"{folder}-else")), 2):
+            repository.insert_run(
+                connection, run_id=run_id, sequence=number, name=run_id, spec=spec_of(bench.run()), params={}, now=0.0,
+                actor="me",
+            )  # fmt: skip
+            connection.execute(
+                "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, "
+                "checkpoint_folder) SELECT ?, 1, state, params, gpus, launch, created_at + 1, ended_at - 1, ? "
+                "FROM attempts WHERE run_id = 'a-1'",
+                (run_id, place),
+            )
+        for run_id in ("b-1", "c-1"):
+            checkpoints.forget_run(connection, run_id)
+            connection.execute("DELETE FROM attempts WHERE run_id = ?", (run_id,))
+    known = checkpoints.neighbours(connection, "a-1", folder, 0.0)
+    assert [(one.run_id, one.below) for one in known] == [("b-1", f"{folder}/sub")]
+
+
 def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
     """Of what a person began last; with when numbers went wrong, and who could not begin from a checkpoint."""
 
