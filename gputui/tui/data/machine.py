@@ -97,7 +97,14 @@ class CostReader:
 
     def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
         """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
-        met = dict(connection.execute("SELECT run_id, count(*) FROM incidents GROUP BY run_id").fetchall())
+        # Where the newest attempt began may be reported later than that it runs.
+        met = {
+            run_id: began
+            for run_id, *began in connection.execute(
+                "SELECT run_id, count(*), (SELECT json_array(a.started_at, a.resumed_from) FROM attempts AS a "
+                "WHERE a.run_id = i.run_id ORDER BY a.number DESC LIMIT 1) FROM incidents AS i GROUP BY run_id"
+            ).fetchall()
+        }
         self._known = {run_id: known for run_id, known in self._known.items() if run_id in met}
         left = COSTS_PER_READ
         is_behind = False
@@ -107,7 +114,7 @@ class CostReader:
             if run.run_id in met:
                 known = self._known.get(run.run_id)
                 # The next attempt's first step ends what an incident costs; no later one changes it.
-                basis = (met[run.run_id], run.state, run.attempt, bool(progress.ranks))
+                basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
                 if known is None or known.basis != basis:
                     if left:
                         left -= 1

@@ -38,6 +38,14 @@ def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(filler: Fille
         third = reader.read(connection, NOW, Interest())
         again = next(row.cost for row in third.runs if row.run.run_id == "vit-b16-1")
         assert again is not None and (again.incidents, again.unknown) == (3, 1)
+        # A target reports only later which checkpoint it chose.
+        filler.connection.execute(
+            "UPDATE attempts SET resumed_from = '/c/step_10.pt', resumed_step = 10 "
+            "WHERE run_id = 'vit-b16-1' AND number = 3"
+        )
+        fourth = reader.read(connection, NOW, Interest())
+        later = next(row.cost for row in fourth.runs if row.run.run_id == "vit-b16-1")
+        assert later is not None and later.lost_steps is not None and later.lost_steps > (again.lost_steps or 0)
 
 
 def test_xids_count_for_a_day(filler: Filler, workspace: Workspace) -> None:
