@@ -437,6 +437,8 @@ int nvmlDeviceGetClockInfo(Device *d, unsigned type, unsigned *out) { ENTER(d); 
 int nvmlDeviceGetPerformanceState(Device *d, unsigned *out) { ENTER(d); *out = 0; return OK; }
 int nvmlDeviceGetFanSpeed(Device *d, unsigned *out) { ENTER(d); *out = 40; return OK; }
 int nvmlDeviceGetFanSpeed_v2(Device *d, unsigned fan, unsigned *out) { ENTER(d); (void)fan; *out = 40; return OK; }
+int nvmlDeviceGetEncoderUtilization(Device *d, unsigned *out, unsigned *period) { ENTER(d); *out = 5; *period = 166667; return OK; }
+int nvmlDeviceGetDecoderUtilization(Device *d, unsigned *out, unsigned *period) { ENTER(d); *out = 7; *period = 166667; return OK; }
 int nvmlDeviceGetNumFans(Device *d, unsigned *out) { ENTER(d); *out = 1; return OK; }
 int nvmlDeviceGetCurrPcieLinkGeneration(Device *d, unsigned *out) { ENTER(d); *out = 5; return OK; }
 int nvmlDeviceGetCurrPcieLinkWidth(Device *d, unsigned *out) { ENTER(d); *out = 16; return OK; }

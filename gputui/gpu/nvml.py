@@ -9,7 +9,7 @@ fast, every tick      utilisation, memory, temperature, power field, SM clock, e
 events, every tick    one wait that does not wait, for all GPUs                                  1 / s
 processes, 3 s        compute list, utilisation; every fifth time graphics and MPS lists       6.4 / s
 slow, 5 s             memory clock, P-state, fan, one batch of field values                    6.4 / s
-link, 10 s a round    PCIe throughput in both directions, generation, width; power limit       4.0 / s
+link, 10 s a round    PCIe in both directions, generation, width; video engines; power limit   5.6 / s
 ====================  ======================================================================  ===========
 
 PCIe throughput comes from nvmlDeviceGetPcieThroughput, one GPU at a time and after the fast tier has been sent: it

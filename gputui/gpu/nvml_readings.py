@@ -65,6 +65,8 @@ class Gpu:
     performance_state: int | None = None
     power_limit_watts: float | None = None
     link: Link = Link()
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
     _power_fields: list[tuple[int, int]] = field(default_factory=lambda: [(FIELD_POWER_INSTANT, 0)])
     _slow_fields: list[tuple[int, int]] = field(default_factory=lambda: list(_SLOW_FIELDS))
     _counters: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -138,6 +140,8 @@ class Gpu:
             row_remap_failed=flag(_REMAP_FAILED),
             energy_joules=None if energy is None else energy / 1000.0,
             pcie_replays=whole(_PCIE_REPLAYS),
+            encoder_percent=self.encoder_percent,
+            decoder_percent=self.decoder_percent,
         )
 
     def read_settings(self, calls: Calls) -> None:
@@ -149,13 +153,18 @@ class Gpu:
         self._read_power_limit(calls)
 
     def read_link(self, calls: Calls) -> None:
-        """The PCIe link, and the power limit, which changes as seldom. Blocks for 2 x 20 ms, the window over which the
-        driver measures throughput.
+        """The PCIe link, and what few look at or changes as seldom: the video engines and the power limit. Blocks for
+        2 x 20 ms, the window over which the driver measures throughput.
 
         Raises GpuGoneError, DriverGoneError.
         """
         uuid, handle = self.facts.uuid, self.handle
         self._read_power_limit(calls)
+        encoder = calls.ask(uuid, "nvmlDeviceGetEncoderUtilization", handle)
+        decoder = calls.ask(uuid, "nvmlDeviceGetDecoderUtilization", handle)
+        # Each comes with the time over which it was measured.
+        self.encoder_percent = None if encoder is None else _percent(encoder[0])
+        self.decoder_percent = None if decoder is None else _percent(decoder[0])
         received = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_RECEIVED)
         sent = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_SENT)
         self.link = Link(

@@ -59,6 +59,8 @@ class GpuSlowSample:
     row_remap_failed: bool | None = None
     energy_joules: float | None = None
     pcie_replays: int | None = None
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def test_the_slow_tier_and_rates_by_difference(remote: Begin) -> None:
     assert second.nvlink_received_bytes_per_second == pytest.approx(1e6 * 1024, rel=0.2)
     assert (second.pcie_generation, second.pcie_width) == (5, 16)
     assert second.pcie_received_bytes_per_second is not None
+    assert (second.encoder_percent, second.decoder_percent) == (5.0, 7.0)
     assert second.pcie_sent_bytes_per_second is not None
     assert second.pcie_received_bytes_per_second == pytest.approx(3 * second.pcie_sent_bytes_per_second)
     assert (second.ecc_corrected, second.ecc_uncorrected) == (0, 0)

@@ -141,7 +141,8 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
         "performance_state", "fan_percent", "memory_temperature_celsius", "pcie_generation", "pcie_width",
         "pcie_received_bytes_per_second", "pcie_sent_bytes_per_second", "nvlink_received_bytes_per_second",
         "nvlink_sent_bytes_per_second", "ecc_corrected", "ecc_uncorrected", "row_remap_pending", "row_remap_failed",
-        "energy_joules", "pcie_replays", "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius",
+        "energy_joules", "pcie_replays", "encoder_percent", "decoder_percent", "pci_bus_id",
+        "temperature_slowdown_celsius", "temperature_shutdown_celsius",
         "power_limit_default_watts", "power_limit_max_watts", "pcie_generation_max", "pcie_width_max",
         "compute_capability", "persistence_mode", "mig_mode", "xids_last_day", "last_event",
     ]  # fmt: skip

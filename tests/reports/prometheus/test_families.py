@@ -109,7 +109,8 @@ NAMES = re.compile(r"gputui_[a-z0-9_]+")
 
 def known_names(moment: ScrapeMoment) -> set[str]:
     """Every name that there can be: what this moment has, and what it has no value for."""
-    numbers = ("fan_percent", "energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
+    numbers = ("fan_percent", "encoder_percent", "decoder_percent",
+               "energy_joules", "ecc_corrected", "ecc_uncorrected", "row_remap_failed",
                "nvlink_received_bytes_per_second", "nvlink_sent_bytes_per_second")  # fmt: skip
     slow = dict.fromkeys(numbers, 1.0)
     full = replace(

@@ -73,6 +73,8 @@ def values(gpu: GpuView) -> list[Fact]:
         ("memory temp", celsius(slow.get("memory_temperature_celsius"))),
         ("shuts down at", celsius(facts.get("temperature_shutdown_celsius"))),
         ("fan", percent(slow.get("fan_percent"))),
+        ("video encoder", percent(slow.get("encoder_percent"))),
+        ("video decoder", percent(slow.get("decoder_percent"))),
         ("SM clock", _in_unit(gpu.sm_clock_mhz, 1, "MHz")),
         ("memory clock", _in_unit(gpu.memory_clock_mhz, 1, "MHz")),
         ("state", UNKNOWN if gpu.performance_state is None else f"P{gpu.performance_state}"),
