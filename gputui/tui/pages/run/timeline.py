@@ -36,7 +36,7 @@ def timeline_lines(
     """
     entries: list[_Entry] = [
         (page.run.created_at, "dim", "queued", [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []),
-        *(_start_of(attempt, gpus) for attempt in page.attempts),
+        *(_start_of(attempt, gpus, page.run.target) for attempt in page.attempts),
         *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
         *_incidents(page, with_evidence=with_evidence),
         *((event.at, _EVENT_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.data_events),
@@ -111,8 +111,8 @@ def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: 
     return lines
 
 
-def _start_of(attempt: Attempt, gpus: Sequence[GpuView]) -> _Entry:
-    where = gpu_words(attempt.gpus, gpus)
+def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> _Entry:
+    where = gpu_words(attempt.gpus, gpus) if target is None else clean(target)
     if attempt.resumed_from is not None:
         # What it was given, until it shows where it went on.
         name = PurePath(attempt.resumed_from).name

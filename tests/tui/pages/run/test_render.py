@@ -173,6 +173,8 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
         "          cost 111 steps, 3 min 57 s and 0.076 GPU-hours",
         " 03:02:58 attempt 3 from step 8 000 on GPU 6",
     ]
+    there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
+    assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
     assert text_of(cost_lines(page, 80)) == [" 2 incidents cost 422 steps, 1 h 06 and 2.1 GPU-hours"]
     assert cost_lines(replace(page, costs={}), 80) == []
     evidence = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, with_evidence=True))
