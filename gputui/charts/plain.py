@@ -37,7 +37,7 @@ _ASCII: Final = {
     "“": '"', "”": '"', "„": '"', "ß": "s", "æ": "a", "œ": "o", "ø": "o", "Ø": "O", "ł": "l", "đ": "d",
     # bars and blocks
     **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
-    **dict(zip("▏▎▍▌▋▊▉", "---===#", strict=True)),
+    **dict(zip("▏▎▍▋▊▉", "---==#", strict=True)),
     **dict(zip("░▒▓", ".:%", strict=True)),
     **dict(zip("▝▗▐▘▀▚▜▖▞▄▟▌▛▙", "'.|''\\'./=/|'\\", strict=True)),
     "▔": "'", "▕": "|", "␛": "^",
