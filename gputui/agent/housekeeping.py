@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gputui.agent import agent_log
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_quota import LogBounds, Place
+from gputui.agent.health.log_quota import AttemptFolder, LogBounds
 from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.agent.recording.history_retention import RecordKeeping
 from gputui.charts.units import duration
@@ -53,7 +53,7 @@ class Housekeeping:
             text = f"{end.problem}: {end.remedy}"
             add_event(self.context.connection, "logout_ends_agent", text, now=self.context.now(), severity="warning")
 
-    def turn(self, now: float, living: Iterable[Place]) -> None:
+    def turn(self, now: float, living: Iterable[AttemptFolder]) -> None:
         """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
         self.orphans.turn(now)
         self.log_bounds.turn(now, living)

@@ -26,10 +26,11 @@ from gputui.curves.model import (
     Window,
 )
 from gputui.curves.ranks import RankReader
-from gputui.curves.run_lines import CurveLine, Layout, Part, Place
+from gputui.curves.run_lines import CurveLine, Layout, Part
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import envelopes, queries
 from gputui.store.metrics.envelopes import Stretch
+from gputui.store.metrics.queries import FilePosition
 
 LINES_AT_ONCE = 8192
 """When more lines than these came since the last look, starting over is quicker than following."""
@@ -53,7 +54,7 @@ class RunCurves:
         self._names: tuple[str, ...] = ()
         self._rank_names: frozenset[str] = frozenset()
         self._ranks = RankReader(run_id)
-        self._until: dict[int, Place] = {}
+        self._until: dict[int, FilePosition] = {}
         self._line_count = 0
         self._start, self._end = math.inf, -math.inf
 
@@ -164,7 +165,7 @@ class RunCurves:
             self._start_over(connection, request, timeline, cuts)
 
     def _lines_between(
-        self, connection: sqlite3.Connection, since: Mapping[int, Place], until: Mapping[int, Place]
+        self, connection: sqlite3.Connection, since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
     ) -> Iterator[CurveLine]:
         for source_id, end in until.items():
             if since[source_id] != end:

@@ -14,9 +14,8 @@ from gputui.curves.axis import AxisMap
 from gputui.curves.bins import new_buckets
 from gputui.curves.metric_names import is_set
 from gputui.curves.model import ChartRequest, RankCurve, RankCurves
-from gputui.curves.run_lines import Place
 from gputui.curves.smooth import smooth_bins
-from gputui.store.metrics.queries import as_float
+from gputui.store.metrics.queries import FilePosition, as_float
 
 LINES_AT_ONCE = 24_000
 """About so many lines are looked at when a chart is opened, some 100 ms; of a longer run, parts of its stretches."""
@@ -37,7 +36,7 @@ class RankReader:
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._asked: tuple[object, ...] | None = None
-        self._until: dict[int, Place] = {}
+        self._until: dict[int, FilePosition] = {}
         self._buckets: dict[str, dict[int, Buckets]] = {}
         self._attempts: dict[tuple[str, int], int] = {}
         self._is_sampled = False
@@ -136,7 +135,7 @@ class RankReader:
 
 
 def _between(
-    connection: sqlite3.Connection, since: Mapping[int, Place], until: Mapping[int, Place]
+    connection: sqlite3.Connection, since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
 ) -> Iterator[RankLine]:
     for source_id, end in until.items():
         if since[source_id] != end:

@@ -14,13 +14,13 @@ import orjson
 from gputui.curves.axis import AxisMap, AxisTimeline, Reach
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import FAN, Entry, Stretch
+from gputui.store.metrics.queries import FilePosition
 
 LINES_IN_FULL = 4096
 """A window of at most so many lines is read line by line: about 10 ms."""
 
 _ALL = AxisMap("step", AxisTimeline(None))
 
-Place = tuple[int, int]
 Share = Literal["kept", "redone", "mixed"]
 
 
@@ -38,18 +38,18 @@ class Layout:
     """What is stored of a run's lines at one moment: ``until`` is the place behind the last line of each source,
     ``line_count`` counts the lines of all ranks."""
 
-    until: Mapping[int, Place]
+    until: Mapping[int, FilePosition]
     line_count: int
     stretches: Sequence[Stretch]
 
-    def unreduced(self) -> Iterator[tuple[int, Place, Place]]:
+    def unreduced(self) -> Iterator[tuple[int, FilePosition, FilePosition]]:
         """(source, begin, end) of the lines behind the last stretch of each source."""
         ends = {stretch.source_id: stretch.end for stretch in self.stretches}
         for source_id, until in self.until.items():
             yield source_id, ends.get(source_id, (0, 0)), until
 
 
-def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, Place], int]:
+def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
     """How far each source was read, and how many lines there are."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset, line_count FROM metric_sources WHERE run_id = ? ORDER BY source_id",
@@ -64,7 +64,9 @@ def layout(connection: sqlite3.Connection, run_id: str) -> Layout:
     return Layout(until, line_count, envelopes.stretches(connection, run_id))
 
 
-def lines(connection: sqlite3.Connection, source_id: int, begin: Place, end: Place) -> Iterator[CurveLine]:
+def lines(
+    connection: sqlite3.Connection, source_id: int, begin: FilePosition, end: FilePosition
+) -> Iterator[CurveLine]:
     """The lines from one place to before another, in the order they were written."""
     rows = connection.execute(
         "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
@@ -88,7 +90,7 @@ class Part:
     """How many stretches the attempt has in this source."""
 
     @property
-    def place(self) -> tuple[int, Place, Place]:
+    def place(self) -> tuple[int, FilePosition, FilePosition]:
         """(source, begin, end) of its lines."""
         return self.stretches[0].source_id, self.stretches[0].begin, self.stretches[-1].end
 

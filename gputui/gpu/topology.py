@@ -50,7 +50,9 @@ class GpuPair:
         return max(distance, _WITHOUT_P2P) if self.p2p is False and not self.nvlink else distance
 
 
-def nearest(indices: Sequence[int], count: int, pairs: Iterable[GpuPair], fixed: Sequence[int] = ()) -> tuple[int, ...]:
+def closest_gpus(
+    indices: Sequence[int], count: int, pairs: Iterable[GpuPair], fixed: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Return the ``count`` GPUs with the smallest largest distance, then the smallest sum of distances; ties go to the
     order of ``indices``. ``fixed``, a subset of ``indices`` with at most ``count`` members, is always included. Without
     known pairs, return the first of ``indices``."""

@@ -11,7 +11,7 @@ from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 from gputui.runs.launchers import FOR_COMMAND, FOR_RANKS, LAUNCHERS
 from gputui.runs.launchers.base import Launcher
 from gputui.runs.spec import ROLE_NAMES
-from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.nearest import nearest, not_one_of
 
 
@@ -19,7 +19,7 @@ from gputui.yaml_forms.nearest import nearest, not_one_of
 class CrossFinding:
     """Something wrong at a place; without a file yet."""
 
-    place: Place
+    place: KeyPath
     problem: str
     nearest: str | None = None
 

@@ -16,7 +16,7 @@ from gputui.profiles.params import Parameter
 from gputui.profiles.schema import ProfileForm, is_literal
 from gputui.profiles.target_forms import target_findings
 from gputui.runs.launchers import FOR_COMMAND
-from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.yaml_forms.forms import findings
 from gputui.yaml_forms.nearest import nearest, nearest_file
@@ -194,7 +194,7 @@ def _with_launcher(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "launcher": FOR_COMMAND.name}
 
 
-def _drop_empty(data: dict[str, Any]) -> Iterator[Place]:
+def _drop_empty(data: dict[str, Any]) -> Iterator[KeyPath]:
     """Take out keys without a value, which else would mean the default or worse; parameters may have none."""
     for key in list(data):
         if data[key] is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gputui.gpu.model import GpuFacts
-from gputui.gpu.topology import GpuPair, nearest
+from gputui.gpu.topology import GpuPair, closest_gpus
 from gputui.profiles.gpu_checks import GpuSituation
 
 
@@ -38,7 +38,7 @@ def recommend(
     calm = [gpu for gpu in together if situation.worry(gpu) is None]
     # Where there are not enough to be calm about, all of these, and around them as many others as are missing.
     offered, fixed = (calm, []) if len(calm) >= count else (together, calm)
-    chosen = set(nearest([gpu.index for gpu in offered], count, pairs, [gpu.index for gpu in fixed]))
+    chosen = set(closest_gpus([gpu.index for gpu in offered], count, pairs, [gpu.index for gpu in fixed]))
     return tuple(sorted((gpu for gpu in offered if gpu.index in chosen), key=lambda gpu: gpu.index))
 
 

@@ -38,7 +38,7 @@ from gputui.profiles.values import (
     Words,
 )
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
-from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.forms import Model, Name, problem
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class ProfileForm(Model):
     )
 
 
-def is_literal(place: Place) -> bool:
+def is_literal(place: KeyPath) -> bool:
     """Places whose values are text as written: arguments and the environment, where ``on`` and ``1.10`` mean
     themselves."""
     return (len(place) == 2 and place[0] in ("env", "args", "command")) or place[:2] == ("checkpoints", "resume")

@@ -14,7 +14,7 @@ from gputui.runs.spec import RunSpec
 from gputui.yaml_forms.nearest import not_one_of
 
 if TYPE_CHECKING:
-    from gputui.yaml_forms.document import Place
+    from gputui.yaml_forms.document import KeyPath
 
 RUN_ID = "run_id"
 """A placeholder that only sinks have."""
@@ -22,8 +22,8 @@ RUN_ID = "run_id"
 _UNIQUE = (f"{{{RUN_ID}}}", "{run_dir}")
 
 
-def sink_problems(sinks: object) -> Iterator[tuple[Place, str, str | None]]:
-    """Place, problem and nearest name of all that is wrong. Targets are never shown: they may hold a password."""
+def sink_problems(sinks: object) -> Iterator[tuple[KeyPath, str, str | None]]:
+    """KeyPath, problem and nearest name of all that is wrong. Targets are never shown: they may hold a password."""
     for place, name, target in _entries(sinks):
         if not is_format(name):
             yield place, *not_one_of("sink", name, FORMATS)
@@ -41,7 +41,7 @@ def sink_problems(sinks: object) -> Iterator[tuple[Place, str, str | None]]:
             yield place, f"every run would write to the same place; add {_UNIQUE[0]} to it", None
 
 
-def _entries(sinks: object) -> Iterator[tuple[Place, str, object]]:
+def _entries(sinks: object) -> Iterator[tuple[KeyPath, str, object]]:
     if isinstance(sinks, str):
         yield ("sinks",), sinks, None
     elif isinstance(sinks, list):

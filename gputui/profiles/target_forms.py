@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
-from gputui.yaml_forms.document import Place
+from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.forms import NAME_PATTERN, findings
 from gputui.yaml_forms.nearest import nearest
 
 
-def target_findings(given: object, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
+def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """What is wrong with a mapping of targets at ``place``: each with its place and the fields of a
     Problem."""
     if not isinstance(given, Mapping):

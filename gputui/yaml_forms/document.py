@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_VALUES = 10_000
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Where a value is: keys and list positions from the top."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
@@ -49,10 +49,10 @@ class Document:
     """``data`` as Python values, the mark of every key and list item, and the keys given twice (the first counts)."""
 
     data: Any
-    marks: dict[Place, Mark]
-    duplicates: list[tuple[Place, Mark]] = field(default_factory=list)
+    marks: dict[KeyPath, Mark]
+    duplicates: list[tuple[KeyPath, Mark]] = field(default_factory=list)
 
-    def mark(self, place: Place) -> Mark:
+    def mark(self, place: KeyPath) -> Mark:
         """The mark of the value at ``place``, or of the closest thing around it."""
         while place and place not in self.marks:
             place = place[:-1]
@@ -67,7 +67,7 @@ class YamlError(ValueError):
         self.mark = mark
 
 
-def parse(text: str, is_literal: Callable[[Place], bool] = lambda _: False) -> Document:
+def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
     """Read one document. Values at places for which ``is_literal`` holds stay the text that was written, ``on`` and
     ``1.10`` included.
 
@@ -134,12 +134,12 @@ class _Loader(yaml.SafeLoader):
 class _Builder:
     """Nodes to data. Aliases are expanded here, so the bound on the number of values holds again."""
 
-    def __init__(self, document: Document, is_literal: Callable[[Place], bool]) -> None:
+    def __init__(self, document: Document, is_literal: Callable[[KeyPath], bool]) -> None:
         self._document = document
         self._is_literal = is_literal
         self._count = 0
 
-    def build(self, node: yaml.Node, place: Place, around: tuple[yaml.Node, ...]) -> Any:
+    def build(self, node: yaml.Node, place: KeyPath, around: tuple[yaml.Node, ...]) -> Any:
         self._spend(node)
         if node in around:
             raise YamlError("an anchor contains itself", _mark(node.start_mark))

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from gputui.yaml_forms.document import MAX_BYTES, Document, Mark, Place, YamlError, parse
+from gputui.yaml_forms.document import MAX_BYTES, Document, KeyPath, Mark, YamlError, parse
 from gputui.yaml_forms.problems import Problem, ProfileError, shown_path
 
 
@@ -42,7 +42,7 @@ def whole_file(path: Path, text: str) -> ProfileError:
     return ProfileError([Problem(shown_path(path), None, None, "", text)])
 
 
-def parse_file(text: str, path: Path, is_literal: Callable[[Place], bool] = lambda _: False) -> Document:
+def parse_file(text: str, path: Path, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
     """`yamldoc.parse` of a file's text. Raises ProfileError."""
     try:
         return parse(text, is_literal)
@@ -54,7 +54,7 @@ def parse_file(text: str, path: Path, is_literal: Callable[[Place], bool] = lamb
 def problem_at(
     path: Path,
     document: Document,
-    place: Place,
+    place: KeyPath,
     problem: str | None = None,
     *,
     mark: Mark | None = None,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origi
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from gputui.yaml_forms.document import Document, Place
+from gputui.yaml_forms.document import Document, KeyPath
 from gputui.yaml_forms.file import given_twice, problem_at
 from gputui.yaml_forms.nearest import nearest, not_one_of, one_of
 from gputui.yaml_forms.problems import ProfileError, shown_value
@@ -66,7 +66,7 @@ def expected(what: str) -> PydanticCustomError:
     return PydanticCustomError(_EXPECTED, "{what}", {"what": what})
 
 
-def problem(what: str, *, at: Place = ()) -> PydanticCustomError:
+def problem(what: str, *, at: KeyPath = ()) -> PydanticCustomError:
     """An error of a validator that says what is wrong in a sentence; ``at`` leads to it inside the value."""
     return PydanticCustomError(_PROBLEM, "{what}", {"what": what, "at": at})
 
@@ -131,8 +131,8 @@ def validated(document: Document, path: Path, form: type[F], context: str | None
 
 
 def findings(
-    error: ValidationError, form: type[Model], *, empty: Collection[Place] = (), has_one_source: bool = False
-) -> Iterator[tuple[Place, dict[str, Any]]]:
+    error: ValidationError, form: type[Model], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
+) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """For each error of ``form`` its place and the fields of a Problem: problem, expected, found, nearest.
 
     A key that is ``empty`` has been spoken of, and does not count as missing. With ``has_one_source``, ``metrics`` was
@@ -153,7 +153,7 @@ def findings(
             yield _finding(detail, place)
 
 
-def _model_at(form: Any, place: Place) -> type[Model]:
+def _model_at(form: Any, place: KeyPath) -> type[Model]:
     """The model of the mapping at a place inside ``form``."""
     for part in place:
         form = _inside(form)
@@ -173,7 +173,7 @@ def _inside(kind: Any) -> Any:
     return kind
 
 
-def _finding(detail: ErrorDetails, place: Place) -> tuple[Place, dict[str, Any]]:
+def _finding(detail: ErrorDetails, place: KeyPath) -> tuple[KeyPath, dict[str, Any]]:
     kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
     # A value of the environment may be a secret.
     found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from gputui.gpu import topology
-from gputui.gpu.topology import PATHS, GpuPair, nearest
+from gputui.gpu.topology import PATHS, GpuPair, closest_gpus
 
 EIGHT = tuple(range(8))
 
@@ -41,24 +41,24 @@ def test_the_way_between_two() -> None:
     ],
 )
 def test_the_nearest(count: int, indices: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    assert nearest(indices, count, pairs(8, nvlinks=((2, 7),))) == expected
+    assert closest_gpus(indices, count, pairs(8, nvlinks=((2, 7),))) == expected
 
 
 def test_nothing_known_changes_nothing() -> None:
-    assert nearest((4, 0, 2), 2, []) == (4, 0)
-    assert nearest((4, 0, 2), 2, [], fixed=[2]) == (2, 4)
+    assert closest_gpus((4, 0, 2), 2, []) == (4, 0)
+    assert closest_gpus((4, 0, 2), 2, [], fixed=[2]) == (2, 4)
 
 
 def test_around_those_that_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     known = pairs(8, nvlinks=((1, 2), (3, 6)))
     for most_groups in (topology.MOST_GROUPS, 0):
         monkeypatch.setattr(topology, "MOST_GROUPS", most_groups)
-        assert nearest(EIGHT, 2, known, fixed=[6]) == (6, 3)
-        assert sorted(nearest(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
-        assert sorted(nearest(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
+        assert closest_gpus(EIGHT, 2, known, fixed=[6]) == (6, 3)
+        assert sorted(closest_gpus(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
+        assert sorted(closest_gpus(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
 
 
 def test_of_many_gpus_groups_are_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     known = pairs(16, nvlinks=((12, 13), (12, 14), (13, 14)))
     monkeypatch.setattr(topology, "MOST_GROUPS", 10)
-    assert nearest(tuple(range(16)), 3, known) == (12, 13, 14)
+    assert closest_gpus(tuple(range(16)), 3, known) == (12, 13, 14)

@@ -15,7 +15,7 @@ from trainer.errors import SettingsError
 _ENDLESS = "a value contains itself, or is nested too deeply"
 
 # The keys and indices that lead to a value.
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SettingsFile:
 
     path: Path
     values: dict[str, Any]
-    lines: dict[Place, int]
+    lines: dict[KeyPath, int]
 
     def where(self, *place: str | int) -> str:
         """``run.yaml:3`` for the value at this place, or for the nearest one around it."""
@@ -77,7 +77,7 @@ def from_text(text: str) -> Any:
     return value
 
 
-def _lines(node: yaml.Node, place: Place, path: Path) -> Iterator[tuple[Place, int]]:
+def _lines(node: yaml.Node, place: KeyPath, path: Path) -> Iterator[tuple[KeyPath, int]]:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:

@@ -113,9 +113,9 @@ LOOK_SECONDS = 30.0
 DEADLINE_SECONDS = 3600.0
 
 # (run id, attempt number, the attempt's folder)
-Place = tuple[str, int, Path]
+AttemptFolder = tuple[str, int, Path]
 # With each place the outputs that are read as metrics: pattern, and bytes read.
-Looks = list[tuple[Place, list[tuple[str, int]]]]
+Looks = list[tuple[AttemptFolder, list[tuple[str, int]]]]
 
 
 @dataclass(slots=True)
@@ -125,11 +125,11 @@ class LogBounds:
     context: AgentContext
     quota: Quota = field(default_factory=Quota)
     next_at: float = 0.0
-    job: Job[list[tuple[Place, list[Trimmed]]]] | None = None
-    found: list[tuple[Place, list[Trimmed]]] = field(default_factory=list)
+    job: Job[list[tuple[AttemptFolder, list[Trimmed]]]] | None = None
+    found: list[tuple[AttemptFolder, list[Trimmed]]] = field(default_factory=list)
     reported: set[Path] = field(default_factory=set)
 
-    def turn(self, now: float, places: Iterable[Place]) -> None:
+    def turn(self, now: float, places: Iterable[AttemptFolder]) -> None:
         """Tell what the last look found, and begin another when it is time; ``now`` is monotonic. Raises sqlite3.Error
         with nothing forgotten."""
         if self.job is not None:
@@ -149,7 +149,7 @@ class LogBounds:
             work = partial(bound_logs, looks, self.quota)
             self.job = self.context.jobs.start("bounding the logs", work, deadline_seconds=DEADLINE_SECONDS)
 
-    def _tell(self, place: Place, one: Trimmed) -> None:
+    def _tell(self, place: AttemptFolder, one: Trimmed) -> None:
         run_id, attempt, folder = place
         if one.problem is not None and one.path in self.reported:
             return
@@ -171,7 +171,7 @@ class LogBounds:
         )
 
 
-def bound_logs(looks: Looks, quota: Quota) -> list[tuple[Place, list[Trimmed]]]:
+def bound_logs(looks: Looks, quota: Quota) -> list[tuple[AttemptFolder, list[Trimmed]]]:
     """Drop the middle of logs that are too long, but nothing of what is read as metrics and was not yet."""
     found = []
     for place, sources in looks:

@@ -15,10 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from gputui.store.database import one_moment
-from gputui.store.metrics.queries import StoredLine
-
-Place = tuple[int, int]
-"""Generation and byte offset in a metrics file."""
+from gputui.store.metrics.queries import FilePosition, StoredLine
 
 NoteKind = Literal["attempt", "incident", "decision", "end"]
 _ORDER: dict[NoteKind, int] = {"attempt": 0, "incident": 1, "decision": 2, "end": 3}
@@ -51,7 +48,7 @@ class ExportProgress:
     """How far a run was read: per metrics file a place, and of each kind of note the number of the last one. ``store``
     is the identity of the store in which these hold, None before anything was read."""
 
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, FilePosition] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     store: str | None = None
 
@@ -134,8 +131,8 @@ def _comes_before(note: Note, attempt: int) -> bool:
 
 
 def _lines(
-    connection: sqlite3.Connection, run_id: str, after: Mapping[str, Place], most: int
-) -> tuple[list[StoredLine], dict[str, Place], bool]:
+    connection: sqlite3.Connection, run_id: str, after: Mapping[str, FilePosition], most: int
+) -> tuple[list[StoredLine], dict[str, FilePosition], bool]:
     sources = connection.execute(
         "SELECT source_id, path, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id",
         (run_id,),

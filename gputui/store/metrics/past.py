@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import orjson
 
-from gputui.store.metrics.queries import as_float
+from gputui.store.metrics.queries import FilePosition, as_float
 
 NEWEST_LINES = 400
 """So many lines before the moment tell the newest values; a name that is written less often counts as unknown."""
@@ -26,9 +26,6 @@ FIRST_LINES = 8
 # Below this many bytes lines are read one by one.
 _NEAR_BYTES = 4096
 _LOOK_LINES = 64
-
-Place = tuple[int, int]
-"""(generation, byte offset) of the first line that had not been written."""
 
 
 class PastLine(NamedTuple):
@@ -41,7 +38,7 @@ class PastLine(NamedTuple):
     values: Mapping[str, float]
 
 
-def places(connection: sqlite3.Connection, run_id: str, at: float) -> dict[int, Place]:
+def places(connection: sqlite3.Connection, run_id: str, at: float) -> dict[int, FilePosition]:
     """How far each source of a run had come at a moment. Raises sqlite3.Error."""
     sources = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
@@ -54,7 +51,9 @@ def places(connection: sqlite3.Connection, run_id: str, at: float) -> dict[int, 
     return found
 
 
-def newest(connection: sqlite3.Connection, reached: Mapping[int, Place], limit: int = NEWEST_LINES) -> list[PastLine]:
+def newest(
+    connection: sqlite3.Connection, reached: Mapping[int, FilePosition], limit: int = NEWEST_LINES
+) -> list[PastLine]:
     """The last lines of each source, the newest first."""
     lines: list[PastLine] = []
     for source_id, place in reached.items():
@@ -86,7 +85,7 @@ def newest_values(connection: sqlite3.Connection, run_id: str, at: float) -> lis
     return rows
 
 
-def _first(connection: sqlite3.Connection, reached: Mapping[int, Place], attempt: int) -> list[PastLine]:
+def _first(connection: sqlite3.Connection, reached: Mapping[int, FilePosition], attempt: int) -> list[PastLine]:
     """The first lines of an attempt, as far as they had been written, oldest first."""
     lines: list[PastLine] = []
     for source_id, place in reached.items():
@@ -106,7 +105,7 @@ def _first(connection: sqlite3.Connection, reached: Mapping[int, Place], attempt
 
 
 def sampled(
-    connection: sqlite3.Connection, reached: Mapping[int, Place], name: str, count: int
+    connection: sqlite3.Connection, reached: Mapping[int, FilePosition], name: str, count: int
 ) -> list[tuple[int, float]]:
     """About ``count`` (step, value) of a metric of the first rank, evenly over what had been written, oldest first."""
     found: list[tuple[int, float]] = []
@@ -174,7 +173,7 @@ def _line(row: tuple[int, int | None, int | None, float | None, str]) -> PastLin
 # --- finding the place
 
 
-def _place(connection: sqlite3.Connection, source_id: int, end: Place, at: float) -> Place | None:
+def _place(connection: sqlite3.Connection, source_id: int, end: FilePosition, at: float) -> FilePosition | None:
     """Where the lines written after a moment begin; None if the lines tell no time."""
     for generation in range(end[0], -1, -1):
         start = _timed(connection, source_id, generation, 0)

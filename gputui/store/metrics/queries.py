@@ -19,7 +19,10 @@ NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float(
 
 NOT_METRICS = frozenset({"step", "time", "rank"})
 
-Cursor = Mapping[int, tuple[int, int]]
+FilePosition = tuple[int, int]
+"""Generation and byte offset in a metrics file."""
+
+Cursor = Mapping[int, FilePosition]
 """Per source_id the place (generation, byte_offset) up to which lines were seen."""
 
 

@@ -26,7 +26,7 @@ from gputui.curves.model import (
 )
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.columns import fit_line
-from gputui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, Place
+from gputui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, PanelPlace
 from gputui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
@@ -115,7 +115,7 @@ def _elapsed(seconds: float) -> str:
 
 
 def grid_lines(
-    panels: Sequence[Panel], places: Sequence[Place], data: ChartData, look: ChartLook, width: int, height: int
+    panels: Sequence[Panel], places: Sequence[PanelPlace], data: ChartData, look: ChartLook, width: int, height: int
 ) -> list[Line]:
     """The charts in their places, as ``height`` lines of ``width`` cells."""
     lines: list[Line] = [[] for _ in range(height)]

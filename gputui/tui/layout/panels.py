@@ -62,7 +62,7 @@ class Panels:
     problem: str | None = None
 
 
-class Place(NamedTuple):
+class PanelPlace(NamedTuple):
     """The place of a chart, in cells."""
 
     left: int
@@ -106,27 +106,27 @@ def _title(key: str) -> str:
     return _TITLES.get(key, clean(key).replace("_per_s", "/s").replace("_", " "))
 
 
-def places(count: int, width: int, height: int, layout: Layout) -> list[Place]:
+def places(count: int, width: int, height: int, layout: Layout) -> list[PanelPlace]:
     """The places of the charts of one screenful, at most ``count``, the first above all others at full width."""
     if count < 1 or height < 3 or width < 12:
         return []
     rows = max(1, height // LEAST_HEIGHT)
     if layout == "one" or count == 1 or rows == 1:
-        return [Place(0, 0, width, height)]
+        return [PanelPlace(0, 0, width, height)]
     if layout == "two":
         half = height // 2
-        return [Place(0, 0, width, height - half), Place(0, height - half, width, half)]
+        return [PanelPlace(0, 0, width, height - half), PanelPlace(0, height - half, width, half)]
     columns = max(1, min(MOST_COLUMNS, (width + 1) // (LEAST_WIDTH + 1)))
     below = min(rows - (2 if rows >= 4 else 1), -(-(count - 1) // columns))
     columns = min(columns, -(-(count - 1) // below))
     # The first chart is worth twice the height of another one, where there is room.
     unit = max(LEAST_HEIGHT, min(height // (below + 2), height // 3))
     first = height - below * unit
-    found = [Place(0, 0, width, first)]
+    found = [PanelPlace(0, 0, width, first)]
     for number in range(min(count - 1, below * columns)):
         row, column = divmod(number, columns)
         in_row = min(columns, count - 1 - row * columns)
         left = column * (width + 1) // in_row
         right = (column + 1) * (width + 1) // in_row - 1
-        found.append(Place(left, first + row * unit, right - left, unit))
+        found.append(PanelPlace(left, first + row * unit, right - left, unit))
     return found

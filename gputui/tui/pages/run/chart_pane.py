@@ -15,7 +15,7 @@ from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartSettings
 from gputui.tui.layout.charts import GUTTER, ChartLook, extent_of, grid_lines, is_by_rank, next_marker, plot_columns
 from gputui.tui.layout.columns import fit_line
-from gputui.tui.layout.panels import USUAL, Panel, Panels, Place, panels, places
+from gputui.tui.layout.panels import USUAL, Panel, PanelPlace, Panels, panels, places
 from gputui.tui.pages.run.chart_files import ChartFile, chart_file
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.widgets.chart_controller import ChartController
@@ -43,7 +43,7 @@ class RunCharts(ChartController):
         self._look: ChartLook | None = None
         self._panels = Panels((), 0)
         self._visible: Sequence[Panel] = ()
-        self._places: Sequence[Place] = ()
+        self._places: Sequence[PanelPlace] = ()
         self._window = (0.0, 1.0)
         self._unused_lines = 0
 
