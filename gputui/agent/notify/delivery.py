@@ -10,7 +10,6 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +80,9 @@ def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBH
     The deadline of a socket is one for each piece, and a server may send its answer a byte at a time; so the whole is
     done in a thread that the agent no longer waits for.
     """
+    # With its TLS library it takes 6 MB, which few agents ever need.
+    import urllib.request
+
     request = urllib.request.Request(  # noqa: S310 - the policy allows http and https only
         str(notice.webhook), json.dumps(message).encode(), {"Content-Type": "application/json"}, method="POST"
     )
