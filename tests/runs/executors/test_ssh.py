@@ -87,8 +87,17 @@ def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(pair: Pair) 
 
 
 def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
+    helper = pair.code / "a folder" / "helper.py"
+    helper.parent.mkdir()
+    helper.write_text("")
     run_id = pair.launch("steps=100000")
     pair.wait_for_step(run_id, 5)
+    sent = pair.there(run_id) / "code" / "a folder" / "helper.py"
+    assert sent.is_file()
+    helper.unlink()
+    helper.parent.rmdir()
+    # A file has the folder's name now.
+    helper.parent.write_text("")
     pair.machine.gputui("stop", run_id)
     pair.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
     step = pair.steps(run_id)[-1] + 1
@@ -105,6 +114,7 @@ def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
     assert Path(begun_from).samefile(saved)
     pair.finish(run_id, pair.there(run_id))
     assert "edited" in pair.machine.gputui("logs", run_id), "what a person resumes is the code as it is"
+    assert sent.parent.is_file()
 
 
 def test_a_resume_that_finds_no_checkpoint_there_says_so(pair: Pair) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from gputui.runs.executors import far
@@ -80,14 +80,23 @@ class SshMirror(MirrorCourier):
         self.sent(self.shell.send(self.far, None, self.far_folder))
 
     def send_code(self, there: str) -> None:
-        """Copy the working directory as it is now, unless the attempt runs the code of an earlier one."""
+        """Copy the working directory as it is now, unless the attempt runs the code of an earlier one. What was copied
+        before and is gone here is removed there."""
+        sent = far.read_record(self.run_dir / CODE_SENT)
         for workdir in self.code_paths(there):
-            if not (self.keeps_code and (self.run_dir / CODE_SENT).exists()):
-                # What is copied in half is copied again.
-                (self.run_dir / CODE_SENT).unlink(missing_ok=True)
-                names = self.code_files(Path(workdir))
-                self.sent(self.shell.send(Path(workdir), "\0".join(names), there))
-                write_private(self.run_dir / CODE_SENT, {"path": there})
+            if self.keeps_code and sent is not None and sent.get("is_whole", True):
+                continue
+            names = self.code_files(Path(workdir))
+            before = set() if sent is None else set(sent.get("names", ()))
+            # Until all of it is there, it is copied again, and what is there may be of both.
+            record = {"path": there, "names": sorted({*names, *before}), "is_whole": False}
+            write_private(self.run_dir / CODE_SENT, record)
+            folders = {str(parent) for name in names for parent in PurePath(name).parents}
+            if gone := sorted(before - {*names, *folders}):
+                remove = ["bash", "-c", 'cd -- "$1" && xargs -0 rm -f --', "bash", there]
+                self.sent(self.shell.call(remove, "\0".join(gone)))
+            self.sent(self.shell.send(Path(workdir), "\0".join(names), there))
+            write_private(self.run_dir / CODE_SENT, {"path": there, "names": names, "is_whole": True})
 
     def sent(self, done: Any) -> None:
         if done.code != 0:
