@@ -232,6 +232,14 @@ def test_a_part_that_is_missing_is_noticed_when_it_is_wanted(folder: Path) -> No
         sharded.whole_state({**spread, "shards": {"one.pt": ""}}, path)
 
 
+def test_a_sharded_tensor_may_stand_anywhere_in_a_state(folder: Path) -> None:
+    path = names.step_file(folder, 1)
+    files.save({"a": {"offsets": [0], "shape": [2], "tensor": torch.ones(2)}}, names.shards_folder(path) / "one.pt")
+    spread = {"__spread__": "a"}
+    state = sharded.whole_state({"alone": spread, "listed": [spread, 3], "shards": {"one.pt": ""}}, path)
+    assert state["alone"].tolist() == state["listed"][0].tolist() == [1.0, 1.0] and state["listed"][1] == 3
+
+
 def save_with_a_full_disk(world: World, folder: Path, broken: int, background: bool) -> list[Any]:
     """The disk of rank `broken` is full for its shard of step 20; broken -1: for the main file."""
     saver = Checkpointer(settings(folder, async_checkpoints=background, epoch_checkpoints=True), with_writers(world))

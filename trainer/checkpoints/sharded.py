@@ -58,9 +58,15 @@ def whole_state(state: files.State, path: Path) -> files.State:
     later from those mappings.
     """
     shards = [_load_shard(path, name) for name in sorted(state["shards"])]
+    assembled = Assembled(state, shards, path)
     whole: files.State = {}
     for name, value in state.items():
-        whole[name] = Assembled(value, shards, path) if isinstance(value, dict) and _is_sharded(value) else value
+        if not _is_sharded(value):
+            whole[name] = value
+        elif isinstance(value, dict) and value.keys() != {_SHARDED}:
+            whole[name] = Assembled(value, shards, path)
+        else:
+            whole[name] = assembled[name]
     return whole
 
 
