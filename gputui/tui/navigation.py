@@ -24,7 +24,7 @@ from gputui.tui.widgets.page import ActionScreen
 
 if TYPE_CHECKING:
     from gputui.runs.labels import Labels
-    from gputui.tui.pages.launch.form import Preset
+    from gputui.tui.pages.launch.form import Prefill
     from gputui.tui.widgets.page import Choice
 
 P = TypeVar("P", bound=ActionScreen)
@@ -144,26 +144,26 @@ class Navigation:
 
     def launch_from(self, profile: str) -> None:
         """Open the launch form with a profile."""
-        from gputui.tui.pages.launch.form import Preset
+        from gputui.tui.pages.launch.form import Prefill
 
-        self._open_form(Preset(profile))
+        self._open_form(Prefill(profile))
 
     def do_clone(self) -> None:
         from gputui.tui.data.run_details import launched_params
-        from gputui.tui.pages.launch.form import Preset
+        from gputui.tui.pages.launch.form import Prefill
         from gputui.tui.pages.launch.plan import launched_gpu_count, profile_path
 
         run = self.page.run_in_question
         assert run is not None, "the table of actions has made sure that there is one"
         path = profile_path(run)
         self._open_form(
-            Preset(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id, run.target)
+            Prefill(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id, run.target)
         )
 
-    def _open_form(self, preset: Preset) -> None:
+    def _open_form(self, prefill: Prefill) -> None:
         from gputui.tui.pages.launch.page import LaunchScreen
 
-        self._app.push_screen(LaunchScreen(preset))
+        self._app.push_screen(LaunchScreen(prefill))
 
     # --- what opens over a page
 

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from gputui.tui.actions import Scope, actions_in, find
 from gputui.tui.app import GputuiApp
-from gputui.tui.pages.launch.form import Preset
+from gputui.tui.pages.launch.form import Prefill
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.widgets.page import ActionScreen
 from tests.tui.conftest import MakeApp
@@ -25,7 +25,7 @@ OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "overview": lambda app: None,
     "run": lambda app: app.open_run(RUN),
     "profiles": lambda app: app.navigation.do_launch(),
-    "launch": lambda app: app.push_screen(LaunchScreen(Preset("tiny"))),
+    "launch": lambda app: app.push_screen(LaunchScreen(Prefill("tiny"))),
     "alerts": lambda app: app.navigation.do_alerts(),
     "gpu": lambda app: app.open_gpu(uuid(0)),
     "compare": lambda app: app.compare(None, [RUN, "gpt2-124m-1"]),

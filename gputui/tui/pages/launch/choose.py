@@ -23,7 +23,7 @@ from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.dialogs.palette import ranked
 from gputui.tui.layout.columns import Column, between, fit_line, head_line, place, row_line, selected
-from gputui.tui.pages.launch.form import Preset
+from gputui.tui.pages.launch.form import Prefill
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.launch.plan import is_same_file, profile_path, read_profiles
 from gputui.tui.widgets.line_edit import LineEdit
@@ -235,7 +235,7 @@ class ChooseProfileScreen(ActionScreen):
             path = found[min(self._place, len(found) - 1)].path
         else:
             return
-        self.app.push_screen(LaunchScreen(Preset(path.stem, path=str(path))))
+        self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))
 
     def do_cancel(self) -> None:
         if self.edit.text:

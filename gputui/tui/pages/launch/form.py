@@ -50,7 +50,7 @@ _UNITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class Prefill:
     """What a form begins with in place of the profile's own values: those of an earlier run. ``path`` is the very file
     of the profile, where it is known."""
 
@@ -145,17 +145,17 @@ class Form:
         """The name of the target in the form; None for this machine."""
         return (self.text(PLACE).strip() or None) if PLACE in self.edits else None
 
-    def preset(self, preset: Preset) -> Form:
+    def prefilled(self, prefill: Prefill) -> Form:
         """The form with an earlier run's values where the profile still has their fields."""
         form = self
         for number, item in enumerate(self.fields):
-            value = preset.params.get(item.key) if item.is_parameter else None
+            value = prefill.params.get(item.key) if item.is_parameter else None
             if isinstance(value, str) and REDACTED in value:
                 continue  # a secret is not stored: the profile's own is kept
-            if item.key == GPUS and preset.gpu_count is not None and str(preset.gpu_count) != _count_of(item.default):
-                value = preset.gpu_count
+            if item.key == GPUS and prefill.gpu_count is not None and str(prefill.gpu_count) != _count_of(item.default):
+                value = prefill.gpu_count
             if item.key == PLACE:
-                value = preset.target
+                value = prefill.target
             if value is not None:
                 form = replace(form, cursor=number).edit(LineEdit.at_end(clean(format_value(_scalar(value)))))
         changed = {item.key for item in form.fields if form.is_changed(item)}

@@ -18,7 +18,7 @@ from gputui.tui import commands
 from gputui.tui.actions import Context, Scope
 from gputui.tui.dialogs.pick_gpus import PickGpusScreen
 from gputui.tui.dialogs.sheet import SheetScreen
-from gputui.tui.pages.launch.form import MORE, NAME, PLACE, Form, Preset
+from gputui.tui.pages.launch.form import MORE, NAME, PLACE, Form, Prefill
 from gputui.tui.pages.launch.plan import (
     Plan,
     check_line,
@@ -70,12 +70,12 @@ class LaunchScreen(ActionScreen):
     SCOPE: ClassVar[Scope] = "launch"
     BINDINGS: ClassVar[list[BindingType]] = bindings_for("launch")
 
-    def __init__(self, preset: Preset | None = None) -> None:
+    def __init__(self, prefill: Prefill | None = None) -> None:
         super().__init__()
         self.page = Pane(id="launch")
         self.form = Form()
         self.plan: Plan | None = None
-        self._preset = preset
+        self._prefill = prefill
         self._is_reading = True
         self._typed_ahead = 0
         self._generation = 0
@@ -92,7 +92,7 @@ class LaunchScreen(ActionScreen):
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
-        path = self._preset.path if self._preset is not None else None
+        path = self._prefill.path if self._prefill is not None else None
         files = () if path is None else (path,)
 
         def work() -> None:
@@ -130,27 +130,27 @@ class LaunchScreen(ActionScreen):
     def on_profiles_read(self, message: ProfilesRead) -> None:
         self._is_reading = False
         names = [entry.name for entry in message.entries]
-        preset = self._preset
+        prefill = self._prefill
         last = last_params([row.run for row in self.snapshot.runs])
         chosen = None
-        if preset is not None and preset.path is not None:
-            same = (n for n, entry in enumerate(message.entries) if is_same_file(entry.path, preset.path))
+        if prefill is not None and prefill.path is not None:
+            same = (n for n, entry in enumerate(message.entries) if is_same_file(entry.path, prefill.path))
             chosen = next(same, None)
-        elif preset is not None and preset.profile in names:
-            chosen = names.index(preset.profile)
-        if preset is not None and preset.run_id is not None and chosen is None:
+        elif prefill is not None and prefill.profile in names:
+            chosen = names.index(prefill.profile)
+        if prefill is not None and prefill.run_id is not None and chosen is None:
             # Another profile in its place would launch something else.
-            gone = clean(preset.path or preset.profile)
+            gone = clean(prefill.path or prefill.profile)
             self.app.pop_screen()
-            self.shell.say(f"{gone}, the profile of {clean(preset.run_id)}, is gone.", "warning")
+            self.shell.say(f"{gone}, the profile of {clean(prefill.run_id)}, is gone.", "warning")
             return
-        if preset is None or chosen is None:
+        if prefill is None or chosen is None:
             runs = [row.run for row in self.snapshot.runs]
             first = first_choice(message.entries, runs, len(self.snapshot.gpus))
             self._change(Form(message.entries, last, message.targets).choose(first + self._typed_ahead))
         else:
             form = Form(message.entries, last, message.targets).choose(chosen + self._typed_ahead)
-            self._change(form if self._typed_ahead else form.preset(preset))
+            self._change(form if self._typed_ahead else form.prefilled(prefill))
 
     def _change(self, form: Form) -> None:
         """The form has another content: its plan is computed again."""
@@ -270,7 +270,7 @@ class LaunchScreen(ActionScreen):
         if entry is None or not last:
             self.shell.say("No run of this profile is in the list.")
             return
-        self._change(self.form.preset(Preset(entry.name, last)))
+        self._change(self.form.prefilled(Prefill(entry.name, last)))
 
     def do_preview(self) -> None:
         plan = self.plan
