@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from gputui.charts.safe_text import clean
+from gputui.charts.units import UNKNOWN
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #202020; --dim: #606060; --line: #e4e4e4; --code: #f4f4f4;
@@ -24,7 +25,11 @@ svg { max-width: 100%; min-width: 26rem; height: auto; display: block } svg[widt
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 1rem }
 th, td { text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
 th, td:not(:last-child) { white-space: nowrap } td:last-child { min-width: 10rem }
-td { font-variant-numeric: tabular-nums }
+td, dd { font-variant-numeric: tabular-nums } th.number, td.number { text-align: right; min-width: 0 }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 0 2rem;
+  margin: .5rem 0 1.5rem }
+dl div { display: flex; gap: 1rem; padding: .2rem 0; border-bottom: 1px solid var(--line) }
+dt { font-weight: bold; flex: 0 0 13rem } dd { margin: 0; overflow-wrap: anywhere }
 code { font-family: ui-monospace, monospace; font-size: .92em }
 pre { background: var(--code); padding: .7rem 1rem; border-radius: 4px; white-space: pre-wrap; overflow-wrap: anywhere }
 .dim { color: var(--dim) } .skip { color: var(--dim) } .pass { color: var(--good) }
@@ -35,7 +40,8 @@ pre { background: var(--code); padding: .7rem 1rem; border-radius: 4px; white-sp
     --good: #006b4f; --bad: #c00000 }
   body { background: none; font-size: 11px; max-width: none; margin: 0 }
   .wide { overflow: visible; font-size: 9px } th, td, td:not(:last-child) { white-space: normal; padding-right: .4rem }
-  td:last-child { min-width: 0 } tr { break-inside: avoid }
+  td:last-child { min-width: 0 } tr, dl div { break-inside: avoid } dl { grid-template-columns: 1fr 1fr }
+  dt { flex-basis: 9rem }
   h2 { break-after: avoid } svg { break-inside: avoid; filter: none }
 }
 """
@@ -65,14 +71,26 @@ def plain(text: str) -> str:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and values."""
-    body = "".join(f"<tr><th>{plain(name)}</th><td>{plain(value)}</td></tr>" for name, value in rows)
-    return wide(f"<table>{body}</table>")
+    """Names and values, in as many columns as there is room for."""
+    body = "".join(f"<div><dt>{plain(name)}</dt><dd>{plain(value)}</dd></div>" for name, value in rows)
+    return f"<dl>{body}</dl>"
 
 
-def table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain text with a heading for each column."""
-    return table_of(heads, ("".join(f"<td>{plain(text)}</td>" for text in row) for row in rows))
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of plain text with a heading for each column; columns of numbers end in one line."""
+    kinds = ["number" if rows and all(_is_number(row[place]) for row in rows) else "" for place in range(len(heads))]
+    head = _cells("th", heads, kinds)
+    body = "".join(f"<tr>{_cells('td', row, kinds)}</tr>" for row in rows)
+    return wide(f"<table><tr>{head}</tr>{body}</table>")
+
+
+def _cells(tag: str, texts: Sequence[str], kinds: Sequence[str]) -> str:
+    marks = [f' class="{kind}"' if kind else "" for kind in kinds]
+    return "".join(f"<{tag}{mark}>{plain(text)}</{tag}>" for text, mark in zip(texts, marks, strict=True))
+
+
+def _is_number(text: str) -> bool:
+    return text == UNKNOWN or text[:1].isdecimal() or (text[:1] in "-−+" and text[1:2].isdecimal())
 
 
 def table_of(heads: Iterable[str], rows: Iterable[str]) -> str:

@@ -115,6 +115,7 @@ def _run(run: RunFacts, report: Report) -> list[str]:
     parts = [
         f"<h2>{plain(run.run_id)}</h2>",
         html.pairs(rows),
+        *(html.wide(svg_text(picture(each, *_PICTURE))) for each in run.pictures),
         "<h3>Quality gates</h3>",
         html.table_of(("gate", "", "figure", "threshold", ""), gates),
         "<h3>Cost</h3>",
@@ -122,8 +123,6 @@ def _run(run: RunFacts, report: Report) -> list[str]:
     ]
     if best:
         parts += ["<h3>Best values</h3>", html.table(("metric", "best", "step", "better is"), best)]
-    if run.pictures:
-        parts += ["<h3>Pictures</h3>", *(html.wide(svg_text(picture(each, *_PICTURE))) for each in run.pictures)]
     if run.launched:
         parts += ["<h3>Parameters</h3>", html.pairs([(name, str(value)) for name, value in run.launched.items()])]
     return parts
