@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.config import PRIVATE_FILE_MODE, own_python
+from gputui.host.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
@@ -21,6 +22,7 @@ _ELSEWHERE = 5
 """Exit code for `Ended.is_elsewhere`: see `gputui.reports.export.__main__`."""
 
 _REPORT_BYTES = 4096
+KILL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,16 @@ class ChildProcess:
         if code == -signal.SIGALRM:
             return Ended(f"a write did not end within {WRITE_SECONDS // 60} minutes")
         if code < 0:
-            return Ended(problem or f"its process was ended by {signal.Signals(-code).name}")
+            return Ended(problem or f"its process was ended by {signal_name(-code)}")
         return Ended(problem or f"its process ended with code {code}")
 
     def kill(self) -> None:
-        """End it, if it is there and an agent started it."""
+        """End it, if it is there and an agent started it. It may wait in the kernel, where nothing ends it: it is then
+        left to itself."""
         if self.child is not None and self.child.poll() is None:
             self.child.kill()
-            self.child.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(KILL_SECONDS)
         elif self.child is None and self.identity is not None and self.is_agents:
             send_signal(self.identity, signal.SIGKILL)
         self._read_report()
@@ -91,11 +95,16 @@ def adopt(lock: Path) -> ChildProcess | None:
 def start(module: str, arguments: Sequence[str], log: Path) -> ChildProcess:
     """Start a module of gputui in a new session: it outlives this agent. ``--tell`` has the descriptor
     for its report of what went wrong; what its libraries print goes to ``log``. Raises OSError."""
-    log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
     # An agent in the foreground may have been started inside a run: that run's environment tag is not passed on.
     environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
     python, needed = own_python()
     report, its_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        log_descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    except OSError:
+        os.close(report)
+        os.close(its_end)
+        raise
     try:
         child = subprocess.Popen(
             [python, "-m", module, *arguments, "--tell", str(its_end)],

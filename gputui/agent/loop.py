@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -57,6 +58,8 @@ SHORT_PUMP_SECONDS = 0.005
 # Between slices of what is deleted of removed runs, and of the pages that it leaves; a slice takes about 16 ms.
 REMOVE_SECONDS = 0.03
 LOOK_SECONDS = 5.0
+# Nothing is deleted while others keep the database's log from getting shorter.
+LONG_LOG_SECONDS = 0.25
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
 UNWRITABLE_SECONDS = 0.5
@@ -182,7 +185,8 @@ class Agent:
 
     def _loop(self) -> None:
         parts = self.supervisor.parts
-        self._began_at = self.context.monotonic()
+        # Who waited for this agent to begin has its whole patience to ask for something.
+        self._began_at = self._needed_at = self.context.monotonic()
         while not self.stopping:
             due = min(*self._due.values(), self.supervisor.next_due() or math.inf)
             ready = {key.fd for key, _ in self.selector.select(max(0.0, due - self.context.monotonic()))}
@@ -225,12 +229,14 @@ class Agent:
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)
         if now >= due["reducing"]:
-            due["reducing"] = now + REDUCE_SECONDS if parts.do("reducing", self._reduce) else math.inf
-        if now >= due["removal"]:
+            is_more = parts.do("reducing", self._reduce)
+            # None where it cannot be done now.
+            due["reducing"] = math.inf if is_more is False else now + (REDUCE_SECONDS if is_more else LOOK_SECONDS)
+        if now >= due["removal"] and self.context.log.is_long:
+            due["removal"] = now + LONG_LOG_SECONDS
+        elif now >= due["removal"]:
             # Pages are free once the lines are gone; both are given little of each turn.
-            is_more = self.context.log.is_long or (
-                parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
-            )
+            is_more = parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
             due["removal"] = self.context.monotonic() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
             if is_more:
                 self._needed_at = now
@@ -346,21 +352,21 @@ class Agent:
     def _show_longest_turn(self) -> None:
         parts = self.supervisor.parts
         if parts.longest_seconds > self._shown_turn:
-            self._shown_turn = parts.longest_seconds
             self.context.connection.execute(
                 "UPDATE agent SET longest_turn_seconds = ?, longest_turn_part = ?",
                 (parts.longest_seconds, parts.longest_part),
             )
+            self._shown_turn = parts.longest_seconds
 
     def _watch_sampler(self, now: float) -> None:
         health = self.sampler.check(now)
         shown = (health.state, 0 if health.state == "ok" else int(health.for_seconds))
         if shown != self._shown_health:
-            self._shown_health = shown
             self.context.connection.execute(
                 "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?",
                 (health.state, None if health.state == "ok" else health.for_seconds, self.context.now()),
             )
+            self._shown_health = shown
 
     def _store_is_ours(self) -> bool:
         """Whether the database that is written to is still the file that everybody else opens."""
@@ -461,7 +467,8 @@ def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
     is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
     if isinstance(error, sqlite3.OperationalError) and not is_damaged:
         return f"{workspace.database}: {error}; free some disk space, or end the program that holds it"
-    suspect_mark(workspace.database).touch()
+    with contextlib.suppress(OSError):
+        suspect_mark(workspace.database).touch()
     return f"{workspace.database}: {error}; the next start will check it and set it aside if it is damaged"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from gputui.gpu.model import FastTick, Occupant
 from gputui.gpu.source import LOG_PREFIX
 from gputui.gpu.tiers import ReadBackoff, bounded_interval
 from gputui.gpu.wire import Message, decode, encode_interval, encode_occupants
+from gputui.host.child import signal_name
 
 HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
 
@@ -244,7 +244,7 @@ class SamplerClient:
             self._reason = "the driver was updated; starting a fresh sampler"
             self._backoff.reset()
             return
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         last_words = self._last_words() if status > 0 else None
         self._reason = f"the sampler {how}" + (f": {last_words}" if last_words else "")
         self._backoff.fail(now)

@@ -68,3 +68,11 @@ def run_child(
             if stream is not None:
                 stream.close()
     return ChildOutput(process.returncode, output.decode("utf-8", "replace"), complaint.decode("utf-8", "replace"))
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -11,8 +11,9 @@ from typing import Literal
 
 from gputui.charts.safe_text import clean
 from gputui.charts.units import bytes_text
+from gputui.host.child import signal_name
 from gputui.recovery.evidence import Evidence
-from gputui.recovery.findings import Finding, gather, last_message, reports_of, signal_name
+from gputui.recovery.findings import Finding, gather, last_message, reports_of
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import without_advice
 from gputui.redaction import redact_text

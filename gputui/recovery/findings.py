@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gputui.host.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message
@@ -122,14 +123,6 @@ def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Findin
         for report in reports:
             found += _left_early(evidence, report, named, found)
     return found
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def last_message(evidence: Evidence, rank: int | None) -> str | None:

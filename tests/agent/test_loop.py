@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator
 
@@ -86,3 +87,43 @@ def test_what_an_agent_does_before_it_is_ready_is_told_in_its_lock(agent: Agent,
     identity = read_identity(workspace)
     assert identity is not None and identity.ready and identity.doing is None
     assert commands.pending(agent.context.connection) == []
+
+
+def test_what_a_full_disk_kept_from_being_shown_is_shown_later(agent: Agent) -> None:
+    connection = agent.context.connection
+    agent._introduce(ready=True)
+    agent.supervisor.parts.longest_seconds = 0.25
+    connection.execute("PRAGMA query_only = 1")
+    for show in (agent._show_longest_turn, lambda: agent._watch_sampler(0.0)):
+        with pytest.raises(sqlite3.OperationalError):
+            show()
+    connection.execute("PRAGMA query_only = 0")
+    agent._show_longest_turn()
+    agent._watch_sampler(0.0)
+    shown = connection.execute("SELECT longest_turn_seconds, sampler_state IS NULL FROM agent").fetchone()
+    assert shown == (0.25, 0)
+
+
+def test_reducing_goes_on_after_a_failure(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = [sqlite3.OperationalError("database or disk is full"), True, False]
+
+    def reduce() -> bool:
+        one = found.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return bool(one)
+
+    monkeypatch.setattr(agent, "_reduce", reduce)
+    dues = []
+    for _ in range(3):
+        agent._due["reducing"] = 0.0
+        agent._turn(set())
+        dues.append(agent._due["reducing"] < math.inf)
+    assert dues == [True, True, False] and not found
+
+
+def test_an_agent_that_took_long_to_begin_waits_for_who_started_it(agent: Agent) -> None:
+    agent._needed_at = -math.inf
+    agent.on_second = lambda one: setattr(one, "stopping", True)
+    agent._loop()
+    assert agent._needed_at > -math.inf

@@ -1,183 +1,104 @@
-"""Bounding the logs of running attempts.
-
-A rank keeps its log open, often not for appending, so that the file can neither be renamed nor cut: the writer would
-go on at its old place. Instead the middle is given back to the file system (fallocate(2), FALLOC_FL_PUNCH_HOLE): every
-byte that is left stays where it was, the head tells how the attempt began, the tail how it goes, and a line where the
-gap begins says how much is missing. Readers jump over the gap (`gputui.runs.logs`).
-"""
+"""Bounding the disk that the logs of running attempts take, and reporting what was dropped from them."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from gputui.agent.context import AgentContext
+from gputui.agent.health.log_trimming import Quota, Trimmed, trim_all
 from gputui.agent.jobs import Job
 from gputui.charts.units import bytes_text
 from gputui.runs.logs import rank_logs
 from gputui.store.events import add_event
 from gputui.store.metrics import intake
 
-# linux/falloc.h
-_KEEP_SIZE = 0x01
-_PUNCH_HOLE = 0x02
-# Holes are of whole blocks; no file system here has larger ones.
-_BLOCK_BYTES = 64 << 10
-_NOTHING_IS_READ: Mapping[Path, int] = MappingProxyType({})
-# st_blocks is in units of 512 bytes on any file system: stat(2).
-_STAT_BLOCK_BYTES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """How much disk one log file may take, and what is kept of it when it takes more."""
-
-    limit_bytes: int = 2 << 30
-    head_bytes: int = 64 << 20
-    tail_bytes: int = 512 << 20
-
-
-def gap(size: int, quota: Quota, read_bytes: int | None = None) -> tuple[int, int] | None:
-    """The bytes (from, up to) that a log of this size is to lose, in whole blocks, or None. ``read_bytes``: how far
-    its metrics were read, where metrics are read from it. What was not is kept, and so is the block before, by which
-    the reader knows its place."""
-    begin = quota.head_bytes // _BLOCK_BYTES * _BLOCK_BYTES
-    end = size - quota.tail_bytes
-    if read_bytes is not None:
-        end = min(end, read_bytes - _BLOCK_BYTES)
-    end = end // _BLOCK_BYTES * _BLOCK_BYTES
-    return (begin, end) if end > begin else None
-
-
-def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
-    """Give the middle of one log back where it takes more than its quota; ``read_bytes`` as for `gap`. Returns the
-    bytes that are missing from it now, None if there was nothing to do. Raises OSError, also if the file system
-    cannot do it."""
-    status = path.stat()
-    if status.st_blocks * _STAT_BLOCK_BYTES <= quota.limit_bytes:
-        return None
-    hole = gap(status.st_size, quota, read_bytes)
-    if hole is None:
-        return None
-    begin, end = hole
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        if os.lseek(descriptor, begin, os.SEEK_DATA) >= end:
-            # Given back already; the rest waits for its reader.
-            return None
-        libc = ctypes.CDLL(None, use_errno=True)
-        length = ctypes.c_int64(end - begin)
-        if libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(begin), length) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(path))
-        words = f"\n[gputui: {end - begin} bytes of this log were dropped here to bound its size]\n".encode()
-        os.pwrite(descriptor, words, begin - len(words))
-    finally:
-        os.close(descriptor)
-    return end - begin
-
-
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """What became of one log: bytes missing from it, or why it could not be bounded."""
-
-    path: Path
-    missing_bytes: int
-    problem: str | None = None
-
-
-def trim_all(paths: Iterable[Path], quota: Quota, read_bytes: Mapping[Path, int] = _NOTHING_IS_READ) -> list[Trimmed]:
-    """Trim each; files that are gone are passed over. ``read_bytes`` as for `gap`, by path."""
-    found = []
-    for path in paths:
-        try:
-            missing = trim(path, quota, read_bytes.get(path))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            found.append(Trimmed(path, 0, error.strerror or str(error)))
-            continue
-        if missing is not None:
-            found.append(Trimmed(path, missing))
-    return found
-
-
 LOOK_SECONDS = 30.0
 # A disk that writes hundreds of gigabytes of checkpoints is busy for minutes.
 DEADLINE_SECONDS = 3600.0
 
-# (run id, attempt number, the attempt's folder)
-AttemptFolder = tuple[str, int, Path]
-# With each place the outputs that are read as metrics: pattern, and bytes read.
-Looks = list[tuple[AttemptFolder, list[tuple[str, int]]]]
+
+class AttemptFolder(NamedTuple):
+    """An attempt, and where it is."""
+
+    run_id: str
+    number: int
+    folder: Path
+
+
+class _Look(NamedTuple):
+    """An attempt whose logs are looked at, with the outputs that are read as metrics: pattern, and bytes read."""
+
+    attempt: AttemptFolder
+    outputs: list[tuple[str, int]]
+
+
+_Found = list[tuple[AttemptFolder, Trimmed]]
 
 
 @dataclass(slots=True)
 class LogBounds:
-    """Looks at the logs now and then, and tells what was dropped from them."""
+    """Looks at the logs now and then. ``unreported`` is what the last look found and is not stored yet; ``reported``
+    are the logs of which it is stored that they cannot be bounded."""
 
     context: AgentContext
     quota: Quota = field(default_factory=Quota)
     next_at: float = 0.0
-    job: Job[list[tuple[AttemptFolder, list[Trimmed]]]] | None = None
-    found: list[tuple[AttemptFolder, list[Trimmed]]] = field(default_factory=list)
+    job: Job[_Found] | None = None
+    unreported: _Found = field(default_factory=list)
     reported: set[Path] = field(default_factory=set)
 
-    def turn(self, now: float, places: Iterable[AttemptFolder]) -> None:
-        """Tell what the last look found, and begin another when it is time; ``now`` is monotonic. Raises sqlite3.Error
-        with nothing forgotten."""
+    def turn(self, now: float, attempts: Iterable[AttemptFolder]) -> None:
+        """Report what the last look found, and begin another when it is time; ``now`` is monotonic. Raises
+        sqlite3.Error with nothing forgotten."""
         if self.job is not None:
             if not self.job.is_over:
                 return
             job, self.job = self.job, None
-            self.found = job.result()
-        while self.found:
-            place, trimmed = self.found[0]
-            for one in trimmed:
-                self._tell(place, one)
-            self.found.pop(0)
+            self.unreported = job.result()
+        while self.unreported:
+            attempt, trimmed = self.unreported[0]
+            if trimmed.problem is None:
+                dropped = f"{bytes_text(trimmed.missing_bytes)} in its middle were dropped"
+                self._report(attempt, trimmed.path, "log_trimmed", f"so {dropped}; its beginning and its end are kept")
+            elif trimmed.path not in self.reported:
+                words = f"and cannot be bounded ({trimmed.problem}); watch the disk"
+                self._report(attempt, trimmed.path, "log_unbounded", words)
+                self.reported.add(trimmed.path)
+            self.unreported.pop(0)
         if now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
             # Read here, not in the job: how far metrics were read only grows, so that an old answer keeps too much.
-            looks = [(place, intake.output_read(self.context.connection, place[0], place[1])) for place in places]
-            work = partial(bound_logs, looks, self.quota)
+            read = partial(intake.output_read, self.context.connection)
+            looks = [_Look(attempt, read(attempt.run_id, attempt.number)) for attempt in attempts]
+            work = partial(_bound_logs, looks, self.quota)
             self.job = self.context.jobs.start("bounding the logs", work, deadline_seconds=DEADLINE_SECONDS)
 
-    def _tell(self, place: AttemptFolder, one: Trimmed) -> None:
-        run_id, attempt, folder = place
-        if one.problem is not None and one.path in self.reported:
-            return
+    def _report(
+        self, attempt: AttemptFolder, path: Path, kind: Literal["log_trimmed", "log_unbounded"], what: str
+    ) -> None:
         limit = bytes_text(self.quota.limit_bytes)
-        if one.problem is not None:
-            self.reported.add(one.path)
-            what = f"and cannot be bounded ({one.problem}); watch the disk"
-        else:
-            what = f"so {bytes_text(one.missing_bytes)} in its middle were dropped; its beginning and its end are kept"
         add_event(
             self.context.connection,
-            "log_trimmed" if one.problem is None else "log_unbounded",
-            f"{one.path.relative_to(folder)} grew beyond {limit}, {what}",
+            kind,
+            f"{path.relative_to(attempt.folder)} grew beyond {limit}, {what}",
             now=self.context.now(),
-            key=str(one.path),
+            key=str(path),
             severity="warning",
-            run_id=run_id,
-            attempt=attempt,
+            run_id=attempt.run_id,
+            attempt=attempt.number,
         )
 
 
-def bound_logs(looks: Looks, quota: Quota) -> list[tuple[AttemptFolder, list[Trimmed]]]:
+def _bound_logs(looks: list[_Look], quota: Quota) -> _Found:
     """Drop the middle of logs that are too long, but nothing of what is read as metrics and was not yet."""
     found = []
-    for place, sources in looks:
-        logs = [log.path for log in rank_logs(place[2])]
-        read = {path: offset for pattern, offset in sources for path in logs if fnmatchcase(str(path), pattern)}
-        trimmed = trim_all(logs, quota, read)
-        if trimmed:
-            found.append((place, trimmed))
+    for attempt, outputs in looks:
+        logs = [log.path for log in rank_logs(attempt.folder)]
+        read = {path: offset for pattern, offset in outputs for path in logs if fnmatchcase(str(path), pattern)}
+        found += [(attempt, trimmed) for trimmed in trim_all(logs, quota, read)]
     return found

@@ -187,6 +187,8 @@ def _delete(folder: Path, executors: Executors) -> None:
         log.warning("%s is not removed where it ran, the next agent tries again: %s", folder.name, error)
         _keep_records(folder)
         return
+    except Exception:
+        log.exception("%s: the records of what is elsewhere are damaged; remove that by hand", folder.name)
     try:
         shutil.rmtree(folder)
     except OSError as error:

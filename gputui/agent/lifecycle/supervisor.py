@@ -14,11 +14,11 @@ import selectors
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier, Parts
 from gputui.agent.health.gpu_faults import GpuFaults
+from gputui.agent.health.log_quota import AttemptFolder
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle import attempt_launch, execution, postmortem, profile_phases, sweep
@@ -279,11 +279,11 @@ class Supervisor:
                 why = f"phase {following.number} of {len(resolved.spec.phases)} begins"
                 self.stop(run, intent=profile_phases.INTENT, actor="agent", now_at_once=False, reason=why)
 
-    def folders(self) -> list[tuple[str, int, Path]]:
-        """Run, number and folder of every attempt that is alive."""
+    def folders(self) -> list[AttemptFolder]:
+        """Every attempt that is alive, with its folder."""
         records = [attempt.record for attempt in self.runs.attempts()]
         return [
-            (
+            AttemptFolder(
                 record.run_id,
                 record.number,
                 attempt_launch.attempt_dir(self.context.workspace, record.run_id, record.number),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_quota import LOOK_SECONDS, LogBounds, Quota, gap, trim, trim_all
+from gputui.agent.health.log_quota import LOOK_SECONDS, AttemptFolder, LogBounds
+from gputui.agent.health.log_trimming import Quota, gap, trim, trim_all
 from gputui.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
@@ -90,12 +92,12 @@ def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path,
     connection = open_store(workspace.database)
     (tmp_path / "output.log").write_bytes(b"x" * 9 * MIB)
     bounds = LogBounds(AgentContext.of(connection, workspace, wake=lambda: None), QUOTA)
-    place = ("job-1", 2, tmp_path)
+    here = AttemptFolder("job-1", 2, tmp_path)
 
     def look(now: float) -> list[tuple[str, str, str, int, str]]:
-        bounds.turn(now, [place])
+        bounds.turn(now, [here])
         wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
-        bounds.turn(now, [place])
+        bounds.turn(now, [here])
         return connection.execute("SELECT kind, key, run_id, attempt, message FROM events").fetchall()
 
     ((kind, key, run_id, attempt, message),) = look(0.0)
@@ -106,7 +108,11 @@ def test_the_agent_tells_what_it_dropped_and_once_what_it_cannot(tmp_path: Path,
     (tmp_path / "output.log").rename(target)
     target.write_bytes(b"x" * 9 * MIB)
     (tmp_path / "output.log").symlink_to(target)
-    assert len(look(2 * LOOK_SECONDS)) == 2
+    connection.execute("PRAGMA query_only = 1")
+    with pytest.raises(sqlite3.OperationalError):
+        look(2 * LOOK_SECONDS)
+    connection.execute("PRAGMA query_only = 0")
+    bounds.turn(2 * LOOK_SECONDS, [here])
     assert [row[0] for row in look(3 * LOOK_SECONDS)] == ["log_trimmed", "log_unbounded"]
     connection.close()
 
@@ -130,11 +136,11 @@ def test_a_new_agent_does_not_drop_metrics_that_nobody_has_read(tmp_path: Path, 
     now = 0.0
     more = True
     while more:
-        bounds.turn(now, [("job-1", 1, folder)])
+        bounds.turn(now, [AttemptFolder("job-1", 1, folder)])
         wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
         more = ingest.pump().more
         now += LOOK_SECONDS
-    bounds.turn(now, [("job-1", 1, folder)])
+    bounds.turn(now, [AttemptFolder("job-1", 1, folder)])
     wait_until(lambda: bounds.job is None or bounds.job.is_over, what="the look")
     ingest.close()
     assert connection.execute("SELECT count(*), max(step) FROM metrics").fetchone() == (count, count - 1)
