@@ -7,7 +7,7 @@ from contextlib import closing
 import click
 
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
-from gputui.runs.labels import LabelError, fitting_tag
+from gputui.runs.labels import LabelError, checked_tag
 
 
 @click.command("rename")
@@ -31,8 +31,8 @@ def tag(session: Session, run: str, tags: tuple[str, ...], as_json: bool) -> Non
         _print(session, run, "tags", as_json)
         return
     try:
-        added = [fitting_tag(text.removeprefix("+")) for text in tags if not text.startswith("-")]
-        removed = [fitting_tag(text[1:]) for text in tags if text.startswith("-")]
+        added = [checked_tag(text.removeprefix("+")) for text in tags if not text.startswith("-")]
+        removed = [checked_tag(text[1:]) for text in tags if text.startswith("-")]
     except LabelError as error:
         fail(str(error), EXIT_USAGE)
     _label(session, run, as_json, add=added, remove=removed)

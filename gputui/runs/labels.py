@@ -36,24 +36,35 @@ class Labels(NamedTuple):
     note: str = ""
 
 
-def fitting_labels(name: str, tags: Iterable[str], note: str) -> Labels:
-    """Labels as they are stored: secrets redacted, each tag once and in order, the note on one line. Raises
+def checked_labels(name: str, tags: Iterable[str], note: str) -> Labels:
+    """Labels as they are stored: each tag once and in order, the note on one line with secrets redacted. Raises
     LabelError."""
-    typed = redact_text(name.strip())
+    typed = _without_secret(name, "name")
     if not typed or fitting_name(typed) != typed:
-        raise LabelError(f"{name!r} is no name; {fitting_name(name)!r} would be (letters, digits, . _ -, at most 60)")
-    kept = tuple(sorted({fitting_tag(tag) for tag in tags}))
+        raise LabelError(f"{typed!r} is no name; {fitting_name(typed)!r} would be (letters, digits, . _ -, at most 60)")
+    kept = tuple(sorted({checked_tag(tag) for tag in tags}))
     if len(kept) > MOST_TAGS:
         raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(kept)}")
-    return Labels(typed, kept, redact_text(" ".join(note.split()))[:LONGEST_NOTE])
+    # What a command line could not read as UTF-8 cannot be stored as it is.
+    readable = note.encode("utf-8", "replace").decode()
+    return Labels(typed, kept, redact_text(" ".join(readable.split()))[:LONGEST_NOTE])
 
 
-def fitting_tag(text: str) -> str:
+def checked_tag(text: str) -> str:
     """A tag without its ``#``. Raises LabelError."""
-    tag = redact_text(text.strip().removeprefix("#"))
+    tag = _without_secret(text, "tag").removeprefix("#")
     if not _TAG.fullmatch(tag):
-        raise LabelError(f"{text!r} is no tag; a tag is a word of at most 32 letters, digits and . _ - : / =")
+        words = "a tag is a letter or digit and at most 31 letters, digits and . _ - : / ="
+        raise LabelError(f"{tag!r} is no tag; {words}")
     return tag
+
+
+def _without_secret(text: str, what: str) -> str:
+    """The text without spaces around it. Raises LabelError, without the secret in it."""
+    stripped = text.strip()
+    if redact_text(stripped) != stripped:
+        raise LabelError(f"this {what} looks like a secret, and names and tags are shown; choose another")
+    return stripped
 
 
 def store_labels(connection: sqlite3.Connection, run_id: str, labels: Labels) -> None:
@@ -75,6 +86,6 @@ def read_labels(run_dir: Path) -> Labels | None:
     """Those of the run's folder; None if it has none, or none that can be understood."""
     try:
         found: Any = read_foreign_json(run_dir / LABELS_FILE)
-        return fitting_labels(str(found["name"]), [str(tag) for tag in found["tags"]], str(found["note"]))
+        return checked_labels(str(found["name"]), [str(tag) for tag in found["tags"]], str(found["note"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -12,31 +12,43 @@ from gputui.runs.labels import (
     MOST_TAGS,
     LabelError,
     Labels,
-    fitting_labels,
+    checked_labels,
     read_labels,
     write_labels,
 )
 
 
 def test_labels_are_cleaned() -> None:
-    assert fitting_labels(" vit ", ["#b", "a", "b"], " first\n try ") == Labels("vit", ("a", "b"), "first try")
-    assert len(fitting_labels("vit", [], "x" * 2 * LONGEST_NOTE).note) == LONGEST_NOTE
+    assert checked_labels(" vit ", ["#b", "a", "b"], " first\n try ") == Labels("vit", ("a", "b"), "first try")
+    assert len(checked_labels("vit", [], "x" * 2 * LONGEST_NOTE).note) == LONGEST_NOTE
     assert (
         "hf_abcdefghijklmnopqrstuvwxyz01234567"
-        not in fitting_labels("v", [], "hf_abcdefghijklmnopqrstuvwxyz01234567").note
+        not in checked_labels("v", [], "hf_abcdefghijklmnopqrstuvwxyz01234567").note
     )
+
+
+def test_a_secret_is_refused_without_a_word_of_it() -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyz01234567"
+    for name, tags in ((secret, []), ("vit", [secret])):
+        with pytest.raises(LabelError) as caught:
+            checked_labels(name, tags, "")
+        assert secret[:12] not in str(caught.value)
+
+
+def test_a_note_that_is_no_unicode_can_be_stored() -> None:
+    checked_labels("vit", [], "caf\udce9").note.encode()
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 61, "-x"])
 def test_a_name_fits_a_command_line(name: str) -> None:
     with pytest.raises(LabelError):
-        fitting_labels(name, [], "")
+        checked_labels(name, [], "")
 
 
 @pytest.mark.parametrize("tags", [["a b"], ["-a"], ["x" * 33], ["\x1b[1m"], [str(n) for n in range(MOST_TAGS + 1)]])
 def test_a_tag_is_a_word_and_there_are_few(tags: list[str]) -> None:
     with pytest.raises(LabelError):
-        fitting_labels("vit", tags, "")
+        checked_labels("vit", tags, "")
 
 
 def test_the_folder_keeps_them(tmp_path: Path) -> None:

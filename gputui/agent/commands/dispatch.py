@@ -29,6 +29,7 @@ from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
 from gputui.agent.lifecycle.removal import put_away
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.charts.units import bytes_text
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.recovery.checkpoint_search import (
     CheckpointChoice,
@@ -445,3 +446,10 @@ def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
     if wanted > len(known):
         have = f"this machine has {len(known)}" if known else inventory.problem or "this machine has none"
         raise RefusedError(f"the run asks for {wanted} GPU{'s' if wanted > 1 else ''}: {have}; choose with --gpus")
+    needed = spec.gpus.memory_bytes
+    asked_for = [gpu for gpu in inventory.gpus if not spec.gpus.uuids or gpu.uuid in spec.gpus.uuids]
+    large = [gpu for gpu in asked_for if gpu.memory_total_bytes is None or gpu.memory_total_bytes >= (needed or 0)]
+    if wanted > len(large):
+        noun = "a GPU" if wanted == 1 else f"{wanted} GPUs"
+        have = f"{len(large)} of those that it may have {'has' if len(large) == 1 else 'have'} that much"
+        raise RefusedError(f"the run asks for {noun} with {bytes_text(needed)} each: {have}; see gpus: of the profile")

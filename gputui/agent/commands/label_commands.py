@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputui.agent.commands.refusal import RefusedError
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.runs.labels import LabelError, Labels, fitting_labels, fitting_tag, store_labels, write_labels
+from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.commands import PendingCommand
@@ -18,36 +18,35 @@ def label(supervisor: Supervisor, command: PendingCommand) -> None:
     target = None if command.run_id is None else get_run(context.connection, command.run_id)
     if target is None:
         raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
-    labels = _wanted(target, command)
-    other = get_run(context.connection, labels.name)
-    if other is not None and other.run_id != target.run_id:
+    labels = _labels_asked_for(target, command)
+    if labels.name not in (target.name, target.run_id) and get_run(context.connection, labels.name) is not None:
         raise RefusedError(f"another run has the id {labels.name!r}; choose another name")
-    # Before the row: a folder that is ahead by one change harms nothing.
+    now = context.now()
     try:
-        write_labels(context.workspace.run_dir(target.run_id), labels)
+        with transaction(context.connection) as connection:
+            store_labels(connection, target.run_id, labels)
+            for key, message in _events_of_changes(target, labels):
+                add_event(connection, "labelled", f"{command.actor} {message}", now=now, key=key, run_id=target.run_id)
+            result = {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
+            commands.give_answer(connection, command.command_id, "done", now=now, result=result)
+            # Last: what cannot be stored is not in the folder either.
+            write_labels(context.workspace.run_dir(target.run_id), labels)
     except OSError as error:
         raise RefusedError(f"cannot write the labels of {target.run_id}: {error}") from error
-    now = context.now()
-    with transaction(context.connection) as connection:
-        store_labels(connection, target.run_id, labels)
-        for key, message in _changes(target, labels):
-            add_event(connection, "labelled", f"{command.actor} {message}", now=now, key=key, run_id=target.run_id)
-        result = {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
-        commands.give_answer(connection, command.command_id, "done", now=now, result=result)
 
 
-def _wanted(target: Run, command: PendingCommand) -> Labels:
+def _labels_asked_for(target: Run, command: PendingCommand) -> Labels:
     args = command.args
     try:
-        removed = {fitting_tag(str(tag)) for tag in args.get("remove") or ()}
+        removed = {checked_tag(str(tag)) for tag in args.get("remove") or ()}
         tags = {str(tag) for tag in args.get("tags", target.tags)} | {str(tag) for tag in args.get("add") or ()}
         kept = [tag for tag in tags if tag.removeprefix("#") not in removed]
-        return fitting_labels(str(args.get("name", target.name)), kept, str(args.get("note", target.note or "")))
+        return checked_labels(str(args.get("name", target.name)), kept, str(args.get("note", target.note) or ""))
     except LabelError as error:
         raise RefusedError(str(error)) from error
 
 
-def _changes(target: Run, labels: Labels) -> list[tuple[str, str]]:
+def _events_of_changes(target: Run, labels: Labels) -> list[tuple[str, str]]:
     """What changed, and how an event puts it."""
     found = []
     if labels.name != target.name:

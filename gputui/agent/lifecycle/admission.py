@@ -329,7 +329,8 @@ def standings(
         is_out = gpu.uuid in failed or bool(gpu.mig_mode) or (sample is not None and sample.state != "ok")
         is_drained_soon = gpu.uuid in draining and gpu.uuid not in held
         is_settling = gpu.uuid not in failed and (sample is None or (sample.state == "ok" and is_drained_soon))
-        found.append(GpuAvailability(gpu.uuid, gpu.index, holders.get(gpu.uuid), blocked_by, free, is_out, is_settling))
+        holder = holders.get(gpu.uuid)
+        found.append(GpuAvailability(gpu.uuid, gpu.index, holder, blocked_by, free, is_out, is_settling, total))
     listed = {gpu.uuid for gpu in inventory.gpus}
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
     return found + [

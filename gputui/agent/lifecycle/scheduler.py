@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from gputui.store.runs import Run
 # A foreign process below this is a display server or a context that shares a GPU peacefully.
 FOREIGN_BUSY_BYTES = 1 << 30
 LEAST_CPU_RANKS = 16
+_PLURALS = {"is": "are", "has": "have", "still holds": "still hold"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class GpuAvailability:
     """One GPU as the scheduler sees it: one that the driver lists, or one that it does not list although a run leases
     it, which has no ``index``. ``blocked_by`` says why nothing may start on it now, None when it may;
     ``out_of_service`` that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holder`` is
-    the run that leases it; ``free_bytes`` is None when the driver does not say."""
+    the run that leases it; ``free_bytes`` and ``total_bytes`` are None when the driver does not say."""
 
     uuid: str
     index: int | None
@@ -28,6 +30,7 @@ class GpuAvailability:
     free_bytes: int | None = None
     out_of_service: bool = False
     is_settling: bool = False
+    total_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -171,16 +174,17 @@ def _place(run: Run, gpus: Sequence[GpuAvailability], taken: set[str]) -> Start 
     own = [gpu for gpu in gpus if gpu.holder == run.run_id]
     pool = own + [gpu for gpu in gpus if gpu not in own and (not request.uuids or gpu.uuid in request.uuids)]
     fitting = [gpu for gpu in pool if _fits(gpu, run, taken)]
+    fitting_own = [gpu for gpu in own if gpu in fitting]
     # Its own GPUs are as good as free: it waits for them rather than move to others.
     soon = [gpu for gpu in own if gpu in fitting or gpu.is_settling]
-    if len(soon) >= wanted > len([gpu for gpu in own if gpu in fitting]):
-        return Wait(run, _why(own, fitting, wanted, run))
+    if len(soon) >= wanted > len(fitting_own):
+        return Wait(run, _why(own, fitting_own, wanted, run))
     if len(fitting) >= wanted:
         chosen = {gpu.uuid for gpu in fitting[:wanted]}
         taken.update(chosen)
         left = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in own if gpu not in fitting]
         return Start(run, tuple(gpu.uuid for gpu in gpus if gpu.uuid in chosen), tuple(left))
-    in_service = [gpu for gpu in pool if not gpu.out_of_service]
+    in_service = [gpu for gpu in pool if not gpu.out_of_service and _is_large_enough(gpu, run)]
     if len(in_service) >= wanted:
         taken.update(gpu.uuid for gpu in pool)
     is_short = goes_on(run) and len(in_service) < wanted and any(gpu.out_of_service for gpu in own)
@@ -197,6 +201,12 @@ def _fits(gpu: GpuAvailability, run: Run, taken: set[str]) -> bool:
         return False
     needed = spec_of(run).gpus.memory_bytes
     return needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed
+
+
+def _is_large_enough(gpu: GpuAvailability, run: Run) -> bool:
+    """Whether the run's memory could ever be free on the GPU."""
+    needed = spec_of(run).gpus.memory_bytes
+    return needed is None or gpu.total_bytes is None or gpu.total_bytes >= needed
 
 
 def _why(candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: Run) -> str:
@@ -216,9 +226,8 @@ def _held_words(gpus: Sequence[GpuAvailability], obstacle: str) -> list[str]:
     words = [f"{gpu.name} {obstacle}" for gpu in gpus if gpu.index is None or len(indices) == 1]
     if len(indices) < 2:
         return words
-    verb, _, rest = obstacle.partition(" ")
-    plural = {"is": "are", "has": "have"}.get(verb, verb)
-    return [f"GPUs {index_ranges(indices)} {plural} {rest}", *words]
+    plural = re.sub(r"^(is|has|still holds)\b", lambda verb: _PLURALS[verb[0]], obstacle)
+    return [f"GPUs {index_ranges(indices)} {plural}", *words]
 
 
 def _obstacle(gpu: GpuAvailability, run: Run) -> str:

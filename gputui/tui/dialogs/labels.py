@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
-from gputui.runs.labels import LabelError, Labels, fitting_labels
+from gputui.runs.labels import LabelError, Labels, checked_labels
 from gputui.store.runs import Run
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.widgets.dialog import Content, Dialog
@@ -62,7 +62,7 @@ class LabelsScreen(Dialog[Labels]):
         """What is typed, or what is wrong with it."""
         texts = {name: edit.text for name, edit in self._edits.items()}
         try:
-            return fitting_labels(texts["name"], texts["tags"].replace(",", " ").split(), texts["note"])
+            return checked_labels(texts["name"], texts["tags"].replace(",", " ").split(), texts["note"])
         except LabelError as error:
             return str(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,24 @@ def gpus(count: int, **changes: GpuAvailability) -> list[GpuAvailability]:
     return [
         changes.get(f"g{index}", GpuAvailability(f"g{index}", index, free_bytes=80 << 30)) for index in range(count)
     ]
+
+
+def test_memory_that_no_gpu_in_service_has_holds_back_no_other_run() -> None:
+    large = [GpuAvailability(f"g{n}", n, free_bytes=48 << 30, total_bytes=48 << 30) for n in range(2)]
+    large[0] = replace(large[0], blocked_by="is in quarantine", out_of_service=True)
+    small = [GpuAvailability(f"g{n}", n, free_bytes=24 << 30, total_bytes=24 << 30) for n in (2, 3)]
+    waits, starts = schedule([run("a", 2, memory=40 << 30), run("b", 2)], [*large, *small])
+    assert isinstance(waits, Wait) and isinstance(starts, Start)
+
+
+def test_a_run_says_in_the_plural_what_its_own_gpus_still_hold() -> None:
+    own = [
+        GpuAvailability(f"g{n}", n, "a", "still holds memory of the previous attempt", is_settling=True)
+        for n in range(2)
+    ]
+    (waits,) = schedule([run("a", 2)], [*own, *gpus(5)[2:]])
+    assert isinstance(waits, Wait)
+    assert waits.reason == "waits for 2 GPUs (0 free; GPUs 0–1 still hold memory of the previous attempt)"
 
 
 def test_a_run_without_gpus_starts_at_once() -> None:
