@@ -12,11 +12,11 @@ TRACEBACK = "Traceback (most recent call last)"
 # ``[rank0]: ``, which launchers put before a line.
 _PREFIX = re.compile(r"^\[[^\]]{0,40}\]:?\s?")
 _ERROR = re.compile(
-    r"\b(?:ERROR|CRITICAL|FATAL)\b|\b[A-Z]\w*(?:Error|Exception)\b|^[EF][0-9]{4} |^(?:fatal )?error:|"
-    r"Segmentation fault|core dumped|SIG(?:KILL|SEGV|ABRT|BUS)\b",
+    r"\b(?:ERROR|CRITICAL|FATAL)\b|\b[A-Z]\w*(?:Error|Exception)\b|(?:^|\[)[EF][0-9]{3,8} \d\d:|^[EF][0-9]{4} |"
+    r"^(?:fatal )?error:|Segmentation fault|core dumped|SIG(?:KILL|SEGV|ABRT|BUS)\b",
     re.MULTILINE,
 )
-_WARNING = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|^W[0-9]{4} |^warning:", re.MULTILINE)
+_WARNING = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|(?:^|\[)W[0-9]{3,8} \d\d:|^W[0-9]{4} |^warning:", re.MULTILINE)
 
 
 class Level(IntEnum):

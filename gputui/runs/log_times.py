@@ -10,16 +10,23 @@ from collections.abc import Sequence
 from datetime import datetime
 
 # A stamp begins within so many characters.
-_HEAD_CHARACTERS = 96
-_STAMP = re.compile(
-    r"[\[(\"']?(?:"
-    r"(?P<day>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,6}))?\d*(?P<zone>Z|[+-]\d\d:?\d\d)?"
-    r"|[IWEF](?P<month>\d\d)(?P<date>\d\d) (?P<glog>\d\d:\d\d:\d\d))"
+_BEGINS_WITHIN = 96
+_ISO = re.compile(
+    r"""[\[("']? (?P<day>\d{4}-\d\d-\d\d) [T\ ] (?P<clock>\d\d:\d\d:\d\d) (?:[.,](?P<fraction>\d{1,6})\d*)?
+    (?P<zone>Z | [+-]\d\d(?::?\d\d)?(?!\d) | \ [+-]\d{4}\b | \ (?:Z|UTC|GMT)\b)?""",
+    re.VERBOSE,
+)
+# The month of PyTorch's own C++ lines has no leading zero.
+_GLOG = re.compile(
+    r"""\[? [IWEF] (?P<year>\d{4}(?=\d{4}\ ))? (?P<month>\d{1,2}) (?P<day>\d\d) \ (?P<clock>\d\d:\d\d:\d\d)
+    (?:\.(?P<fraction>\d{1,6})\d*)?""",
+    re.VERBOSE,
 )
 # What stands before a stamp: text in brackets, a level, a name with a colon, a word in quotes (of JSON), a separator.
 _BEFORE_STAMP = re.compile(
-    r"\[[^\]]{0,60}\]|\([^)]{0,60}\)|<[^>]{0,60}>|(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|[\w.@/-]{1,40}:|\""
-    r"\w{1,20}\"|[\s{|:,-]"
+    r"""\[[^\]]{0,60}\] | \([^)]{0,60}\) | <[^>]{0,60}> | (?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b |
+    [\w.@/-]{1,40}: | "\w{1,20}" | [\s{|:,-]""",
+    re.VERBOSE,
 )
 
 
@@ -27,24 +34,24 @@ def line_time(line: str, near: float) -> float | None:
     """When the line was written, in UTC unix seconds; None if it does not begin with a stamp, behind what launchers and
     loggers put before one. A stamp without a zone is local time; one without a year is of the year that brings it
     nearest to ``near`` (UTC unix seconds)."""
-    found = _stamp(line[:_HEAD_CHARACTERS])
-    if found is None:
-        return None
-    if found["glog"] is not None:
-        year = datetime.fromtimestamp(near).year
-        stamps = [
-            _seconds(f"{one}-{found['month']}-{found['date']}T{found['glog']}") for one in (year, year - 1, year + 1)
-        ]
-        return min((stamp for stamp in stamps if stamp is not None), key=lambda stamp: abs(stamp - near), default=None)
-    zone = (found["zone"] or "").replace("Z", "+00:00")
-    part = f".{found['part']:0<6}" if found["part"] else ""
-    return _seconds(f"{found['day']}T{found['clock']}{part}{zone}")
+    position = 0
+    while position < _BEGINS_WITHIN:
+        if found := _ISO.match(line, position):
+            return _iso_seconds(found)
+        if found := _GLOG.match(line, position):
+            return _glog_seconds(found, near)
+        before = _BEFORE_STAMP.match(line, position)
+        if before is None:
+            return None
+        position = before.end()
+    return None
 
 
 def lines_by(lines: Sequence[str], at: float) -> int | None:
-    """How many of the lines had been written by a moment (UTC unix seconds); None if no line has a time. A line without
-    a time belongs to the one before it."""
+    """How many of the lines had been written by a moment (UTC unix seconds); None if no line has a time. Lines are in
+    the order of their times, and one without a time belongs to the one before it."""
     is_timed = False
+    # A moment that is looked at is mostly near the end.
     for number in range(len(lines) - 1, -1, -1):
         written_at = line_time(lines[number], at)
         if written_at is None:
@@ -55,17 +62,21 @@ def lines_by(lines: Sequence[str], at: float) -> int | None:
     return 0 if is_timed else None
 
 
-def _stamp(head: str) -> re.Match[str] | None:
-    """The stamp with which a line begins, behind any number of prefixes."""
-    position = 0
-    while True:
-        found = _STAMP.match(head, position)
-        if found is not None:
-            return found
-        before = _BEFORE_STAMP.match(head, position)
-        if before is None:
-            return None
-        position = before.end()
+def _iso_seconds(found: re.Match[str]) -> float | None:
+    zone = (found["zone"] or "").strip()
+    return _seconds(f"{found['day']}T{found['clock']}{_fraction(found)}{'+00:00' if zone.isalpha() else zone}")
+
+
+def _glog_seconds(found: re.Match[str], near: float) -> float | None:
+    here = datetime.fromtimestamp(near).year
+    years = (here, here - 1, here + 1) if found["year"] is None else (int(found["year"]),)
+    rest = f"{int(found['month']):02}-{found['day']}T{found['clock']}{_fraction(found)}"
+    stamps = [_seconds(f"{year}-{rest}") for year in years]
+    return min((stamp for stamp in stamps if stamp is not None), key=lambda stamp: abs(stamp - near), default=None)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    return f".{found['fraction']:0<6}" if found["fraction"] else ""
 
 
 def _seconds(text: str) -> float | None:

@@ -15,6 +15,8 @@ from gputui.runs.log_levels import Level, LevelReader
         ("no warnings were met", Level.INFO),
         ("2026-11-21 03:12:44 WARNING loader is slow", Level.WARNING),
         ("W1121 03:12:30.123 torch/run.py:792] slow", Level.WARNING),
+        ("[rank0]:[W227 10:54:51.980 ProcessGroupNCCL.cpp:1496] slow", Level.WARNING),
+        ("[rank0]:[E227 10:54:51.980 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught a timeout", Level.ERROR),
         ("ws:11:12 [0] transport/net.cc:1 NCCL WARN Call to connect failed", Level.WARNING),
         ("/x/y.py:3: UserWarning: lr_scheduler.step() before optimizer.step()", Level.WARNING),
         ("E1121 03:12:30.123 torch/elastic] failed (exitcode: 1)", Level.ERROR),
