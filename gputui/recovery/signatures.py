@@ -231,7 +231,7 @@ EXCEPTIONS: tuple[Signature, ...] = (
 )
 
 _NCCL_LOG = r"(?:\[\S+ \S+\] )?\S+:\d+:\d+ \[\d+\] (?:\S+ )?(?:\S+:\d+ )?NCCL WARN .*"
-_TORCH_LOG = r"\[[EF]\d{4} [\d:.]+ (?:\d+ )?ProcessGroupNCCL\.cpp:\d+\] .*"
+_TORCH_LOG = r"\[[EF]\d{3,4} [\d:.]+ (?:\d+ )?ProcessGroupNCCL\.cpp:\d+\] .*"
 
 LINES: tuple[Signature, ...] = (
     _prints(

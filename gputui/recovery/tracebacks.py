@@ -38,7 +38,7 @@ _CONTINUES = re.compile(
 )
 # What may still be written after an interpreter printed the exception that ends it.
 _NOISE = re.compile(
-    r"^(?:$|\[[WI]\d{4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
+    r"^(?:$|\[[WI]\d{3,4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
     r"wandb: |\S+: finished with|srun: |make(?:\[\d+\])?: )"
 )
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')

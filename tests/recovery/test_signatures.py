@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,15 @@ PRINTED = [
 )
 def test_what_native_code_prints(kind: str, code: int, stderr: str, tmp_path: Path) -> None:
     incident = classify(rank_failed(tmp_path, stderr, code=code))
+    assert (incident.kind, incident.rank) == (kind, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "stderr"), PRINTED, ids=[f"{kind}-{n}" for n, (kind, _, _) in enumerate(PRINTED)]
+)
+def test_the_same_in_spring(kind: str, code: int, stderr: str, tmp_path: Path) -> None:
+    """PyTorch's C++ writes the month without a leading zero."""
+    incident = classify(rank_failed(tmp_path, re.sub(r"\[([EFW])1120 ", r"[\g<1>515 ", stderr), code=code))
     assert (incident.kind, incident.rank) == (kind, 1)
 
 
