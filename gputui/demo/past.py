@@ -18,7 +18,7 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
 from gputui.agent.lifecycle.ending import Ending
 from gputui.agent.lifecycle.postmortem import evidence_to_read, examine
 from gputui.agent.lifecycle.run_files import open_metrics, resolved_run
-from gputui.agent.lifecycle.sweep import has_read_rest
+from gputui.agent.lifecycle.sweep import read_rest
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.demo.simulated_training import CHECKPOINT_STEPS, VALIDATION_STEPS, lines, save, tuned_end
 from gputui.demo.study import STUDY, play_study
@@ -269,7 +269,7 @@ class DemoPast:
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self._context
-        while not has_read_rest(context, attempt, 60.0):
+        while not read_rest(context, attempt, 60.0):
             pass
         fresh = get_attempt(self.connection, run_id, attempt.number)
         assert fresh is not None

@@ -144,7 +144,7 @@ class Sweeping:
     ended_at: float | None = None
     ended_clock: float = 0.0
 
-    def is_over(self, left: list[ProcessIdentity], now: float) -> bool:
+    def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
         """End the processes that an executor left behind. True when there is no more to be done: what is left cannot be
         killed. ``now`` is monotonic."""
         if self.since is None:

@@ -143,7 +143,8 @@ class GpuRelease:
                 entry.locks = self.locks.take(list(entry.baseline_bytes))
 
     def _memory_is_back(self, entry: Releasing) -> bool:
-        if self.context.recorder.fast_at <= entry.ended_at:
+        # What is dated in the future was read before the clock was set back.
+        if not entry.ended_at < self.context.recorder.fast_at <= self.context.now():
             return False
         for uuid, baseline in entry.baseline_bytes.items():
             sample = self.context.recorder.fast.get(uuid)

@@ -20,7 +20,8 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
     """What is left of the attempt ends, its metrics are read until ``read_until`` (monotonic), and its GPUs are read
     once more; Postmortem when all of that is done. Raises SpecError if the run's row cannot be understood, and
     sqlite3.Error."""
-    if phase.is_reading_rest and not _has_read_rest(attempt, phase, context, read_until):
+    # What a former turn had no time for, before processes are looked for again.
+    if phase.is_reading_rest and not _read_rest(attempt, phase, context, read_until):
         return phase
     record = attempt.record
     exit_record = read_record(attempt_dir(context.workspace, record.run_id, record.number) / "exit.json")
@@ -28,43 +29,46 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
     run_dir = context.workspace.run_dir(record.run_id)
     left = [one.identity for one in attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)]
     # The executor has tried all that can be tried on its survivors.
-    given_up = (exit_record or {}).get("survivors") or ()
-    if any(process.pid not in given_up for process in left) and not phase.is_over(left, context.monotonic()):
+    survivors = (exit_record or {}).get("survivors")
+    given_up = survivors if isinstance(survivors, list) else []
+    if any(process.pid not in given_up for process in left) and not phase.end_leftovers(left, context.monotonic()):
         return phase
     has_failed = exit_record is None or exit_record.get("code") != 0
     if record.gpus and has_failed and not _gpus_were_read(attempt, phase, context):
         return phase
-    if not _has_read_rest(attempt, phase, context, read_until):
+    # Only now nothing can write any more.
+    if not _read_rest(attempt, phase, context, read_until):
         return phase
     if attempt.resolved is None:
         run = get_run(context.connection, record.run_id)
         assert run is not None
         attempt.resolved = resolved_run(context.workspace, run)
-    survivors = [process.pid for process in left]
-    task = evidence_to_read(context, attempt.resolved, record, attempt.executor.kind, exit_record, survivors)
+    pids = [process.pid for process in left]
+    task = evidence_to_read(context, attempt.resolved, record, attempt.executor.kind, exit_record, pids)
     return begin_postmortem(phase, task, context)
 
 
-def _has_read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, read_until: float) -> bool:
+def _read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, read_until: float) -> bool:
     """Store what the attempt's metrics files hold by now; whether that was all of it."""
     left_seconds = max(0.0, read_until - context.monotonic())
-    phase.is_reading_rest = not has_read_rest(context, attempt.record, left_seconds)
+    phase.is_reading_rest = not read_rest(context, attempt.record, left_seconds)
     return not phase.is_reading_rest
 
 
 def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext) -> bool:
-    """Whether the GPUs were read after an attempt's unrequested end: one that was lost with it is why it
-    ended. Not waited for long, for the driver may hang."""
+    """Whether the GPUs were read after an attempt's unrequested end: a GPU that was lost together with the attempt is
+    its cause. Not waited for long, for the driver may hang."""
     if phase.ended_at is None:
         fresh = get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
         if fresh is not None and fresh.stop_requested is not None:
             return True
         phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
-    was_read = context.recorder.fast_at > phase.ended_at
+    # What is dated in the future was read before the clock was set back.
+    was_read = phase.ended_at < context.recorder.fast_at <= context.now()
     return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
 
 
-def has_read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
+def read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
     """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
     sqlite3.Error."""
     report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)

@@ -6,6 +6,7 @@ import json
 import selectors
 import sqlite3
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -143,4 +144,19 @@ def test_the_next_agent_knows_what_a_process_of_an_earlier_attempt_holds(workspa
         supervisor.adopt()
         assert supervisor.draining.uuids() == {"GPU-1", "GPU-2"}
         process.kill()
+    connection.close()
+
+
+def test_a_reading_from_before_the_clock_was_set_back_releases_nothing(workspace: Workspace) -> None:
+    connection = open_store(workspace.database)
+    ended_run(connection)
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: 0.0)
+    draining = GpuRelease(context, ActiveRuns(), GpuLocks((workspace.state / "locks",), None))
+    context.recorder.fast = {"GPU-1": GpuSample(uuid="GPU-1", memory_used_bytes=0, state="ok")}
+    draining.begin("a-1", 1, {"GPU-1": 0})
+    context.recorder.fast_at = NOW + 3600
+    assert not draining.turn()
+    draining = GpuRelease(replace(context, now=lambda: NOW + 5), draining.runs, draining.locks)
+    context.recorder.fast_at = NOW + 4
+    assert draining.turn() and repository.leases(connection) == {}
     connection.close()
