@@ -8,7 +8,8 @@ in shares of the range: a single dot of a terminal's cell is easily missed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 from gputui.charts.axes import AxisKind
 from gputui.charts.cells import cell_width
@@ -21,6 +22,7 @@ from gputui.studies.analysis import best_so_far, complete, pareto_front, ranked
 from gputui.studies.spec import Dimension, Objective, StudySpec
 
 Rungs = Mapping[int, Sequence[RungValue]]
+_Point = tuple[float, float]
 LONGEST_NAME = 16
 COLOURED_COURSES = 5
 """Courses with a colour of their own: those of the best trials."""
@@ -35,19 +37,21 @@ def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
 def over_trials(trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0) -> Drawing:
     """The values of one objective in the order in which trials ended, and the best so far."""
     places = ended_places(trials)
-    usable = {one.number for one in complete(trials)}
-    points = [(places[one.number], one.value) for one in trials if one.number in usable and one.number in places]
-    pruned = [(places[number], value) for number, value in _pruned(trials, rungs).items() if number in places]
-    best = best_so_far(trials, objective)
+    usable = {one.number for one in complete(trials)} & places.keys()
+    points = _finite((places[one.number], one.value) for one in trials if one.number in usable)
+    pruned = _finite((places[number], value) for number, value in _pruned(trials, rungs).items() if number in places)
+    best = _finite(best_so_far(trials, objective))
+    axis = _value_axis([*points, *pruned])
+    pruned_dots, dots = _dots([pruned, points], axis, dot_height)
     return Drawing(
         _with_bins(
-            Curve(dots(pruned, dot_height), "dim", "pruned"),
-            Curve(dots(points, dot_height), "series.0", "complete"),
-            Curve([_dot(x, value) for x, value in best], "good", "best", best[-1][1] if best else None),
+            Curve(pruned_dots, "dim", "pruned"),
+            Curve(dots, "series.0", "complete"),
+            Curve(_line(best), "good", "best", best[-1][1] if best else None),
         ),
         clean(objective.metric),
         XAxis("trials over", 1.0, float(max(2, len(places))), "count"),
-        _value_axis([value for _, value in [*points, *best] if value is not None]),
+        axis,
     )
 
 
@@ -60,20 +64,22 @@ def over_parameter(
 ) -> Drawing:
     """The values of one objective over a tuned parameter."""
     name = clean(dimension.name)
-    points = [(x, one.value) for one in complete(trials) if (x := place_of(dimension, one)) is not None]
+    points = _finite((x, one.value) for one in complete(trials) if (x := place_of(dimension, one)) is not None)
     ends = _pruned(trials, rungs)
-    pruned = [
+    pruned = _finite(
         (x, ends[one.number]) for one in trials if one.number in ends and (x := place_of(dimension, one)) is not None
-    ]
+    )
     if dimension.kind == "choice":
-        axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
+        x_axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
     else:
-        axis = XAxis(name, dimension.low, dimension.high, scale="log" if dimension.log else "linear")
+        x_axis = XAxis(name, dimension.low, dimension.high, scale="log" if dimension.log else "linear")
+    axis = _value_axis([*points, *pruned])
+    pruned_dots, dots = _dots([pruned, points], axis, dot_height)
     return Drawing(
-        _with_bins(Curve(dots(pruned, dot_height), "dim"), Curve(dots(points, dot_height), "series.0")),
+        _with_bins(Curve(pruned_dots, "dim"), Curve(dots, "series.0")),
         f"{clean(objective.metric)} over {name}",
+        x_axis,
         axis,
-        _value_axis([value for _, value in points if value is not None]),
     )
 
 
@@ -89,14 +95,15 @@ def place_of(dimension: Dimension, trial: TrialRecord) -> float | None:
 def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Drawing:
     """The second objective over the first; the Pareto front in its own colour, joined."""
     known = [one for one in complete(trials) if len(one.values) == len(objectives)]
-    best = sorted(pareto_front(trials, objectives), key=lambda one: one.values[0])
+    points = _finite((one.values[0], one.values[1]) for one in known)
+    best = sorted(_finite((one.values[0], one.values[1]) for one in pareto_front(trials, objectives)))
+    axis = YAxis()
+    (dots,) = _dots([points], axis, dot_height)
     return Drawing(
-        _with_bins(
-            Curve(dots([(one.values[0], one.values[1]) for one in known], dot_height), "series.0", "trials"),
-            Curve([_dot(one.values[0], one.values[1]) for one in best], "good", f"front of {len(best)}"),
-        ),
+        _with_bins(Curve(dots, "series.0", "trials"), Curve(_line(best), "good", f"front of {len(best)}")),
         f"{clean(objectives[1].metric)} over {clean(objectives[0].metric)}",
         XAxis(clean(objectives[0].metric)),
+        axis,
     )
 
 
@@ -104,33 +111,48 @@ def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Dra
     """What each trial had reached over the steps: the best trials in colours, all others grey."""
     best = [one.number for one in ranked(trials, spec.objectives)[:COLOURED_COURSES]]
     others = [one.number for one in trials if one.number not in best]
-    values = {
-        number: [(one.step + 1.0, one.value) for one in rungs.get(number, ()) if one.value is not None]
-        for number in (*others, *best)
+    points = {
+        number: _finite((one.step + 1.0, one.value) for one in rungs.get(number, ())) for number in (*others, *best)
     }
-    grey = [Curve([_dot(x, value) for x, value in values[number]], "dim", is_shadow=True) for number in others]
-    coloured = [
-        Curve([_dot(x, value) for x, value in values[number]], f"series.{place}", f"trial {number}")
-        for place, number in enumerate(best)
-    ]
-    shown = [value for each in values.values() for _, value in each]
-    objective = spec.objectives[0]
-    return Drawing(_with_bins(*grey, *coloured), clean(objective.metric), XAxis("steps"), _value_axis(shown))
+    grey = [Curve(_line(points[number]), "dim", is_shadow=True) for number in others]
+    coloured = [Curve(_line(points[number]), f"series.{place}", f"trial {number}") for place, number in enumerate(best)]
+    axis = _value_axis([point for each in points.values() for point in each])
+    return Drawing(_with_bins(*grey, *coloured), clean(spec.objectives[0].metric), XAxis("steps"), axis)
 
 
-def dots(points: Sequence[tuple[float, float | None]], height: float) -> list[Bin]:
-    """Points that no line joins, in the order of x."""
-    known = sorted((x, value) for x, value in points if value is not None and math.isfinite(value))
-    half = (max(value for _, value in known) - min(value for _, value in known)) * height / 2 if known else 0.0
-    # Nothing is drawn below 0 that has no value there, so that a logarithmic axis stays one.
+def _finite(points: Iterable[tuple[float, float | None]]) -> list[_Point]:
+    """The points that have a place on axes."""
+    return [(x, value) for x, value in points if value is not None and math.isfinite(x) and math.isfinite(value)]
+
+
+def _line(points: Iterable[_Point]) -> list[Bin]:
+    return [Bin(x, x, value, value, value, value, 1) for x, value in points]
+
+
+def _dots(groups: Sequence[Sequence[_Point]], axis: YAxis, height: float) -> list[list[Bin]]:
+    """Points that no line joins, in the order of x: all equally high on the axis, a share of what they span."""
+    values = [value for points in groups for _, value in points]
+    least, most = min(values, default=1.0), max(values, default=1.0)
     return [
-        Bin(x, x, value - half if value > half or value <= 0 else value, value + half, value, value, 1, gap_before=True)
-        for x, value in known
+        [
+            Bin(x, x, *_dot_ends(value, least, most, axis.kind, height), value, value, 1, gap_before=True)
+            for x, value in sorted(points)
+        ]
+        for points in groups
     ]
 
 
-def _dot(x: float, value: float) -> Bin:
-    return Bin(x, x, value, value, value, value, 1)
+def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: float) -> tuple[float, float]:
+    """Where a dot begins and ends that is ``height`` times as high as the way from ``least`` to ``most``."""
+    if kind == "log":
+        ratio = math.exp((math.log(most) - math.log(least)) * height / 2)
+        low, high = value / ratio, value * ratio
+    else:
+        # Halves first: the difference of two finite numbers may not be finite.
+        half = (most / 2 - least / 2) * height
+        # An axis of values that cannot be negative begins at 0.
+        low, high = max(value - half, 0.0 if value >= 0 else -sys.float_info.max), value + half
+    return low, min(high, sys.float_info.max)
 
 
 def _with_bins(*curves: Curve) -> list[Curve]:
@@ -152,8 +174,9 @@ def _axis_names(dimension: Dimension) -> tuple[str, ...]:
     return tuple(name if cell_width(name) == len(name) else f"#{place}" for place, name in enumerate(names))
 
 
-def _value_axis(values: Sequence[float]) -> YAxis:
+def _value_axis(points: Sequence[_Point]) -> YAxis:
     """Logarithmic where the values span more than a factor of 100."""
+    values = [value for _, value in points]
     least, most = min(values, default=1.0), max(values, default=1.0)
     kind: AxisKind = "log" if least > 0 and most / least > 100 else "linear"
     return YAxis(kind)
