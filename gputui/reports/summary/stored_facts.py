@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gputui.charts.safe_text import clean
 from gputui.curves.drawing import drawing, hardware_drawing
@@ -24,6 +25,9 @@ PICTURE_BINS = 600
 PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
 """Metrics that are drawn where a run has them; a held-out loss lies over the training loss."""
 
+SPEEDS = ("samples_per_s", "tokens_per_s")
+"""Metrics by which runs are compared for how they scale."""
+
 # Parameters in which runs may differ and still be compared for how they scale: how large a step is, how it is fed.
 _SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
 
@@ -38,18 +42,43 @@ def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
     return found[::-1]
 
 
+class _Scale(NamedTuple):
+    """What a run is compared as: ``ranks`` are GPUs, or processes where it has none."""
+
+    like: str
+    has_gpus: bool
+    ranks: int
+
+
 def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8) -> list[Run]:
-    """The newest other runs of the same profiles with the same parameters but other numbers of GPUs: one for each."""
+    """The newest other runs of the same profiles with the same parameters but other numbers of GPUs, or of processes
+    without GPUs: one for each that measured how fast it was."""
     named = {run.run_id for run in runs}
-    taken = {(_like(run), len(run.gpus)) for run in runs}
-    wanted = {_like(run) for run in runs if run.gpus}
+    scales = [(run, _scale(run)) for run in runs]
+    wanted = {(scale.like, scale.has_gpus) for _, scale in scales if scale.ranks}
+    taken = {scale for run, scale in scales if _has_speed(connection, run)}
     found: list[Run] = []
     for run in read_runs(connection, limit=500):
-        key = (_like(run), len(run.gpus))
-        if run.gpus and key[0] in wanted and key not in taken and run.run_id not in named and len(found) < limit:
-            taken.add(key)
+        if len(found) == limit:
+            break
+        if run.run_id in named:
+            continue
+        scale = _scale(run)
+        if not scale.ranks or (scale.like, scale.has_gpus) not in wanted or scale in taken:
+            continue
+        if _has_speed(connection, run):
+            taken.add(scale)
             found.append(run)
     return found
+
+
+def _scale(run: Run) -> _Scale:
+    return _Scale(_like(run), bool(run.gpus), len(run.gpus) or _processes(run))
+
+
+def _has_speed(connection: sqlite3.Connection, run: Run) -> bool:
+    newest = queries.latest(connection, run.run_id)
+    return any(math.isfinite(speed) and speed > 0 for name in SPEEDS if (speed := newest.get(name)) is not None)
 
 
 def read_facts(
