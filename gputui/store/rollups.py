@@ -432,7 +432,8 @@ class Stay:
 @dataclass(slots=True)
 class GpuCounts:
     """How often each value was sampled, in whole percent and whole watts; of what was put together into minutes and
-    hours, their means count as often as they had samples. ``memory_used_bytes_most`` is the most that was in use."""
+    hours, their means count as often as they had samples, by the share of them that the GPU was held.
+    ``memory_used_bytes_most`` is the most that was in use, as far as it is known to have been then."""
 
     utilization_percent: Counter[float] = field(default_factory=Counter)
     power_watts: Counter[float] = field(default_factory=Counter)
@@ -452,37 +453,63 @@ def _counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
         row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
         if row is None:
             continue
-        begin = max(stay.begin, limits.raw_since)
-        _count(connection, found, "gpu_samples", ("", "1"), row[0], begin, stay.end)
-        means = ("_mean", "sample_count")
-        until = min(stay.end, limits.raw_since)
-        _count(connection, found, "gpu_minutes", means, row[0], max(stay.begin, limits.minutes_since), until)
-        _count(connection, found, "gpu_hours", means, row[0], stay.begin, min(stay.end, limits.minutes_since))
+        _count_samples(connection, found, row[0], max(stay.begin, limits.raw_since), stay.end)
+        for name, since, until in (
+            ("minutes", limits.minutes_since, limits.raw_since),
+            ("hours", -math.inf, limits.minutes_since),
+        ):
+            _count_spans(connection, found, name, row[0], stay, max(stay.begin, since), min(stay.end, until))
     return found
 
 
-def _count(
-    connection: sqlite3.Connection,
-    found: GpuCounts,
-    table: str,
-    columns: tuple[str, str],
-    gpu_id: int,
-    begin: float,
-    end: float,
-) -> None:
+def _count_samples(connection: sqlite3.Connection, found: GpuCounts, gpu_id: int, begin: float, end: float) -> None:
     if end <= begin:
         return
-    suffix, weight = columns
-    where = f"FROM {table} WHERE gpu_id = ? AND at >= ? AND at < ?"
-    for name, counts in (("utilization_percent", found.utilization_percent), ("power_watts", found.power_watts)):
-        column = f"{name}{suffix}"
+    where = "FROM gpu_samples WHERE gpu_id = ? AND at >= ? AND at < ?"
+    for column, counts in _counters(found):
         rows = connection.execute(
-            f"SELECT round({column}) AS value, sum({weight}) {where} AND {column} NOTNULL GROUP BY value",
+            f"SELECT round({column}) AS value, count(*) {where} AND {column} NOTNULL GROUP BY value",
             (gpu_id, begin, end),
         )
         for value, number in rows:
             counts[value] += number
-    most = "memory_used_bytes_max" if suffix else "memory_used_bytes"
-    (used,) = connection.execute(f"SELECT max({most}) {where}", (gpu_id, begin, end)).fetchone()
+    (used,) = connection.execute(f"SELECT max(memory_used_bytes) {where}", (gpu_id, begin, end)).fetchone()
+    _at_least(found, used)
+
+
+def _count_spans(
+    connection: sqlite3.Connection, found: GpuCounts, name: str, gpu_id: int, stay: Stay, begin: float, end: float
+) -> None:
+    """Minutes or hours that lie in [begin, end), which is what they tell of a stay. One that lies there in part counts
+    in part; of one that the stay covers in part it is not known whether its extremes are the stay's."""
+    if end <= begin:
+        return
+    named = {
+        "gpu_id": gpu_id, "seconds": float(span_seconds(name)), "begin": begin, "end": end, "stay_begin": stay.begin,
+        "stay_end": stay.end,
+    }  # fmt: skip
+    where = f"FROM gpu_{name} WHERE gpu_id = :gpu_id AND at > :begin - :seconds AND at < :end"
+    covered = "(min(at + :seconds, :end) - max(at, :begin)) / :seconds"
+    for column, counts in _counters(found):
+        rows = connection.execute(
+            f"SELECT round({column}_mean) AS value, sum(sample_count * {covered}) {where} "
+            f"AND {column}_mean NOTNULL GROUP BY value",
+            named,
+        )
+        for value, number in rows:
+            if samples_covered := round(number):
+                counts[value] += samples_covered
+    (used,) = connection.execute(
+        f"SELECT max(memory_used_bytes_max) {where} AND at >= :stay_begin AND at + :seconds <= :stay_end", named
+    ).fetchone()
+    _at_least(found, used)
+
+
+def _counters(found: GpuCounts) -> Iterator[tuple[str, Counter[float]]]:
+    yield "utilization_percent", found.utilization_percent
+    yield "power_watts", found.power_watts
+
+
+def _at_least(found: GpuCounts, used: int | None) -> None:
     if used is not None:
         found.memory_used_bytes_most = max(used, found.memory_used_bytes_most or 0)
