@@ -69,7 +69,7 @@ def _card(snapshot: Snapshot, gpu: GpuView, width: int, height: int) -> list[Lin
         words = "lost" if gpu.state == "lost" else no_samples(snapshot)
         return [title, fit_line([(f"  {words}", "dim")], width), *[fit_line([], width)] * (height - 2)]
     full = shares(history.memory_used_bytes, gpu.memory_total_bytes)
-    # The values now are in the GPU's row.
+    # The values now are in the GPU's row, folded in the lines of all GPUs.
     busy = time_bins(history.utilization_percent, HISTORY_SECONDS)
     curves = [
         Curve(busy, "series.0", "utilisation %", area="area.0", shape="●"),

@@ -318,6 +318,16 @@ def test_the_lines_are_shared_out_without_rest(height: int, gpus: int, runs: int
             assert rows.runs >= 2 and rows.events >= 2
 
 
+@pytest.mark.parametrize(("height", "cards"), [(36, 0), (60, 12)])
+def test_folded_the_cards_get_what_events_can_spare(height: int, cards: int) -> None:
+    rows = share_rows(
+        height, gpus=lambda most: min(most, 9), cards=lambda most: 12 if most >= 12 else 0, runs=7, events=2,
+        has_gpus=True, is_folded=True,
+    )  # fmt: skip
+    assert rows.gpus == 0 and rows.trends >= 7 and rows.events >= 5
+    assert rows.cards == cards
+
+
 def test_small_helpers() -> None:
     assert wrap("one two three", 7) == ["one two", "three"]
     assert wrap("abcdefghij", 4) == ["abcd", "efgh", "ij"]
