@@ -13,7 +13,7 @@ from gputui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
 from gputui.tui.pages.run.head import from_top, heading, most_offset
 from gputui.tui.pages.run.parameters import parameter_lines
 from gputui.tui.pages.run.ranks import ranks_lines
-from gputui.tui.pages.run.timeline import begins_entry, cost_lines, timeline_lines
+from gputui.tui.pages.run.timeline import begins_entry, cost_lines, day_of, timeline_lines
 
 CHECKPOINTS_BESIDE = 3
 """Rows of checkpoints where they are beside other sections."""
@@ -118,7 +118,9 @@ def _story(sections: Sections, width: int, height: int, offset: int, *, with_evi
     if hidden > 0 and shown:
         # Never from the middle of a sentence, unless there is nothing but one.
         begin = next((place for place, line in enumerate(shown) if place and begins_entry(line)), 1)
-        shown = [fit_line([(f"  … {hidden + begin} lines before", "dim")], width), *shown[begin:]]
+        day = day_of(lines, hidden + begin)
+        before = [(f"  … {hidden + begin} lines before", "dim"), (f" · {day}" if day else "", "label")]
+        shown = [fit_line(before, width), *shown[begin:]]
     if end < len(lines) and shown:
         shown[-1] = fit_line([(f"  … {len(lines) - end + 1} lines below", "dim")], width)
     return [*shown, *cost]

@@ -23,6 +23,7 @@ from gputui.tui.pages.run.failure import fatal_incident, title_of
 from gputui.tui.pages.run.head import gpu_words
 
 EVIDENCE_SHOWN = 3
+_DAY_STYLE = "label"
 _EVENT_STYLES = {"warning": "warn", "error": "bad"}
 
 
@@ -55,7 +56,7 @@ def timeline_lines(
         local = time.localtime(at)
         if local[:3] != day:
             day = local[:3]
-            lines.append(fit_line([(time.strftime(" %a %d %b %Y", local), "label")], width))
+            lines.append(fit_line([(time.strftime(" %a %d %b %Y", local), _DAY_STYLE)], width))
         lines += _entry(time.strftime("%H:%M:%S", local), style, text, tuple(details), width)
     return lines
 
@@ -63,6 +64,13 @@ def timeline_lines(
 def begins_entry(line: Line) -> bool:
     """Whether a line of the timeline is the first of an entry, or a day."""
     return bool(line) and not line[0][0].startswith("  ")
+
+
+def day_of(lines: Sequence[Line], place: int) -> str:
+    """The day that the line at ``place`` is under, empty where that is the day of now or the line names it
+    itself."""
+    days = [number for number, line in enumerate(lines[: place + 1]) if line[0][1] == _DAY_STYLE]
+    return "" if not days or days[-1] == place else lines[days[-1]][0][0].strip()
 
 
 def cost_lines(page: RunPage, width: int) -> list[Line]:
@@ -116,7 +124,7 @@ def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> 
     if attempt.resumed_from is not None:
         # What it was given, until it shows where it went on.
         name = PurePath(attempt.resumed_from).name
-        given = name if attempt.resumed_step is None else step_words(name, attempt.resumed_step)
+        given = clean(name) if attempt.resumed_step is None else step_words(name, attempt.resumed_step)
         begin = given if attempt.first_step is None else f"step {count(attempt.first_step)}"
         text = f"attempt {attempt.number} from {begin} on {where}"
     else:
@@ -133,7 +141,9 @@ def _end_of(attempt: Attempt) -> _Entry:
         how = f"ended with code {attempt.exit_code}"
     else:
         how = "ended"
-    took = "" if attempt.started_at is None else f" after {duration(attempt.ended_at - attempt.started_at)}"
+    seconds = None if attempt.started_at is None else attempt.ended_at - attempt.started_at
+    # A clock that was set back meanwhile tells no duration.
+    took = "" if seconds is None or seconds < 0 else f" after {duration(seconds)}"
     at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
     return (attempt.ended_at, "dim", f"attempt {attempt.number} {how}{took}{at_step}", [])
 

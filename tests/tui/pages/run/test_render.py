@@ -192,6 +192,34 @@ def test_the_timeline_is_read_from_its_end_and_scrolls(page: RunPage, snapshot: 
     assert text_of(section_lines(top, "story", 80, 6, is_titled=False))[0].endswith("queued")
 
 
+def test_a_timeline_cut_at_its_top_names_the_day_of_what_is_left(page: RunPage, snapshot: Snapshot) -> None:
+    def shown(now: float, height: int) -> list[str]:
+        return text_of(section_lines(Sections(page, snapshot.gpus, now, "story"), "story", 80, height, is_titled=False))
+
+    tomorrow, whole = NOW + 86_400, 40
+    day = "Sat 21 Nov 2026"
+    for height in range(1, whole):
+        lines = shown(tomorrow, height)
+        assert [line for line in lines if line.endswith(day)] == [lines[0]]
+    assert shown(tomorrow, 6)[0].endswith(f" lines before · {day}") and shown(tomorrow, whole)[0] == f" {day}"
+    assert shown(NOW, 6)[0].endswith(" lines before")
+
+
+def test_what_a_run_resumed_from_is_harmless(page: RunPage, snapshot: Snapshot) -> None:
+    attempt = replace(page.attempts[1], resumed_from="/x/a\x1b[2Jb.pt", resumed_step=None, first_step=None)
+    lines = timeline_lines(replace(page, attempts=(attempt,)), snapshot.gpus, NOW, 80)
+    assert any("attempt 2 from a" in line for line in text_of(lines))
+    assert not any("\x1b" in line for line in text_of(lines))
+
+
+def test_a_clock_that_was_set_back_tells_no_duration(page: RunPage, snapshot: Snapshot) -> None:
+    began = page.attempts[0].started_at
+    assert began is not None
+    attempt = replace(page.attempts[0], ended_at=began - 3600)
+    lines = text_of(timeline_lines(replace(page, attempts=(attempt,)), snapshot.gpus, NOW, 80))
+    assert any(line.endswith(" attempt 1 ended with code 1 at step 4 310") for line in lines)
+
+
 # --- checkpoints
 
 
