@@ -4,8 +4,6 @@ one object. Fields are only ever added; unknown is null."""
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Any
 
 from gputui.store import json_shapes
 from gputui.store.events import EventView
@@ -15,8 +13,9 @@ from gputui.tui.data.snapshot import RunRow, Snapshot
 
 
 def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
-    """``{at, is_past, gap, agent, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts` as those commands
-    print them, runs with how far they had come; ``gap`` is the stretch without a recording in which a past moment lies.
+    """``{at, is_past, gap, trouble, agent, gpu_problem, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts`
+    as those commands print them, runs with how far they had come; ``gap`` is the stretch without a recording in which
+    a past moment lies, ``trouble`` why the record could not be read, ``gpu_problem`` why the agent sees no GPUs.
     ``running``: whether an agent runs now."""
     gap = snapshot.past.gap if snapshot.past is not None else None
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
@@ -28,8 +27,8 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
                 gpu,
                 snapshot.machine.quarantined.get(gpu.uuid),
                 xids=snapshot.machine.xids.get(gpu.uuid, 0),
-                step_seconds=_known(rank.step_seconds) if rank else None,
-                data_wait_fraction=_known(rank.waiting_fraction) if rank else None,
+                step_seconds=_finite_or_none(rank.step_seconds) if rank else None,
+                data_wait_fraction=_finite_or_none(rank.waiting_fraction) if rank else None,
             )
         )
     return {
@@ -48,8 +47,23 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
 
 
 def _host_shape(host: HostView) -> Shape:
-    values: dict[str, Any] = asdict(host)
-    return {**values, "at": iso(host.at)}
+    return {
+        "at": iso(host.at),
+        "cpu_percent": host.cpu_percent,
+        "cpu_count": host.cpu_count,
+        "load_1m": host.load_1m,
+        "memory_used_bytes": host.memory_used_bytes,
+        "memory_total_bytes": host.memory_total_bytes,
+        "swap_used_bytes": host.swap_used_bytes,
+        "disk_read_bytes_per_second": host.disk_read_bytes_per_second,
+        "disk_write_bytes_per_second": host.disk_write_bytes_per_second,
+        "disk_used_bytes": host.disk_used_bytes,
+        "disk_total_bytes": host.disk_total_bytes,
+        "shm_used_bytes": host.shm_used_bytes,
+        "shm_total_bytes": host.shm_total_bytes,
+        "network_received_bytes_per_second": host.network_received_bytes_per_second,
+        "network_sent_bytes_per_second": host.network_sent_bytes_per_second,
+    }
 
 
 def _run_shape(row: RunRow) -> Shape:
@@ -58,20 +72,20 @@ def _run_shape(row: RunRow) -> Shape:
         **json_shapes.run_shape(row.run),
         "step": progress.step,
         "total_steps": progress.total_steps,
-        "loss": _finite(progress.loss),
-        "steps_per_second": progress.steps_per_second,
-        "seconds_left": progress.seconds_left,
+        "loss": _number_or_word(progress.loss),
+        "steps_per_second": _finite_or_none(progress.steps_per_second),
+        "seconds_left": _finite_or_none(progress.seconds_left),
     }
 
 
-def _finite(value: float | None) -> float | str | None:
+def _number_or_word(value: float | None) -> float | str | None:
     """JSON knows no other numbers; those are words, as they are stored."""
-    if value is None or value - value == 0:
+    if value is None or math.isfinite(value):
         return value
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _known(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     """A measurement that JSON knows, as `gputui gpus --json` has it."""
     return value if value is not None and math.isfinite(value) else None
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 
 import pytest
 
@@ -76,6 +77,30 @@ def test_what_is_no_number_of_steps_breaks_no_screen(filler: Filler, workspace: 
     assert [row.progress.step for row in snapshot.runs if row.run.run_id == "llama-1"] == [3001]
     shape = snapshot_shape(snapshot, running=False, home="")
     assert json.loads(json.dumps(shape, allow_nan=False))["gpus"]
+
+
+def test_an_absurd_number_of_steps_leaves_the_json_readable(filler: Filler, workspace: Workspace) -> None:
+    filler.run("long-1")
+    filler.attempt("long-1", 1)
+    lines = [
+        {"step": step, "time": NOW - 1000 + 100 * step, "rank": 0, "total_steps": 1.7e308, "loss": math.inf}
+        for step in range(5)
+    ]
+    filler.metrics("long-1", 1, lines)
+    with closing(open_reader(workspace.database)) as connection:
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
+    assert snapshot.runs[0].progress.seconds_left == math.inf
+    (shape,) = json.loads(json.dumps(snapshot_shape(snapshot, running=False, home=""), allow_nan=False))["runs"]
+    assert shape["seconds_left"] is None and shape["steps_per_second"] == 0.01 and shape["loss"] == "Infinity"
+
+
+def test_the_host_has_all_its_values_in_the_json(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    with closing(open_reader(workspace.database)) as connection:
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
+    assert snapshot.host is not None
+    shape = snapshot_shape(snapshot, running=False, home="")["host"]
+    assert list(shape.items()) == [*{**asdict(snapshot.host), "at": shape["at"]}.items()]
 
 
 def test_a_long_run_does_not_delay_the_first_snapshot(filler: Filler, workspace: Workspace) -> None:
