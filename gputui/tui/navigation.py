@@ -178,14 +178,14 @@ class Navigation:
         self._app.push_screen(ConfirmScreen(title, text), decide)
 
     def do_label(self) -> None:
-        from gputui.tui.dialogs.labels import LabelsScreen
+        from gputui.tui.dialogs.labels import LabelsScreen, changes
 
         run = self.page.run_in_question
         assert run is not None, "the table of actions has made sure that there is one"
 
         def save(labels: Labels | None) -> None:
-            if labels is not None:
-                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, labels._asdict())
+            if labels is not None and (changed := changes(run, labels)):
+                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changed)
 
         self._app.push_screen(LabelsScreen(run), save)
 

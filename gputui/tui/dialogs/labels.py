@@ -20,6 +20,20 @@ _HELP = {
 }
 
 
+def changes(run: Run, labels: Labels) -> dict[str, str | list[str]]:
+    """What the command ``label`` is to change of a run as it was, by its arguments; empty where nothing is."""
+    found: dict[str, str | list[str]] = {}
+    if labels.name != run.name:
+        found["name"] = labels.name
+    if added := [tag for tag in labels.tags if tag not in run.tags]:
+        found["add"] = added
+    if removed := [tag for tag in run.tags if tag not in labels.tags]:
+        found["remove"] = removed
+    if labels.note != (run.note or ""):
+        found["note"] = labels.note
+    return found
+
+
 class LabelsScreen(Dialog[Labels]):
     """Answers with the labels as they are to be; tab and the arrows choose the field."""
 

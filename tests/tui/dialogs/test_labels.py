@@ -13,7 +13,7 @@ from tests.tui.filling import Filler
 from tests.tui.test_screens import SMALL, asked, feed_of, overview, text
 
 
-async def test_the_form_asks_for_all_three(filler: Filler, make_app: MakeApp) -> None:
+async def test_the_form_can_change_all_three(filler: Filler, make_app: MakeApp) -> None:
     filler.overnight()
     app = make_app()
     async with app.run_test(size=SMALL) as pilot:
@@ -24,7 +24,20 @@ async def test_the_form_asks_for_all_three(filler: Filler, make_app: MakeApp) ->
         await pilot.press(*"best", "enter")
         await pilot.pause()
         (found,) = asked(filler)
-        assert found[0] == "label" and found[2] == {"name": "best", "tags": ["base", "old"], "note": "try 2"}
+        assert found[0] == "label" and found[2] == {"name": "best", "add": ["base", "old"], "note": "try 2"}
+
+
+async def test_the_form_leaves_alone_what_it_does_not_change(filler: Filler, make_app: MakeApp) -> None:
+    """A tag that somebody added after it opened stays."""
+    filler.overnight()
+    store_labels(filler.connection, "vit-b16-1", Labels("vit-b16", ("base", "old"), "try 2"))
+    app = make_app()
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("d", "enter")
+        assert asked(filler) == []
+        await pilot.press("d", "ctrl+u", *"new", "space", *"base", "enter")
+        await pilot.press("d", "shift+tab", "shift+tab", "ctrl+u", "enter")
+        assert [args for _, _, args in asked(filler)] == [{"add": ["new"], "remove": ["old"]}, {"note": ""}]
 
 
 async def test_a_new_label_is_shown_and_filtered_also_of_a_run_that_is_over(filler: Filler, make_app: MakeApp) -> None:
