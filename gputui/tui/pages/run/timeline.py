@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import PurePath
+from typing import NamedTuple
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
@@ -23,8 +24,21 @@ from gputui.tui.pages.run.failure import fatal_incident, title_of
 from gputui.tui.pages.run.head import gpu_words
 
 EVIDENCE_SHOWN = 3
+_CLOCK = " %H:%M:%S "
+_MARGIN = len(" 00:00:00 ")
+"""Text stands behind the time of day."""
+_INDENT = 2
 _DAY_STYLE = "label"
 _EVENT_STYLES = {"warning": "warn", "error": "bad"}
+
+
+class _Entry(NamedTuple):
+    """One thing that happened: when (UTC unix seconds), its text and style, and what is told below it."""
+
+    at: float
+    style: str
+    text: str
+    details: tuple[Span, ...] = ()
 
 
 def timeline_lines(
@@ -35,29 +49,32 @@ def timeline_lines(
 
     ``with_evidence`` adds why an incident was taken for what it was.
     """
-    entries: list[_Entry] = [
-        (page.run.created_at, "dim", "queued", [(f"→ sinks: {', '.join(page.sinks)}", "dim")] if page.sinks else []),
+    sinks = ((f"→ sinks: {', '.join(page.sinks)}", "dim"),) if page.sinks else ()
+    entries = [
+        _Entry(page.run.created_at, "dim", "queued", sinks),
         *(_start_of(attempt, gpus, page.run.target) for attempt in page.attempts),
         *(_end_of(attempt) for attempt in page.attempts if attempt.ended_at is not None),
         *_incidents(page, with_evidence=with_evidence),
-        *((event.at, _EVENT_STYLES.get(event.severity, "dim"), clean(event.message), []) for event in page.data_events),
+        *(
+            _Entry(event.at, _EVENT_STYLES.get(event.severity, "dim"), clean(event.message))
+            for event in page.data_events
+        ),
     ]
     if page.run.ended_at is not None:
         sign = run_sign(page.run.state)
         # Of a failed run the banner has the reason.
         reason = "" if page.run.state == "failed" else clean(page.run.told_reason or "")
-        entries.append(
-            (page.run.ended_at, sign.style, f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else ""), [])
-        )
+        words = f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else "")
+        entries.append(_Entry(page.run.ended_at, sign.style, words))
     entries.sort(key=lambda entry: entry[0])
     lines: list[Line] = []
     day = time.localtime(now)[:3]
-    for at, style, text, details in entries:
-        local = time.localtime(at)
+    for entry in entries:
+        local = time.localtime(entry.at)
         if local[:3] != day:
             day = local[:3]
             lines.append(fit_line([(time.strftime(" %a %d %b %Y", local), _DAY_STYLE)], width))
-        lines += _entry(time.strftime("%H:%M:%S", local), style, text, tuple(details), width)
+        lines += _entry_lines(time.strftime(_CLOCK, local), entry.style, entry.text, entry.details, width)
     return lines
 
 
@@ -85,9 +102,6 @@ def cost_lines(page: RunPage, width: int) -> list[Line]:
     return [fit_line([(" " + part, "warn")], width) for part in wrap(text, width - 2)]
 
 
-_Entry = tuple[float, str, str, list[Span]]
-
-
 def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
     by_incident: dict[int, list[DecisionView]] = {}
     for decision in page.decisions:
@@ -102,21 +116,21 @@ def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
         paid = page.costs.get(incident.incident_id)
         if paid is not None and cost.in_words(paid):
             details.append((f"cost {cost.in_words(paid)}", "dim"))
-        yield incident.at, "warn", title_of(incident) if incident is fatal else clean(incident.summary), details
+        text = title_of(incident) if incident is fatal else clean(incident.summary)
+        yield _Entry(incident.at, "warn", text, tuple(details))
 
 
 @lru_cache(8192)
-def _entry(clock: str, style: str, text: str, details: tuple[Span, ...], width: int) -> Sequence[Line]:
-    """One thing that happened; kept, for a page that is drawn every second tells the same hundreds again."""
-    margin = 10
+def _entry_lines(stamp: str, style: str, text: str, details: tuple[Span, ...], width: int) -> tuple[Line, ...]:
+    """An entry as lines that nobody may change: they are kept, for the page is drawn every second and entries stay."""
     lines: list[Line] = []
-    for number, part in enumerate(wrap(text, width - margin)):
-        stamp = f" {clock} " if number == 0 else " " * margin
-        lines.append(fit_line([(stamp, "dim"), (part, style)], width))
+    for number, part in enumerate(wrap(text, width - _MARGIN)):
+        lines.append(fit_line([(stamp if number == 0 else " " * _MARGIN, "dim"), (part, style)], width))
     for detail, detail_style in details:
-        for number, part in enumerate(wrap(detail, width - margin - 2)):
-            lines.append(fit_line([(" " * (margin if number == 0 else margin + 2) + part, detail_style)], width))
-    return lines
+        for number, part in enumerate(wrap(detail, width - _MARGIN - _INDENT)):
+            margin = _MARGIN if number == 0 else _MARGIN + _INDENT
+            lines.append(fit_line([(" " * margin + part, detail_style)], width))
+    return tuple(lines)
 
 
 def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> _Entry:
@@ -130,7 +144,7 @@ def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> 
     else:
         text = f"attempt {attempt.number} on {where}" if attempt.number > 1 else f"started on {where}"
     at = attempt.started_at if attempt.started_at is not None else attempt.created_at
-    return (at, "text", text, [])
+    return _Entry(at, "text", text)
 
 
 def _end_of(attempt: Attempt) -> _Entry:
@@ -145,7 +159,7 @@ def _end_of(attempt: Attempt) -> _Entry:
     # A clock that was set back meanwhile tells no duration.
     took = "" if seconds is None or seconds < 0 else f" after {duration(seconds)}"
     at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
-    return (attempt.ended_at, "dim", f"attempt {attempt.number} {how}{took}{at_step}", [])
+    return _Entry(attempt.ended_at, "dim", f"attempt {attempt.number} {how}{took}{at_step}")
 
 
 def _decision_words(decision: DecisionView) -> str:
