@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gputui.charts.picture import Drawing
 from gputui.charts.safe_text import clean
 from gputui.curves.drawing import drawing, hardware_drawing
 from gputui.curves.live_curves import read_charts
@@ -73,7 +74,7 @@ def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8
 
 
 def _scale(run: Run) -> _Scale:
-    return _Scale(_like(run), bool(run.gpus), len(run.gpus) or _processes(run))
+    return _Scale(scaling_key(run), bool(run.gpus), len(run.gpus) or _processes(run))
 
 
 def _has_speed(connection: sqlite3.Connection, run: Run) -> bool:
@@ -105,7 +106,7 @@ def read_facts(
         attempts=len(attempts),
         last_step=max(steps, default=None),
         launched=launched_params(run),
-        like=_like(run),
+        like=scaling_key(run),
         cost=run_cost(connection, run.run_id, now),
         lost=lost,
         thresholds=_thresholds(run),
@@ -136,7 +137,8 @@ def _processes(run: Run) -> int:
     return 0 if spec is None or run.gpus or spec.gpus.count else spec.nproc
 
 
-def _like(run: Run) -> str:
+def scaling_key(run: Run) -> str:
+    """Equal for runs that may be compared with each other for how they scale."""
     spec, params = known_spec(run), dict(launched_params(run))
     if spec is not None:
         for role in _SCALED:
@@ -163,10 +165,10 @@ def _gpu_use(connection: sqlite3.Connection, attempts: Sequence[Attempt], now: f
     )
 
 
-def _pictures(connection: sqlite3.Connection, run: Run) -> list[Any]:
+def _pictures(connection: sqlite3.Connection, run: Run) -> list[Drawing]:
     known = queries.metric_names(connection, run.run_id)
     wanted = tuple(name for name in PICTURES if name in known)
-    drawn = []
+    drawn: list[Drawing] = []
     if wanted:
         data = read_charts(connection, run.run_id, ChartRequest(wanted, bins=PICTURE_BINS))
         losses = tuple(name for name in wanted if name in ("loss", "val/loss"))
