@@ -34,7 +34,9 @@ def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
     return {one.number: place for place, one in enumerate(ended, 1)}
 
 
-def over_trials(trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0) -> Drawing:
+def values_by_trial(
+    trials: Sequence[TrialRecord], rungs: Rungs, objective: Objective, dot_height: float = 0.0
+) -> Drawing:
     """The values of one objective in the order in which trials ended, and the best so far."""
     places = ended_places(trials)
     usable = {one.number for one in complete(trials)} & places.keys()
@@ -64,10 +66,12 @@ def over_parameter(
 ) -> Drawing:
     """The values of one objective over a tuned parameter."""
     name = clean(dimension.name)
-    points = _finite((x, one.value) for one in complete(trials) if (x := place_of(dimension, one)) is not None)
-    ends = _pruned(trials, rungs)
+    points = _finite((x, one.value) for one in complete(trials) if (x := axis_position(dimension, one)) is not None)
+    pruned_values = _pruned(trials, rungs)
     pruned = _finite(
-        (x, ends[one.number]) for one in trials if one.number in ends and (x := place_of(dimension, one)) is not None
+        (x, pruned_values[one.number])
+        for one in trials
+        if one.number in pruned_values and (x := axis_position(dimension, one)) is not None
     )
     if dimension.kind == "choice":
         x_axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
@@ -83,7 +87,7 @@ def over_parameter(
     )
 
 
-def place_of(dimension: Dimension, trial: TrialRecord) -> float | None:
+def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
     """The place of a trial on a parameter's axis: its value, or the place of a choice from 0."""
     value = trial.params.get(dimension.name)
     if dimension.kind == "choice":

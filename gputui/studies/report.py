@@ -216,7 +216,7 @@ def _courses(findings: StudyFindings) -> Iterator[_Block]:
     if not any(one.ended_at is not None for one in trials):
         return
     yield _Heading("What was found when")
-    yield _Pictures({"values": pictures.over_trials(trials, findings.rungs, spec.objectives[0])})
+    yield _Pictures({"values": pictures.values_by_trial(trials, findings.rungs, spec.objectives[0])})
     if len(spec.objectives) > 1:
         yield _Pictures({"front": pictures.front(trials, spec.objectives)})
     drawing = pictures.courses(trials, findings.rungs, spec)

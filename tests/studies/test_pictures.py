@@ -30,7 +30,7 @@ def points(drawing: pictures.Drawing, label: str) -> list[tuple[float, float | N
 
 
 def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
-    drawing = pictures.over_trials(TRIALS, RUNGS, LOSS)
+    drawing = pictures.values_by_trial(TRIALS, RUNGS, LOSS)
     assert points(drawing, "pruned") == [(2.0, 0.8)]
     assert points(drawing, "complete") == [(1.0, 0.5), (3.0, 0.3)]
     assert points(drawing, "best") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
@@ -73,14 +73,14 @@ def heights(drawing: pictures.Drawing) -> list[tuple[float, float]]:
 
 
 def test_pruned_and_complete_dots_are_equally_high() -> None:
-    drawing = pictures.over_trials(TRIALS, RUNGS, LOSS, 0.2)
+    drawing = pictures.values_by_trial(TRIALS, RUNGS, LOSS, 0.2)
     assert drawing.y_axis.kind == "linear"
     assert [pytest.approx((0.05, 0.05))] * 3 == heights(drawing)
 
 
 def test_dots_are_equally_high_on_a_logarithmic_axis() -> None:
     trials = [trial(0, 0.01), trial(1, 1.0), trial(2, 100.0)]
-    drawing = pictures.over_trials(trials, {}, LOSS, 0.5)
+    drawing = pictures.values_by_trial(trials, {}, LOSS, 0.5)
     assert drawing.y_axis.kind == "log"
     found = [(each.low, each.high) for curve in drawing.curves if curve.label == "complete" for each in curve.bins]
     assert found == [pytest.approx((value / 10, value * 10)) for value in (0.01, 1.0, 100.0)]
@@ -89,16 +89,16 @@ def test_dots_are_equally_high_on_a_logarithmic_axis() -> None:
 def test_pruned_values_have_a_say_in_the_axis() -> None:
     trials = [trial(0, 0.01), trial(1, 10.0), trial(2, state=TrialState.PRUNED, params={"kind": "a"})]
     rungs = {2: [RungValue(2, 1, 9, -1.0, 1, 0.0)]}
-    assert pictures.over_trials(trials, rungs, LOSS).y_axis.kind == "linear"
+    assert pictures.values_by_trial(trials, rungs, LOSS).y_axis.kind == "linear"
     assert pictures.over_parameter(trials, rungs, KIND, LOSS).y_axis.kind == "linear"
 
 
 @pytest.mark.parametrize("values", [(1e-320, 1e308), (-1.7e308, 1.7e308), (1.0, 1.0)])
 def test_dots_can_be_drawn_at_the_ends_of_what_floats_hold(values: tuple[float, float]) -> None:
-    drawing = pictures.over_trials([trial(place, value) for place, value in enumerate(values)], {}, LOSS, 0.2)
+    drawing = pictures.values_by_trial([trial(place, value) for place, value in enumerate(values)], {}, LOSS, 0.2)
     assert chart(drawing.curves, width=60, height=9, x_axis=drawing.x_axis, y_axis=drawing.y_axis)
 
 
 def test_a_dot_at_zero_does_not_reach_below_it() -> None:
-    drawing = pictures.over_trials([trial(0, 0.0), trial(1, 0.5)], {}, LOSS, 0.2)
+    drawing = pictures.values_by_trial([trial(0, 0.0), trial(1, 0.5)], {}, LOSS, 0.2)
     assert [low for low, _ in heights(drawing)] == [0.0, pytest.approx(0.05)]

@@ -353,7 +353,7 @@ def picture_lines(page: StudyPage, table: StudyTable, width: int, height: int) -
 def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
     shares = importances(page.trials, spec.space, spec.objectives[0])
     below = 0 if height < 14 else 1 + len(spec.space)
-    lines = _over_trials(page, spec.objectives[0], cursor, width, height - below)
+    lines = _values_by_trial(page, spec.objectives[0], cursor, width, height - below)
     if not below:
         return lines
     lines.append(rule("IMPORTANCE", width, "of complete trials"))
@@ -377,11 +377,11 @@ def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
     return lines
 
 
-def _over_trials(
+def _values_by_trial(
     page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int
 ) -> list[Line]:
     at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
-    drawing = pictures.over_trials(page.trials, page.rungs, objective, DOT_HEIGHT)
+    drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
     return _drawn(drawing, at, width, height, "no trial is over yet")
 
 
@@ -418,7 +418,7 @@ def _slices(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
 def _slice(
     page: StudyPage, spec: StudySpec, dimension: Dimension, cursor: TrialRecord | None, width: int, height: int
 ) -> list[Line]:
-    at = None if cursor is None else pictures.place_of(dimension, cursor)
+    at = None if cursor is None else pictures.axis_position(dimension, cursor)
     drawing = pictures.over_parameter(page.trials, page.rungs, dimension, spec.objectives[0], DOT_HEIGHT)
     return _drawn(drawing, at, width, height, "no complete trial yet")
 
