@@ -21,8 +21,8 @@ from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inven
 from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.store.database import open_writer
 from gputui.store.hardware import gpu_history
-from gputui.store.rollups import GPU_KEPT, names
 from gputui.store.series import HostSample
+from gputui.store.span_summary import GPU_KEPT, names
 
 START = 1_790_035_200.0
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0

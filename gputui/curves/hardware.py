@@ -11,7 +11,7 @@ from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisMap, interpolate
 from gputui.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.store.attempts import Attempt
-from gputui.store.rollups import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
+from gputui.store.sample_spans import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
 
 SAMPLES_AT_ONCE = 200_000
 """About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.config import Workspace
-from gputui.store.rollups import Stay, gpu_counts
+from gputui.store.gpu_counts import Stay, gpu_counts
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 HOUR = 3600.0

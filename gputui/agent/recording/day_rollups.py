@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from gputui.store.rollups import DAY, GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Kept
+from gputui.store.rollups import DAY
 from gputui.store.series import HOST_ID
+from gputui.store.span_summary import GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Kept
 
 _WHOLE = frozenset({"memory_used_bytes", "disk_used_bytes"})
 

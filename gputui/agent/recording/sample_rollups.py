@@ -18,9 +18,10 @@ from gputui.gpu.tiers import SLOW_SECONDS
 from gputui.runs.repository import transaction
 from gputui.store import samples
 from gputui.store.costs import energy_between
-from gputui.store.rollups import GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, names
+from gputui.store.rollups import HOUR, MINUTE
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
+from gputui.store.span_summary import GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Gathered, names
 
 # One such slice takes about 3 ms; a longer backlog waits for the next turn.
 ROWS_AT_ONCE = 1000

@@ -18,8 +18,8 @@ from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import known_spec
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.costs import run_cost
+from gputui.store.gpu_counts import Stay, gpu_counts
 from gputui.store.metrics import queries
-from gputui.store.rollups import Stay, gpu_counts
 from gputui.store.runs import Run, read_runs
 
 PICTURE_BINS = 600

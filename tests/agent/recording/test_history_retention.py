@@ -20,7 +20,7 @@ from gputui.store.database import room
 from gputui.store.events import read_events
 from gputui.store.hardware import gpu_history, host_history, memory_temperature_history, read_gpus, read_host
 from gputui.store.retention import Retention
-from gputui.store.rollups import gpu_spans
+from gputui.store.sample_spans import gpu_spans
 from gputui.store.series import HostSample
 from tests.stores import open_store
 
