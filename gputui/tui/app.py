@@ -175,7 +175,9 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
-            loop.add_signal_handler(number, self.exit, 0)
+            # Under nohup it is ignored, and stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.exit, 0)
         if self.keys.refused:
             self.say(" ".join(self.keys.refused), "warning")
 
