@@ -362,25 +362,31 @@ def test_a_disk_that_is_really_full_loses_nothing(tmp_path: Path, background: bo
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world of one rank, without a group, whose weight is sharded as one piece."""
+
+    def split(state: files.State) -> tuple[files.State, sharded.Pieces]:
+        piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
+        return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
+
+    monkeypatch.setattr(sharded, "split", split)
+    monkeypatch.setattr(World, "from_main", lambda self, value: value)
+    monkeypatch.setattr(World, "gather", lambda self, value: [value])
+    monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
+    return dataclasses.replace(ALONE, backend="gloo")
+
+
 @pytest.mark.parametrize("spread", [False, True])
 def test_ended_anywhere_the_last_good_ones_are_there_and_the_next_run_goes_on(
     tmp_path: Path, spread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process ends before each change of the folder in turn, from setting a branch aside to deleting old ones."""
-    wanted = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
+    wanted: dict[str, Any] = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a process that ends loses nothing that it wrote
+    world = ALONE
     if spread:
-
-        def split(state: files.State) -> tuple[files.State, sharded.Pieces]:
-            piece = {"offsets": [0], "shape": [100], "tensor": state["model"]["weight"]}
-            return {**state, "model": {"weight": {"__spread__": "model/weight"}}}, {"model/weight": piece}
-
-        monkeypatch.setattr(sharded, "split", split)
-        monkeypatch.setattr(World, "from_main", lambda self, value: value)
-        monkeypatch.setattr(World, "gather", lambda self, value: [value])
-        monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
+        world = pretend_to_spread(monkeypatch)
         wanted |= {"sharded_checkpoints": True, "parallel": "fsdp"}
-    world = dataclasses.replace(ALONE, backend="gloo" if spread else "")
     template = tmp_path / "template"
     saver = Checkpointer(settings(template, **{**wanted, "keep": 9}), world)
     for step, score in ((5, None), (10, 0.5), (30, None)):
@@ -416,6 +422,67 @@ def test_ended_anywhere_the_last_good_ones_are_there_and_the_next_run_goes_on(
         if code == 0:
             break
     assert operations > 20
+
+
+class FailingDisk:
+    """A disk of whose operations one fails, counted from 0, or all from that one on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, operation: int, *, lasting: bool) -> None:
+        self.failures = 0
+        self._left = operation
+        self._lasting = lasting
+        for owner, name in ((Path, "replace"), (Path, "hardlink_to"), (os, "fsync")):
+            patch.setattr(owner, name, self._failing(getattr(owner, name)))
+
+    def _failing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._left -= 1
+            if self._left == -1 or (self._left < 0 and self._lasting):
+                self.failures += 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("spread", [False, True])
+def test_an_error_of_the_disk_anywhere_costs_no_checkpoint_that_was_there(
+    tmp_path: Path, spread: bool, lasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: dict[str, Any] = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    world = ALONE
+    if spread:
+        world = pretend_to_spread(monkeypatch)
+        wanted |= {"sharded_checkpoints": True, "parallel": "fsdp"}
+    template = tmp_path / "template"
+    saver = Checkpointer(settings(template, **wanted), world)
+    saver.save(state_of(10), step=10, score=0.5, epoch=1)
+    for operation in range(100):
+        folder = tmp_path / str(operation)
+        shutil.copytree(template, folder)
+        saver = Checkpointer(settings(folder, **wanted), world)
+        saver.begin(10)
+        with monkeypatch.context() as patch:
+            disk = FailingDisk(patch, operation, lasting=lasting)
+            saver.save(state_of(20), step=20, score=0.25, epoch=1)
+        found = [checkpoints.existing(folder)[0], folder / "best_model.pt", folder / "phase_main" / "epoch_1.pt"]
+        for path in found:
+            hashes.verify(path)
+            state = checkpoints.load(path)
+            assert state["model"]["weight"].sum() == 100 * state["step"]
+        assert not list(folder.rglob("*.tmp"))
+        (outcome,) = saver.poll()
+        if outcome.event == "checkpoint":
+            assert [checkpoints.load(path)["step"] for path in found] == [20, 20, 20]
+        assert saver.save(state_of(30), step=30, score=0.125, epoch=1)
+        assert [checkpoints.load(folder / name)["step"] for name in ("best_model.pt", found[2])] == [30, 30]
+        assert {path.name for path in folder.rglob("*rank*")} == ({"step_00000030_rank_0_of_1.pt"} if spread else set())
+        shutil.rmtree(folder)
+        if not disk.failures:
+            break
+    assert operation > 10 and outcome.error is None and not disk.failures
 
 
 def _save_on_ranks(world: World, folder: Path, background: bool) -> list[Any]:

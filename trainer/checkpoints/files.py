@@ -1,7 +1,8 @@
 """A checkpoint's file: whole or not there, and never the last good one lost.
 
-Writing has two parts. `stage` puts the content on disk under another name. `publish` records its hash and renames it;
-from then on it counts. A state that is wanted under several names is staged once: `publish_again` makes hard links.
+Writing has three parts. `stage` puts the content on disk under another name. `publish` records its hash and renames
+it; from then on it counts. `forget_former` makes that durable and drops the hashes of what had the name before. A state
+that is wanted under several names is staged once: `publish_again` makes hard links.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def save(state: Any, path: Path) -> int:
     """
     staged = stage(state, path)
     publish(staged, path)
+    forget_former(staged, path)
     return staged.bytes
 
 
@@ -49,7 +51,7 @@ def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None
     """
     make_folder(path.parent)
     temporary = names.temporary_file(path)
-    with _removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
+    with removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
         if before_write is not None:
             before_write(path)
         digest, size = streams.save(state, raw, compress=path.suffix == ".gz")
@@ -59,30 +61,39 @@ def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None
 def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
     """Gives staged content its name. `shards` are the names of its parts, in the folder of `path`, with their SHA-256.
 
-    Whenever the process dies in here, the former file of this name or the new one is there and valid. Raises OSError.
+    Whenever the process dies in here, the former file of this name or the new one is there and valid, provided that the
+    shards of both are kept until `forget_former` has returned. Raises OSError; the former file is then as it was.
     """
-    folder = names.shards_folder(path).name
-    entries = [(path.name, staged.sha256)]
-    entries += [(f"{folder}/{name}", digest) for name, digest in sorted((shards or {}).items())]
-    former: list[hashes.Entry] = []
-    if path.exists():
-        with contextlib.suppress(CheckpointError):  # what was not valid before need not stay so
-            former = hashes.read(path)
-    with _removed_on_failure(staged.temporary):
+    entries = _entries(staged, path, shards)
+    former = _recorded(path) if path.exists() else []
+    with _hashes_restored_on_failure(path, former), removed_on_failure(staged.temporary):
         hashes.write(path, [*entries, *(entry for entry in former if entry not in entries)])
         sync_folder(path.parent)  # a power loss must not leave the new file with the former hash alone
         staged.temporary.replace(path)
-        sync_folder(path.parent)
-    if former:
+
+
+def forget_former(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
+    """Makes the name of what was published durable, and drops the hashes of what had it before.
+
+    Raises OSError; the published file is then valid as long as the shards of the former one are there too.
+    """
+    sync_folder(path.parent)
+    entries = _entries(staged, path, shards)
+    if _recorded(path) != entries:
         hashes.write(path, entries)
         sync_folder(path.parent)
+
+
+def lists_shards(path: Path, shards: Mapping[str, str]) -> bool:
+    """Whether the hash file of `path` lists these shards: without them the file of that name would not be valid."""
+    return set(_shard_entries(path, shards)) <= set(_recorded(path))
 
 
 def publish_again(source: Path, staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
     """Publishes under another name what is already published as `source`. Raises OSError."""
     make_folder(path.parent)
     temporary = names.temporary_file(path)
-    with _removed_on_failure(temporary):
+    with removed_on_failure(temporary):
         link_or_copy(source, temporary)
     publish(Staged(temporary, staged.sha256, staged.bytes), path, shards)
 
@@ -163,10 +174,41 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _removed_on_failure(temporary: Path) -> Any:
+def removed_on_failure(temporary: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def _hashes_restored_on_failure(path: Path, former: list[hashes.Entry]) -> Iterator[None]:
+    """Where there is no room for them either, the hash file goes on listing the new ones too."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):
+            if former:
+                hashes.write(path, former)
+            elif not path.exists():
+                names.hash_file(path).unlink(missing_ok=True)
+        raise
+
+
+def _entries(staged: Staged, path: Path, shards: Mapping[str, str] | None) -> list[hashes.Entry]:
+    return [(path.name, staged.sha256), *_shard_entries(path, shards or {})]
+
+
+def _shard_entries(path: Path, shards: Mapping[str, str]) -> list[hashes.Entry]:
+    folder = names.shards_folder(path).name
+    return [(f"{folder}/{name}", digest) for name, digest in sorted(shards.items())]
+
+
+def _recorded(path: Path) -> list[hashes.Entry]:
+    """What the hash file of `path` lists; nothing where that cannot be used."""
+    try:
+        return hashes.read(path)
+    except CheckpointError:
+        return []

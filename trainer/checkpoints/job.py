@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -35,7 +35,6 @@ class WriteJob:
     blocked_seconds: float = 0.0
     seconds: float | None = None
     bytes: int = 0
-    published: list[Path] = field(default_factory=list)
     error: OSError | None = None  # the disk's error; the same on all ranks of a sharded checkpoint
     problem: str | None = None  # the checkpoint is whole, older ones could not be deleted
     crash: BaseException | None = None  # anything else: a bug, to be raised in the training thread
@@ -76,10 +75,14 @@ class _Writing:
                 self._fail(one)
             shards[self._shard_name(rank)] = one[0]
             self.job.bytes += one[1]
-        main = self._outcome(lambda: self._write_main(shards)) if self.world.is_main else None
-        self.job.published, main = self.world.from_main((self.job.published, main))
-        if isinstance(main, Exception):
-            self._fail(main)
+        main: Exception | None = None
+        listing: list[Path] = []
+        if self.world.is_main:
+            main = self._outcome(lambda: self._write_main(shards))
+            listing = [path for path in self.job.paths if files.lists_shards(path, shards)]
+        listing, main = self.world.from_main((listing, main))
+        if main is not None:
+            self._fail(main, listing)
 
     def _outcome(self, work: Callable[[], T]) -> T | Exception:
         """What `work` returns, or its error in a form that can be sent: the other ranks wait to hear of this one.
@@ -94,15 +97,16 @@ class _Writing:
             self.bug = error
             return RankError(f"rank {self.world.rank} could not write its checkpoint: {type(error).__name__}: {error}")
 
-    def _fail(self, error: Exception) -> NoReturn:
-        self._remove_own_shard()
+    def _fail(self, error: Exception, listing: Sequence[Path] = ()) -> NoReturn:
+        self._remove_own_shard(listing)
         raise self.bug or error
 
     def _write_own_shard(self, pieces: sharded.Pieces) -> tuple[str, int]:
         self.job.snapshot.wait()
         first, *others = self._own_shards()
         staged = files.stage(pieces, first)
-        staged.temporary.replace(first)
+        with files.removed_on_failure(staged.temporary):
+            staged.temporary.replace(first)
         for other in others:
             files.make_folder(other.parent)
             files.link_or_copy(first, other)
@@ -120,15 +124,15 @@ class _Writing:
         )
         job.bytes += staged.bytes
         files.publish(staged, first, shards)
-        job.published.append(first)
         for other in others:
             files.publish_again(first, staged, other, shards)
-            job.published.append(other)
         best_path = self._best_path()
         if job.best_value is not None:
             best.write_record(best_path, state, self.settings.best_metric, job.best_value)
         try:
             for path in job.paths:
+                # The former shards are needed as long as they are listed.
+                files.forget_former(staged, path, shards)
                 _remove_other_shards(path, shards)
             if job.best_value is not None:
                 rotation.forget_other_bests(best_path)
@@ -145,10 +149,10 @@ class _Writing:
     def _own_shards(self) -> list[Path]:
         return [names.shards_folder(path) / self._shard_name(self.world.rank) for path in self.job.paths]
 
-    def _remove_own_shard(self) -> None:
-        """Where the checkpoint failed: a shard that no file names is not left behind."""
+    def _remove_own_shard(self, listing: Sequence[Path]) -> None:
+        """Where the checkpoint failed: a shard is only left where it is listed beside one of the paths `listing`."""
         for path, shard in zip(self.job.paths, self._own_shards(), strict=True):
-            if path not in self.job.published:
+            if path not in listing:
                 with contextlib.suppress(OSError):
                     shard.unlink(missing_ok=True)
                     shard.parent.rmdir()  # the last rank's succeeds
