@@ -125,6 +125,24 @@ def test_a_renamed_checkpoint_is_still_one(folder: Path) -> None:
     assert checkpoints.choose(str(folder / "kept.pt"), folder).path == folder / "kept.pt"
 
 
+def test_one_renamed_while_it_was_being_replaced_is_still_one(folder: Path) -> None:
+    path = save(folder, 1)
+    entries = hashes.read(path)
+    hashes.write(path, [(path.name, "0" * 64), *entries])
+    path.rename(folder / "kept.pt")
+    names.hash_file(path).rename(folder / "kept.pt.sha256")
+    hashes.verify(folder / "kept.pt")
+    assert [name for name, _ in hashes.read(folder / "kept.pt")] == ["kept.pt", "kept.pt"]
+
+
+def test_a_hash_file_of_sha256sum_in_binary_mode_is_understood(folder: Path) -> None:
+    path = save(folder, 1)
+    with names.hash_file(path).open("wb") as file:
+        subprocess.run(["sha256sum", "--binary", path.name], cwd=folder, check=True, stdout=file)
+    assert b" *step_00000001.pt" in names.hash_file(path).read_bytes()
+    hashes.verify(path)
+
+
 def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from trainer.checkpoints import names
 from trainer.errors import CheckpointError
 
-_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+# With a star where sha256sum was given --binary.
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
 
 # A file's name, relative to the checkpoint's folder, and its SHA-256.
 Entry = tuple[str, str]
@@ -53,7 +54,8 @@ def read(path: Path) -> list[Entry]:
         raise CheckpointError(f"checkpoint {path} cannot be used: {names.hash_file(path)} is damaged")
     entries = [(match[2], match[1]) for match in matches if match]
     # A checkpoint that a person renamed together with its hash file is still the same.
-    return [(path.name, entries[0][1]), *entries[1:]]
+    former_name = entries[0][0]
+    return [(path.name if name == former_name else name, digest) for name, digest in entries]
 
 
 def verify(path: Path) -> None:
