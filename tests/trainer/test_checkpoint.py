@@ -143,6 +143,12 @@ def test_a_hash_file_of_sha256sum_in_binary_mode_is_understood(folder: Path) -> 
     hashes.verify(path)
 
 
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_a_path_without_a_name_is_no_checkpoint(place: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^checkpoint [./] cannot be used: that is no file$"):
+        hashes.verify(Path(place))
+
+
 def test_a_checkpoint_cannot_run_code(folder: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:

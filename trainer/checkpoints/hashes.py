@@ -42,6 +42,8 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
 
 def read(path: Path) -> list[Entry]:
     """What is recorded beside `path`, its own hashes first. Raises CheckpointError if that cannot be used."""
+    if not path.name:
+        raise CheckpointError(f"checkpoint {path} cannot be used: that is no file")
     try:
         lines = names.hash_file(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
