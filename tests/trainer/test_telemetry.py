@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry.telemetry import Telemetry, progress
 from trainer.telemetry.timing import StepDurations
+from trainer.telemetry.trackers import TensorBoard
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
@@ -204,6 +206,29 @@ def test_trackers_get_numbers_only_and_hear_how_it_ended(folder: Path) -> None:
     read = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert set(read.Tags()["scalars"]) == {"loss", "val/loss"}
     assert set(read.Tags()["histograms"]) == {f"{kind}/{n}" for kind in ("gradient", "activation") for n in (0, 1)}
+
+
+class Companion(TensorBoard):
+    """A tracker that can only close together with the others."""
+
+    def __init__(self, name: str, folder: Path, all_close: threading.Barrier) -> None:
+        super().__init__(folder / name)
+        self.name = name
+        self._all_close = all_close
+
+    def close(self, good: bool) -> None:
+        self._all_close.wait(120)
+        super().close(good)
+
+
+def test_trackers_close_at_the_same_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    all_close = threading.Barrier(2)
+    sinks = [Companion(name, folder, all_close) for name in ("first", "second")]
+    monkeypatch.setattr("trainer.telemetry.telemetry.wanted_sinks", lambda settings: sinks)
+    Telemetry(make(folder), ALONE).close()
+    assert not all_close.broken and capsys.readouterr().err == ""
 
 
 def on_two_ranks(world: World, folder: Path) -> str | None:

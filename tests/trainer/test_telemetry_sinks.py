@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,30 @@ import pytest
 from trainer.config import Settings
 from trainer.errors import SettingsError, TrainerError
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.sinks import SinkFeed
+from trainer.telemetry.sinks import SinkFeed, close_all
 from trainer.telemetry.trackers import wanted_sinks
 
 EMPTY = Histogram("block", "gradient", (), (), None, None, None, None, None, 0, 0)
 
 
 class Recorder:
-    """A sink that writes down its calls. `break_at` names the call that raises; `gate` holds up `open`."""
+    """A sink that writes down its calls. `break_at` names the call that raises `error`; `gate` holds up `open`."""
 
     name = "Recorder"
 
-    def __init__(self, break_at: str = "", gate: threading.Event | None = None) -> None:
+    def __init__(
+        self, break_at: str = "", gate: threading.Event | None = None, error: BaseException | None = None
+    ) -> None:
         self.calls: list[Any] = []
         self.threads: set[int] = set()
         self._break_at = break_at
         self._gate = gate
+        self._error = error or ConnectionError("the server\nis gone")
 
     def _note(self, name: str, *details: object) -> None:
         self.threads.add(threading.get_ident())
         if name == self._break_at:
-            raise ConnectionError("the server\nis gone")
+            raise self._error
         if name != "flush":
             self.calls.append((name, *details))
 
@@ -67,7 +71,7 @@ def test_everything_arrives_in_order_on_a_thread_of_its_own(capsys: pytest.Captu
     values["loss"] = 0.5  # the caller may use its dictionary again
     feed.scalars(2, values)
     feed.histogram(2, EMPTY)
-    feed.close(good=False)
+    close_all([feed], good=False)
     feed.scalars(3, values)
     assert sink.calls == [
         ("open",),
@@ -87,14 +91,31 @@ def test_a_sink_that_fails_is_named_once_and_left_out(call: str, capsys: pytest.
     feed = SinkFeed(sink, flush_seconds=0.001)
     feed.scalars(1, {"loss": 1.0})
     feed.scalars(2, {"loss": 1.0})
-    feed.close()
+    close_all([feed])
     assert feed.failed
     assert capsys.readouterr().err == (
         "trainer: Recorder failed and is left out from now on: ConnectionError: the server is gone; training goes on\n"
     )
     feed.scalars(3, {"loss": 1.0})
-    feed.close()
+    close_all([feed])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("call", "ended"), [("scalars", True), ("flush", True), ("open", False)])
+def test_a_tracker_that_fails_in_the_middle_has_its_run_ended(call: str, ended: bool) -> None:
+    sink = Recorder(break_at=call)
+    feed = SinkFeed(sink, flush_seconds=0.001)
+    feed.scalars(1, {"loss": 1.0})
+    close_all([feed])
+    assert [entry for entry in sink.calls if entry[0] == "close"] == ([("close", False)] if ended else [])
+
+
+def test_a_library_that_exits_is_a_failure_too(capsys: pytest.CaptureFixture[str]) -> None:
+    feed = SinkFeed(Recorder(break_at="scalars", error=SystemExit("no more")))
+    feed.scalars(1, {"loss": 1.0})
+    close_all([feed])
+    assert feed.failed
+    assert "Recorder failed and is left out from now on: SystemExit: no more;" in capsys.readouterr().err
 
 
 def test_a_sink_that_hangs_holds_up_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,11 +124,21 @@ def test_a_sink_that_hangs_holds_up_nothing(capsys: pytest.CaptureFixture[str]) 
     for step in range(5):
         feed.scalars(step, {"loss": 1.0})
     assert feed.dropped == 3
-    feed.close(patience=0.01)
+    close_all([feed], patience=0.01)
     gate.set()
     slow, late = capsys.readouterr().err.splitlines()
     assert "Recorder is too slow: values are left out" in slow
     assert "did not take its last values within 0.01 s" in late
+
+
+def test_sinks_that_hang_share_one_deadline(capsys: pytest.CaptureFixture[str]) -> None:
+    gate = threading.Event()
+    feeds = [SinkFeed(Recorder(gate=gate)) for _ in range(4)]
+    began = time.monotonic()
+    close_all(feeds, patience=1.0)
+    assert time.monotonic() - began < 4.0
+    gate.set()
+    assert capsys.readouterr().err.count("did not take its last values within 1 s") == 4
 
 
 def settings(folder: Path, **wanted: Any) -> Settings:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trainer.telemetry.histograms import Histogram, ValueCounts
-from trainer.telemetry.sinks import Sink, SinkFeed
+from trainer.telemetry.sinks import Sink, SinkFeed, close_all
 from trainer.telemetry.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 
@@ -32,7 +32,7 @@ def use(sink: Sink, first: int, last: int, settings: dict[str, Any], *, good: bo
         feed.scalars(step, {"loss": 1 / step, "val/loss": math.nan})
     feed.histogram(last, histogram())
     feed.histogram(last, ValueCounts().histogram("empty", "activation"))
-    feed.close(good, patience=60)
+    close_all([feed], good, patience=60)
     assert not feed.failed
 
 

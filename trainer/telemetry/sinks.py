@@ -10,7 +10,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from trainer.errors import show
@@ -20,7 +20,7 @@ from trainer.telemetry.histograms import Histogram
 FLUSH_SECONDS = 2.0
 # Hours of steps at a normal pace; reached only when a tracker hangs.
 QUEUE_LENGTH = 20_000
-# What a stop may spend on the last values, well within the time torchrun gives a rank to end.
+# What a stop may spend on the last values of all trackers, well within the time torchrun gives a rank to end.
 CLOSE_SECONDS = 10.0
 
 
@@ -49,7 +49,7 @@ class Sink(Protocol):
 
 
 class SinkFeed:
-    """Feeds one sink from a thread. Nothing here raises or waits, except `close`, which waits for CLOSE_SECONDS."""
+    """Feeds one sink from a thread until `close_all`. Nothing here raises, and only `wait_until` waits."""
 
     def __init__(self, sink: Sink, *, flush_seconds: float = FLUSH_SECONDS, length: int = QUEUE_LENGTH) -> None:
         self.dropped = 0
@@ -74,13 +74,18 @@ class SinkFeed:
         moment = time.time()
         self._put(lambda: self._sink.histogram(step, moment, histogram))
 
-    def close(self, good: bool = True, *, patience: float = CLOSE_SECONDS) -> None:
-        """Hands over what is left and ends the tracker's run; says so where that takes longer than `patience`."""
+    def begin_closing(self, good: bool) -> None:
+        """Lets the thread hand over what is left and end the tracker's run; what comes later is left out."""
         self._good = good
         self._closing.set()
-        self._thread.join(patience)
-        if self._thread.is_alive():
-            self._report(f"did not take its last values within {patience:g} s; they are only in the metrics file")
+
+    def wait_until(self, deadline: float) -> bool:
+        """Whether the thread has ended; waits for it, at most until `deadline` (time.monotonic)."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def report(self, what: str) -> None:
+        show(f"trainer: {self._sink.name} {what}; training goes on", error=True)
 
     def _put(self, call: Callable[[], None]) -> None:
         if self.failed or self._closing.is_set():
@@ -90,25 +95,42 @@ class SinkFeed:
         except queue.Full:
             self.dropped += 1
             if self.dropped == 1:
-                self._report("is too slow: values are left out there, and are only in the metrics file")
+                self.report("is too slow: values are left out there, and are only in the metrics file")
 
     def _work(self) -> None:
-        try:
-            self._sink.open()
-            last = False
-            while not last:
-                last = self._closing.wait(self._flush_seconds)
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        self._queue.get_nowait()()
-                self._sink.flush()
-            self._sink.close(self._good)
-        except Exception as error:  # libraries of others raise anything, and none of it may end the training
-            self.failed = True
-            self._report(f"failed and is left out from now on: {_one_line(error)}")
+        if self._succeeds(self._sink.open):
+            good = self._succeeds(self._pass_on) and self._good
+            self._succeeds(lambda: self._sink.close(good))
 
-    def _report(self, what: str) -> None:
-        show(f"trainer: {self._sink.name} {what}; training goes on", error=True)
+    def _pass_on(self) -> None:
+        last = False
+        while not last:
+            last = self._closing.wait(self._flush_seconds)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait()()
+            self._sink.flush()
+
+    def _succeeds(self, call: Callable[[], None]) -> bool:
+        """Makes a call of the sink; the first one that fails is reported."""
+        try:
+            call()
+        except BaseException as error:  # libraries of others raise anything, SystemExit too; training must not end
+            if not self.failed:
+                self.failed = True
+                self.report(f"failed and is left out from now on: {_one_line(error)}")
+            return False
+        return True
+
+
+def close_all(feeds: Sequence[SinkFeed], good: bool = True, *, patience: float = CLOSE_SECONDS) -> None:
+    """Ends the trackers' runs with what is left, all at once; names those that take longer than `patience`, seconds."""
+    for feed in feeds:
+        feed.begin_closing(good)
+    deadline = time.monotonic() + patience
+    for feed in feeds:
+        if not feed.wait_until(deadline) and not feed.failed:
+            feed.report(f"did not take its last values within {patience:g} s; they are only in the metrics file")
 
 
 def _one_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from trainer.errors import SettingsError, TrainerError, show
 from trainer.telemetry import histograms
 from trainer.telemetry.bottleneck import Bottleneck, verdict
 from trainer.telemetry.histograms import Histogram
-from trainer.telemetry.sinks import SinkFeed
+from trainer.telemetry.sinks import SinkFeed, close_all
 from trainer.telemetry.timing import MeanTimes, StepDurations
 from trainer.telemetry.traces import Tracer, TraceSummary
 from trainer.telemetry.trackers import wanted_sinks
@@ -220,8 +220,7 @@ class Telemetry:
 
     def close(self, *, good: bool = True) -> None:
         """Ends the trackers' runs and closes the files; `good` is whether the run ended as it should."""
-        for feed in self._feeds:
-            feed.close(good)
+        close_all(self._feeds, good)
         for file in (self._metrics, self._histograms, self._text):
             if file is not None:
                 file.close()
