@@ -120,12 +120,14 @@ def test_a_library_that_exits_is_a_failure_too(capsys: pytest.CaptureFixture[str
 
 def test_a_sink_that_hangs_holds_up_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     gate = threading.Event()
-    feed = SinkFeed(Recorder(gate=gate), length=2)
+    sink = Recorder(gate=gate)
+    feed = SinkFeed(sink, length=2)
     for step in range(5):
         feed.scalars(step, {"loss": 1.0})
-    assert feed.dropped == 3
     close_all([feed], patience=0.01)
     gate.set()
+    assert feed.wait_until(time.monotonic() + 120)
+    assert [call[1] for call in sink.calls if call[0] == "scalars"] == [0, 1]
     slow, late = capsys.readouterr().err.splitlines()
     assert "Recorder is too slow: values are left out" in slow
     assert "did not take its last values within 0.01 s" in late

@@ -18,7 +18,8 @@ from trainer.telemetry.histograms import Histogram
 
 # Values are handed over in batches this often, which is what databases are good at.
 FLUSH_SECONDS = 2.0
-# Hours of steps at a normal pace; reached only when a tracker hangs.
+# Calls that may wait: one for the numbers of a step, and one for each tensor's histogram. A tracker that keeps up takes
+# them all every FLUSH_SECONDS.
 QUEUE_LENGTH = 20_000
 # What a stop may spend on the last values of all trackers, well within the time torchrun gives a rank to end.
 CLOSE_SECONDS = 10.0
@@ -52,31 +53,31 @@ class SinkFeed:
     """Feeds one sink from a thread until `close_all`. Nothing here raises, and only `wait_until` waits."""
 
     def __init__(self, sink: Sink, *, flush_seconds: float = FLUSH_SECONDS, length: int = QUEUE_LENGTH) -> None:
-        self.dropped = 0
         self.failed = False
         self._sink = sink
         self._flush_seconds = flush_seconds
         self._queue: queue.Queue[Callable[[], None]] = queue.Queue(length)
         self._closing = threading.Event()
-        self._good = True
-        self._thread = threading.Thread(target=self._work, name=f"trainer-{sink.name}", daemon=True)
+        self._slowness_reported = False
+        self._run_ended_well = True
+        self._thread = threading.Thread(target=self._feed_until_closed, name=f"trainer-{sink.name}", daemon=True)
         self._thread.start()
 
     def settings(self, values: Mapping[str, Any]) -> None:
         kept = dict(values)
-        self._put(lambda: self._sink.settings(kept))
+        self._enqueue(lambda: self._sink.settings(kept))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         moment, kept = time.time(), dict(values)
-        self._put(lambda: self._sink.scalars(step, moment, kept))
+        self._enqueue(lambda: self._sink.scalars(step, moment, kept))
 
     def histogram(self, step: int, histogram: Histogram) -> None:
         moment = time.time()
-        self._put(lambda: self._sink.histogram(step, moment, histogram))
+        self._enqueue(lambda: self._sink.histogram(step, moment, histogram))
 
     def begin_closing(self, good: bool) -> None:
         """Lets the thread hand over what is left and end the tracker's run; what comes later is left out."""
-        self._good = good
+        self._run_ended_well = good
         self._closing.set()
 
     def wait_until(self, deadline: float) -> bool:
@@ -87,19 +88,19 @@ class SinkFeed:
     def report(self, what: str) -> None:
         show(f"trainer: {self._sink.name} {what}; training goes on", error=True)
 
-    def _put(self, call: Callable[[], None]) -> None:
+    def _enqueue(self, call: Callable[[], None]) -> None:
         if self.failed or self._closing.is_set():
             return
         try:
             self._queue.put_nowait(call)
         except queue.Full:
-            self.dropped += 1
-            if self.dropped == 1:
+            if not self._slowness_reported:
+                self._slowness_reported = True
                 self.report("is too slow: values are left out there, and are only in the metrics file")
 
-    def _work(self) -> None:
+    def _feed_until_closed(self) -> None:
         if self._succeeds(self._sink.open):
-            good = self._succeeds(self._pass_on) and self._good
+            good = self._succeeds(self._pass_on) and self._run_ended_well
             self._succeeds(lambda: self._sink.close(good))
 
     def _pass_on(self) -> None:
