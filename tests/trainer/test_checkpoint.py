@@ -128,11 +128,11 @@ def test_a_renamed_checkpoint_is_still_one(folder: Path) -> None:
 def test_one_renamed_while_it_was_being_replaced_is_still_one(folder: Path) -> None:
     path = save(folder, 1)
     entries = hashes.read(path)
-    hashes.write(path, [(path.name, "0" * 64), *entries])
+    hashes.write(path, [hashes.HashEntry(path.name, "0" * 64), *entries])
     path.rename(folder / "kept.pt")
     names.hash_file(path).rename(folder / "kept.pt.sha256")
     hashes.verify(folder / "kept.pt")
-    assert [name for name, _ in hashes.read(folder / "kept.pt")] == ["kept.pt", "kept.pt"]
+    assert [entry.name for entry in hashes.read(folder / "kept.pt")] == ["kept.pt", "kept.pt"]
 
 
 def test_a_hash_file_of_sha256sum_in_binary_mode_is_understood(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Checkpoints: what is saved when, how it gets to the disk whole, and which one a run continues from.
 
 In comes the session's state (tensors on any device, maybe DTensors), out come files that hold until their SHA-256 says
-otherwise. `writer` decides and runs at most one `job` at a time; `snapshot` copies live tensors, `streams` and `files`
-write, `sharded` splits by rank, `rotation` chooses, loads and deletes, `names` says what lies where. `writer` first.
+otherwise. `writer` decides and runs at most one `job` at a time; `snapshot` copies live tensors, `streams`, `files`
+and `durable` write, `sharded` splits by rank, `rotation` chooses, loads and deletes, `names` says what lies where.
+`writer` first.
 """
 
 from trainer.checkpoints.files import FORMAT, State, require_writable

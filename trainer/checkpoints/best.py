@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoints import files, hashes, names
+from trainer.checkpoints import durable, files, hashes, names
 from trainer.errors import CheckpointError
 
 _LOWER_IS_BETTER = ("loss", "perplexity")
@@ -64,7 +63,7 @@ def best_value(directory: Path, metric: str) -> float | None:
 
 def write_record(path: Path, state: files.State, metric: str, value: float) -> None:
     """Describes the best checkpoint `path`, which holds `state` with all its metrics. Raises OSError."""
-    digest = hashes.read(path)[0][1]
+    digest = hashes.read(path)[0].sha256
     known = {
         "metric": metric,
         "value": value,
@@ -74,26 +73,14 @@ def write_record(path: Path, state: files.State, metric: str, value: float) -> N
         "metrics": state["metrics"],
         "settings": state.get("config", {}),
     }
-    final = record_file(path)
-    temporary = names.temporary_file(final)
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(known, file, indent=2, default=str)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(final)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    durable.replace(record_file(path), f"{json.dumps(known, indent=2, default=str)}\n".encode())
 
 
 def _record(path: Path) -> Record | None:
     if not path.exists():
         return None
     try:
-        digest = hashes.read(path)[0][1]
+        digest = hashes.read(path)[0].sha256
         with contextlib.suppress(OSError, ValueError):
             known = json.loads(record_file(path).read_text(encoding="utf-8"))
             if isinstance(known, dict) and known.get("sha256") == digest:

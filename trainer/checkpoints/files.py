@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoints import hashes, names, streams
+from trainer.checkpoints import durable, hashes, names, streams
 from trainer.errors import CheckpointError, SettingsError
 
 FORMAT = 2
@@ -51,7 +51,7 @@ def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None
     """
     make_folder(path.parent)
     temporary = names.temporary_file(path)
-    with removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
+    with durable.removed_on_failure(temporary), temporary.open("wb", buffering=0) as raw:
         if before_write is not None:
             before_write(path)
         digest, size = streams.save(state, raw, compress=path.suffix == ".gz")
@@ -66,7 +66,7 @@ def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None)
     """
     entries = _entries(staged, path, shards)
     former = _recorded(path) if path.exists() else []
-    with _hashes_restored_on_failure(path, former), removed_on_failure(staged.temporary):
+    with _hashes_restored_on_failure(path, former), durable.removed_on_failure(staged.temporary):
         hashes.write(path, [*entries, *(entry for entry in former if entry not in entries)])
         sync_folder(path.parent)  # a power loss must not leave the new file with the former hash alone
         staged.temporary.replace(path)
@@ -93,7 +93,7 @@ def publish_again(source: Path, staged: Staged, path: Path, shards: Mapping[str,
     """Publishes under another name what is already published as `source`. Raises OSError."""
     make_folder(path.parent)
     temporary = names.temporary_file(path)
-    with removed_on_failure(temporary):
+    with durable.removed_on_failure(temporary):
         link_or_copy(source, temporary)
     publish(Staged(temporary, staged.sha256, staged.bytes), path, shards)
 
@@ -174,17 +174,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def removed_on_failure(temporary: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def _hashes_restored_on_failure(path: Path, former: list[hashes.Entry]) -> Iterator[None]:
+def _hashes_restored_on_failure(path: Path, former: list[hashes.HashEntry]) -> Iterator[None]:
     """Where there is no room for them either, the hash file goes on listing the new ones too."""
     try:
         yield
@@ -197,16 +187,16 @@ def _hashes_restored_on_failure(path: Path, former: list[hashes.Entry]) -> Itera
         raise
 
 
-def _entries(staged: Staged, path: Path, shards: Mapping[str, str] | None) -> list[hashes.Entry]:
-    return [(path.name, staged.sha256), *_shard_entries(path, shards or {})]
+def _entries(staged: Staged, path: Path, shards: Mapping[str, str] | None) -> list[hashes.HashEntry]:
+    return [hashes.HashEntry(path.name, staged.sha256), *_shard_entries(path, shards or {})]
 
 
-def _shard_entries(path: Path, shards: Mapping[str, str]) -> list[hashes.Entry]:
+def _shard_entries(path: Path, shards: Mapping[str, str]) -> list[hashes.HashEntry]:
     folder = names.shards_folder(path).name
-    return [(f"{folder}/{name}", digest) for name, digest in sorted(shards.items())]
+    return [hashes.HashEntry(f"{folder}/{name}", digest) for name, digest in sorted(shards.items())]
 
 
-def _recorded(path: Path) -> list[hashes.Entry]:
+def _recorded(path: Path) -> list[hashes.HashEntry]:
     """What the hash file of `path` lists; nothing where that cannot be used."""
     try:
         return hashes.read(path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from trainer.checkpoints import best, files, names, rotation, sharded
+from trainer.checkpoints import best, durable, files, names, rotation, sharded
 from trainer.checkpoints.snapshot import HostSnapshot
 from trainer.config import Settings
 from trainer.errors import RankError
@@ -105,7 +105,7 @@ class _Writing:
         self.job.snapshot.wait()
         first, *others = self._own_shards()
         staged = files.stage(pieces, first)
-        with files.removed_on_failure(staged.temporary):
+        with durable.removed_on_failure(staged.temporary):
             staged.temporary.replace(first)
         for other in others:
             files.make_folder(other.parent)
