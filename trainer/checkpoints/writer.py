@@ -38,6 +38,14 @@ class Outcome:
     error: str | None
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """A state that was, or is being, saved: its step, and the names it has."""
+
+    step: int
+    paths: frozenset[Path]
+
+
 class Checkpointer:
     """Saves the state of a run. All ranks have one and call `begin`, `save` and `wait` alike (collective).
 
@@ -57,14 +65,14 @@ class Checkpointer:
         self._world = world
         self._before_write = before_write
         self._sharded = settings.sharded_checkpoints and bool(world.backend)
+        self._writes = self._sharded or world.is_main
         self._writers = world.writers if self._sharded and settings.async_checkpoints else world
         self._buffers = HostBuffers()
         self._job: WriteJob | None = None
         self._thread: threading.Thread | None = None
         self._outcomes: list[Outcome] = []
         self._best_value: float | None = None  # known on rank 0
-        # The newest state that was, or is being, saved, and its names. Alike on all ranks.
-        self._saved: tuple[int, frozenset[Path]] = (-1, frozenset())
+        self._newest = _Saved(-1, frozenset())  # alike on all ranks
         self._failed = False
 
     @property
@@ -73,11 +81,14 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, step: int, resumed_from: Path | None = None) -> list[Path]:
-        """Prepares the directory for a run that starts after `step`; checkpoints that were set aside, on rank 0."""
+        """Prepares the directory for a run that starts after `step`.
+
+        Returns the checkpoints that were set aside, on rank 0; nothing on the others.
+        """
         directory = self._settings.checkpoint_dir
         own = names.step_file(directory, step, gzip=self._settings.gzip_checkpoints)
         if resumed_from is not None and resumed_from.resolve() == own.resolve():
-            self._saved = (step, frozenset({own}))
+            self._newest = _Saved(step, frozenset({own}))
         if not self._world.is_main:
             return []
         moved = rotation.begin_branch(directory, step)
@@ -107,41 +118,29 @@ class Checkpointer:
         required one cannot be written.
         """
         began = time.perf_counter()
-        settings = self._settings
         if not self.busy:
-            self._finish()
-        if not settings.epoch_checkpoints:
+            self._take_result()
+        if not self._settings.epoch_checkpoints:
             epoch = None
         busy, better = (bool(votes) for votes in self._world.vote(self.busy, self._beats_best(score)))
         paths = self._paths(step, periodic or required, epoch, phase, better)
         if busy and not (required or better or epoch is not None):
-            if step == self._saved[0] and self._saved[1].issuperset(paths):
+            if not paths or self._is_on_its_way(step, paths):
                 return True
-            if paths:
-                self._skipped(step, paths, began)
-            return not paths
+            self._note_skipped(step, paths, began)
+            return False
         self.wait()
-        saved: frozenset[Path] = frozenset()
-        if step == self._saved[0] and not self._world.from_main(self._failed):
-            saved = self._saved[1]
-            paths = tuple(path for path in paths if path not in saved)
+        known = self._names_of(step)
+        paths = tuple(path for path in paths if path not in known)
         if not paths:
             return True
-        background = settings.async_checkpoints and not required
-        job = self._collected(collect, step, paths, score if better else None, began, copy=background)
-        self._saved, self._job = (step, saved.union(paths)), job
-        writes = self._sharded or self._world.is_main
+        background = self._settings.async_checkpoints and not required
+        self._job = self._make_job(collect, step, paths, score if better else None, began, copy=background)
+        self._newest = _Saved(step, known.union(paths))
         if background:
-            # Before the thread begins: it may have written everything by the time this one runs again.
-            job.blocked_seconds = time.perf_counter() - began
-            if writes:
-                self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint")
-                self._thread.start()
+            self._write_in_background(self._job)
             return True
-        if writes:
-            self._write(job)
-        self._finish()
-        error = self._world.from_main(job.error)
+        error = self._write_now(self._job)
         if error is not None and required:
             raise error
         return error is None
@@ -150,18 +149,20 @@ class Checkpointer:
         """Returns when nothing is being written any more. Call it before leaving."""
         if self._thread is not None:
             self._thread.join()
-        self._finish()
+        self._take_result()
 
     def poll(self) -> list[Outcome]:
         """What has come of checkpoints since the last call, on rank 0; empty on the others. Never waits."""
         if not self.busy:
-            self._finish()
+            self._take_result()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def _beats_best(self, score: float | None) -> bool:
+        """Whether `score` beats the best on disk or, where one is being written, that one."""
         if score is None or not (self._settings.best_checkpoint and self._world.is_main):
             return False
+        # One being written counts although it may fail: only to wait for it would tell, and hold up the training.
         pending = self._job.best_value if self._job is not None else None
         return best.is_better(self._settings.best_metric, score, self._best_value if pending is None else pending)
 
@@ -174,7 +175,21 @@ class Checkpointer:
             paths.append(names.best_file(directory, gzip=gzip))
         return tuple(paths)
 
-    def _collected(
+    def _is_on_its_way(self, step: int, paths: tuple[Path, ...]) -> bool:
+        return step == self._newest.step and self._newest.paths.issuperset(paths)
+
+    def _note_skipped(self, step: int, paths: tuple[Path, ...], began: float) -> None:
+        if self._world.is_main:
+            blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
+            self._outcomes.append(Outcome("checkpoint_skipped", step, paths[0], paths[1:], blocked, None, None, reason))
+
+    def _names_of(self, step: int) -> frozenset[Path]:
+        """The names under which the state after `step` is on disk. Collective; nothing may be being written."""
+        if step != self._newest.step or self._world.from_main(self._failed):
+            return frozenset()
+        return self._newest.paths
+
+    def _make_job(
         self,
         collect: Callable[[], files.State],
         step: int,
@@ -193,10 +208,25 @@ class Checkpointer:
         snapshot = self._buffers.take((state if self._world.is_main else {}, pieces), copy=copy)
         return WriteJob(step, paths, best_value, snapshot, began)
 
+    def _write_in_background(self, job: WriteJob) -> None:
+        """Starts a thread that writes, on the ranks that write."""
+        # Before the thread begins: it may have written everything by the time this one runs again.
+        job.blocked_seconds = time.perf_counter() - job.began
+        if self._writes:
+            self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint")
+            self._thread.start()
+
+    def _write_now(self, job: WriteJob) -> OSError | None:
+        """Writes, on the ranks that write; returns the disk's error, on all ranks (collective)."""
+        if self._writes:
+            self._write(job)
+        self._take_result()
+        return self._world.from_main(job.error)
+
     def _write(self, job: WriteJob) -> None:
         job.write(self._settings, self._writers, self._before_write)
 
-    def _finish(self) -> None:
+    def _take_result(self) -> None:
         """Takes over what came of the job that has been written, if any. Raises what was a bug in writing it."""
         job, self._job, self._thread = self._job, None, None
         if job is None:
@@ -217,17 +247,12 @@ class Checkpointer:
                 blocked_seconds=job.blocked_seconds or job.seconds,
                 seconds=job.seconds,
                 bytes=None if job.error else job.bytes,
-                error=_words(job.error, job.paths[0]) if job.error else job.problem,
+                error=_disk_error_text(job.error, job.paths[0]) if job.error else job.problem,
             )
         )
 
-    def _skipped(self, step: int, paths: tuple[Path, ...], began: float) -> None:
-        if self._world.is_main:
-            blocked, reason = time.perf_counter() - began, "an earlier checkpoint is still being written"
-            self._outcomes.append(Outcome("checkpoint_skipped", step, paths[0], paths[1:], blocked, None, None, reason))
 
-
-def _words(error: OSError, path: Path) -> str:
+def _disk_error_text(error: OSError, path: Path) -> str:
     """The disk's error, and its file if that is not `path`."""
     if error.strerror is None:
         return str(error)
