@@ -32,6 +32,9 @@ OF_THE_TERMINAL = ("NO_COLOR", "COLORTERM", "SSH_CONNECTION", "COLUMNS", "LINES"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Under nohup it is ignored, by all that the tests start too, and some of them hang up.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 # In `make test` a property is tried with a few random examples, in `make test-long` with many; the seed that is printed
 # decides which. A shared machine's clock says nothing about the code, nor does how long it takes to make up an example.

@@ -47,11 +47,13 @@ Rows = tuple[CheckpointRow, ...]
 
 
 class FoundCheckpoint(NamedTuple):
-    """What lies in a checkpoint folder; see `gputui.recovery.checkpoints.look_in`."""
+    """What lies in a checkpoint folder; see `gputui.recovery.checkpoints.look_in`. ``changed_ns`` is when its inode
+    last changed (st_ctime_ns of stat(2)), which no copy keeps; None if it is not known."""
 
     path: str
     modified_ns: int
     size_bytes: int | None
+    changed_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,8 @@ def entered(
     kept = dict(known)
     newest = attempts[-1] if attempts else None
     step_of = partial(_step, now=now, step_at=step_at, steps_inside=steps_inside, folder=folder)
+    # One that was moved here as a whole is new in all its files.
+    is_same_folder = any(one.path in known for one in found)
     for one in found:
         row = known.get(one.path)
         if row is not None and (changed := _without_training(row, one, attempts, now, step_at, neighbours)) is not None:
@@ -127,9 +131,11 @@ def entered(
             continue
         if row is None or (row.modified_ns, row.size_bytes) != (one.modified_ns, one.size_bytes):
             entry = _entry(one, attempts, now, step_of, folder, neighbours, rebuilt)
-            if row is None and entry.is_written and step_at(entry.attempt, one.modified_ns / 1e9) is None:
-                # An attempt may copy what it found before it makes a step.
-                entry = _unless_copied(entry, rows, attempts, has_same_content)
+            if row is None and entry.is_written:
+                has_stepped = step_at(entry.attempt, one.modified_ns / 1e9) is not None
+                entry = _unless_copied(entry, rows, attempts, has_same_content, has_stepped=has_stepped)
+                if is_same_folder:
+                    entry = _unless_placed_later(entry, one, attempts)
             kept[one.path] = entry
             continue
         settled = row.is_settled or now - row.first_seen_at >= SETTLED_SECONDS or _is_settled(one, attempts, row, now)
@@ -208,16 +214,39 @@ def _may_be_of(neighbour: Neighbour, path: str, at: float) -> bool:
 
 
 def _unless_copied(
-    entry: CheckpointRow, rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan], has_same_content: HasSameContent
+    entry: CheckpointRow,
+    rows: Sequence[CheckpointRow],
+    attempts: Sequence[StepSpan],
+    has_same_content: HasSameContent,
+    *,
+    has_stepped: bool,
 ) -> CheckpointRow:
-    """The entry, foreign if it is a copy of a checkpoint that is not of this course."""
-    alike = [row for row in rows if row.path != entry.path and row.size_bytes == entry.size_bytes]
-    alike.sort(key=lambda row: row.place, reverse=True)
-    for row in alike[:MOST_COMPARED]:
-        why = outside(row, attempts, rows)
-        if why is not None and has_same_content(entry.path, row.path):
+    """The entry, foreign if it is a copy of a checkpoint that is not of this course. Training that is repeated exactly
+    saves the same at the same step, which is no copy."""
+    alike = [
+        row
+        for row in rows
+        if row.path != entry.path
+        and row.size_bytes == entry.size_bytes
+        and not (has_stepped and row.step is not None and row.step == entry.step)
+    ]
+    left = [(row, why) for row in alike if (why := outside(row, attempts, rows)) is not None]
+    left.sort(key=lambda each: each[0].place, reverse=True)
+    for row, why in left[:MOST_COMPARED]:
+        if has_same_content(entry.path, row.path):
             return replace(entry, origin="foreign", why=f"is a copy of {row.name}, which {why}")
     return entry
+
+
+def _unless_placed_later(entry: CheckpointRow, one: FoundCheckpoint, attempts: Sequence[StepSpan]) -> CheckpointRow:
+    """The entry, foreign if the file came there after the end of the attempt that its time, which a copy may keep,
+    names."""
+    writer = next((span for span in attempts if span.number == entry.attempt), None)
+    if writer is None or writer.ended_at is None or one.changed_ns is None:
+        return entry
+    if one.changed_ns / 1e9 <= writer.ended_at + AFTER_END_SECONDS:
+        return entry
+    return replace(entry, origin="foreign", why=f"came there after attempt {writer.number} had ended")
 
 
 def _writer(attempts: Sequence[StepSpan], at: float, now: float) -> StepSpan | None:

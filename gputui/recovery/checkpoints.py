@@ -95,7 +95,7 @@ def measured(path: Path) -> FoundCheckpoint | None:
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
-            return FoundCheckpoint(str(path), status.st_mtime_ns, status.st_size)
+            return FoundCheckpoint(str(path), status.st_mtime_ns, status.st_size, status.st_ctime_ns)
         if not stat.S_ISDIR(status.st_mode):
             return None
         held = [entry.stat() for entry in checkpoint_folders.files_of(path)]

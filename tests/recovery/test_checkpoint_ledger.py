@@ -187,6 +187,34 @@ def test_a_copy_of_what_was_there_before_the_restart_is_not_of_the_new_training(
     assert usable(rows, both) == ["first.pt"] and "copy of last.pt" in whys(rows, both)["last_prev.pt"]
 
 
+def test_a_copy_of_it_is_none_either_once_steps_are_made(tmp_path: Path) -> None:
+    old, copy, repeated = tmp_path / "step_30.pt", tmp_path / "step_best.pt", tmp_path / "again_30.pt"
+    for path in (old, copy, repeated):
+        path.write_text("weights")
+    lying = [FoundCheckpoint(str(path), at * SECOND, 7) for path, at in ((old, 130), (copy, 220), (repeated, 230))]
+    first = [span(1, 100.0, 140.0, last=40)]
+    both = [*first, span(2, 200.0, last=31)]
+    step_at = steps_of((1, 100.0, 0), (2, 200.0, 0))
+    rows = ledger.entered((), lying[:1], first, now=140.0, step_at=step_at)
+    rows = ledger.entered(rows, lying, both, now=231.0, step_at=step_at, has_same_content=lambda *_: True)
+    assert usable(rows, both) == ["again_30.pt"], "training that is repeated exactly saves the same"
+    assert "copy of step_30.pt" in whys(rows, both)["step_best.pt"]
+
+
+def test_a_file_that_came_after_the_end_is_not_of_the_attempt_whatever_its_time_says() -> None:
+    attempts = [span(1, 100.0, 140.0, last=40)]
+    own = FoundCheckpoint("/c/step_30.pt", 130 * SECOND, 7, 130 * SECOND)
+    late = FoundCheckpoint("/c/step_900.pt", 139 * SECOND, 7, 500 * SECOND)
+    step_at = steps_of((1, 100.0, 0))
+    rows = ledger.entered((), [own], attempts, now=140.0, step_at=step_at)
+    rows = ledger.entered(rows, [own, late], attempts, now=501.0, step_at=step_at)
+    assert usable(rows, attempts) == ["step_30.pt"] and "attempt 1" in whys(rows, attempts)["step_900.pt"]
+    # A folder that was moved to another disk is new in all its files.
+    moved = [one._replace(path=f"/d{one.path}", changed_ns=500 * SECOND) for one in (own, late)]
+    rows = ledger.entered(rows, moved, attempts, now=501.0, step_at=step_at)
+    assert "step_900.pt" in usable(rows, attempts)
+
+
 def test_names_that_count_samples_are_not_struck_off_with_later_steps() -> None:
     attempts = [span(1, 100.0, 140.0, last=40)]
     lying = [found("ckpt_6400.pt", 110.0), found("ckpt_12800.pt", 120.0), found("ckpt_25600.pt", 140.0)]
