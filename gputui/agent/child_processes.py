@@ -15,7 +15,7 @@ from gputui.config import PRIVATE_FILE_MODE, own_python
 from gputui.host.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
-from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.runs.identity import ProcessIdentity, has_open, is_alive, send_signal
 from gputui.runs.process_lock import holder
 
 _ELSEWHERE = 5
@@ -87,7 +87,7 @@ class ChildProcess:
 def adopt(lock: Path) -> ChildProcess | None:
     """The process that another agent, or a person, started and that took ``lock``; None if none lives."""
     found = holder(lock)
-    if found is None or not is_alive(found.identity):
+    if found is None or not is_alive(found.identity) or has_open(found.identity.pid, lock) is False:
         return None
     return ChildProcess(found.identity, is_agents=found.is_agents)
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
-from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.runs.identity import ProcessIdentity, has_open, is_alive, send_signal
 from gputui.store.database import is_outdated
 
 START_TIMEOUT_SECONDS = 15.0
@@ -72,7 +72,8 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return identity if is_alive(process) else None
+    # A copy of the file names the agent of the home that it was copied from.
+    return identity if is_alive(process) and has_open(process.pid, workspace.agent_lock) is not False else None
 
 
 def ensure_agent(

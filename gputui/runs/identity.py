@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -74,6 +75,21 @@ def is_alive(identity: ProcessIdentity) -> bool:
         return False
     stat = read_stat(identity.pid)
     return stat is not None and not stat.is_dead and stat.start_ticks == identity.start_ticks
+
+
+def has_open(pid: int, path: Path) -> bool | None:
+    """Whether a process has this very file open, and not a copy of it; None if that cannot be told."""
+    try:
+        wanted = path.stat()
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            found = descriptor.stat()
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
 
 
 def asker() -> dict[str, int | str]:

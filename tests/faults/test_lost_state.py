@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,3 +202,43 @@ def test_an_agent_started_from_inside_a_run_outlives_it_with_its_runs(machine: M
         other.wait_for("steps-1", "stopped")
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_copy_of_a_runs_folder_is_no_run(machine: Machine, is_renamed: bool) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
+    wait_until(lambda: machine.steps("steps-1"), what="a step")
+    shim = machine.shim("steps-1")
+    if is_renamed:
+        machine.gputui("stop", "steps-1")
+        machine.wait_for("steps-1", "stopped")
+    machine.kill_agent()
+    folder = machine.workspace.run_dir("steps-1")
+    copy = folder.with_name("steps-1.bak")
+    if is_renamed:
+        folder.rename(copy)
+    else:
+        shutil.copytree(folder, copy)
+    machine.gputui("agent", "start")
+    assert machine.rows("SELECT run_id FROM runs") == [("steps-1",)]
+    assert is_alive(shim) != is_renamed
+    if not is_renamed:
+        machine.finish("steps-1")
+
+
+def test_a_copied_home_ends_nothing_of_the_original(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=100000")
+    wait_until(lambda: machine.steps("steps-1"), what="a step")
+    shim, agent = machine.shim("steps-1"), machine.agent()
+    copy = Machine(machine.folder / "copied")
+    try:
+        shutil.copytree(machine.workspace.state.parent, copy.workspace.state.parent, dirs_exist_ok=True)
+        assert copy.agent() is None
+        copy.gputui("agent", "start")
+        copy.wait_for("steps-1", "stopped")
+        assert copy.rows("SELECT state, ended_at IS NULL FROM attempts") == [("stopped", 0)]
+        copy.gputui("stop", "steps-1", code=3)
+        assert is_alive(shim) and machine.agent() == agent
+    finally:
+        copy.close()
+    machine.finish("steps-1")

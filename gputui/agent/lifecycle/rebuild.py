@@ -62,7 +62,7 @@ def rebuild(context: AgentContext) -> int:
 
 
 class _DamagedPlanError(Exception):
-    """An attempt.json that does not hold what `attempt_launch` writes."""
+    """An attempt.json that does not hold what `attempt_launch` writes, or not of this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,9 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
 def _read_attempt(plan: Path, exit_record: Mapping[str, Any] | None) -> _Attempt:
     try:
         record = json.loads(plan.read_text("utf-8"))
+        run_id = plan.parent.parent.parent.name
+        if record.get("run_id", run_id) != run_id:
+            raise _DamagedPlanError(f"it is a copy of {record['run_id']}, or that run's folder under another name")
         lengths = record.get("metrics_bytes") or 0
         return _Attempt(
             number=int(record["attempt"]),

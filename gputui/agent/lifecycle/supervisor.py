@@ -45,7 +45,7 @@ from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
 from gputui.runs.gpu_locks import GpuLocks
-from gputui.runs.identity import ProcessIdentity
+from gputui.runs.identity import ProcessIdentity, has_open, is_alive
 from gputui.runs.repository import transaction
 from gputui.runs.shim import PASSING
 from gputui.runs.spec import SpecError, spec_of
@@ -159,8 +159,11 @@ class Supervisor:
             known: ProcessIdentity | None = ProcessIdentity(*record.executor)
         else:
             known = find(kind, self.context.workspace.run_dir(run_id), record.number)
-        executor = ExecutorProcess(known, kind)
         folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
+        if known is not None and is_alive(known) and has_open(known.pid, folder / "attempt.lock") is False:
+            self._leave_to_original(active, run, known)
+            return
+        executor = ExecutorProcess(known, kind)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
         if known is None and not begun:
             # An executor that was killed too may have found no room for its record.
@@ -179,6 +182,17 @@ class Supervisor:
             repository.set_executor(connection, run_id, record.number, known)
         if record.stop_requested is not None:
             executor.ask_to_end(at_once=record.stop_requested == KILL)
+
+    def _leave_to_original(self, active: ActiveRun, run: Run, process: ProcessIdentity) -> None:
+        """Stop a run whose process serves the folder that this run's is a copy of: it is none of ours."""
+        now = self.context.now()
+        cause = f"this is a copy: its process, pid {process.pid}, belongs to the folder that it was copied from"
+        with transaction(self.context.connection) as connection:
+            repository.end_attempt(connection, run.run_id, run.attempt, state="stopped", ended_at=now, exit_record=None)
+            repository.move(connection, run, RunState.STOPPED, cause=cause, now=now)
+            repository.release_leases(connection, run.run_id)
+            add_event(connection, "stopped", cause, now=now, severity="warning", run_id=run.run_id)
+        active.phase = None
 
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
