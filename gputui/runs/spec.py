@@ -187,7 +187,7 @@ def parse_spec(text: str) -> RunSpec:
     """A specification as it is stored. Raises SpecError."""
     try:
         return RunSpec.from_json(json.loads(text))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise error if isinstance(error, SpecError) else SpecError(f"not a run specification: {error}") from error
 
 

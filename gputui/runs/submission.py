@@ -86,7 +86,7 @@ def read_spec(path: Path) -> RunSpec:
     """Read a specification back. Raises SpecError."""
     try:
         return RunSpec.from_json(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"cannot read {path}: {error}") from error
 
 

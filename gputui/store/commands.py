@@ -69,7 +69,7 @@ def submit(
     """Write a command row and ring the agent. Returns the command's id. Raises sqlite3.Error."""
     cursor = connection.execute(
         "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, ?, ?, ?)",
-        (now, verb, run_id, json.dumps(dict(args)), actor),
+        (now, verb, None if run_id is None else _storable(run_id), json.dumps(dict(args)), _storable(actor)),
     )
     if doorbell is not None:
         # The row counts; a bell that cannot be rung only delays it.
@@ -146,10 +146,16 @@ class PendingCommand:
 
 def pending(connection: sqlite3.Connection) -> list[PendingCommand]:
     """What waits for the agent, oldest first."""
+    # As bytes: one row whose text is no UTF-8 must not hide the others.
     rows = connection.execute(
-        "SELECT command_id, verb, run_id, args, actor FROM commands WHERE state = 'pending' ORDER BY command_id"
+        "SELECT command_id, cast(verb AS BLOB), cast(run_id AS BLOB), cast(args AS BLOB), cast(actor AS BLOB) "
+        "FROM commands WHERE state = 'pending' ORDER BY command_id"
     ).fetchall()
-    return [PendingCommand(row[0], row[1], row[2], _arguments(row[3]), row[4]) for row in rows]
+    found = []
+    for command_id, *values in rows:
+        verb, run_id, args, actor = (None if value is None else value.decode("utf-8", "replace") for value in values)
+        found.append(PendingCommand(command_id, verb or "", run_id, _arguments(args or ""), actor or ""))
+    return found
 
 
 def give_answer(
@@ -186,6 +192,6 @@ def _storable(text: str) -> str:
 def _arguments(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

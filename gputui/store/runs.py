@@ -226,7 +226,8 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
 
 
 def _find(connection: sqlite3.Connection, wanted: str) -> Run:
-    text = wanted.strip()
+    # What a shell passed on that is no UTF-8 is no run's name either.
+    text = wanted.strip().encode("utf-8", "replace").decode()
     exact = get_run(connection, text)
     if exact is not None:
         return exact

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 
 import pytest
 
 from gputui.config import Workspace
-from gputui.runs.spec import RunSpec
-from gputui.runs.submission import submit_run
+from gputui.runs.spec import RunSpec, SpecError, parse_spec
+from gputui.runs.submission import read_spec, submit_run
+from gputui.store import json_columns
 from tests.stores import open_store
 
 
@@ -21,3 +23,13 @@ def test_a_specification_of_which_no_agent_can_know_does_not_stay(workspace: Wor
         submit_run(workspace, connection, spec, name=None, actor="me", now=0.0)
     assert list((workspace.state / "inbox").iterdir()) == []
     connection.close()
+
+
+def test_what_is_nested_too_deeply_is_no_specification(tmp_path: Path) -> None:
+    nested = "[" * 100_000
+    (tmp_path / "spec.json").write_text(nested)
+    with pytest.raises(SpecError):
+        read_spec(tmp_path / "spec.json")
+    with pytest.raises(SpecError):
+        parse_spec(nested)
+    assert json_columns.mapping(nested) is json_columns.UNREADABLE

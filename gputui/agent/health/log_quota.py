@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +17,8 @@ from gputui.charts.units import bytes_text
 from gputui.runs.logs import rank_logs
 from gputui.store.events import add_event
 from gputui.store.metrics import intake
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
 # A disk that writes hundreds of gigabytes of checkpoints is busy for minutes.
@@ -98,7 +101,11 @@ def _bound_logs(looks: list[_Look], quota: Quota) -> _Found:
     """Drop the middle of logs that are too long, but nothing of what is read as metrics and was not yet."""
     found = []
     for attempt, outputs in looks:
-        logs = [log.path for log in rank_logs(attempt.folder)]
+        try:
+            logs = [one.path for one in rank_logs(attempt.folder)]
+        except OSError as error:
+            log.warning("the logs of %s cannot be looked at: %s", attempt.run_id, error)
+            continue
         read = {path: offset for pattern, offset in outputs for path in logs if fnmatchcase(str(path), pattern)}
         found += [(attempt, trimmed) for trimmed in trim_all(logs, quota, read)]
     return found

@@ -175,7 +175,14 @@ def _delete_blocks(connection: sqlite3.Connection, table: str, source_id: int, c
 
 
 def _delete(folder: Path, executors: Executors) -> None:
-    """Delete a run's folder, and what is elsewhere of it. Where that cannot be reached, its address stays here."""
+    """Delete a run's folder, and what is elsewhere of it. Where that cannot be reached, its address stays here. Of a
+    link, or a file in the folder's place, nothing but that is deleted."""
+    if folder.is_symlink() or not folder.is_dir():
+        try:
+            folder.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be deleted, the next agent tries again: %s", folder, error)
+        return
     try:
         target = read_spec(folder / SPEC_FILE).target
     except SpecError:

@@ -67,6 +67,19 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.parametrize("column", ["args", "verb", "run_id", "actor"])
+@pytest.mark.parametrize("value", ["cast(x'7bff' as text)", "'" + "[" * 200_000 + "'"])
+def test_a_command_that_nobody_can_read_hides_no_other(supervisor: Supervisor, column: str, value: str) -> None:
+    connection = supervisor.context.connection
+    commands.submit(connection, "stop", "a-1", {}, "me", now=NOW)
+    connection.execute(f"UPDATE commands SET {column} = {value}")
+    command_id = launch(supervisor)
+    dispatch.answer_all(supervisor)
+    answered = commands.answer(connection, command_id)
+    assert answered is not None and answered.state == "done"
+    assert connection.execute("SELECT count(*) FROM commands WHERE state = 'pending'").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("place", ["enter_run", "give_answer"])
 def test_an_agent_killed_around_the_answer_launches_one_run(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, place: str

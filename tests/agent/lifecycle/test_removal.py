@@ -27,6 +27,7 @@ from gputui.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -186,6 +187,33 @@ def test_a_folder_whose_name_is_taken_again_is_deleted(supervisor: Supervisor) -
     supervisor.removal.go_on()
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_of_a_link_nothing_but_the_link_is_deleted(supervisor: Supervisor, tmp_path: Path, is_link: bool) -> None:
+    place = supervisor.context.workspace.state / "removed" / "a-1.1"
+    place.parent.mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "model.pt").write_bytes(b"weights")
+    place.symlink_to(tmp_path / "data") if is_link else place.write_text("")
+    supervisor.removal.go_on()
+    wait_until(lambda: not place.is_symlink() and not place.exists(), what="the deletion")
+    assert (tmp_path / "data" / "model.pt").exists()
+
+
+def test_damaged_records_of_what_is_elsewhere_keep_no_folder(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise KeyError("path")
+
+    spec = replace(SPEC, target={"kind": "ssh", "name": "kepler", "host": "kepler"})
+    place = supervisor.context.workspace.state / "removed" / "a-1.1"
+    place.mkdir(parents=True)
+    write_spec(place / SPEC_FILE, spec)
+    monkeypatch.setattr(type(supervisor.context.executors.of(spec.target)), "clear", damaged)
+    supervisor.removal.go_on()
+    wait_until(lambda: not place.exists(), what="the deletion")
 
 
 def test_free_pages_are_given_back_a_little_at_a_time(supervisor: Supervisor) -> None:
