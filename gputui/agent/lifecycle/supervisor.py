@@ -376,6 +376,9 @@ class Supervisor:
             note()
         if live is not None:
             live.executor.ask_to_end(at_once=now_at_once)
+            if live.checkpoint_look is not None:
+                # What a stop would lose is shown: of a fast run that is little.
+                live.checkpoint_look.due_at = self.context.monotonic()
         self.needs_schedule = True
 
     def repeat_stops(self) -> None:

@@ -19,14 +19,21 @@ import pytest
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
+from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, for_person
+from gputui.runs import repository
+from gputui.runs.command import Launch
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.identity import asker
+from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import alerts, commands, queue
+from gputui.store.attempts import get_attempt
 from gputui.store.database import open_commander
+from gputui.store.runs import get_run
 from tests.conftest import wait_until
 from tests.stores import open_store
 from tests.texts import mentions
@@ -65,6 +72,27 @@ def move(supervisor: Supervisor, state: str) -> None:
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+def test_a_stop_has_the_checkpoints_looked_for_at_once(supervisor: Supervisor) -> None:
+    """What it would lose is shown while it waits for the exit."""
+    connection = supervisor.context.connection
+    launch(supervisor)
+    dispatch.answer_all(supervisor)
+    with transaction(connection):
+        run = get_run(connection, "demo-1")
+        assert run is not None
+        start = Launch(("x",), {}, "/", 1.0)
+        repository.insert_attempt(connection, run, number=1, gpus=(), launch=start, now=NOW)
+        connection.execute("UPDATE runs SET state = 'running'")
+    record = get_attempt(connection, "demo-1", 1)
+    assert record is not None
+    look = CheckpointLook(due_at=10.0)
+    supervisor.runs.of("demo-1").begin(LiveAttempt(record, ExecutorProcess(None), checkpoint_look=look))
+    running = get_run(connection, "demo-1")
+    assert running is not None
+    supervisor.stop(running, intent="stop", actor="me", now_at_once=False)
+    assert look.due_at == supervisor.context.monotonic()
 
 
 @pytest.mark.parametrize("column", ["args", "verb", "run_id", "actor"])
