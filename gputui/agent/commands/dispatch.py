@@ -451,5 +451,6 @@ def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
     large = [gpu for gpu in asked_for if gpu.memory_total_bytes is None or gpu.memory_total_bytes >= (needed or 0)]
     if wanted > len(large):
         noun = "a GPU" if wanted == 1 else f"{wanted} GPUs"
-        have = f"{len(large)} of those that it may have {'has' if len(large) == 1 else 'have'} that much"
-        raise RefusedError(f"the run asks for {noun} with {bytes_text(needed)} each: {have}; see gpus: of the profile")
+        most = max((gpu.memory_total_bytes or 0 for gpu in asked_for), default=0)
+        have = f"{len(large)} of {len(asked_for)} here are so large, and the largest has {bytes_text(most)}"
+        raise RefusedError(f"the run asks for {noun} with {bytes_text(needed)}: {have}; see gpus: of the profile")

@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,14 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
+from gputui.gpu.model import GpuFacts, Inventory
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, for_person
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.identity import asker
 from gputui.runs.repository import transaction
-from gputui.runs.spec import CheckpointSpec, RunSpec
+from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from gputui.runs.submission import submit_run
 from gputui.store import alerts, commands, queue
 from gputui.store.attempts import get_attempt
@@ -72,6 +74,19 @@ def move(supervisor: Supervisor, state: str) -> None:
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+@pytest.mark.parametrize(("needed_gib", "state"), [(24, "done"), (40, "refused")])
+def test_memory_that_no_gpu_has_is_refused_at_once(supervisor: Supervisor, needed_gib: int, state: str) -> None:
+    gpus = tuple(GpuFacts(uuid=f"GPU-{n}", index=n, name="x", memory_total_bytes=24 << 30) for n in range(2))
+    supervisor.context.recorder.inventory = Inventory(at=NOW, source="nvml", driver_version=None, gpus=gpus)
+    spec = replace(SPEC, gpus=GpuRequest(2, memory_bytes=needed_gib << 30))
+    connection = supervisor.context.connection
+    command_id = submit_run(supervisor.context.workspace, connection, spec, name=None, actor="me", now=NOW)
+    dispatch.answer_all(supervisor)
+    answer = commands.answer(connection, command_id)
+    assert answer is not None and answer.state == state
+    assert answer.reason is None or "24 GiB" in answer.reason
 
 
 def test_a_stop_has_the_checkpoints_looked_for_at_once(supervisor: Supervisor) -> None:
