@@ -26,6 +26,10 @@ class BuildError(Exception):
     """The library cannot be built here; the text says why."""
 
 
+class NoCompilerError(BuildError):
+    """There is nothing to build it with."""
+
+
 def build(target_dir: Path) -> Path:
     """Build the library below ``target_dir``, once for each version of its source. Returns the directory that
     LD_LIBRARY_PATH must name when a process starts, so that it loads this library instead of a driver's.
@@ -34,7 +38,7 @@ def build(target_dir: Path) -> Path:
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise BuildError("no C compiler (cc, gcc or clang) is installed")
+        raise NoCompilerError("no C compiler (cc, gcc or clang) is installed")
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     directory = target_dir / f"fakenvml-{digest}"
     library = directory / LIBRARY

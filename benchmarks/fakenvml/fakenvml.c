@@ -449,8 +449,6 @@ int nvmlDeviceGetPcieThroughput(Device *d, unsigned direction, unsigned *out)
     *out = (direction ? 3000u : 1000u) * load_of(d);
     return OK;
 }
-int nvmlDeviceGetEncoderUtilization(Device *d, unsigned *out, unsigned *period) { ENTER(d); *out = 0; *period = 1000000; return OK; }
-int nvmlDeviceGetDecoderUtilization(Device *d, unsigned *out, unsigned *period) { ENTER(d); *out = 0; *period = 1000000; return OK; }
 int nvmlDeviceGetTotalEccErrors(Device *d, unsigned type, unsigned counter, unsigned long long *out) { ENTER(d); (void)type; (void)counter; *out = 0; return OK; }
 static unsigned long long reasons(Device *d) { return load_of(d) > 92 ? 0x4 : load_of(d) == 0 ? 0x1 : 0; }
 int nvmlDeviceGetCurrentClocksEventReasons(Device *d, unsigned long long *out) { ENTER(d); *out = reasons(d); return OK; }

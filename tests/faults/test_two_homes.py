@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fakenvml.build import BuildError, FakeNvml, build
+from benchmarks.fakenvml.build import FakeNvml, NoCompilerError, build
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -27,7 +27,7 @@ def homes(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
     """Each with an agent of its own shell, on one GPU that a driver really lists: simulated ones are a home's own."""
     try:
         nvml = FakeNvml(build(tmp_path / "library"), tmp_path)
-    except BuildError as error:
+    except NoCompilerError as error:
         pytest.skip(f"the fake driver library cannot be built: {error}")
     nvml.configure(["gpus 1"])
     runtime = tmp_path / "of-login"

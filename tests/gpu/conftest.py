@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from benchmarks.fakenvml.build import BuildError, FakeNvml, build
+from benchmarks.fakenvml.build import FakeNvml, NoCompilerError, build
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from tests.gpu.nvml_remote import Remote
 from tests.gpu.watched import Watched
@@ -21,7 +21,7 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the fake libnvidia-ml.so.1 is."""
     try:
         return build(tmp_path_factory.mktemp("fakenvml"))
-    except BuildError as error:
+    except NoCompilerError as error:
         pytest.skip(f"the fake driver library cannot be built: {error}")
 
 
