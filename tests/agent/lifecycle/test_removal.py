@@ -214,6 +214,7 @@ def test_damaged_records_of_what_is_elsewhere_keep_no_folder(
     monkeypatch.setattr(type(supervisor.context.executors.of(spec.target)), "clear", damaged)
     supervisor.removal.go_on()
     wait_until(lambda: not place.exists(), what="the deletion")
+    assert not any(place.parent.iterdir())
 
 
 def test_free_pages_are_given_back_a_little_at_a_time(supervisor: Supervisor) -> None:
