@@ -80,14 +80,15 @@ def is_alive(identity: ProcessIdentity) -> bool:
 def has_open(pid: int, path: Path) -> bool | None:
     """Whether a process has this very file open, and not a copy of it; None if that cannot be told."""
     try:
-        wanted = path.stat()
+        wanted, place = path.stat(), path.resolve()
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return None
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             found = descriptor.stat()
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            # Moved, it keeps its number; file systems without lasting numbers keep the path.
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) or descriptor.readlink() == place:
                 return True
     return False
 

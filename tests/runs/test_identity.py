@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs.identity import boot_id, environment_of, identify, is_alive, marked_processes, read_stat, send_signal
+from gputui.runs.identity import (
+    boot_id,
+    environment_of,
+    has_open,
+    identify,
+    is_alive,
+    marked_processes,
+    read_stat,
+    send_signal,
+)
 from tests.conftest import wait_until
 
 
@@ -119,3 +128,15 @@ def test_marks_are_found_whole() -> None:
 
 def test_the_boot_has_a_name() -> None:
     assert len(boot_id()) == 36
+
+
+def test_a_copy_of_an_open_file_is_not_open(tmp_path: Path) -> None:
+    own, copy, moved = tmp_path / "lock", tmp_path / "copy", tmp_path / "moved"
+    own.write_text("")
+    copy.write_text("")
+    with own.open():
+        assert has_open(os.getpid(), own) and has_open(os.getpid(), copy) is False
+        assert has_open(os.getpid(), tmp_path / "none") is None
+        own.rename(moved)
+        assert has_open(os.getpid(), moved)
+    assert has_open(os.getpid(), moved) is False
