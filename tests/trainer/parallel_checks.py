@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 
 from tests.trainer.tiny import WIDTH, TinyObjective, part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.checkpoints import Checkpointer
+from trainer.config.schema import Recompute
 from trainer.data.contract import Fields, Transform
 from trainer.errors import SettingsError
+from trainer.models.blocks import apply_recompute, transformer_blocks
 from trainer.parallel import collectives
 from trainer.parallel.build import build_strategy
 from trainer.parallel.ddp import Ddp
 from trainer.parallel.state import names_by_parameter
 from trainer.parallel.strategy import OptimizerState, Strategy
+from trainer.precision import compile_modules
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
@@ -230,7 +238,7 @@ class Logits(nn.Module):
         return logits
 
 
-def words_objective(kind: str, seed: int = 0) -> Words:
+def words_objective(kind: str, seed: int = 0, dropout: float = 0.0) -> Words:
     import transformers
 
     small = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
@@ -246,6 +254,7 @@ def words_objective(kind: str, seed: int = 0) -> Words:
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
             use_cache=False,
+            attention_dropout=dropout,
             **small,
         )
         inner = transformers.LlamaForCausalLM(config)
@@ -256,8 +265,8 @@ def words_objective(kind: str, seed: int = 0) -> Words:
             num_hidden_layers=2,
             num_attention_heads=4,
             max_position_embeddings=CONTEXT,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
             vocab_size=VOCABULARY,
         )
         inner = transformers.BertForMaskedLM(config)
@@ -268,9 +277,9 @@ def words_objective(kind: str, seed: int = 0) -> Words:
             n_layer=2,
             n_head=3 + 1,
             n_positions=CONTEXT,
-            attn_pdrop=0.0,
-            embd_pdrop=0.0,
-            resid_pdrop=0.0,
+            attn_pdrop=dropout,
+            embd_pdrop=dropout,
+            resid_pdrop=dropout,
             use_cache=False,
             **small,
         )
@@ -290,11 +299,13 @@ def train_words(
     steps: int,
     clip: float = 1.0,
     state: tuple[State, OptimizerState] | None = None,
+    split: bool = True,
     **settings: Any,
 ) -> tuple[list[float], State, OptimizerState, list[float]]:
     """Losses, the model, the optimizer and the norms of gradients after a few steps."""
     chosen = tiny_settings(task="lm", width=32, **{"lr": 1e-2, **settings})
-    strategy = build_strategy(chosen, words_objective(kind, seed=5 if state else 0), world)
+    with contextlib.nullcontext() if split else unsplit_sequences():
+        strategy = build_strategy(chosen, words_objective(kind, seed=5 if state else 0), world)
     if state:
         strategy.load_model_state(state[0])
         strategy.load_optimizer_state(state[1])
@@ -313,10 +324,82 @@ def train_words(
     return mean, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), norms
 
 
-def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
+@contextlib.contextmanager
+def unsplit_sequences() -> Iterator[None]:
+    """Strategies that are built within have whole sequences on every rank, as earlier versions had."""
+    with patch("trainer.parallel.tensor.splits_sequences", return_value=False):
+        yield
+
+
+@dataclass(frozen=True)
+class WordsStep:
+    """Of one step: the mean loss, whole gradients, bytes kept from forward to backward, and zeros by dropout layer."""
+
+    loss: float
+    gradients: State
+    kept_bytes: int
+    dropped: dict[str, Tensor]
+
+
+def words_step(
+    world: World,
+    kind: str,
+    length: int = CONTEXT,
+    *,
+    split: bool = True,
+    recompute: Recompute = "none",
+    dropout: float = 0.0,
+    **settings: Any,
+) -> WordsStep:
+    objective = words_objective(kind, dropout=dropout)
+    apply_recompute(objective.model, recompute)
+    chosen = tiny_settings(task="lm", width=32, dropout=dropout, **settings)
+    compile_modules(transformer_blocks(objective.model) if chosen.compile_scope == "blocks" else [objective], chosen)
+    with contextlib.nullcontext() if split else unsplit_sequences():
+        strategy = build_strategy(chosen, objective, world)
+    dropped: dict[str, Tensor] = {}
+    for name, layer in objective.model.named_modules():
+        if isinstance(layer, nn.Dropout) and dropout:
+            layer.register_forward_hook(lambda _, inputs, output, name=name: dropped.update({name: _own(output) == 0}))
+    weights = {_own(weight).untyped_storage().data_ptr() for weight in objective.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = _own(tensor).untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = {name: values[:, :length] for name, values in words_batch(0).items()}
+    torch.manual_seed(7)
+    with strategy.accumulate(True):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = strategy.loss(part_of(batch, strategy.data_rank, strategy.data_ranks))
+        kept_bytes = sum(kept.values())
+        loss.backward()
+    shares = {name: tensor.clone() for name, tensor in strategy.local_gradients().items()}
+    gradients = {name: collectives.full_tensor(tensor).clone() for name, tensor in strategy.as_sharded(shares).items()}
+    return WordsStep(world.sum(loss.item())[0] / world.size, gradients, kept_bytes, dropped)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, without waiting for exchanges."""
+    while True:
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        elif isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.elem
+        else:
+            return tensor
+
+
+def save_words(
+    world: World, kind: str, folder: Path, *, split: bool = True, **settings: Any
+) -> tuple[State, OptimizerState]:
     """The model and the optimizer after a step, of which all ranks have written a sharded checkpoint."""
     chosen = tiny_settings(task="lm", width=32, checkpoint_dir=folder, sharded_checkpoints=True, **settings)
-    strategy = build_strategy(chosen, words_objective(kind), world)
+    with contextlib.nullcontext() if split else unsplit_sequences():
+        strategy = build_strategy(chosen, words_objective(kind), world)
     with strategy.accumulate(True):
         strategy.loss(part_of(words_batch(0), strategy.data_rank, strategy.data_ranks)).backward()  # type: ignore[no-untyped-call]
     strategy.optimizer.step()

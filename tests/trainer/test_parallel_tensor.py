@@ -6,21 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.trainer import parallel_checks as checks
-from tests.trainer.parallel_checks import ALONE
+from tests.trainer.parallel_checks import ALONE, CONTEXT
 from tests.trainer.ranks import Ranks
 from tests.trainer.test_parallel import difference, same
 from tests.trainer.tiny import TinyModel
 from trainer.checkpoints import files, load, names
 from trainer.errors import SettingsError
+from trainer.parallel.sequence import splits_sequences
 from trainer.parallel.tensor import plan
 
 # AdamW makes more of the last bits of gradients that are nearly zero than of all others.
 LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-6, 2e-4
 
 SHARED: dict[str, Any] = {"parallel": "fsdp", "tensor_parallel": 2}
+RECOMPUTE = ("full", "operations", "selective")
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,87 @@ def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all
     assert (inside, outside) == (other_inside, other_outside)
 
 
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT - 1])
+@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
+def test_a_length_that_is_split_and_one_that_is_not_give_the_gradients_of_one_rank(
+    kind: str, length: int, two_ranks: Ranks, four_ranks: Ranks
+) -> None:
+    """Of norms too, and of biases, on every rank."""
+    expected = checks.words_step(ALONE, kind, length)
+    ways: list[dict[str, Any]] = [{}] if length < CONTEXT else [{"recompute": way} for way in ("none", *RECOMPUTE)]
+    for way in ways:
+        for group in (two_ranks, four_ranks):
+            for step in group.run(checks.words_step, kind, length, **way, **SHARED):
+                assert step.loss == pytest.approx(expected.loss, abs=LOSS_TOLERANCE)
+                assert difference(step.gradients, expected.gradients) < LOSS_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "most", "most_recomputing"), [("llama", 0.85, 0.75), ("gpt2", 0.9, 0.8), ("bert", 0.92, 0.95)]
+)
+def test_less_is_kept_for_backward(kind: str, most: float, most_recomputing: float, two_ranks: Ranks) -> None:
+    for recompute, share in (("none", most), ("full", most_recomputing)):
+        steps = two_ranks.run(checks.words_step, kind, recompute=recompute, **SHARED)
+        whole = two_ranks.run(checks.words_step, kind, split=False, recompute=recompute, **SHARED)
+        assert all(step.kept_bytes < share * whole[0].kept_bytes for step in steps)
+        assert {step.kept_bytes for step in steps} == {steps[0].kept_bytes}
+    # What is not split costs what it did.
+    odd = [two_ranks.run(checks.words_step, kind, CONTEXT - 1, split=split, **SHARED) for split in (True, False)]
+    assert odd[0][0].kept_bytes == odd[1][0].kept_bytes
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_ranks_drop_different_activations_of_their_parts_of_sequences(kind: str, two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(checks.words_step, kind, dropout=0.5, **SHARED)
+    in_blocks = {name for name in first.dropped if ".h." in name or ".layer." in name}
+    outside = first.dropped.keys() - in_blocks
+    assert len(in_blocks) == 4 and len(outside) == 1
+    for name in in_blocks:
+        assert not torch.equal(first.dropped[name], second.dropped[name])
+        assert first.dropped[name].shape[1] == CONTEXT // 2
+    assert all(torch.equal(first.dropped[name], second.dropped[name]) for name in outside)
+    assert same(first.gradients, second.gradients)
+    # The same again where a block is recomputed, also by the last layer that draws.
+    for recompute in RECOMPUTE:
+        again = two_ranks.run(checks.words_step, kind, recompute=recompute, dropout=0.5, **SHARED)[0]
+        assert again.loss == first.loss and same(again.gradients, first.gradients)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_a_checkpoint_of_ranks_that_split_no_sequences_goes_on(kind: str, four_ranks: Ranks, tmp_path: Path) -> None:
+    four_ranks.run(checks.save_words, kind, tmp_path, split=False, **SHARED)
+    file = load(names.step_file(tmp_path, 1))
+    state = (dict(file["model"]), dict(file["optimizer"]))
+    expected = four_ranks.run(checks.train_words, kind, 3, state=state, split=False, **SHARED)[0]
+    losses, model, _, norms = four_ranks.run(checks.train_words, kind, 3, state=state, **SHARED)[0]
+    assert losses == pytest.approx(expected[0], abs=LOSS_TOLERANCE)
+    assert norms == pytest.approx(expected[3], abs=LOSS_TOLERANCE)
+    assert difference(model, expected[1]) < WEIGHT_TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scope", ["blocks", "whole"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_is_compiled_gives_the_same_gradients_in_every_phase(kind: str, scope: str, two_ranks: Ranks) -> None:
+    """Also where it comes from torch's cache on the disk."""
+    expected = checks.words_step(ALONE, kind)
+    compiled: dict[str, Any] = {"compile": "default", "compile_scope": scope}
+    for way in ({}, compiled, compiled):
+        for step in two_ranks.run(checks.words_step, kind, **way, **SHARED):
+            assert difference(step.gradients, expected.gradients) < LOSS_TOLERANCE
+
+
+def test_only_blocks_that_are_known_split_sequences() -> None:
+    for kind in ("llama", "gpt2", "bert"):
+        assert splits_sequences(checks.words_objective(kind).model)
+    in_chunks = checks.words_objective("bert").model
+    for module in in_chunks.modules():
+        if hasattr(module, "chunk_size_feed_forward"):
+            module.chunk_size_feed_forward = 2
+    assert not splits_sequences(in_chunks)
+    assert not splits_sequences(TinyModel()) and not splits_sequences(nn.Linear(2, 2))
+
+
 def test_what_cannot_be_shared_is_refused(two_ranks: Ranks, four_ranks: Ranks) -> None:
     assert (
         four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=4)
@@ -142,6 +226,13 @@ def test_the_plan_names_both_halves_of_every_pair() -> None:
         "mlp.c_fc": "outputs",
         "mlp.c_proj": "inputs",
     }
+
+
+def test_parameters_between_shared_layers_are_refused() -> None:
+    attention = {name: nn.Linear(8, 8) for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    plan(nn.ModuleDict({"self_attn": nn.ModuleDict(attention)}), 2)
+    with pytest.raises(SettingsError, match=r"self_attn\.q_norm\.weight"):
+        plan(nn.ModuleDict({"self_attn": nn.ModuleDict({**attention, "q_norm": nn.LayerNorm(8)})}), 2)
 
 
 def test_widths_must_be_divisible() -> None:

@@ -9,23 +9,29 @@ a part of, between the two halves of a pair, where they must draw different ones
 
 GPT-2 has queries, keys and values in one matrix, of which a rank's heads are three strips. Every rank keeps all of it,
 multiplies with its strips alone, and gathers the gradients of the others.
+
+Between the pairs `sequence` splits what is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.parallel import collectives
 from trainer.parallel.fsdp import Fsdp, shard_model
+from trainer.parallel.sequence import leave_split, split_sequences, splits_sequences, summed, with_summed_gradient
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
@@ -62,6 +68,7 @@ def plan(model: nn.Module, ranks: int) -> dict[str, Cut]:
         raise SettingsError(
             "--tensor-parallel: no layers to share in this model; it knows those of Llama, BERT and GPT-2"
         )
+    _check_between(model, cuts)
     if any(pair[0].search(name) for pair in _HEADS for name in cuts):
         _check_heads(model, ranks)
     for name, cut in cuts.items():
@@ -69,6 +76,17 @@ def plan(model: nn.Module, ranks: int) -> dict[str, Cut]:
         if width % ranks:
             raise SettingsError(f"--tensor-parallel {ranks} does not divide the {width} {cut} of {name}")
     return cuts
+
+
+def _check_between(model: nn.Module, cuts: dict[str, Cut]) -> None:
+    """Raises SettingsError for parameters between the two layers of a pair, such as norms of queries: they work on a
+    rank's part, and each rank would have another gradient of them."""
+    for around in {name.rpartition(".")[0] for name, cut in cuts.items() if cut != "inputs"}:
+        for name, _ in model.get_submodule(around).named_parameters(prefix=around):
+            if name.rpartition(".")[0] not in cuts:
+                raise SettingsError(
+                    f"--tensor-parallel cannot share the layers of this model: {name} lies between them"
+                )
 
 
 def _check_heads(model: nn.Module, ranks: int) -> None:
@@ -93,6 +111,9 @@ class TensorParallel(Fsdp):
     """Ranks 0 .. n-1 share layers, and so do ranks n .. 2n-1; with no more ranks than that nothing else is sharded."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
+        if settings.compile != "off":
+            # A rank's slice of a tensor is compiled in, but in this cache torch 2.13 has the same key for all ranks.
+            torch._functorch.config.enable_autograd_cache = False
         super().__init__(settings, objective, world)
         self.data_rank = world.rank // settings.tensor_parallel
         self.data_ranks = world.size // settings.tensor_parallel
@@ -103,24 +124,27 @@ class TensorParallel(Fsdp):
         cuts = plan(model, shared_by)
         shape = (self.world.size // shared_by, shared_by)
         mesh = init_device_mesh(self.world.device.type, shape, mesh_dim_names=("data", "layer"))
-        parallelize_module(
-            model, mesh["layer"], {name: _style(model.get_submodule(name), cut) for name, cut in cuts.items()}
-        )
+        layer = mesh["layer"]  # one object: torch 2.13 does not compile what meets another equal one
+        splits = splits_sequences(model)
+        styles = {name: _style(cut, splits) for name, cut in cuts.items()}
+        parallelize_module(model, layer, styles)
         for name, cut in cuts.items():
             if cut == "strips":
                 attention: Any = model.get_submodule(name.rpartition(".")[0])
                 attention.num_heads //= shared_by
                 attention.split_size //= shared_by
+        own = _OwnDraws(self.world.device, self.world.rank % shared_by)
         if settings.dropout:
-            own = _OwnDraws(self.world.device, self.world.rank % shared_by)
             for name, cut in cuts.items():
                 model.get_submodule(name).register_forward_pre_hook(own.end if cut == "inputs" else own.begin)
+        if splits:
+            split_sequences(model, layer, own.alone)
         if shape[0] > 1:
             shard_model(model, mesh["data"], settings)
 
 
 class _OwnDraws:
-    """Random numbers of a rank's own from the first layer of a pair to the second one, in training.
+    """Random numbers of a rank's own in training: within `alone`, and from the first layer of a pair to the second one.
 
     They begin with a number that all ranks of a layer draw alike, so that nothing more has to be saved or recomputed.
     """
@@ -132,51 +156,67 @@ class _OwnDraws:
         self._rank = rank
         self._shared: Tensor | None = None
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        shared = self._start()
+        try:
+            yield
+        finally:
+            # Also where recomputation has all that it needs, and stops here.
+            self._generator.set_state(shared)
+
     def begin(self, layer: nn.Module, inputs: Any) -> None:
         if layer.training and self._shared is None:
-            seed = int(torch.randint(2**62, ()))
-            self._shared = self._generator.get_state()
-            self._generator.manual_seed(seed + self._rank)
+            self._shared = self._start()
 
     def end(self, layer: nn.Module, inputs: Any) -> None:
         if self._shared is not None:
             self._generator.set_state(self._shared)
             self._shared = None
 
+    def _start(self) -> Tensor:
+        """The state of what all ranks draw from, which is left."""
+        seed = int(torch.randint(2**62, ()))
+        shared = self._generator.get_state()
+        self._generator.manual_seed(seed + self._rank)
+        return shared
 
-def _style(layer: nn.Module, cut: Cut) -> ParallelStyle:
-    if cut == "strips":
-        return _Strips()
-    if is_transposed(layer):
-        return _Transposed(cut)
-    return ColwiseParallel() if cut == "outputs" else RowwiseParallel()
+
+def _style(cut: Cut, splits: bool) -> ParallelStyle:
+    return _Strips() if cut == "strips" else _Half(cut, splits)
 
 
-class _Transposed(ParallelStyle):
-    """What ColwiseParallel and RowwiseParallel are to nn.Linear, for layers that keep their weight transposed."""
+class _Half(ParallelStyle):
+    """Of a pair of layers the one that is cut by its outputs, or the one that is cut by its inputs.
 
-    def __init__(self, cut: Cut) -> None:
+    With `splits` a rank has only its part of the sequences behind the second one. torch's ColwiseParallel and
+    RowwiseParallel know neither of lengths that are not split nor of layers that keep their weight transposed.
+    """
+
+    def __init__(self, cut: Cut, splits: bool) -> None:
         super().__init__()
-        self._cut = cut
+        self._by_outputs = cut == "outputs"
+        self._splits = splits
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        by_outputs = self._cut == "outputs"
-        weight, bias = (Shard(1), Shard(0)) if by_outputs else (Shard(0), Replicate())
-        entering = Replicate() if by_outputs else Shard(-1)
-        leaving = Shard(-1) if by_outputs else Replicate()
+        weight = Shard(int(self._by_outputs == is_transposed(module)))
+        bias, entering = (Shard(0), Replicate()) if self._by_outputs else (Replicate(), Shard(-1))
 
         def distribute(name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
-            for key, placement in (("weight", weight), ("bias", bias)):
-                layer.register_parameter(
-                    key, nn.Parameter(distribute_tensor(layer.get_parameter(key), mesh, [placement]))
-                )
+            for key, whole in list(layer.named_parameters()):
+                part = distribute_tensor(whole, mesh, [weight if key == "weight" else bias])
+                layer.register_parameter(key, nn.Parameter(part, requires_grad=whole.requires_grad))
 
         def enter(layer: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> Any:
+            if isinstance(inputs[0], DTensor):
+                return inputs
             return (DTensor.from_local(inputs[0], mesh, [entering], run_check=False), *inputs[1:])
 
         def leave(layer: nn.Module, output: Any, mesh: DeviceMesh) -> Tensor:
-            result: Tensor = output.redistribute(placements=[leaving]).to_local()
-            return result
+            if self._by_outputs:
+                result: Tensor = output.redistribute(placements=[Shard(-1)]).to_local()
+                return result
+            return leave_split(output) if self._splits else summed(output)
 
         return distribute_module(module, device_mesh, distribute, enter, leave)  # type: ignore[arg-type]
 
@@ -194,10 +234,12 @@ class _Strips(ParallelStyle):
 
         def forward(inputs: Tensor) -> Tensor:
             # The same on all ranks, each of which has a part of its gradient.
-            entered = DTensor.from_local(inputs, device_mesh, [Replicate()], run_check=False)
-            rows = entered.to_local(grad_placements=[Partial()]).flatten(0, -2)
+            if isinstance(inputs, DTensor):
+                entered: Tensor = inputs.to_local(grad_placements=[Partial()])
+            else:
+                entered = with_summed_gradient(inputs, device_mesh)
             weight, bias = strips(module.get_parameter("weight")), strips(module.get_parameter("bias"))
-            return torch.addmm(bias, rows, weight).view(*inputs.shape[:-1], -1)
+            return torch.addmm(bias, entered.flatten(0, -2), weight).view(*inputs.shape[:-1], -1)
 
         module.forward = forward
         return module
