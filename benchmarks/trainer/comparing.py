@@ -62,7 +62,12 @@ Runner = Callable[[Workload, Path], Run]
 
 def run_trainer(workload: Workload, folder: Path) -> Run:
     command = launch.module(
-        "trainer", *workload.arguments(), "--output-dir", str(folder / "trainer"), ranks=workload.ranks
+        "trainer",
+        *workload.arguments(),
+        "--output-dir",
+        str(folder / "trainer"),
+        ranks=workload.ranks,
+        cuda=workload.device == "cuda",
     )
     rss = launch.run(command, cuda=workload.device == "cuda", threads=workload.threads)
     return Run(window.of_trainer(window.metrics(folder / "trainer"), workload.warm_steps), rss)
@@ -71,7 +76,12 @@ def run_trainer(workload: Workload, folder: Path) -> Run:
 def run_bare(workload: Workload, folder: Path) -> Run:
     result = folder / "bare.json"
     command = launch.module(
-        "benchmarks.trainer.bare", str(result), str(workload.warm_steps), *workload.arguments(), ranks=workload.ranks
+        "benchmarks.trainer.bare",
+        str(result),
+        str(workload.warm_steps),
+        *workload.arguments(),
+        ranks=workload.ranks,
+        cuda=workload.device == "cuda",
     )
     rss = launch.run(command, cuda=workload.device == "cuda", threads=workload.threads)
     return Run(window.of_bare(result, workload.warm_steps), rss)

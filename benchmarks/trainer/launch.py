@@ -78,10 +78,12 @@ def child(module: str, *arguments: str, cuda: bool) -> Any:
     return json.loads(done.stdout)
 
 
-def module(name: str, *arguments: str, ranks: int) -> list[str]:
-    """The command that runs a module: in that many ranks under torchrun, or with 0 without torchrun."""
+def module(name: str, *arguments: str, ranks: int, cuda: bool = False) -> list[str]:
+    """The command that runs a module: in that many ranks under torchrun, each on a core of its own unless they compute
+    on GPUs, or with 0 without torchrun."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
-    return [sys.executable, *launcher, "-m", name, *arguments]
+    bound = ["-m", "benchmarks.trainer.bound"] if ranks and not cuda else ["-m"]
+    return [sys.executable, *launcher, *bound, name, *arguments]
 
 
 @functools.cache

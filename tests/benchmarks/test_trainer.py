@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import subprocess
 import sys
@@ -128,6 +129,17 @@ def test_what_a_person_has_set_for_runs_does_not_reach_measured_ones(monkeypatch
 def test_ranks_are_started_by_torchrun_and_one_process_without() -> None:
     assert launch.module("trainer", "--steps", "3", ranks=0)[1:] == ["-m", "trainer", "--steps", "3"]
     assert "--nproc-per-node=2" in launch.module("trainer", ranks=2)
+    assert "benchmarks.trainer.bound" in launch.module("trainer", ranks=2)
+    assert "benchmarks.trainer.bound" not in launch.module("trainer", ranks=2, cuda=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 1000])
+def test_ranks_get_a_core_each_where_there_are_enough(tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "cores.py").write_text("import os, sys; print(len(os.sched_getaffinity(0)), *sys.argv[1:])")
+    words = [sys.executable, "-m", "benchmarks.trainer.bound", "cores", "--steps"]
+    environment = {"PYTHONPATH": f"{launch.ROOT}:{tmp_path}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(os.sched_getaffinity(0)) if ranks > 1 else 1), "--steps"]
 
 
 def test_neither_gputui_nor_its_screen_is_needed() -> None:
