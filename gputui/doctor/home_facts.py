@@ -6,7 +6,7 @@ import os
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import psutil
 from gputui.config import Workspace, file_system_of
 from gputui.host.child import ChildError, run_child
 from gputui.runs.agent_process import read_identity
+from gputui.runs.identity import is_stopped
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, StoreMissingError, open_reader
 from gputui.store.hardware import quarantined, read_gpus
@@ -27,13 +28,15 @@ _STEPS_BETWEEN_LOOKS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class AgentReading:
-    """The agent of this home. ``heartbeat_seconds`` is the age of its last sign of life, None if it gave none."""
+    """The agent of this home. ``heartbeat_seconds`` is the age of its last sign of life, None if it gave none;
+    ``is_stopped`` is set where somebody stopped it (SIGSTOP)."""
 
     pid: int
     version: str
     interval_seconds: float | None
     heartbeat_seconds: float | None
     sampler_state: str | None
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,9 @@ def measure_write(
     except (ValueError, ZeroDivisionError):
         return None, "the write could not be timed"
     finally:
-        path.unlink(missing_ok=True)
+        # A read-only file system refuses this even where there is no file.
+        with suppress(OSError):
+            path.unlink()
 
 
 def check_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[str, int | None, int | None]:
@@ -146,9 +151,10 @@ def _agent(workspace: Workspace, now: float) -> AgentReading | None:
     except (StoreError, sqlite3.Error):
         pass
     if view is None or view.pid != identity.process.pid:
-        return AgentReading(identity.process.pid, identity.version, None, None, None)
+        return AgentReading(identity.process.pid, identity.version, None, None, None, is_stopped(identity.process))
     age = max(0.0, now - view.heartbeat_at)
-    return AgentReading(view.pid, identity.version, view.interval_seconds, age, view.sampler_state)
+    stopped = is_stopped(identity.process)
+    return AgentReading(view.pid, identity.version, view.interval_seconds, age, view.sampler_state, stopped)
 
 
 def _other_agents(workspace: Workspace) -> tuple[tuple[int, str], ...]:

@@ -80,6 +80,9 @@ def judge_agent(home: HomeReading) -> CheckResult:
     agent = home.agent
     if agent is None:
         return CheckResult("agent", "skip", "none runs; whatever needs one starts it")
+    if agent.is_stopped:
+        remedy = f"kill -CONT {agent.pid} continues it; runs continue meanwhile"
+        return CheckResult("agent", "fail", f"pid {agent.pid} was stopped (state T)", remedy)
     if agent.heartbeat_seconds is None:
         return CheckResult("agent", "warn", f"pid {agent.pid} has written nothing yet", "ask again in a moment")
     if agent.heartbeat_seconds > AGENT_SILENT_SECONDS + (agent.interval_seconds or 0.0):

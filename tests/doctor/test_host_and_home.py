@@ -101,6 +101,8 @@ def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:
     assert speed is None and mentions(problem, "0.001 s")
     assert list(folder.iterdir()) == []
     assert measure_write(tmp_path / "missing", size_bytes=2**20)[1] == os.strerror(errno.ENOENT)
+    (tmp_path / "file").touch()
+    assert measure_write(tmp_path / "file", size_bytes=2**20)[1] == os.strerror(errno.ENOTDIR)
 
 
 def test_databases_whole_damaged_and_missing(tmp_path: Path) -> None:
