@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import click
 
 from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
-from gputui.runs.labels import LabelError, checked_tag
+from gputui.runs.labels import LabelError, checked_note, checked_tag
 
 
 @click.command("rename")
@@ -48,10 +49,14 @@ def note(session: Session, run: str, text: tuple[str, ...], as_json: bool) -> No
     if not text:
         _print(session, run, "note", as_json)
         return
-    _label(session, run, as_json, note=" ".join(text))
+    try:
+        checked = checked_note(" ".join(text))
+    except LabelError as error:
+        fail(str(error), EXIT_USAGE)
+    _label(session, run, as_json, note=checked)
 
 
-def _label(session: Session, run: str, as_json: bool, **changes: object) -> None:
+def _label(session: Session, run: str, as_json: bool, **changes: Any) -> None:
     with closing(session.reader()) as connection:
         run_id = session.find_run(connection, run).run_id
     result = session.command("label", run_id, **changes)

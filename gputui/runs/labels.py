@@ -16,16 +16,16 @@ from gputui.redaction import redact_text
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.repository import fitting_name
 from gputui.runs.submission import write_private
+from gputui.store.runs import LONGEST_NOTE
 
 LABELS_FILE = "labels.json"
 MOST_TAGS = 16
-LONGEST_NOTE = 500
 
 _TAG = re.compile(r"[^\W_][\w.:/=-]{0,31}")
 
 
 class LabelError(ValueError):
-    """A name or tag that a run cannot have; the text says what it can have."""
+    """A name, tag or note that a run cannot have; the text says what it can have."""
 
 
 class Labels(NamedTuple):
@@ -45,9 +45,17 @@ def checked_labels(name: str, tags: Iterable[str], note: str) -> Labels:
     kept = tuple(sorted({checked_tag(tag) for tag in tags}))
     if len(kept) > MOST_TAGS:
         raise LabelError(f"a run has at most {MOST_TAGS} tags, not {len(kept)}")
+    return Labels(typed, kept, checked_note(note))
+
+
+def checked_note(text: str) -> str:
+    """A note on one line, with secrets redacted. Raises LabelError."""
     # What a command line could not read as UTF-8 cannot be stored as it is.
-    readable = note.encode("utf-8", "replace").decode()
-    return Labels(typed, kept, redact_text(" ".join(readable.split()))[:LONGEST_NOTE])
+    readable = text.encode("utf-8", "replace").decode()
+    note = redact_text(" ".join(readable.split()))
+    if len(note) > LONGEST_NOTE:
+        raise LabelError(f"a note has at most {LONGEST_NOTE} characters, not {len(note)}")
+    return note
 
 
 def checked_tag(text: str) -> str:

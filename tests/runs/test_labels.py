@@ -8,7 +8,6 @@ import pytest
 
 from gputui.runs.labels import (
     LABELS_FILE,
-    LONGEST_NOTE,
     MOST_TAGS,
     LabelError,
     Labels,
@@ -16,11 +15,12 @@ from gputui.runs.labels import (
     read_labels,
     write_labels,
 )
+from gputui.store.runs import LONGEST_NOTE
 
 
 def test_labels_are_cleaned() -> None:
     assert checked_labels(" vit ", ["#b", "a", "b"], " first\n try ") == Labels("vit", ("a", "b"), "first try")
-    assert len(checked_labels("vit", [], "x" * 2 * LONGEST_NOTE).note) == LONGEST_NOTE
+    assert checked_labels("vit", [], "x" * LONGEST_NOTE).note == "x" * LONGEST_NOTE
     assert (
         "hf_abcdefghijklmnopqrstuvwxyz01234567"
         not in checked_labels("v", [], "hf_abcdefghijklmnopqrstuvwxyz01234567").note
@@ -33,6 +33,11 @@ def test_a_secret_is_refused_without_a_word_of_it() -> None:
         with pytest.raises(LabelError) as caught:
             checked_labels(name, tags, "")
         assert secret[:12] not in str(caught.value)
+
+
+def test_a_long_note_is_refused_not_cut() -> None:
+    with pytest.raises(LabelError, match=str(LONGEST_NOTE)):
+        checked_labels("vit", [], "x" * (LONGEST_NOTE + 1))
 
 
 def test_a_note_that_is_no_unicode_can_be_stored() -> None:
