@@ -37,6 +37,9 @@ CANCEL_SECONDS = 15.0
 # A file that another machine wrote is seen here a little later.
 UNSEEN_LOOKS = 3
 
+# What the C library says of ENOSPC and EDQUOT. A program may say more after it.
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")
+
 EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom"]
 
 
@@ -58,8 +61,11 @@ class Called:
 
     @property
     def words(self) -> str:
-        """What it said last, in one line."""
-        lines = [line.strip() for line in (self.errors or self.output).splitlines() if line.strip()]
+        """That there was no room, or what it said last, in one line."""
+        said = self.errors or self.output
+        if (no_room := next((words for words in _NO_ROOM if words in said), None)) is not None:
+            return no_room
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         return lines[-1][:300] if lines else f"it ended with code {self.code} and said nothing"
 
 
@@ -336,7 +342,7 @@ class Courier(ABC):
 
     def outcome(self, status: JobStatus, ended: Mapping[str, Any] | None, has_begun: bool) -> dict[str, Any]:
         """exit.json: the shim's own where there is one, and who else ended it."""
-        record: dict[str, Any] = dict(ended or {"code": None, "signal": None})
+        record: dict[str, Any] = dict(ended or {"code": None, "signal": None}) | {"target": self.target["name"]}
         if self.stop is not None:
             record["stop_requested"] = True
             return record
@@ -348,6 +354,8 @@ class Courier(ABC):
             record |= {"ended_by": ended_by, "ended_reason": record.get("ended_reason") or status.reason}
         elif ended is None and not has_begun:
             record["error"] = self.last_words() or status.reason or "its job ended before it began"
+            if (why := self.unwritable()) is not None:
+                record["error"] = f"nothing can be written on {self.target['name']}: {why}"
         elif ended is None:
             record |= {"ended_by": "node_fail", "ended_reason": status.reason or "its job ended without a record"}
         return record
@@ -359,6 +367,11 @@ class Courier(ABC):
         except OSError:
             return None
         return lines[-1][:300] if lines else None
+
+    def unwritable(self) -> str | None:
+        """Why nothing can be written into the attempt's folder on the far side; None where that can be, or is not
+        known."""
+        return far.unwritable(self.far)
 
     def pass_stop_on(self) -> None:
         """Do what a person asked for: a job that does not run yet is cancelled, one that runs may save first."""

@@ -33,6 +33,8 @@ from typing import Any
 
 REQUEUE_SECONDS = 60.0
 CHUNK_BYTES = 1 << 20
+# More than any record of an attempt has.
+RECORD_BYTES = 1 << 14
 # Of all files of one report together.
 MOST_BYTES = 8 << 20
 # Of one file in one line of a stream.
@@ -71,6 +73,19 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def unwritable(folder: Path) -> str | None:
+    """Why no record can be written into a folder, such as a full disk or quota; None where one can be."""
+    try:
+        write_record(folder / "room", {"bytes": "." * RECORD_BYTES})
+    except OSError as error:
+        return f"{error.strerror}: {folder}"
+    finally:
+        for name in ("room", "room.new"):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
+    return None
+
+
 # --- a checkpoint to go on from ---------------------------------------------------------------------------------------
 
 
@@ -93,6 +108,19 @@ def is_whole(path: Path) -> bool:
         return bool(head)
     except (OSError, ValueError, IndexError, zipfile.BadZipFile):
         return False
+
+
+def is_saved_whole(folder: Path) -> bool:
+    """Whether the index of each distributed checkpoint in a folder, which is written last, is newer than its shards: a
+    save over an earlier one that was cut short leaves files of both."""
+    for place in {shard.parent for shard in folder.rglob("*.distcp")}:
+        try:
+            written_at = (place / ".metadata").stat().st_mtime_ns
+            if any(shard.stat().st_mtime_ns > written_at for shard in place.glob("*.distcp")):
+                return False
+        except OSError:
+            return False
+    return True
 
 
 def span_of(folder: Path) -> tuple[float, float] | None:
@@ -174,7 +202,7 @@ def newest_checkpoint(folder: Path, pattern: str, course: Course) -> str | None:
                 found.append((place, path))
     for _, path in sorted(found, reverse=True):
         files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-        if files and all(is_whole(each) for each in files if each.suffix != ".sha256"):
+        if files and is_saved_whole(path) and all(is_whole(each) for each in files if each.suffix != ".sha256"):
             return str(path)
     return None
 
@@ -235,7 +263,14 @@ def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) 
     for name in ("started.json", "exit.json", "claim", RESUMED):
         with contextlib.suppress(OSError):
             whole[name] = (folder / name).read_text("utf-8")
-    return {"grown": grown, "whole": whole, "is_alive": served_by(folder) is not None, "host": os.uname().nodename}
+    is_alive = served_by(folder) is not None
+    return {
+        "grown": grown,
+        "whole": whole,
+        "is_alive": is_alive,
+        "unwritable": None if is_alive else unwritable(folder),
+        "host": os.uname().nodename,
+    }
 
 
 # --- without requests: only printed lines come back -------------------------------------------------------------------

@@ -77,7 +77,13 @@ class Doctored(Courier):
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "attempts" / "1"
     made.mkdir(parents=True)
-    plan = {"attempt": 1, "run_id": "a-1", "argv": ["true"], "target": {"kind": "slurm"}, "output": "output.log"}
+    plan = {
+        "attempt": 1,
+        "run_id": "a-1",
+        "argv": ["true"],
+        "target": {"name": "lab", "kind": "slurm"},
+        "output": "output.log",
+    }
     (made / "attempt.json").write_text(json.dumps({**plan, "grace_seconds": 5.0}))
     return made
 

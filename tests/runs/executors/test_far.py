@@ -114,3 +114,19 @@ def test_what_another_run_may_have_written_into_a_shared_folder_is_not_taken(tmp
 def make(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("index_at", "shard_at", "expected"), [(5.2, 5.1, "latest.pt"), (5.0, 5.1, "step_20.pt"), (None, 5.1, "step_20.pt")]
+)
+def test_a_distributed_checkpoint_whose_save_was_cut_short_is_not_taken(
+    there: There, index_at: float | None, shard_at: float, expected: str
+) -> None:
+    folder = there.checkpoints / "latest.pt"
+    folder.mkdir()
+    for name, at in (("__0_0.distcp", shard_at), (".metadata", index_at)):
+        if at is not None:
+            (folder / name).write_text("w")
+            os.utime(folder / name, (at * 3600,) * 2)
+    os.utime(folder, (5.1 * 3600,) * 2)
+    assert there.found(of(1), of(2)) == expected

@@ -296,7 +296,7 @@ class Crowded(JobsApi):
 def ray_attempt(tmp_path: Path, **target: Any) -> Path:
     folder = tmp_path / "attempts" / "1"
     folder.mkdir(parents=True)
-    target = {"kind": "ray", "address": "http://127.0.0.1:1", **target}
+    target = {"name": "hub", "kind": "ray", "address": "http://127.0.0.1:1", **target}
     plan = {"attempt": 1, "run_id": "a-1", "argv": ["true"], "target": target, "output": "output.log", "metrics": []}
     asks = {"gpus": 1, "ranks": 1}
     (folder / "attempt.json").write_text(json.dumps({**plan, "asks": asks, "grace_seconds": 5.0}))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gputui.recovery.evidence import collect
@@ -123,6 +125,14 @@ def cluster() -> Iterator[SlurmCluster]:
         made.stop()
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended; nobody may have asked yet how it did."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Lab(TargetHome):
     """A home with the cluster as its target, where each run gets both nodes."""
 
@@ -143,6 +153,20 @@ class Lab(TargetHome):
     def alive(self, run_id: str) -> list[str]:
         names = self.cluster.run("squeue", "-h", "-o", "%i %j").splitlines()
         return [line.split()[0] for line in names if line.split()[1].startswith(f"{run_id}.")]
+
+    def serving(self, run_id: str, node: str) -> list[psutil.Process]:
+        """The processes of a run's task on a node: what serves it there, the launcher and the ranks."""
+        marker = str(self.machine.workspace.run_dir(run_id))
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words, environment = process.cmdline(), process.environ()
+                is_marked = any(word.startswith(marker) for word in (*words, *environment.values()))
+                # Who leads has no part of its own, and srun's processes are of the batch step.
+                is_task = environment.get("SLURM_STEP_ID") == "0" and environment.get("SLURMD_NODENAME") == node
+                if is_marked and is_task:
+                    found.append(process)
+        return found
 
     def end(self, run_id: str) -> list[int]:
         """Let the script end; the steps that were made, some twice where an attempt followed another."""
@@ -198,6 +222,20 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
     assert first["incident"]["kind"] == "user_exception" and first["incident"]["rank"] == 1
     assert len(lab.alive(run_id)) == 1
     assert len(lab.end(run_id)) > 20 and len(lab.shown(run_id)["attempts"]) == 2
+
+
+@pytest.mark.parametrize("killed", ["nodes.py", "shim.py"])
+def test_who_serves_a_node_is_killed_and_both_end_and_go_on_together(lab: Lab, killed: str) -> None:
+    run_id = lab.launch()
+    lab.wait_for_step(run_id, 12)
+    served = {node: lab.serving(run_id, node) for node in ("n0", "n1")}
+    (found,) = (process for process in served["n1"] if any(word.endswith(killed) for word in process.cmdline()))
+    found.kill()
+    both = [*served["n0"], *served["n1"]]
+    wait_until(lambda: not any(map(lives, both)), timeout_seconds=15.0, what="the end of both")
+    lab.wait_for_step(run_id, 20, attempt=2)
+    assert lab.shown(run_id)["attempts"][0]["incident"]["kind"] == "node_fail"
+    lab.end(run_id)
 
 
 @pytest.mark.long

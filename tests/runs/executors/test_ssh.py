@@ -17,11 +17,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gputui.runs.executors.ssh.ssh_courier import START
 from gputui.runs.identity import identify
 from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.runs.executors.ssh_machine import Far, far_machine
 from tests.runs.executors.target_home import TargetHome
+from tests.texts import mentions
 
 WAIT_SECONDS = 90.0
 
@@ -84,6 +86,16 @@ def test_a_run_goes_there_with_its_code_and_comes_back_line_by_line(pair: Pair) 
     shown = pair.shown(run_id)
     assert shown["placement"]["state"] == "ended" and shown["target"] == "kepler"
     assert "done" in pair.machine.gputui("logs", run_id)
+
+
+def test_the_connection_that_starts_a_run_does_not_wait_for_its_end(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("read line < pipe; touch ended")
+    os.mkfifo(tmp_path / "pipe")
+    # Who reads the output to its end, as sshd does, waits for all that hold it open.
+    subprocess.run(["bash", "-c", START, "bash", str(tmp_path)], capture_output=True, timeout=20, check=True)
+    assert not (tmp_path / "ended").exists()
+    (tmp_path / "pipe").write_text("go on\n")
+    wait_until((tmp_path / "ended").exists, what="the end")
 
 
 def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
@@ -298,3 +310,55 @@ def test_a_check_tells_what_is_there(pair: Pair) -> None:
     results = {one["name"]: one["status"] for one in pair.machine.json("targets", "check", "kepler")}
     assert results.keys() == {"connection", "clock", "programs", "python", "torch"}
     assert {results[name] for name in ("connection", "clock", "programs", "python")} == {"pass"}
+
+
+@pytest.fixture
+def small_disk(pair: Pair) -> Iterator[Path]:
+    """The folder of runs there is a disk of its own, of 4 MiB."""
+    pair.far.runs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(pair.far.runs)]
+    if subprocess.run(mount, capture_output=True, timeout=20, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    yield pair.far.runs
+    pair.lose(pair.far.runs)
+    subprocess.run(["umount", "--lazy", str(pair.far.runs)], check=True, timeout=20)
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte of room."""
+    subprocess.run(["dd", "if=/dev/zero", f"of={disk}/ballast", "bs=4k"], capture_output=True, timeout=20, check=False)
+
+
+def test_where_there_is_no_room_for_the_code_the_run_fails_and_says_where(pair: Pair, small_disk: Path) -> None:
+    fill(small_disk)
+    run_id = pair.launch("steps=3")
+    pair.machine.wait_for(run_id, "failed", timeout=WAIT_SECONDS)
+    (attempt,) = pair.shown(run_id)["attempts"]
+    assert attempt["incident"]["kind"] == "launch_failed"
+    assert mentions(attempt["incident"]["summary"], "kepler", "No space left on device")
+
+
+def test_where_there_is_no_room_for_a_record_the_run_fails_and_says_where(pair: Pair, small_disk: Path) -> None:
+    targets = json.loads(pair.machine.workspace.targets.read_text())
+    targets["kepler"]["setup"] = [f"dd if=/dev/zero of={small_disk}/ballast bs=4k"]
+    pair.machine.workspace.targets.write_text(json.dumps(targets))
+    run_id = pair.launch("steps=3")
+    pair.machine.wait_for(run_id, "failed", timeout=WAIT_SECONDS)
+    (attempt,) = pair.shown(run_id)["attempts"]
+    assert attempt["incident"]["kind"] == "launch_failed"
+    assert mentions(attempt["incident"]["summary"], "kepler", "No space left on device")
+
+
+def test_a_run_that_fills_its_disk_there_says_where_and_loses_no_line(pair: Pair, small_disk: Path) -> None:
+    run_id = pair.launch("steps=100000")
+    pair.wait_for_step(run_id, 12)
+    fill(small_disk)
+    first = wait_until(lambda: pair.shown(run_id)["attempts"][0]["incident"], WAIT_SECONDS, "its end")
+    assert first["kind"] == "disk_full" and mentions(first["summary"], "kepler")
+    lines = (pair.there(run_id) / "metrics.jsonl").read_text().splitlines(keepends=True)
+    assert pair.steps(run_id) == list(range(sum(line.endswith("\n") for line in lines)))
+    (small_disk / "ballast").unlink()
+    pair.machine.gputui("stop", run_id, "--now")
+    pair.machine.gputui("resume", run_id)
+    pair.wait_for_step(run_id, len(lines) + 5, attempt=2)
+    wait_until(lambda: pair.shown(run_id)["attempts"][1]["resumed_from"], WAIT_SECONDS, "its beginning")

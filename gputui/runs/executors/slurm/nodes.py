@@ -14,6 +14,7 @@ records in JSON the other. Read first: `Lead.run`, then `NodeTask.run`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ PEER_SECONDS = 2.0
 START_SECONDS = 300.0
 # The shims need their grace and this long to see that nobody is left.
 END_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -78,6 +81,7 @@ class Lead:
         self.forced = False
         self.peers_at: float | None = None
         self.late_at: float | None = None
+        self.is_given_up = False
 
     def run(self) -> int:
         for number in PASSED_ON:
@@ -149,7 +153,9 @@ class Lead:
         if record.get("exit"):
             self.ended[number] = record["exit"]
             if failed(record["exit"]) and self.peers_at is None:
-                self.peers_at = time.monotonic() + PEER_SECONDS
+                # Where it is known already that a node failed, the others have nothing to say.
+                patience = 0.0 if record["exit"].get("ended_by") else PEER_SECONDS
+                self.peers_at = time.monotonic() + patience
 
     def pass_on(self) -> None:
         now = time.monotonic()
@@ -166,6 +172,7 @@ class Lead:
             self.late_at = min(self.late_at or float("inf"), now + END_SECONDS)
         is_stuck = len(self.started) < self.count and now > self.start_by
         if is_stuck or (self.late_at is not None and now > self.late_at):
+            self.is_given_up = True
             self.srun.kill()
 
     def tell(self, number: int) -> None:
@@ -180,13 +187,15 @@ class Lead:
         records = list(self.ended.values())
         first: dict[str, Any] = next(filter(failed, records), {"code": 0, "signal": None, "error": None})
         record = {**first, "stop_requested": self.stop_requested, "forced": self.forced}
-        if len(records) < self.count and not self.stop_requested and not failed(record):
-            if not self.started:
+        # What the others failed of may be that it is gone.
+        if len(records) < self.count and not self.stop_requested and not (self.is_given_up and failed(record)):
+            if not self.started and not records:
                 return {"code": None, "signal": None, "error": f"srun started nothing (code {self.srun.returncode})"}
             silent = sorted(set(range(self.count)) - set(self.ended))
             lost = [self.hosts[number] for number in silent if number in self.hosts]
             reason = f"{', '.join(lost) or 'a node'} ended without a record"
-            record |= {"code": None, "ended_by": "node_fail", "ended_reason": reason, "lost_nodes": lost}
+            record |= {"code": None, "signal": None, "error": None}
+            record |= {"ended_by": "node_fail", "ended_reason": reason, "lost_nodes": lost}
         for name in ("survivors", "killed_ranks"):
             record[name] = [one for each in records for one in each.get(name) or ()]
         counts = [each["oom_kills"] for each in records if each.get("oom_kills")]
@@ -204,7 +213,20 @@ class Lead:
 
 
 def failed(record: dict[str, Any]) -> bool:
-    return bool(record.get("code") or record.get("signal") or record.get("error") or record.get("lease_conflict"))
+    return any(record.get(name) for name in ("code", "signal", "error", "lease_conflict", "ended_by"))
+
+
+def end_with_parent() -> Callable[[], None]:
+    """What a child does first, so that it gets SIGUSR2 when this process is killed: slurmd would let it live, and who
+    leads would hear of neither."""
+    parent, system = os.getpid(), ctypes.CDLL(None)
+
+    def begin() -> None:
+        system.prctl(PR_SET_PDEATHSIG, int(signal.SIGUSR2))
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return begin
 
 
 def total(values: list[float | None]) -> float | None:
@@ -239,12 +261,15 @@ class NodeTask:
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("shim.py")), str(self.folder)],
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,
+            preexec_fn=end_with_parent(),
         )
         for number in PASSED_ON:
             signal.signal(number, lambda one, _: self.send(one))
         self.serve()
         record = read_record(self.folder / "exit.json")
-        self.say(exit=record or {"code": None, "signal": 9, "error": "the shim ended without a record"})
+        # Nobody knows how its command ended.
+        lost = {"code": None, "ended_by": "node_fail", "ended_reason": "the shim ended without a record"}
+        self.say(exit=record or lost)
         return 0
 
     def here(self, given: Any) -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 from gputui.runs.executors.courier import JobStatus, python_of, serve
 from gputui.runs.executors.ssh.transport import SshMirror
 
+# In a list of commands a shell would stay behind the job, and the connection with it.
 START = (
-    'umask 077; cd "$1" && setsid nohup flock -n start.lock bash "$1/job.sh" >> job.log 2>&1 < /dev/null & sleep 0.2'
+    'umask 077; cd "$1" || exit; '
+    'setsid nohup flock -n start.lock bash "$1/job.sh" >> job.log 2>&1 < /dev/null & sleep 0.2'
 )
 
 

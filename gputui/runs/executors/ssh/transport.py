@@ -68,7 +68,7 @@ class SshMirror(MirrorCourier):
         made = self.shell.call(["bash", "-c", MAKE, "bash", wanted, str(self.plan["attempt"])])
         root = made.output.strip()
         if made.code != 0 or not root.startswith("/"):
-            raise TargetRefusalError(f"no folder {wanted} there: {made.words}")
+            raise TargetRefusalError(f"no folder {wanted} on {self.target['name']}: {made.words}")
         write_private(self.folder / "root.json", {"path": root})
         self.send_code(f"{root}/code")
         local = self.plan
@@ -100,7 +100,7 @@ class SshMirror(MirrorCourier):
 
     def sent(self, done: Any) -> None:
         if done.code != 0:
-            raise TargetRefusalError(f"not copied: {done.words}")
+            raise TargetRefusalError(f"not copied to {self.target['name']}: {done.words}")
 
     def far_program(self, verb: str, *words: str) -> list[str]:
         folder = self.far_folder
@@ -122,6 +122,9 @@ class SshMirror(MirrorCourier):
             raise UnreachableError(f"no report from there: {done.words}") from None
         assert self.answer is not None
         self.apply(self.answer["grown"], self.answer["whole"])
+
+    def unwritable(self) -> str | None:
+        return None if self.answer is None else self.answer.get("unwritable")
 
     def drain(self) -> None:
         while self.answer is None or self.answer["grown"]:
