@@ -12,6 +12,7 @@ from gputui.agent.jobs import Jobs
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.write_ahead_log import WriteAheadLog
+from gputui.agent.slices import Turn
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.attempt_processes import ProcessScanner
@@ -21,16 +22,17 @@ from gputui.runs.executors import Executors
 @dataclass(frozen=True, slots=True)
 class AgentContext:
     """``connection`` is the writer of the store and belongs to the loop's thread; ``now`` gives UTC unix seconds,
-    ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``jobs`` does what is slow.
-    ``log`` is what ``connection`` wrote last; ``recorder`` knows the GPUs and the host as they are now, ``ingest``
-    stores metrics, ``scanner`` finds the processes of attempts, ``executors`` run them, each where its run's target
-    says."""
+    ``monotonic`` seconds for durations; ``wake`` makes the loop turn, from any thread; ``turn`` is the time that one
+    has; ``jobs`` does what is slow. ``log`` is what ``connection`` wrote last; ``recorder`` knows the GPUs and the host
+    as they are now, ``ingest`` stores metrics, ``scanner`` finds the processes of attempts, ``executors`` run them,
+    each where its run's target says."""
 
     connection: sqlite3.Connection
     workspace: Workspace
     now: Callable[[], float]
     monotonic: Callable[[], float]
     wake: Callable[[], None]
+    turn: Turn
     jobs: Jobs
     log: WriteAheadLog
     recorder: Recorder
@@ -52,4 +54,4 @@ class AgentContext:
         jobs, recorder = Jobs(wake, monotonic), Recorder(connection, workspace.runs, now)
         ingest = MetricsIngest(connection, redactor_of=partial(redactor_of, workspace))
         log = WriteAheadLog(connection, workspace.database, jobs, monotonic)
-        return cls(connection, workspace, now, monotonic, wake, jobs, log, recorder, ingest)
+        return cls(connection, workspace, now, monotonic, wake, Turn(monotonic), jobs, log, recorder, ingest)

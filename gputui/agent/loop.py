@@ -130,6 +130,8 @@ class Agent:
             workspace.agent_log,
         )
         self._unwritable: str | None = None
+        # Housekeeping was left to the next turn, because one had been long already.
+        self._is_put_off = False
         self._stretches = SliceSize(self.context.monotonic, 2, 1, 8)
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
@@ -194,6 +196,7 @@ class Agent:
                 self._drain_wake()
                 self._hasten("commands", self.context.monotonic())
             parts.begin_turn()
+            self.context.turn.begin()
             try:
                 self._turn(ready)
             except sqlite3.OperationalError as error:
@@ -223,8 +226,10 @@ class Agent:
                 self._needed_at = now
                 self._hasten("removal", now)
         self.supervisor.advance()
-        if soon >= due["housekeeping"]:
-            due["housekeeping"] = now + HOUSEKEEPING_SECONDS
+        if soon >= due["housekeeping"] and self.context.turn.is_spent() and not self._is_put_off:
+            self._is_put_off, due["housekeeping"] = True, now
+        elif soon >= due["housekeeping"]:
+            self._is_put_off, due["housekeeping"] = False, now + HOUSEKEEPING_SECONDS
             if self.supervisor.runs.attempts():
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)

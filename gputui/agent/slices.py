@@ -1,14 +1,30 @@
-"""How much of a long task fits into one turn of the loop."""
+"""How much fits into one turn of the loop: of all that is done run by run, and of a long task."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A slice is one transaction; several make a turn of TURN_SECONDS, which is also what one part may take of a turn for
-# what it does run by run.
+# A slice is one transaction; several make a turn of TURN_SECONDS.
 SLICE_SECONDS = 0.008
 TURN_SECONDS = 0.016
+
+
+@dataclass(slots=True)
+class Turn:
+    """The time that all parts of a turn share for what they do run by run. Each does it for one run in any turn, so
+    that no part waits for ever. ``clock`` gives monotonic seconds."""
+
+    clock: Callable[[], float]
+    _ends_at: float = math.inf
+
+    def begin(self) -> None:
+        self._ends_at = self.clock() + TURN_SECONDS
+
+    def is_spent(self) -> bool:
+        """Whether the rest is to be left to the next turn."""
+        return self.clock() >= self._ends_at
 
 
 @dataclass(slots=True)

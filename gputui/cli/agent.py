@@ -38,8 +38,10 @@ def stop(session: Session) -> None:
         if session.workspace.state.is_dir():
             session.workspace.agent_stopped.touch(PRIVATE_FILE_MODE)
         ended = stop_agent(session.workspace)
-    except (AgentUnreachableError, OSError) as error:
+    except AgentUnreachableError as error:
         fail(str(error), EXIT_UNREACHABLE)
+    except OSError as error:
+        fail(f"cannot write in {session.workspace.state}: {error.strerror}; the agent still runs", EXIT_UNREACHABLE)
     say("agent stopped; runs continue" if ended else "no agent runs")
 
 

@@ -18,7 +18,7 @@ import click
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
-from gputui.runs.agent_process import AgentUnreachableError, ensure_agent
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import asker
 from gputui.store import commands
 from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
@@ -55,7 +55,10 @@ class Session:
     workspace: Workspace
 
     def reader(self) -> sqlite3.Connection:
-        """A read-only connection; ends the command with one line when there is nothing to read."""
+        """A read-only connection; ends the command with one line when there is nothing to read. A stopped agent, of
+        which nothing new is read, is told."""
+        if (stopped := stopped_agent(self.workspace)) is not None:
+            click.echo(f"gputui: {stopped}", err=True)
         try:
             return open_reader(self.workspace.database)
         except StoreMissingError as error:
@@ -67,6 +70,11 @@ class Session:
         """As `reader`, but None if nothing has been recorded yet: an empty list is then the true answer."""
         return self.reader() if self.workspace.database.exists() else None
 
+    def note_missing_agent(self, *, is_active: bool) -> None:
+        """Say that nobody supervises what is active, where that is so."""
+        if is_active and read_identity(self.workspace) is None:
+            click.echo("gputui: no agent runs, so nothing is supervised or recorded; gputui agent start", err=True)
+
     def need_agent(self) -> None:
         """Start an agent where none runs."""
         try:
@@ -74,10 +82,11 @@ class Session:
         except AgentUnreachableError as error:
             fail(str(error), EXIT_UNREACHABLE)
 
-    def command(self, verb: str, run_id: str | None, **args: Any) -> dict[str, Any]:
-        """Ask the agent for something and wait for its answer; ends the command where it refuses."""
+    def command(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
+        """Ask the agent for something and wait for its answer; ends the command where it refuses. ``meanwhile``: what
+        helps as long as nothing can be written."""
         self.need_agent()
-        with closing(self.commander()) as connection, self.writing():
+        with closing(self.commander()) as connection, self.writing(meanwhile):
             words = {**args, "asker": asker()}
             command_id = commands.submit(
                 connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
@@ -85,7 +94,7 @@ class Session:
             return self.wait(connection, command_id, commands.patience_seconds(verb))
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self, meanwhile: str = "") -> Iterator[None]:
         """Ends the command with one line where the state directory cannot be written."""
         try:
             yield
@@ -96,7 +105,7 @@ class Session:
             remedy = (
                 "another program holds it, try again"
                 if is_locked(error)
-                else "free some disk space or check permissions"
+                else "free some disk space or check permissions" + (f"; {meanwhile}" if meanwhile else "")
             )
             fail(f"cannot write {self.workspace.state}: {words}; {remedy}", EXIT_REFUSED)
 
@@ -110,13 +119,17 @@ class Session:
         self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
     ) -> dict[str, Any]:
         try:
-            answer = commands.wait_for_answer(connection, command_id, seconds)
+            answer = commands.wait_for_answer(
+                connection, command_id, seconds, is_in_vain=lambda: stopped_agent(self.workspace) is not None
+            )
         except commands.NotWithdrawnError as error:
             remedy = "it may still be carried out; see gputui ps"
             fail(
                 f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", EXIT_UNREACHABLE
             )
         if answer is None:
+            if (stopped := stopped_agent(self.workspace)) is not None:
+                fail(str(stopped), EXIT_UNREACHABLE)
             fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
         if answer.state == "refused":
             fail(answer.reason or "refused", EXIT_REFUSED)

@@ -66,6 +66,8 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
     from gputui.recovery.cost import costs
     from gputui.recovery.history import resumptions
     from gputui.recovery.story import tell
+    from gputui.runs.executors import chooses_start
+    from gputui.runs.spec import known_spec
 
     attempts = read_attempts(connection, view.run_id)
     incidents = read_incidents(connection, view.run_id)
@@ -78,7 +80,7 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
         decisions,
         read_transitions(connection, view.run_id),
         now=time.time(),
-        costs=costs(attempts, incidents, decisions, clock),
+        costs=costs(attempts, incidents, decisions, clock, start_is_chosen_there=chooses_start(known_spec(view))),
         went_on=resumptions(attempts, clock.repeats),
     )
 

@@ -88,7 +88,9 @@ def shapes(
             paces[run_id, line.rank or 0] = (step, data / step if step and data is not None else None)
     found = []
     for gpu in gpus:
-        step, wait = paces.get((gpu.run_id or "", gpu.rank), (None, None))
+        # Of several runs none has the pace of the GPU.
+        pace = None if gpu.shared_with else paces.get((gpu.run_id or "", gpu.rank))
+        step, wait = pace or (None, None)
         found.append(
             json_shapes.gpu_shape(
                 gpu, failed.get(gpu.uuid), xids=xids.get(gpu.uuid, 0), step_seconds=step, data_wait_fraction=wait
@@ -113,6 +115,8 @@ def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | 
 
 def who(gpu: GpuView) -> str:
     """Who sits on a GPU, in words."""
+    if gpu.shared_with:
+        return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
         return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "")
     if gpu.processes is None:

@@ -17,7 +17,7 @@ import click
 from gputui.charts.plain import characters_for
 from gputui.charts.units import age
 from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, tell_doing, typed_moment
-from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
+from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, ensure_agent, read_identity
 from gputui.store.agent import read_agent
 from gputui.store.hardware import read_gpus, read_host
 from gputui.tui.data.reader import SnapshotReader
@@ -46,6 +46,8 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
     if moment is None and not readonly:
         try:
             ensure_agent(session.workspace, report=tell_doing)
+        except AgentStoppedError as error:
+            notice = error.sentence
         except AgentUnreachableError as error:
             if not session.workspace.database.exists():
                 fail(str(error), EXIT_UNREACHABLE)

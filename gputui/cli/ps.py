@@ -15,6 +15,7 @@ from gputui.store import json_shapes, queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, read_runs
+from gputui.store.studies import read_studies
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import RunRow
 from gputui.tui.layout.run_words import (
@@ -42,6 +43,10 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
     if as_json:
         print_json([json_shapes.run_shape(run) for run in runs])
         return
+    is_active = any(not run.state.is_over for run in runs)
+    if connection is not None and not is_active:
+        is_active = any(study.state.needs_agent for study in read_studies(connection))
+    session.note_missing_agent(is_active=is_active)
     pause = None if connection is None else queue.pause(connection)
     if pause is not None:
         say(pause_line(pause, time.time()))

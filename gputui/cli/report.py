@@ -124,26 +124,29 @@ def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_picture
         connection,
         run,
         now=now,
-        lost=_lost(connection, run.run_id),
+        lost=_lost(connection, run),
         expected=_expected(connection, run),
         with_pictures=with_pictures,
     )
 
 
-def _lost(connection: sqlite3.Connection, run_id: str) -> Lost | None:
+def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
     """What the run's failures cost."""
     from gputui.recovery import cost
     from gputui.reports.summary.facts import Lost
+    from gputui.runs.executors import chooses_start
+    from gputui.runs.spec import known_spec
     from gputui.store.attempts import read_attempts
     from gputui.store.metrics.step_times import StepTimes
     from gputui.store.run_history import read_decisions, read_incidents
 
     found = cost.total(
         cost.costs(
-            read_attempts(connection, run_id),
-            read_incidents(connection, run_id),
-            read_decisions(connection, run_id),
-            StepTimes(connection, run_id),
+            read_attempts(connection, run.run_id),
+            read_incidents(connection, run.run_id),
+            read_decisions(connection, run.run_id),
+            StepTimes(connection, run.run_id),
+            start_is_chosen_there=chooses_start(known_spec(run)),
         ).values()
     )
     if found is None:

@@ -11,6 +11,8 @@ import click
 
 from gputui.cli.context import Session, print_json, say
 from gputui.runs.checkpoint_names import is_step_named, step_words
+from gputui.runs.identity import ProcessIdentity, is_alive
+from gputui.store.attempts import get_attempt
 from gputui.store.run_states import RunState
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import RunRow
@@ -45,7 +47,15 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
 @click.pass_obj
 def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
     """Ask a run to end. It may finish its step and save a checkpoint; --now kills it at once."""
-    act(session, "stop", run, as_json, now=now)
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        newest = get_attempt(connection, view.run_id, view.attempt)
+    executor = None if newest is None or view.target is not None else newest.executor
+    shim = None if executor is None else ProcessIdentity(*executor)
+    by_hand = ""
+    if shim is not None and is_alive(shim):
+        by_hand = f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run without that"
+    act(session, "stop", run, as_json, now=now, meanwhile=by_hand)
     if as_json:
         return
     with closing(session.reader()) as connection:

@@ -14,8 +14,9 @@ from gputui.metrics.intake_words import intake_words
 from gputui.redaction import Redactor
 from gputui.runs.code_version import code_words
 from gputui.runs.command import shown_param, sinks_of
+from gputui.runs.executors import chooses_start
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import SpecError
+from gputui.runs.spec import SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints, json_columns, json_shapes
 from gputui.store.attempts import read_attempts
@@ -54,7 +55,8 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         lines = intake.intake(connection, view.run_id)
         saved = checkpoints.of_run(connection, view.run_id)
         clock = StepTimes(connection, view.run_id)
-        costs = cost.costs(attempts, incidents, decisions, clock)
+        is_chosen_there = chooses_start(known_spec(view))
+        costs = cost.costs(attempts, incidents, decisions, clock, start_is_chosen_there=is_chosen_there)
         went_on = resumptions(attempts, clock.repeats)
     together = cost.total(costs.values())
     spans = spans_of(view, attempts, time.time())

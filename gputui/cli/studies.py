@@ -31,6 +31,7 @@ def list_studies(session: Session, at: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json([study_shape(connection, one, now, moment) for one in found if connection is not None])
         return
+    session.note_missing_agent(is_active=any(study.state.needs_agent for study in found))
     if connection is None or not found:
         say("no study yet; gputui study run FILE begins one, gputui sweep PROFILE --set lr=0.1,0.05 a grid")
         return

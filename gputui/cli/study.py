@@ -69,6 +69,8 @@ def print_plan(plan: dict[str, Any]) -> None:
     count = "an open number of" if plan["trials"] is None else str(plan["trials"])
     gpus = plan["gpus_per_trial"]
     on = f"{gpus} GPU{'s' if gpus != 1 else ''} each" if gpus else "on the CPU"
+    if plan["trials_per_gpu"] > 1:
+        on = f"{plan['trials_per_gpu']} sharing a GPU"
     say(f"{plan['name']}: {count} trials of {plan['profile']}, {on}, {plan['parallel'] or '–'} at a time")
     for number, point in enumerate(plan["first_points"]):
         say(f"  {number}  {point_words(point)}")

@@ -32,6 +32,7 @@ from gputui.runs.launch_shell import capture
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.runs.submission import submit_ticket
 from gputui.store.database import data_version
+from gputui.store.memory_peaks import past_peaks
 from gputui.store.studies import (
     SECONDS_PER_HOUR,
     StudyState,
@@ -45,6 +46,7 @@ from gputui.studies import decide
 from gputui.studies.loading import StudyFile, StudyFileNotFoundError, find_study_file, load_study
 from gputui.studies.pbt import first_point
 from gputui.studies.sampling import OptunaMirror, missing_library
+from gputui.studies.sharing import trials_on_gpu
 from gputui.studies.spec import StudySpec
 from gputui.yaml_forms.problems import ProfileError
 
@@ -159,17 +161,19 @@ def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
 
 def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
     """What a study would do: its first points, and what it is expected to take by earlier runs of the profile. Unknown
-    is null; what pruning saves is not foreseen."""
+    is null; what pruning saves is not foreseen, nor how much trials that share a GPU slow each other."""
     trials = spec.budget.trials if spec.pbt is None else spec.pbt.members
     if spec.pbt is None and spec.sampler.kind == "grid":
         size = spec.grid_size or 0
         trials = size if trials is None else min(trials, size)
-    seconds, room = _usual_seconds(session, spec), spec.parallel
+    seconds, room, sharing = _usual_seconds(session, spec), spec.parallel, 1
     if (connection := session.reader_or_none()) is not None:
         with closing(connection):
             (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
+            sharing = _trials_on_each_gpu(connection, spec)
         if spec.gpus_per_trial:
-            room = min(spec.parallel or gpus, gpus // spec.gpus_per_trial) or None
+            slots = gpus // spec.gpus_per_trial * sharing
+            room = min(spec.parallel or slots, slots) or None
     if room is None and not spec.gpus_per_trial:
         room = 1
     total = None if seconds is None or trials is None else seconds * trials
@@ -180,12 +184,23 @@ def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
         "profile": spec.profile,
         "trials": trials,
         "gpus_per_trial": spec.gpus_per_trial,
+        "trials_per_gpu": sharing,
         "parallel": room,
         "first_points": first_points(spec, SHOWN_POINTS),
         "expected_trial_seconds": seconds,
         "expected_wall_seconds": min(wall, limit) if wall is not None and limit is not None else wall,
-        "expected_gpu_hours": None if total is None else total * spec.gpus_per_trial / 3600,
+        "expected_gpu_hours": None if total is None else total * spec.gpus_per_trial / sharing / 3600,
     }
+
+
+def _trials_on_each_gpu(connection: sqlite3.Connection, spec: StudySpec) -> int:
+    """How many trials would share each GPU of the machine, by the peaks of earlier runs of the profile on one GPU."""
+    if spec.trials_per_gpu == 1:
+        return 1
+    peaks = (past.peak_bytes for past in past_peaks(connection, spec.profile) if past.gpu_count == 1)
+    largest = max((peak for peak in peaks if peak is not None), default=None)
+    gpus = connection.execute("SELECT facts ->> '$.memory_total_bytes' FROM gpus WHERE present").fetchall()
+    return min((trials_on_gpu(spec.trials_per_gpu, total, 0, largest) for (total,) in gpus), default=1)
 
 
 def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:

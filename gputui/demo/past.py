@@ -251,6 +251,11 @@ class DemoPast:
         some = {*range(begin + 1, act.last_step + 1, every), *validated, *saved, act.last_step}
         steps = sorted(some if act.last_step else ())
         first_at = clock.at + 18.0
+        run = get_run(self.connection, attempt.run_id)
+        assert run is not None
+        if steps:
+            with transaction(self.connection):
+                repository.move(self.connection, run, RunState.RUNNING, cause="first step read", now=first_at)
         written: list[dict[str, object]] = []
         params = {name: float(str(value)) for name, value in attempt.params.items()}
         end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])

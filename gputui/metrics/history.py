@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from gputui.metrics.history_scan import HistoryScan
 from gputui.metrics.marks import KnownMarks, common, packed
 from gputui.metrics.source_reader import Boundary, owning_attempt
 from gputui.redaction import BY_LOOK, Redactor
+from gputui.regular_files import open_regular
 
 DAMAGED_KEPT = 1000
 
@@ -97,7 +99,7 @@ class HistoryReader:
         batch = Batch(state, attempt, self._redactor, min(self._clock(), scan.modified_at))
         stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
         until = time.monotonic() + READ_SECONDS
-        with Path(scan.path).open("rb") as file:
+        with open_regular(Path(scan.path)) as file:
             for index in range(start, stop):
                 self._take(batch, generation, index, file.fileno(), scan)
                 if batch.bytes_read >= budget_bytes or time.monotonic() >= until:
@@ -153,6 +155,8 @@ class HistoryReader:
             try:
                 status = Path(path).stat()
             except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode):
                 continue
             version = f"{zlib.crc32(os.fsencode(path)):08x}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
             if version in self._damaged:

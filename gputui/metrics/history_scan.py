@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 
 from gputui.metrics.contract import MAX_LINE_BYTES
+from gputui.regular_files import open_regular
 
 PIECE_BYTES = 256 << 10
 
@@ -49,7 +50,7 @@ class HistoryScan:
         if self._is_done:
             return True
         try:
-            with Path(self.path).open("rb") as file:
+            with open_regular(Path(self.path)) as file:
                 file.seek(self._at + len(self._left))
                 piece = file.read(PIECE_BYTES)
         except FileNotFoundError:

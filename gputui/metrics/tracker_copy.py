@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from gputui.metrics.records import TRACKERS
 from gputui.metrics.tracker_files import DamagedRecordError
+from gputui.regular_files import open_regular
 
 EVENTS, OFFLINE = "events.out.tfevents.*", "run-*.wandb"
 
@@ -60,7 +61,7 @@ def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
 
 def _records(path: Path, kind: str) -> Iterator[dict[str, Any]]:
     _, frames, _, scalars = TRACKERS[kind]
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if not file.seek(0, 2):
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -41,7 +41,7 @@ def situation_of(
 def holder_of(gpu: GpuView) -> str | None:
     """Who has a GPU, in a few words; None when it is free."""
     if gpu.run_id is not None:
-        return clean(gpu.run_id)
+        return ", ".join(clean(run_id) for run_id in gpu.run_ids)
     if gpu.processes:
         process = max(gpu.processes, key=lambda each: each.memory_bytes or 0)
         return f"a process of {clean(process.user)}" if process.user else f"process {process.pid}"

@@ -9,6 +9,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+from gputui.regular_files import open_regular
+
 MOST_BYTES = 32 << 20
 # The archives of torch.save end with the checksums of all that they hold.
 COMPARED_BYTES = 64 << 10
@@ -40,7 +42,7 @@ def steps_inside(path: Path) -> frozenset[int]:
 def has_same_content(one: Path, other: Path) -> bool:
     """Whether two files of one size begin and end alike; False for folders and for what cannot be read."""
     try:
-        with one.open("rb") as first, other.open("rb") as second:
+        with open_regular(one) as first, open_regular(other) as second:
             if first.read(COMPARED_BYTES) != second.read(COMPARED_BYTES):
                 return False
             for file in (first, second):

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gputui.regular_files import open_regular
+
 MAX_FILES = 10_000
 MAX_INDEX_BYTES = 256 << 20
 
@@ -61,7 +63,7 @@ def _files_of_index(path: Path) -> set[str]:
 
 
 def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_INDEX_BYTES + 1)
     if len(data) > MAX_INDEX_BYTES:
         raise IncompleteError(f"has an index that is too large to be one: {path.name}")

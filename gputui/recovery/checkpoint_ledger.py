@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.runs.spec import known_spec
 from gputui.store.attempts import Attempt
-from gputui.store.checkpoints import CheckpointRow, Neighbour
+from gputui.store.checkpoints import AFTER_END_SECONDS, CheckpointRow, Neighbour
 from gputui.store.runs import Run
 
 NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
@@ -26,8 +26,6 @@ NUMERIC_TROUBLE = frozenset({"nan_loss", "loss_spike"})
 NOT_ITS_FAULT = frozenset(
     {"launch_failed", "lease_conflict", "gpu_busy", "gpu_lost", "interrupted", "stopped_outside", "shim_lost"}
 )
-# The clock of a file server may be a little ahead.
-AFTER_END_SECONDS = 5.0
 # A folder is looked into several times in so long.
 JUST_WRITTEN_SECONDS = 60.0
 # A file that did not change for so long has stopped growing.
@@ -75,6 +73,9 @@ StepAt = Callable[[int, float], int | None]
 StepsInside = Callable[[str], Collection[int]]
 """The numbers that a checkpoint's own content calls steps, by its path."""
 
+WentOn = Callable[[int, float, float], bool]
+"""Whether an attempt told of a step between two moments (UTC unix seconds), and so had saved what it wrote before."""
+
 HasSameContent = Callable[[str, str], bool]
 """Whether two checkpoints of one size, by their paths, hold the same."""
 
@@ -108,15 +109,16 @@ def entered(
     step_at: StepAt,
     steps_inside: StepsInside = lambda _: (),
     has_same_content: HasSameContent = lambda _, __: False,
+    went_on: WentOn = lambda _, __, ___: False,
     folder: PurePath | None = None,
     neighbours: Sequence[Neighbour] = (),
     rebuilt: Collection[int] = (),
 ) -> Rows:
     """The ledger after a look into the folder at ``now`` (UTC unix seconds).
 
-    What is new, or was written again, belongs to the attempt that lived at that time; it is foreign where none did, or
-    where an attempt of another run lived too (``neighbours``). What is gone is forgotten, but for what must not come
-    back unnoticed.
+    What is new, or was written again, belongs to the attempt that lived at that time; it is foreign where none did, and
+    contested where an attempt of another run lived too (``neighbours``). What is gone is forgotten, but for what must
+    not come back unnoticed.
     """
     known = {row.path: row for row in rows}
     kept = dict(known)
@@ -131,12 +133,22 @@ def entered(
             continue
         if row is None or (row.modified_ns, row.size_bytes) != (one.modified_ns, one.size_bytes):
             entry = _entry(one, attempts, now, step_of, folder, neighbours, rebuilt)
-            if row is None and entry.is_written:
+            if entry.is_written:
                 has_stepped = step_at(entry.attempt, one.modified_ns / 1e9) is not None
-                entry = _unless_copied(entry, rows, attempts, has_same_content, has_stepped=has_stepped)
-                if is_same_folder:
+                # Two files of a training may begin and end alike: what it writes again once it has stepped is its own.
+                if row is None or not has_stepped:
+                    entry = _unless_copied(entry, rows, attempts, has_same_content, has_stepped=has_stepped)
+                if row is None and is_same_folder:
                     entry = _unless_placed_later(entry, one, attempts)
+            if row is not None:
+                # A folder may be seen half written.
+                is_over = row.attempt != entry.attempt or went_on(row.attempt, row.modified_at, entry.modified_at)
+                entry = replace(entry, before_ns=row.modified_ns if is_over else row.before_ns)
             kept[one.path] = entry
+            continue
+        if row.is_written and (other := _other_writer(one, neighbours)) is not None:
+            # Known since the last look.
+            kept[one.path] = replace(row, origin="contested", why=_may_be_words(other))
             continue
         settled = row.is_settled or now - row.first_seen_at >= SETTLED_SECONDS or _is_settled(one, attempts, row, now)
         step = row.step
@@ -148,7 +160,7 @@ def entered(
     if there & known.keys():
         # A folder in which nothing is known any more may be a mount that went away.
         for row in rows:
-            if row.path not in there and row.verdict in ("unexamined", "valid") and row.origin != "named":
+            if row.path not in there and row.verdict in ("unexamined", "valid", "cut") and row.origin != "named":
                 del kept[row.path]
     return tuple(kept.values())
 
@@ -164,12 +176,14 @@ def _entry(
 ) -> CheckpointRow:
     at = one.modified_ns / 1e9
     writer = _writer(attempts, at, now)
-    other = next((each for each in neighbours if _may_be_of(each, one.path, at)), None)
+    other = _other_writer(one, neighbours)
     last = attempts[-1].number if attempts else 0
-    if writer is None or other is not None:
-        why = _BEFORE if writer is None or other is None else f"may be of {other.run_id}, which had the same folder"
+    if writer is None:
         step = step_in_name(PurePath(one.path), folder)
-        return CheckpointRow(one.path, last, "foreign", one.modified_ns, one.size_bytes, step, now, why=why)
+        return CheckpointRow(one.path, last, "foreign", one.modified_ns, one.size_bytes, step, now, why=_BEFORE)
+    if other is not None:
+        number, step, why = writer.number, step_in_name(PurePath(one.path), folder), _may_be_words(other)
+        return CheckpointRow(one.path, number, "contested", one.modified_ns, one.size_bytes, step, now, why=why)
     step = step_of(one, writer.number)
     row = CheckpointRow(one.path, writer.number, "run", one.modified_ns, one.size_bytes, step, now)
     return replace(
@@ -197,7 +211,7 @@ def _without_training(
     is_step = name_step is not None and row.step is not None and name_step - 1 <= row.step <= name_step
     if name_step is None or writer is None or not is_step or row.modified_ns == one.modified_ns:
         return None
-    if any(_may_be_of(neighbour, one.path, at) for neighbour in neighbours):
+    if _other_writer(one, neighbours) is not None:
         return None
     latest = step_at(writer.number, min(at + LINE_CLOCK_SECONDS, now))
     if latest is not None and name_step > latest + 1:
@@ -209,8 +223,17 @@ def _without_training(
     return None
 
 
-def _may_be_of(neighbour: Neighbour, path: str, at: float) -> bool:
-    return _lived(neighbour.begun_at, neighbour.ended_at, at) and neighbour.may_have_written(path)
+def _other_writer(one: FoundCheckpoint, neighbours: Sequence[Neighbour]) -> Neighbour | None:
+    """An attempt of another run that may have written it."""
+    at = one.modified_ns / 1e9
+    return next(
+        (each for each in neighbours if _lived(each.begun_at, each.ended_at, at) and each.may_have_written(one.path)),
+        None,
+    )
+
+
+def _may_be_words(other: Neighbour) -> str:
+    return f"may be of {other.run_id}, which had the same folder"
 
 
 def _unless_copied(
@@ -401,7 +424,7 @@ def rolled_back(rows: Sequence[CheckpointRow], path: str, why: str) -> Rows:
         return tuple(rows)
     return tuple(
         replace(row, verdict="struck", why=why)
-        if row.place > base.place and row.verdict != "struck" and row.origin != "foreign"
+        if row.place > base.place and row.verdict != "struck" and not row.may_be_foreign
         else row
         for row in rows
     )
@@ -454,6 +477,15 @@ def chosen_in_vain(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) 
     beginning instead, which would write over what the run saved before."""
     path = attempts[-1].resumed_from if attempts else None
     return next((row for row in rows if row.path == path and row.origin == "named" and row.verdict == "struck"), None)
+
+
+def doubted(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> CheckpointRow | None:
+    """The newest one that would be a candidate if no other run could have written it and its save had not been cut
+    short; None if there is none."""
+    begin, worked = _begin_of_course(attempts), _worked(rows, attempts)
+    found = (row for row in rows if (row.origin == "contested" or row.verdict == "cut") and row.verdict != "struck")
+    mine = (row for row in found if _outside_of_course(row, begin, worked) is None)
+    return max(mine, key=lambda row: row.place, default=None)
 
 
 def outside(row: CheckpointRow, attempts: Sequence[StepSpan], rows: Iterable[CheckpointRow]) -> str | None:
@@ -513,8 +545,12 @@ def _worked(rows: Iterable[CheckpointRow], attempts: Sequence[StepSpan]) -> set[
 
 
 def _outside(row: CheckpointRow, begin: int, worked: set[int]) -> str | None:
-    if row.origin == "foreign" or row.verdict == "struck":
+    if row.may_be_foreign or row.verdict in ("cut", "struck"):
         return row.why
+    return _outside_of_course(row, begin, worked)
+
+
+def _outside_of_course(row: CheckpointRow, begin: int, worked: set[int]) -> str | None:
     if row.attempt < begin:
         return f"is of the training that was left when attempt {begin} began from the start"
     if row.left_by is not None and row.left_by in worked:

@@ -3,6 +3,7 @@ slow; the agent does it in jobs."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery import checkpoint_writers, cut_saves
 from gputui.recovery.checkpoint_contents import has_same_content, steps_inside
 from gputui.recovery.checkpoint_ledger import FoundCheckpoint, Rows, StepSpan
 from gputui.recovery.checkpoints import MOST_FOUND, CheckpointInfo, look_in, measured, validate
@@ -28,6 +30,8 @@ MOST_DAMAGED = 1000
 BEFORE_BEGIN_SECONDS = 5.0
 _SAVED_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
 _MOST_PLACES, _MOST_DEPTH = 2000, 5
+# Folders that were saved before, with which one is compared.
+_MOST_SIBLINGS = 3
 # A line without a time has that at which it was read, which is a little later.
 ARRIVAL_SECONDS = 1.0
 
@@ -40,7 +44,7 @@ class CheckpointSearch:
 
     Attributes:
         database: the store, read for the times of steps; rows: the run's ledger; attempts: the run's, oldest first.
-        neighbours: attempts of other runs in the same folder; incidents: kind and step by attempt.
+        neighbours: attempts of the home's other runs in the same folder; incidents: kind and step by attempt.
         rebuilt: the attempts that are older than the ledger: what they wrote is concluded from times.
     """
 
@@ -54,16 +58,23 @@ class CheckpointSearch:
     incidents: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
     rebuilt: frozenset[int] = frozenset()
 
+    @property
+    def home(self) -> Path:
+        """The home's state folder, by which other homes know it."""
+        return Path(os.path.realpath(self.database.parent))
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChoice:
     """The ledger after a search, and what may be resumed from: ``usable``, the best first, and ``refused``, the newest
-    first, each with the reason. ``unreadable`` says why there may be some that cannot be read now."""
+    first, each with the reason. Where nothing is usable, ``unreadable`` says why there may be some that cannot be read
+    now, and ``doubted`` which may be another run's or not whole."""
 
     rows: Rows
     usable: tuple[CheckpointInfo, ...] = ()
     refused: tuple[CheckpointInfo, ...] = ()
     unreadable: str | None = None
+    doubted: str | None = None
 
     @property
     def infos(self) -> list[CheckpointInfo]:
@@ -101,21 +112,86 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
         rest = (measured(Path(row.path)) for row in search.rows if row.is_written and row.path not in there)
         found += [one for one in rest if one is not None]
     begins = {span.number: span.begun_at for span in search.attempts}
+    now = wall()
+    elsewhere = checkpoint_writers.others(
+        search.home, search.run_id, search.attempts, search.folder, (one.path for one in found), now
+    )
     with closing(open_reader(search.database)) as connection:
         times = StepTimes(connection, search.run_id)
         rows = ledger.entered(
             search.rows,
             found,
             search.attempts,
-            now=wall(),
+            now=now,
             step_at=lambda number, at: times.newest_at(number, at, begins[number] - BEFORE_BEGIN_SECONDS),
             steps_inside=lambda path: steps_inside(Path(path)),
             has_same_content=lambda one, other: has_same_content(Path(one), Path(other)),
             folder=search.folder,
-            neighbours=search.neighbours,
+            neighbours=(*search.neighbours, *elsewhere),
             rebuilt=search.rebuilt,
+            went_on=lambda number, since, until: _went_on(search, times, number, since, until),
         )
+        rows = tuple(_unless_cut(row, rows, search, times) for row in rows)
     return rows if search.rows else ledger.replayed(rows, search.attempts, search.incidents)
+
+
+def _unless_cut(row: CheckpointRow, rows: Rows, search: CheckpointSearch, times: StepTimes) -> CheckpointRow:
+    """The entry, with the verdict ``cut`` if it is a folder whose save the end of the newest attempt cut short. Raises
+    OSError."""
+    last = search.attempts[-1] if search.attempts else None
+    if last is None or last.ended_at is None or row.attempt != last.number or not row.is_written:
+        return row
+    if row.verdict in ("cut", "struck") or not Path(row.path).is_dir():
+        return row
+    written = [each for each in rows if each.is_written and each.attempt == last.number]
+    if times.come_with_checkpoints() or times.newest_line(last.number, math.inf, last.begun_at) is None:
+        is_last_act = row.place == max(each.place for each in written)
+    else:
+        is_last_act = not _went_on(search, times, last.number, row.modified_at, math.inf)
+    why = _why_cut(row, rows, search, times) if is_last_act else None
+    return row if why is None else replace(row, verdict="cut", why=f"{why}; its save may have been cut short")
+
+
+def _why_cut(row: CheckpointRow, rows: Rows, search: CheckpointSearch, times: StepTimes) -> str | None:
+    path, before_ns = Path(row.path), row.before_ns
+    parts = cut_saves.parts_of(path)
+    if (shard := cut_saves.with_old_index(parts)) is not None:
+        return f"holds {shard}, which is newer than its .metadata"
+
+    def is_kept(at_ns: int) -> bool:
+        assert before_ns is not None
+        at, before = at_ns / 1e9, before_ns / 1e9
+        writer = next((span for span in reversed(search.attempts) if span.begun_at <= at), None)
+        first_at = None if writer is None else times.first_at(writer.number)
+        if first_at is None or at < first_at:
+            # Before its first step an attempt has nothing to save.
+            return True
+        return any(_went_on(search, times, span.number, at, before) for span in search.attempts)
+
+    if before_ns is not None and (old := cut_saves.of_two_saves(parts, before_ns, is_kept)) is not None:
+        return f"holds files of two saves, of the earlier one {old}"
+    siblings = [
+        each
+        for each in ledger.course(rows, search.attempts)
+        if each.is_written and each.place < row.place and cut_saves.shape(each.name) == cut_saves.shape(row.name)
+    ]
+    alike = [each for each in siblings if Path(each.path).is_dir()][:_MOST_SIBLINGS]
+    older = [cut_saves.OlderFolder(cut_saves.parts_of(Path(each.path)), each.attempt == row.attempt) for each in alike]
+    missing = cut_saves.lacking(parts, older)
+    return None if missing is None else f"lacks a file such as {missing}"
+
+
+def _went_on(search: CheckpointSearch, times: StepTimes, attempt: int, since: float, until: float) -> bool:
+    """Whether an attempt told of a step between two moments, and not only late of one that it had made."""
+    begun_at = next(span.begun_at for span in search.attempts if span.number == attempt)
+    newest = times.newest_line(attempt, until, begun_at - BEFORE_BEGIN_SECONDS)
+    return newest is not None and newest[0] > since + ARRIVAL_SECONDS
+
+
+def is_unchanged(row: CheckpointRow) -> bool:
+    """Whether a checkpoint is as it was when it was last seen."""
+    now = measured(Path(row.path))
+    return now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes)
 
 
 def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
@@ -207,18 +283,25 @@ def choose(
     chosen = ledger.chosen_in_vain(rows, attempts)
     if chosen is not None and not usable:
         unreadable = (
-            unreadable or f"{chosen.name}, which a person chose, {chosen.why}: gputui resume --from names another"
+            unreadable
+            or f"{chosen.name}, which a person chose, {chosen.why}: gputui resume --from PATH chooses another"
         )
     if lost is not None and folder is not None and not usable:
         unreadable = unreadable or _without_content(folder, lost)
-    return CheckpointChoice(rows, usable, _refused(rows, attempts, usable, damaged), None if usable else unreadable)
+    refused = _refused(rows, attempts, usable, damaged)
+    if usable:
+        return CheckpointChoice(rows, usable, refused)
+    doubt = ledger.doubted(rows, attempts)
+    words = None if doubt is None else f"{doubt.name} {doubt.why}"
+    return CheckpointChoice(rows, (), refused, unreadable, words)
 
 
 def _without_content(folder: Path, lost: str) -> str | None:
     """Says that a folder, in which there was a checkpoint, is empty or not there; None where something is in it."""
     try:
         with os.scandir(folder) as entries:
-            return None if any(entries) else f"{folder} is empty, and {lost} was in it"
+            is_used = any(not entry.name.startswith(checkpoint_writers.PREFIX) for entry in entries)
+            return None if is_used else f"{folder} is empty, and {lost} was in it"
     except OSError as error:
         return f"{folder}, where {lost} was: {error.strerror or error}"
 

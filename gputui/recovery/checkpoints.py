@@ -21,6 +21,7 @@ from typing import IO
 from gputui.recovery import checkpoint_folders, safetensors_file, zip_archive
 from gputui.recovery.checkpoint_ledger import FoundCheckpoint
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
+from gputui.regular_files import open_regular
 from gputui.runs.checkpoint_names import step_in_name
 
 PIECE_BYTES = 1 << 20
@@ -133,7 +134,7 @@ def validate(path: Path) -> CheckpointInfo:
 
 def _check_file(path: Path) -> str:
     """What was checked. Raises _InvalidError or OSError."""
-    with _open(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise _InvalidError("is empty")
@@ -162,7 +163,7 @@ def _check_hashes(path: Path, file: IO[bytes], recorded: Checksums) -> str:
         if not part.resolve().is_relative_to(path.parent.resolve()):
             raise _InvalidError(f"lists {name} in its {CHECKSUM_SUFFIX} file, which is outside of its folder")
         try:
-            with _open(part) as opened:
+            with open_regular(part) as opened:
                 matches = _digest(opened) in digests
         except FileNotFoundError:
             raise _InvalidError(f"lacks its part {name}") from None
@@ -199,7 +200,7 @@ def _check_folder(path: Path) -> str:
 def _recorded(path: Path) -> Checksums | None:
     """The hashes recorded beside a file, None if there are none."""
     try:
-        with _open(path.with_name(path.name + CHECKSUM_SUFFIX)) as file:
+        with open_regular(path.with_name(path.name + CHECKSUM_SUFFIX)) as file:
             return read_checksums(file, path.name)
     except FileNotFoundError:
         return None
@@ -241,16 +242,6 @@ def _check_safetensors(file: IO[bytes], size: int) -> str:
     except safetensors_file.DamagedHeaderError as error:
         raise _InvalidError(str(error)) from None
     return "its header describes the file exactly (the format has no checksum)"
-
-
-def _open(path: Path) -> IO[bytes]:
-    """A regular file for reading; anything else (a FIFO would wait for ever) is refused with OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = os.fdopen(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise OSError(f"{path} is not a regular file")
-    return file
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gputui.charts.safe_text import clean
@@ -14,7 +14,7 @@ from gputui.charts.units import bytes_text
 from gputui.host.child import signal_name
 from gputui.recovery.evidence import Evidence
 from gputui.recovery.findings import Finding, gather, last_message, reports_of
-from gputui.recovery.kinds import KINDS, Tier
+from gputui.recovery.kinds import KINDS, SHARED_OOM, Tier
 from gputui.recovery.signatures import without_advice
 from gputui.redaction import redact_text
 from gputui.runs.launchers import LAUNCHERS
@@ -93,8 +93,10 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     primary = min(found, key=_order) if found else _without_findings(evidence)
     if primary.kind in _SAYS_NOTHING and (full := _full_disk(evidence, primary)) is not None:
         primary = full
+    if primary.kind == "cuda_oom" and evidence.shared_with:
+        primary = replace(primary, kind=SHARED_OOM)
     who = _who(primary, evidence)
-    detail = _detail(primary, hide)
+    detail = _detail(primary, evidence, hide)
     summary = KINDS[primary.kind].says.format(who=who) + (f" ({detail})" if detail else "")
     step = _AT_STEP.search(primary.text)
     observed = next((seen.step for seen in evidence.observed if seen.kind == primary.kind), None)
@@ -177,12 +179,18 @@ def _who(finding: Finding, evidence: Evidence) -> str:
     return LAUNCHERS[evidence.launcher].title or "the run"
 
 
-def _detail(finding: Finding, hide: Callable[[str], str]) -> str | None:
+def _detail(finding: Finding, evidence: Evidence, hide: Callable[[str], str]) -> str | None:
     """What a summary says in parentheses."""
+    if finding.kind == SHARED_OOM:
+        wanted = _CUDA_WANTED.search(finding.text)
+        beside = f"beside {', '.join(evidence.shared_with)}"
+        return _at(finding, beside if wanted is None else f"tried to allocate {wanted[1]}, {beside}")
     if finding.kind == "cuda_oom" and (wanted := _CUDA_WANTED.search(finding.text)):
         return _at(finding, f"tried to allocate {wanted[1]}")
     if finding.kind == "host_oom" and (wanted := _HOST_WANTED.search(finding.text)):
         return _at(finding, f"tried to allocate {bytes_text(int(wanted[1]))}")
+    if finding.kind == "disk_full" and evidence.exit is not None and evidence.exit.target is not None:
+        finding = replace(finding, detail=", ".join(filter(None, (f"on {evidence.exit.target}", finding.detail))))
     if finding.detail is None:
         return None
     # Redacted before it is cut, or half a secret would look like none.

@@ -66,8 +66,14 @@ def costs(
     incidents: Sequence[IncidentView],
     decisions: Sequence[DecisionView],
     clock: StepClock,
+    *,
+    start_is_chosen_there: bool = False,
 ) -> dict[int, Cost]:
-    """The cost of every incident by its id. Of several incidents of one attempt the first bears it."""
+    """The cost of every incident by its id. Of several incidents of one attempt the first bears it.
+
+    ``start_is_chosen_there``: which checkpoint an attempt continues from is known once it has begun
+    (`gputui.runs.executors.chooses_start`).
+    """
     went_on = resumptions(attempts, clock.repeats) if incidents else {}
     is_at_least = bool(incidents) and clock.come_with_checkpoints()
     numbered = {attempt.number: attempt for attempt in attempts}
@@ -83,7 +89,9 @@ def costs(
         following = min(later, key=lambda row: row.number, default=None)
         stopped = verdicts.get(incident.incident_id) == "stop"
         had_predecessor = any(row.attempt == attempt.number - 1 for row in incidents)
-        kept = None if following is None else _kept(following, went_on.get(following.number))
+        kept = None
+        if following is not None:
+            kept = _kept(following, went_on.get(following.number), start_is_chosen_there=start_is_chosen_there)
         cost = _cost(attempt, following, kept, clock, stopped, had_predecessor)
         found[incident.incident_id] = replace(cost, is_at_least=is_at_least and cost.lost_steps is not None)
     return found
@@ -143,9 +151,6 @@ def _cost(
     # A person who restarts a stopped run gives up its progress; the incident did not cost that.
     if following is None or (stopped and following.resumed_from is None):
         return Cost(None, None, None)
-    if following.resumed_from is None and following.started_at is None and following.ended_at is None:
-        # Where it begins may be chosen when it begins.
-        return Cost(None, None, None)
     steps = None
     if attempt.last_step is not None and kept is not None:
         steps = max(0, attempt.last_step - kept)
@@ -163,7 +168,7 @@ def _cost(
     return Cost(steps, max(0.0, end - begin), held / SECONDS_PER_HOUR)
 
 
-def _kept(following: Attempt, went_on: Resumption | None) -> int | None:
+def _kept(following: Attempt, went_on: Resumption | None, *, start_is_chosen_there: bool) -> int | None:
     """The last step that was not lost, as the metrics number it: by what the attempt did, not by what it was given.
 
     A checkpoint called 40 holds 40 steps. Where the attempt that resumed from it calls its first step 40 too, steps
@@ -171,7 +176,8 @@ def _kept(following: Attempt, went_on: Resumption | None) -> int | None:
     """
     if went_on == "earlier" and following.first_step is not None:
         return following.first_step - 1
-    resumed = 0 if following.resumed_from is None or went_on == "beginning" else following.resumed_step
+    is_anew = following.resumed_from is None and not (start_is_chosen_there and following.started_at is None)
+    resumed = 0 if is_anew or went_on == "beginning" else following.resumed_step
     if resumed is None:
         return None if following.first_step is None else following.first_step - 1
     return resumed - 1 if following.first_step == resumed else resumed

@@ -35,7 +35,15 @@ UNDO = "undo"
 
 Verdict = Literal["retry", "stop"]
 Because = Literal[
-    "ladder", "exhausted", "off", "deterministic", "before_first_step", "attempts", "crash_loop", "unreadable"
+    "ladder",
+    "exhausted",
+    "off",
+    "deterministic",
+    "before_first_step",
+    "attempts",
+    "crash_loop",
+    "unreadable",
+    "doubted",
 ]
 
 
@@ -202,13 +210,15 @@ def decide(
     attempt: int,
     around: MachineContext | None = None,
     unreadable: str | None = None,
+    doubted: str | None = None,
 ) -> RecoveryPlan:
     """The plan after attempt number ``attempt`` of run ``run_id`` ended with an incident.
 
     ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
     oldest first (see `gputui.recovery.history`); ``checkpoints`` are those of the run's course that may be resumed
     from, the best first, and those that are passed over, None where none can be seen from here; ``unreadable`` says why
-    they cannot be read now; ``around`` is what is known of the machine.
+    they cannot be read now, ``doubted`` which of them may be another run's or not whole; ``around`` is what is known of
+    the machine.
     """
     kind = KINDS[incident.kind]
     retries = _series(history)
@@ -242,6 +252,13 @@ def decide(
             "unreadable",
             f"its checkpoints cannot be read now ({unreadable}), and the beginning would lose what they hold; "
             f"gputui resume {run_id} when they can, gputui restart {run_id} without them",
+        )
+    if doubted is not None and spec.study_id is None:
+        # A trial is short and its study waits for it; what any other run would write over may be of days.
+        return stop(
+            "doubted",
+            f"its checkpoints are in doubt ({doubted}), and the beginning would write over them; "
+            f"gputui resume {run_id} --from PATH chooses one, gputui restart {run_id} begins without them",
         )
     points = resume_points(checkpoints, spec)
     pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))

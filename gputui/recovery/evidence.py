@@ -46,7 +46,9 @@ class KilledRank:
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
     """What the executor wrote in ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started.
-    ``ended_by`` is set where the run's target ended it, ``ended_reason`` in its words."""
+    ``target`` is the name of where it ran, None for this machine; ``ended_by`` is set where that ended it,
+    ``ended_reason`` in its words. ``stop_signal`` is the first that asked the executor to end the attempt; its command
+    got SIGTERM."""
 
     code: int | None = None
     signal: int | None = None
@@ -67,7 +69,9 @@ class ExitRecord:
     lease_conflict: tuple[str, ...] = ()
     ended_by: str | None = None
     ended_reason: str | None = None
+    target: str | None = None
     killed_ranks: tuple[KilledRank, ...] = ()
+    stop_signal: int | None = None
 
     @property
     def clean(self) -> bool:
@@ -112,6 +116,7 @@ class ExitRecord:
             started_at=_number(data.get("started_at")),
             ended_at=_number(data.get("ended_at")),
             stop_requested=data.get("stop_requested") is True,
+            stop_signal=_whole(data.get("stop_signal")),
             forced=data.get("forced") is True,
             oom_kills_cgroup=_whole(kills.get("cgroup")),
             oom_kills_host=_whole(kills.get("host")),
@@ -124,6 +129,7 @@ class ExitRecord:
             survivors=_pids(data.get("survivors")) or (),
             error=None if error is None else str(error),
             ended_by=None if data.get("ended_by") is None else str(data["ended_by"]),
+            target=None if data.get("target") is None else str(data["target"]),
             ended_reason=None if data.get("ended_reason") is None else str(data["ended_reason"]),
             lease_conflict=tuple(str(entry) for entry in _list(data.get("lease_conflict"))),
             killed_ranks=KilledRank.all_in(data.get("killed_ranks")),
@@ -175,7 +181,8 @@ class Evidence:
     """All that is known about the end of an attempt. Times are UTC unix seconds.
 
     ``exit`` is None if the shim left no record; ``rebooted`` says that the machine's boot id has changed since;
-    ``last_step`` is the last step seen in the metrics. ``problems`` are files that could not be read.
+    ``last_step`` is the last step seen in the metrics. ``problems`` are files that could not be read. ``shared_with``
+    are the runs that were on its GPU, too, shortly before the end.
     """
 
     exit: ExitRecord | None
@@ -188,6 +195,7 @@ class Evidence:
     errors: tuple[ErrorFile, ...] = ()
     tails: tuple[EvidenceLog, ...] = ()
     problems: tuple[str, ...] = field(default=())
+    shared_with: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -207,6 +215,7 @@ class Evidence:
         values["errors"] = tuple(ErrorFile(**entry) for entry in values["errors"])
         values["tails"] = tuple(EvidenceLog(**entry) for entry in values["tails"])
         values["problems"] = tuple(values["problems"])
+        values["shared_with"] = tuple(values.get("shared_with") or ())
         return cls(**values)
 
 
@@ -220,6 +229,7 @@ def collect(
     last_step: int | None = None,
     rebooted: bool = False,
     observed: Sequence[Observation] = (),
+    shared_with: Sequence[str] = (),
 ) -> Evidence:
     """Gather what an attempt left in its folder.
 
@@ -250,6 +260,7 @@ def collect(
         errors=tuple(errors),
         tails=tuple(tails),
         problems=tuple(problems),
+        shared_with=tuple(shared_with),
     )
 
 

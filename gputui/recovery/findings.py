@@ -166,7 +166,7 @@ def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding
         pids = ", ".join(map(str, record.survivors))
         yield Finding("unkillable", None, Tier.CAUSE, "survives SIGKILL", float("-inf"), detail=f"pid {pids}")
     if record.stop_requested or got_signal is not None:
-        number = got_signal or signal.SIGTERM
+        number = record.stop_signal or got_signal or signal.SIGTERM
         yield Finding("stopped_outside", None, Tier.SYMPTOM, "asked to stop", None, detail=signal_name(number))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+SHARED_OOM = "shared_gpu_oom"
+
 
 class Tier(IntEnum):
     """How near a finding is to the cause. A nearer one outranks a farther one, in any order in the log."""
@@ -45,6 +47,12 @@ def _kinds() -> Iterator[Kind]:
         "out of GPU memory",
         "{who} ran out of GPU memory",
         "PyTorch, cuBLAS, cuDNN or NCCL could not allocate memory on the GPU.",
+    )
+    yield Kind(
+        SHARED_OOM,
+        "out of the memory of a shared GPU",
+        "{who} ran out of GPU memory while other trials were on the GPU",
+        "The same for a trial that shared its GPU (trials_per_gpu of a study). From then on it has a GPU alone.",
     )
     yield Kind(
         "host_oom",

@@ -122,6 +122,7 @@ def _numbered(name: str, number: float | None) -> PolicyAction:
 _RESTART_ONLY: dict[str, Ladder] = {
     DEFAULT: ladder("restart"),
     "cuda_oom": ladder("restart"),
+    "shared_gpu_oom": ladder("restart"),
     "killed": ladder("restart", "restart", "restart"),
     "segfault": ladder("restart"),
     "user_exception": ladder("restart", "restart"),

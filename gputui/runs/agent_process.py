@@ -18,12 +18,14 @@ from types import TracebackType
 from typing import Any
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
-from gputui.runs.identity import ProcessIdentity, has_open, is_alive, send_signal
+from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_stopped, send_signal
 from gputui.store.database import is_outdated
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
+# A debugger, or who looks at its stacks, stops it for a moment.
+_STOPPED_SECONDS = 2.0
 # A shorter wait needs no message.
 _TOLD_SECONDS = 1.0
 # With less a new database cannot be made: its schema and the log of its first transaction.
@@ -41,6 +43,20 @@ RANK_MARKS = (
 
 class AgentUnreachableError(Exception):
     """The agent could not be started or does not answer; the text says where its log is."""
+
+
+class AgentStoppedError(AgentUnreachableError):
+    """The agent was stopped: it does nothing until it is continued, and as it lives no other takes its place."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(
+            f"the agent (pid {pid}) was stopped (state T): it records and answers nothing, runs continue; "
+            f"kill -CONT {pid} continues it"
+        )
+
+    @property
+    def sentence(self) -> str:
+        return f"T{str(self)[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,12 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
     return identity if is_alive(process) and has_open(process.pid, workspace.agent_lock) is not False else None
 
 
+def stopped_agent(workspace: Workspace) -> AgentStoppedError | None:
+    """What to tell if the agent of this workspace was stopped, None if it was not or none runs."""
+    identity = read_identity(workspace)
+    return AgentStoppedError(identity.process.pid) if identity is not None and is_stopped(identity.process) else None
+
+
 def ensure_agent(
     workspace: Workspace,
     *,
@@ -86,14 +108,23 @@ def ensure_agent(
     one keeps, makes room for a new one: runs outlive it. However long it brings a large database up to date is waited
     for, and ``report`` is called with each step that takes longer than a second.
 
-    Raises AgentUnreachableError when it does not come up in time or ends at once.
+    Raises AgentUnreachableError when it does not come up in time or ends at once, AgentStoppedError when it was
+    stopped.
     """
     doing: str | None = None
+    stopped_at: float | None = None
     told_at = math.inf
     deadline = time.monotonic() + timeout_seconds
     process: subprocess.Popen[bytes] | None = None
     while True:
         identity = read_identity(workspace)
+        if identity is not None and is_stopped(identity.process):
+            stopped_at = stopped_at or time.monotonic()
+            if time.monotonic() - stopped_at >= _STOPPED_SECONDS:
+                raise AgentStoppedError(identity.process.pid)
+            time.sleep(_POLL_SECONDS)
+            continue
+        stopped_at = None
         if identity is not None and identity.ready:
             if not is_outdated(workspace.database):
                 return identity
@@ -182,6 +213,8 @@ def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SE
     if identity is None:
         return False
     send_signal(identity.process, signal.SIGTERM)
+    # One that was stopped would never notice.
+    send_signal(identity.process, signal.SIGCONT)
     deadline = time.monotonic() + timeout_seconds
     while is_alive(identity.process):
         if time.monotonic() > deadline:

@@ -109,7 +109,8 @@ class ProcessScan:
     def processes_of(self, run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
         """Every process of a run, its shim too, by PID; ``attempt`` narrows it to one attempt."""
         stats = self.stats
-        tagged = {pid: _is_of(values, run_dir, attempt) for pid, values in self.environments.items()}
+        environments = {pid: each for pid, each in self.environments.items() if is_tagged(each, run_dir.parent)}
+        tagged = {pid: _is_of(pid, values, run_dir, attempt) for pid, values in environments.items()}
         listed = {
             identity.pid: place
             for identity, place in _listed(run_dir, attempt).items()
@@ -135,9 +136,13 @@ def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProce
     return ProcessScanner().scan().processes_of(run_dir, attempt)
 
 
-def is_tagged(environment: Mapping[str, str]) -> bool:
-    """Whether an environment says whose a process is, be it a run of any home or an agent."""
-    return "GPUTUI_RUN_DIR" in environment or AGENT_MARK in environment
+def is_tagged(environment: Mapping[str, str], runs: Path | str) -> bool:
+    """Whether an environment says whose a process is: of a run of the home whose runs are in ``runs``, be it removed,
+    or of one of another home, or of an agent. A folder that is no run's was set by the program itself."""
+    folder = environment.get("GPUTUI_RUN_DIR")
+    if AGENT_MARK in environment or folder is None:
+        return AGENT_MARK in environment
+    return os.path.dirname(folder) == str(runs) or shim.is_run_folder(os.fsencode(folder))  # noqa: PTH120 - often
 
 
 def owner_of(pid: int, runs: Path | str) -> Owner | None:
@@ -148,7 +153,7 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
         environment = environment_of(pid) or {}
         if rank is None:
             rank = rank_by_output(pid, runs)
-        if is_tagged(environment):
+        if is_tagged(environment, runs):
             owner = owner_in(environment, runs)
             return owner if owner is None or owner[1] is not None else (owner[0], rank)
         stat = read_stat(pid)
@@ -171,13 +176,15 @@ def _tag_of(pid: int) -> Mapping[str, str]:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0"))
     environment = {_NAMES[name]: os.fsdecode(value) for name, _, value in pairs if name in _NAMES}
-    return environment if is_tagged(environment) else {}
+    return environment if environment.keys() & {"GPUTUI_RUN_DIR", AGENT_MARK} else {}
 
 
-def _is_of(environment: Mapping[str, str], run_dir: Path, attempt: int | None) -> bool:
+def _is_of(pid: int, environment: Mapping[str, str], run_dir: Path, attempt: int | None) -> bool:
     if AGENT_MARK in environment or environment.get("GPUTUI_RUN_DIR") != str(run_dir):
         return False
-    return attempt is None or environment.get("GPUTUI_ATTEMPT") == str(attempt)
+    if attempt is not None and environment.get("GPUTUI_ATTEMPT") != str(attempt):
+        return False
+    return not shim.has_another_folder(pid, os.fsencode(run_dir))
 
 
 def _place(pid: int, environment: Mapping[str, str], listed: _Place | None, run_dir: Path) -> _Place:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import stat
 from pathlib import Path
 from typing import Any
+
+from gputui.regular_files import read_regular
 
 MAX_BYTES = 1 << 20
 # What an SQLite column holds: https://www.sqlite.org/datatype3.html
@@ -23,13 +23,7 @@ _LATEST = 253_402_300_799.0
 def read_foreign_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
     """The value in a regular file. Raises OSError, also for anything that is no file (a FIFO would be waited for), and
     ValueError if there is no JSON in it or far too much."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("not a regular file")
-        raw = file.read(most_bytes + 1)
-    if len(raw) > most_bytes:
-        raise ValueError("too large")
+    raw = read_regular(path, most_bytes)
     try:
         return _storable(json.loads(raw.decode("utf-8", "replace")))
     except RecursionError as error:

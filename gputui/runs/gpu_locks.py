@@ -2,22 +2,24 @@
 one, and taking them for an attempt.
 
 Each GPU has one file in a folder that all users share, and one in each folder of this user in which an older gputui may
-look. Whoever starts an attempt holds all of them until it ends.
+look. Whoever starts an attempt holds all of them until it ends: alone, or together with trials of the same study.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import pwd
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.runs.identity import environment_of
-from gputui.runs.shim import open_lock, take_locks
+from gputui.runs.shim import locked_mark, open_lock, take_locks
 
 
 class GpuHeldError(Exception):
@@ -81,10 +83,12 @@ class GpuLocks:
                 continue
             finally:
                 os.close(descriptor)
+            if (mark := _locked_mark(path)) is not None:
+                return mark
         return None
 
-    def take(self, uuids: Sequence[str]) -> HeldLocks:
-        """Hold all GPUs or none.
+    def take(self, uuids: Sequence[str], group: str | None = None) -> HeldLocks:
+        """Hold all GPUs or none: alone, or together with whoever gave the same ``group``.
 
         Raises GpuHeldError. A place that somebody else made or put something else into is left out: it must not keep
         anybody from a GPU.
@@ -99,11 +103,16 @@ class GpuLocks:
                     problems.append(_unusable(path, error))
                 else:
                     usable[str(path)] = uuid
-        held, conflict = take_locks(list(usable))
+        held, conflict = take_locks(list(usable), group)
         if conflict:
             uuid = usable[conflict[0]]
             raise GpuHeldError(f"{uuid} is held by {self.holder(uuid) or 'another home or user'}")
         return HeldLocks(tuple(held), tuple(usable), tuple(problems))
+
+
+def group_of(workspace: Workspace, study_id: str) -> str:
+    """The group of a study's trials: sixteen hexadecimal digits that no other home and study has."""
+    return hashlib.sha256(f"{os.getuid()}\n{workspace.state.resolve()}\n{study_id}".encode()).hexdigest()[:16]
 
 
 def make_private(folder: Path) -> str | None:
@@ -140,6 +149,22 @@ def _unusable(path: Path, error: OSError) -> str:
     return (
         f"{path} cannot be locked ({error.strerror}{whose}); have it removed, for it keeps users from seeing each other"
     )
+
+
+def _locked_mark(path: Path) -> str | None:
+    """Who holds a GPU together with others, by its lock file; None if no one does."""
+    try:
+        # Seen wrongly for an instant, while another looks, it is looked at again.
+        mark = locked_mark(str(path), time.monotonic())
+        descriptor = None if mark is None else open_lock(mark, create=False)
+    except OSError:
+        return None
+    if descriptor is None:
+        return None
+    try:
+        return _holder_of(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _holder_of(descriptor: int) -> str:

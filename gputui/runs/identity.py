@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from gputui.runs import shim
+
 log = logging.getLogger(__name__)
 
 _PROC = Path("/proc")
@@ -75,6 +77,12 @@ def is_alive(identity: ProcessIdentity) -> bool:
         return False
     stat = read_stat(identity.pid)
     return stat is not None and not stat.is_dead and stat.start_ticks == identity.start_ticks
+
+
+def is_stopped(identity: ProcessIdentity) -> bool:
+    """Whether this very process was stopped, by SIGSTOP or from its terminal, and not continued since."""
+    stat = read_stat(identity.pid)
+    return stat is not None and stat.state == "T" and stat.start_ticks == identity.start_ticks and is_alive(identity)
 
 
 def has_open(pid: int, path: Path) -> bool | None:
@@ -254,7 +262,8 @@ def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[Pr
     found = []
     for pid in all_pids():
         raw = raw_environment(pid)
-        if raw is not None and needle in raw and (number is None or number in raw):
+        is_marked = raw is not None and needle in raw and (number is None or number in raw)
+        if is_marked and not shim.has_another_folder(pid, os.fsencode(run_dir)):
             identity = identify(pid)
             if identity is not None:
                 found.append(identity)

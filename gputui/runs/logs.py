@@ -11,11 +11,11 @@ from __future__ import annotations
 import codecs
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gputui.regular_files import open_regular
 from gputui.runs.foreign_json import read_foreign_json
 
 Stream = Literal["output", "stdout", "stderr"]
@@ -175,13 +175,9 @@ def _modified_ns(path: Path) -> int:
 
 def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, int]:
     """Bytes of a file, where they start, and its size. Without an offset: its end."""
-    # A training script may put anything there; opening a FIFO must not wait for its other end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        size = status.st_size
+    with open_regular(path) as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
         start = max(0, size - max_bytes) if offset is None else offset if offset <= size else 0
         start, until = _around_gaps(descriptor, start, size, from_end=offset is None)
         max_bytes = min(max_bytes, until - start)

@@ -64,12 +64,14 @@ def find_marked(runs: Path) -> list[MarkedProcess]:
             continue
         if environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}" or not is_alive(identity):
             continue
+        if shim.has_another_folder(pid, os.fsencode(f"{runs}/{run_id}")):
+            continue
         number = environment.get("GPUTUI_ATTEMPT", "")
         attempt = int(number) if number.isascii() and number.isdigit() else None
         found[pid] = MarkedProcess(identity, run_id, attempt, _command(pid))
     children = _children() if found else {}
     for one in list(found.values()):
-        for pid in shim.below({one.identity.pid}, children, lambda pid: is_tagged(environment_of(pid) or {})):
+        for pid in shim.below({one.identity.pid}, children, lambda pid: is_tagged(environment_of(pid) or {}, runs)):
             identity = identify(pid)
             if identity is not None and _is_own(pid):
                 found[pid] = replace(one, identity=identity, command=_command(pid))

@@ -90,7 +90,7 @@ class ProcessTable:
             if not known.is_settled:
                 environment = environment_of(pid) or {}
                 # What was seen before the process wiped its environment stays true.
-                if is_tagged(environment):
+                if is_tagged(environment, self._runs):
                     known.is_tagged, known.owner = True, owner_in(environment, self._runs)
                 known.is_settled = up_seconds - known.start_ticks / _TICKS > _YOUNG_SECONDS
                 known.command = None

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from gputui.redaction import BY_LOOK, redact_text
 from gputui.runs.checkpoint_names import step_in_name
@@ -248,16 +248,31 @@ def end_attempt(
     )
 
 
-def leases(connection: sqlite3.Connection) -> dict[str, str]:
-    """GPU UUID → the run that holds it."""
-    return dict(connection.execute("SELECT gpu_uuid, run_id FROM leases").fetchall())
+class GpuHolders(NamedTuple):
+    """The runs that lease a GPU, the first one first, and the study whose trials they are where they share it."""
+
+    run_ids: tuple[str, ...]
+    shared_by: str | None
+
+
+def leases(connection: sqlite3.Connection) -> dict[str, GpuHolders]:
+    """Who leases each leased GPU, by UUID."""
+    rows = connection.execute(
+        "SELECT gpu_uuid, run_id, CASE WHEN is_shared THEN study_id END FROM leases JOIN runs USING (run_id) "
+        "ORDER BY gpu_uuid, since, run_id"
+    )
+    found: dict[str, GpuHolders] = {}
+    for uuid, run_id, shared_by in rows:
+        before = found[uuid].run_ids if uuid in found else ()
+        found[uuid] = GpuHolders((*before, run_id), shared_by)
+    return found
 
 
 def cpu_ranks(connection: sqlite3.Connection) -> int:
     """How many ranks the living attempts without GPUs have on this machine."""
     alive = json.dumps([state for state in RunState if state.has_attempt])
     row = connection.execute(
-        "SELECT coalesce(sum(spec ->> '$.nproc'), 0) FROM runs "
+        "SELECT coalesce(sum(iif(json_valid(spec), spec ->> '$.nproc', 1)), 0) FROM runs "
         "JOIN attempts ON attempts.run_id = runs.run_id AND attempts.number = runs.attempt "
         "WHERE runs.state IN (SELECT value FROM json_each(?)) AND attempts.gpus = '[]' AND runs.target IS NULL",
         (alive,),
@@ -275,13 +290,21 @@ def leases_in_use(connection: sqlite3.Connection) -> set[str]:
     return {uuid for (uuid,) in rows.fetchall()}
 
 
-def take_leases(connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float) -> None:
+def take_leases(
+    connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float, *, shared: bool = False
+) -> None:
     """Lease these GPUs beside those that the run holds: all or nothing, in sorted order. Raises sqlite3.IntegrityError
-    when another run holds one."""
+    when another run holds one, unless both leases are ``shared`` and both runs are trials of one study."""
     for uuid in sorted(uuids):
-        holder = connection.execute("SELECT run_id FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
-        if holder is None or holder[0] != run_id:
-            connection.execute("INSERT INTO leases (gpu_uuid, run_id, since) VALUES (?, ?, ?)", (uuid, run_id, now))
+        held = connection.execute(
+            "SELECT is_shared FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)
+        ).fetchone()
+        if held is None or bool(held[0]) != shared:
+            end_lease(connection, run_id, uuid)
+            connection.execute(
+                "INSERT INTO leases (gpu_uuid, run_id, since, is_shared) VALUES (?, ?, ?, ?)",
+                (uuid, run_id, now, shared),
+            )
 
 
 def release_leases(connection: sqlite3.Connection, run_id: str, keep: Sequence[str] = ()) -> None:

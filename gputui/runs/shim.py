@@ -7,7 +7,7 @@ going to a file, forwards a stop, and when the command has ended makes sure that
 Usage: shim.py ATTEMPT_DIR [DESCRIPTOR ...], where attempt.json says what to start (docs/attempts.md). The descriptors
 are its GPUs' locks where the agent has taken them already.
 
-SIGTERM or SIGINT ask for a graceful stop; SIGUSR2 kills at once; SIGHUP is ignored.
+SIGTERM, SIGINT or SIGQUIT ask for a graceful stop; SIGUSR2 kills at once; every other signal that may be ignored is.
 
 It is one file on purpose. Couriers copy it to machines that have no gputui, `python -I -S` finds no module beside it,
 and an upgrade replaces it in one step: no shim ever starts with one half of each version. Its sections, each used by
@@ -38,6 +38,7 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
+EMPTY_LOOKS = 3
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
 RECORD_BYTES = 4096
@@ -63,8 +64,14 @@ AGENT_LOOKS = 2
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 PASSING_SECONDS = 60.0
 DEAD = ("Z", "X", "x")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
+# By these a fault of the shim itself ends it; these stop or continue it; the others have no effect by default.
+LEFT_ALONE = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP),
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT),
+    *(signal.SIGURG, signal.SIGWINCH),
+)
 
 
 def main() -> int:
@@ -90,6 +97,7 @@ class Shim:
         # The record of the start, until it is written.
         self.started: dict[str, Any] | None = None
         self.stop_requested = False
+        self.stop_signal: int | None = None
         self.asked_politely = False
         self.forced = False
         self.last_call_at: float | None = None
@@ -111,12 +119,15 @@ class Shim:
         started_at = time.time()
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        survive_signals()
         if not self.claim():
             return 0
         reserve_record(self.directory / "exit.json")
         reserve_record(self.directory / "started.json")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        locks, conflict = (self.locks, []) if self.locks else take_locks(self.plan["lock_files"])
+        locks, conflict = (
+            (self.locks, []) if self.locks else take_locks(self.plan["lock_files"], self.plan.get("lock_group"))
+        )
         error = None if conflict else self.start()
         survivors = self.supervise() if self.child else []
         record = {
@@ -129,13 +140,24 @@ class Shim:
         if survivors:
             self.list_processes()
         self.remove_working_files(keep_list=bool(survivors))
-        write_record(self.directory / "exit.json", record)
+        self.write_end(record)
         for descriptor in locks:
             os.close(descriptor)
         # Whoever asked it to stop gracefully knows of the end, and a machine that goes down needs no agent.
         if not self.asked_politely:
             self.agent.start()
         return 0
+
+    def write_end(self, record: dict[str, Any]) -> None:
+        """Write exit.json, for some time also where no descriptor is left at first."""
+        until = time.monotonic() + PASSING_SECONDS
+        while True:
+            try:
+                return write_record(self.directory / "exit.json", record)
+            except OSError as error:
+                if error.errno not in PASSING or time.monotonic() >= until:
+                    raise
+            self.wait_for_signal(1.0)
 
     def outcome(self, survivors: list[int]) -> dict[str, Any]:
         """How the command ended and what it took, as exit.json has it. ``survivors`` could not be killed."""
@@ -146,6 +168,7 @@ class Shim:
             "signal": -code if code is not None and code < 0 else None,
             "ended_at": time.time(),
             "stop_requested": self.stop_requested,
+            "stop_signal": self.stop_signal,
             "forced": self.forced,
             "survivors": survivors,
             "max_rss_bytes": usage.ru_maxrss * 1024,
@@ -188,6 +211,7 @@ class Shim:
         until = time.monotonic() + PASSING_SECONDS
         while True:
             try:
+                boot = boot_id()
                 with (self.directory / self.plan.get("output", "output.log")).open("ab", buffering=0) as output:
                     process = subprocess.Popen(
                         self.plan["argv"],
@@ -208,13 +232,15 @@ class Shim:
         # Only `reap` may ask how a child ended. A Popen that does not know asks once more when it is forgotten, and
         # would take the status of a command that has ended by then.
         process.returncode = 0
-        own, child = stat_of(os.getpid()), stat_of(self.child)
+        own = child = None
+        with contextlib.suppress(OSError):
+            own, child = stat_of(os.getpid()), stat_of(self.child)
         self.started = {
             "shim_pid": os.getpid(),
             "shim_start_ticks": own[2] if own else None,
             "pid": self.child,
             "start_ticks": child[2] if child else None,
-            "boot_id": boot_id(),
+            "boot_id": boot,
             # What the launching shell had and this process may not give.
             "refused": refused,
             "at": time.time(),
@@ -241,27 +267,35 @@ class Shim:
                 self.started = None
 
     def supervise(self) -> list[int]:
-        """Wait for the command, then for everything it left behind. Returns what could not be killed."""
+        """Wait for the command, then for everything it left behind. Returns what could not be killed.
+
+        Where no descriptor is left for the moment, a look fails and is made again; the wait goes on."""
         while self.status is None:
             deadline = self.kill_at if self.last_call_at is None else self.last_call_at
             due = min(self.look_at, self.tree_at, self.agent.due, *(() if deadline is None else (deadline,)))
             self.wait_for_signal(due - time.monotonic())
             self.reap()
             if time.monotonic() >= self.look_at and self.status is None:
-                self.oom.look(self.descendants())
                 self.look_at = time.monotonic() + OOM_LOOK_SECONDS
+                with contextlib.suppress(OSError):
+                    self.oom.look(self.descendants())
             if time.monotonic() >= self.tree_at and self.status is None:
                 self.list_processes()
             if time.monotonic() >= self.agent.due and self.status is None and not self.asked_politely:
-                self.agent.look()
+                with contextlib.suppress(OSError):
+                    self.agent.look()
             if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
                 self.last_call_at = None
-                signal_all(self.descendants(), signal.SIGTERM)
+                with contextlib.suppress(OSError):
+                    signal_all(self.descendants(), signal.SIGTERM)
             if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
                 self.forced = True
                 if self.killed_at is None:
                     self.killed_at = time.monotonic()
-                left = self.descendants()
+                # All that is sure to be the run's without a look; the sweep ends the others.
+                left = {self.child}
+                with contextlib.suppress(OSError):
+                    left = self.descendants()
                 if time.monotonic() - self.killed_at > UNKILLABLE_SECONDS:
                     # Another user's (sudo), or stuck in the kernel: whoever waits for its end is not to wait for ever.
                     return sorted(left | {self.child})
@@ -273,11 +307,12 @@ class Shim:
         """Keep processes.json true: which processes there are, for an agent, and for the one that finds them without
         this shim. A look that takes long, among many processes, is made the less often."""
         began = time.process_time()
-        if self.family.look(time.monotonic()):
-            self.is_listed = False
-            self.watch_ranks()
-        if not self.is_listed:
-            self.is_listed = self.write_list()
+        with contextlib.suppress(OSError):
+            if self.family.look(time.monotonic()):
+                self.is_listed = False
+                self.watch_ranks()
+            if not self.is_listed:
+                self.is_listed = self.write_list()
         self.note_start()
         self.tree_at = time.monotonic() + max(TREE_SECONDS, (time.process_time() - began) / TREE_SHARE)
 
@@ -305,7 +340,7 @@ class Shim:
         rank = self.family.leader(pid)
         if rank is None or self.stop_requested or self.sends_signals or not os.WIFSIGNALED(status):
             return
-        if os.WTERMSIG(status) not in STOP_SIGNALS:
+        if os.WTERMSIG(status) not in (signal.SIGTERM, signal.SIGINT):
             found = {"rank": int(rank.rank or 0), "pid": pid, "signal": os.WTERMSIG(status)}
             self.killed_ranks.setdefault(pid, found)
 
@@ -324,21 +359,30 @@ class Shim:
         return True
 
     def sweep(self) -> list[int]:
-        """Ask what is left to end, then kill it."""
+        """Ask what is left to end, then kill it.
+
+        A look at the list of processes misses one whose parent ends meanwhile. That nothing is left is known once a
+        subreaper has no child, or, where an agent that was started from inside the run is one, after some looks."""
         began = time.monotonic()
-        asked = False
-        while left := self.descendants():
+        asked: set[int] = set()
+        empty_looks = 0
+        while self.reap() and empty_looks < EMPTY_LOOKS:
+            left, is_known, is_agent_there = set[int](), False, False
+            with contextlib.suppress(OSError):
+                left, is_known = self.descendants(), True
+                is_agent_there = not left and any(is_of_another(pid, self.run_dir) for pid in children_of(os.getpid()))
+            empty_looks = empty_looks + 1 if is_agent_there else 0
             waited = time.monotonic() - began
-            if waited > UNKILLABLE_SECONDS:
+            if is_known and waited > UNKILLABLE_SECONDS:
                 return sorted(left)
             if waited > STRAY_GRACE_SECONDS or self.forced:
                 signal_all(left, signal.SIGKILL)
-            elif not asked:
-                signal_all(left, signal.SIGTERM)
-                asked = True
-            self.sends_signals = True
+            else:
+                # Also what was begun since: one may answer with another process.
+                signal_all(left - asked, signal.SIGTERM)
+                asked |= left
+            self.sends_signals = self.sends_signals or bool(left)
             self.wait_for_signal(0.05)
-            self.reap()
         return []
 
     def descendants(self) -> set[int]:
@@ -350,6 +394,8 @@ class Shim:
         if info is None:
             return
         number = info.si_signo
+        if self.stop_signal is None and number != signal.SIGCHLD:
+            self.stop_signal = number
         if number in STOP_SIGNALS and not self.stop_requested:
             self.stop_requested = self.asked_politely = True
             self.kill_at = time.monotonic() + self.grace
@@ -364,17 +410,17 @@ class Shim:
             self.last_call_at = None
             self.kill_at = time.monotonic()
 
-    def reap(self) -> None:
-        """Collect every child that ended: an unreaped one would look alive for ever."""
+    def reap(self) -> bool:
+        """Collect every child that ended: an unreaped one would look alive for ever. Whether one is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 if self.child and self.status is None:
                     raise RuntimeError("somebody else has taken the command's exit status") from None
-                return
+                return False
             if pid == 0:
-                return
+                return True
             self.note_end(pid, status)
             if pid == self.child:
                 self.status = status
@@ -387,12 +433,14 @@ class Shim:
 def descendants(run_dir: bytes) -> set[int]:
     """Every living process below this one that belongs to the run in ``run_dir``. As a subreaper the shim inherits
     what its descendants leave behind, so the parent chain is complete however often they forked or called setsid."""
+    own = os.getpid()
     children: dict[int, list[int]] = {}
     for pid in all_pids():
         stat = stat_of(pid)
-        if stat is not None and stat[1] not in DEAD:
+        # A child of this process that looks dead and cannot be reaped has threads that live.
+        if stat is not None and (stat[1] not in DEAD or stat[0] == own):
             children.setdefault(stat[0], []).append(pid)
-    return below({os.getpid()}, children, lambda pid: is_of_another(pid, run_dir))
+    return below({own}, children, lambda pid: is_of_another(pid, run_dir))
 
 
 def below(roots: set[int], children: dict[int, list[int]], is_barred: Callable[[int], bool]) -> set[int]:
@@ -432,8 +480,8 @@ class Family:
         if newest is None or newest != self.newest:
             if newest is None or self.newest is None or newest < self.newest:
                 self.forget_reused_pids()
-            self.newest = newest
             self.admit(now)
+            self.newest = newest
         for member in list(self.members.values()):
             if now < member.young_until and member.pid in self.members:
                 self.read(member)
@@ -548,7 +596,28 @@ def is_of_another(pid: int, run_dir: bytes) -> bool:
 
 def names_another(environment: dict[bytes, bytes], run_dir: bytes) -> bool:
     """The same, from an environment."""
-    return b"GPUTUI_AGENT" in environment or environment.get(b"GPUTUI_RUN_DIR", run_dir) != run_dir
+    folder = environment.get(b"GPUTUI_RUN_DIR", run_dir)
+    return b"GPUTUI_AGENT" in environment or (folder != run_dir and is_run_folder(folder))
+
+
+def is_run_folder(folder: bytes) -> bool:
+    """Whether a folder is that of a run, not one that a program has set for its own children. True where it may not be
+    looked at."""
+    try:
+        return stat.S_ISDIR(os.stat(folder + b"/attempts").st_mode)  # noqa: PTH116 - a path of bytes
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+
+
+def has_another_folder(pid: int, folder: bytes) -> bool:
+    """Whether a path is another folder for a process than it is here, as in a container with other mounts. False where
+    its folder cannot be looked at."""
+    with contextlib.suppress(OSError):
+        theirs = os.stat(b"/proc/%d/root%b" % (pid, folder))  # noqa: PTH116 - a path of bytes
+        return not os.path.samestat(theirs, os.stat(folder))  # noqa: PTH116
+    return False
 
 
 def signal_all(pids: set[int], number: int) -> None:
@@ -568,6 +637,11 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
+def children_of(parent: int) -> list[int]:
+    """The processes whose parent is ``parent``."""
+    return [pid for pid in all_pids() if (stat := stat_of(pid)) is not None and stat[0] == parent]
+
+
 def newest_pid() -> int | None:
     """The number that the kernel gave last, to a process or a thread; None if it does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -576,10 +650,13 @@ def newest_pid() -> int | None:
 
 
 def stat_of(pid: int) -> tuple[int, str, int] | None:
-    """(parent, state letter, start ticks) of a process, or None when there is none."""
+    """(parent, state letter, start ticks) of a process, or None when there is none. Raises OSError where that cannot be
+    known for the moment."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
-    except OSError:
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
         return None
     fields = text[text.rfind(")") + 2 :].split()
     return int(fields[1]), fields[0], int(fields[19])
@@ -596,10 +673,13 @@ def status_of_dead(pid: int, start_ticks: int) -> int | None:
 
 
 def environment_of(pid: int) -> dict[bytes, bytes]:
-    """A process's environment as it was started with; nothing if it may not be read or the process wiped it."""
+    """A process's environment as it was started with; nothing if it may not be read or the process wiped it. Raises
+    OSError where that cannot be known for the moment."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
         return {}
     return {name: value for name, is_pair, value in (item.partition(b"=") for item in raw.split(b"\0")) if is_pair}
 
@@ -743,33 +823,79 @@ def growth(before: int | None, after: int | None) -> int | None:
 # --- the locks of GPUs ------------------------------------------------------------------------------------------------
 
 
-def take_locks(paths: list[str]) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order. Returns the descriptors and the paths that were taken. What cannot be
-    opened is left out: it must not block a GPU."""
+def take_locks(paths: list[str], group: str | None = None) -> tuple[list[int], list[str]]:
+    """Lock files, all or none, in sorted order: alone, or with a ``group`` together with those that name the same one.
+    Returns the descriptors and the paths that were taken. What cannot be opened is left out: it must not block a
+    GPU."""
     held: list[int] = []
     deadline = time.monotonic() + LOCK_SECONDS
     for name in sorted(paths):
         try:
-            descriptor = take_lock(name, deadline)
+            held += [take_lock(name, deadline)] if group is None else share_lock(name, group, deadline)
         except BlockingIOError:
             for other in held:
                 os.close(other)
             return [], [name]
         except OSError:
             continue
-        held.append(descriptor)
     return held, []
 
 
-def take_lock(name: str, deadline: float) -> int:
+def share_lock(name: str, group: str, deadline: float) -> list[int]:
+    """Lock a file together with others of a group. Raises as `take_lock` does.
+
+    Beside the file each group has one of its own, its mark. Whoever has locked both looks for the locked mark of
+    another group: of two that come at the same time the later one sees the other, perhaps each does, and lets go.
+    """
+    held: list[int] = []
+    try:
+        try:
+            held.append(take_lock(f"{name}.{group}", deadline, fcntl.LOCK_SH))
+        except BlockingIOError:
+            raise
+        except OSError:
+            # Without a mark no other group would see this one.
+            return [take_lock(name, deadline)]
+        held.append(take_lock(name, deadline, fcntl.LOCK_SH))
+        if locked_mark(name, deadline, but=group) is not None:
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked by another group", name)
+    except OSError:
+        for descriptor in held:
+            os.close(descriptor)
+        raise
+    return held
+
+
+def locked_mark(name: str, deadline: float, *, but: str | None = None) -> str | None:
+    """The mark of a group that has locked a file together; None if there is none ``but`` that one. Marks that nobody
+    needs any more are removed."""
+    folder, prefix = Path(name).parent, f"{Path(name).name}."
+    for mark in sorted(entry for entry in os.listdir(folder) if entry.startswith(prefix)):
+        if mark == f"{prefix}{but}":
+            continue
+        path = folder / mark
+        try:
+            descriptor = take_lock(str(path), deadline, create=False)
+        except BlockingIOError:
+            return str(path)
+        except OSError:
+            continue
+        # Whoever has opened it meanwhile sees that it is gone, and makes another.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+    return None
+
+
+def take_lock(name: str, deadline: float, kind: int = fcntl.LOCK_EX, *, create: bool = True) -> int:
     """Open and lock a file, trying until ``deadline`` (monotonic): whoever only looks holds it for an instant.
 
     Raises BlockingIOError if it is held, OSError where it cannot be opened.
     """
     while True:
-        descriptor = open_lock(name)
+        descriptor = open_lock(name, create=create)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             # Who tidied up may have removed the file between opening and locking it.
             if os.path.samestat(os.fstat(descriptor), Path(name).lstat()):
                 return descriptor
@@ -858,6 +984,15 @@ def apply_shell(
     for number, pair in limits:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, pair)
+
+
+def survive_signals() -> None:
+    """Have this process outlive the signals that nobody has a reason to send it: an attempt whose shim is killed loses
+    its end. They are caught, not ignored, because only what is ignored is inherited by the command."""
+    for number in signal.valid_signals() - {*WATCHED, *LEFT_ALONE}:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            with contextlib.suppress(OSError):
+                signal.signal(number, lambda *_: None)
 
 
 def restore_signals() -> None:

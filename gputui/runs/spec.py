@@ -126,6 +126,8 @@ class RunSpec:
     study_id: str | None = None
     trial: int | None = None
     tuned: tuple[str, ...] = ()
+    # How many trials of the study may be on one GPU at most.
+    trials_per_gpu: int = 1
     # The ids of runs that must have succeeded before its first attempt starts.
     after: tuple[str, ...] = ()
     # The code of its working directory at the launch (`code_version`); its diff is in the private specification only.

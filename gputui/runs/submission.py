@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
+from gputui.regular_files import read_regular
 from gputui.runs.code_version import read_code
 from gputui.runs.identity import asker
 from gputui.runs.launch_shell import capture
@@ -20,6 +21,8 @@ from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import commands
 
 SPEC_FILE = "spec.json"
+# It has the environment of the launching shell, which execve bounds.
+MAX_SPEC_BYTES = 64 << 20
 
 
 def submit_run(
@@ -69,6 +72,15 @@ def ticket_path(workspace: Workspace, ticket: str) -> Path:
     return workspace.state / "inbox" / f"{ticket}.json"
 
 
+def ticket_inodes(workspace: Workspace) -> set[int]:
+    """The inode of each ticket that lies there. Raises OSError."""
+    try:
+        with os.scandir(workspace.state / "inbox") as entries:
+            return {entry.inode() for entry in entries}
+    except FileNotFoundError:
+        return set()
+
+
 def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:
     """The specification that a command names. Raises SpecError."""
     if not ticket or not ticket.isalnum():
@@ -85,7 +97,7 @@ def write_spec(path: Path, spec: RunSpec) -> None:
 def read_spec(path: Path) -> RunSpec:
     """Read a specification back. Raises SpecError."""
     try:
-        return RunSpec.from_json(json.loads(path.read_text("utf-8")))
+        return RunSpec.from_json(json.loads(read_regular(path, MAX_SPEC_BYTES)))
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"cannot read {path}: {error}") from error
 
@@ -93,7 +105,9 @@ def read_spec(path: Path) -> RunSpec:
 def write_private(path: Path, record: dict[str, Any]) -> None:
     """Write JSON by write, fsync and rename, readable by its owner only. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    # O_NONBLOCK: a FIFO in its place is refused, not waited for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(temporary, flags, PRIVATE_FILE_MODE)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(record, file)

@@ -69,6 +69,30 @@ def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> At
     return None if row is None else _attempt(row)
 
 
+@dataclass(frozen=True, slots=True)
+class FellowStay:
+    """An attempt of another run on the same GPU, from ``begin`` to ``end``, UTC unix seconds; None is still there."""
+
+    run_id: str
+    begin: float
+    end: float | None
+
+
+def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[FellowStay]:
+    """The trials of its study with which an attempt shared its GPU at any time, first to last."""
+    rows = connection.execute(
+        "SELECT b.run_id, b.started_at, b.ended_at FROM attempts AS a JOIN runs AS own USING (run_id) "
+        "JOIN runs AS other ON other.study_id = own.study_id AND other.run_id != own.run_id "
+        "JOIN attempts AS b ON b.run_id = other.run_id AND b.gpus = a.gpus "
+        "WHERE a.run_id = ? AND a.number = ? AND a.gpus != '[]' "
+        "AND iif(json_valid(own.spec), own.spec ->> '$.trials_per_gpu', 1) > 1 "
+        "AND b.started_at < coalesce(a.ended_at, 9e999) AND coalesce(b.ended_at, 9e999) > a.started_at "
+        "ORDER BY b.started_at, b.run_id",
+        (run_id, number),
+    )
+    return [FellowStay(*row) for row in rows]
+
+
 def _attempt(row: Any) -> Attempt:
     exit_report = json_columns.optional_mapping(row[12])
     values = [

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import sqlite3
 
-Origin = Literal["run", "rebuilt", "foreign", "named"]
-Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "struck"]
+# The clock of a file server may be a little ahead: what is written so long after an attempt's end may be of it.
+AFTER_END_SECONDS = 5.0
+
+Origin = Literal["run", "rebuilt", "foreign", "contested", "named"]
+Verdict = Literal["unexamined", "valid", "invalid", "doubtful", "cut", "struck"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +24,15 @@ class CheckpointRow:
     """One checkpoint of one run, as it was last seen.
 
     Attributes:
-        attempt: the attempt that wrote it; of a foreign or named one, the attempt that came before it was entered.
+        attempt: the attempt that wrote it, or of a contested one may have; of a foreign or named one, the attempt that
+            came before it was entered.
         modified_ns, size_bytes: of a folder, the newest change in it and the sum of its files.
         step: the newest step that the metrics had when it was written, else the one in its name; None is unknown.
         first_seen_at: UTC unix seconds; is_settled: it has stopped growing.
         why: completes "the checkpoint …" for its verdict or origin.
         failed_starts: how many attempts resumed from it and ended before a step.
         left_by: the attempt that began from an earlier checkpoint; counts once that attempt has worked.
+        before_ns: ``modified_ns`` of what was saved whole there before it was written again.
     """
 
     path: str
@@ -40,6 +47,7 @@ class CheckpointRow:
     why: str = ""
     failed_starts: int = 0
     left_by: int | None = None
+    before_ns: int | None = None
 
     @property
     def name(self) -> str:
@@ -56,6 +64,11 @@ class CheckpointRow:
         return self.origin in ("run", "rebuilt")
 
     @property
+    def may_be_foreign(self) -> bool:
+        """It is not known to be of this run."""
+        return self.origin in ("foreign", "contested")
+
+    @property
     def place(self) -> tuple[int, bool, int, str]:
         """Its place in the order in which checkpoints were written. A clock that is set back between two attempts
         changes nothing in it."""
@@ -63,22 +76,50 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Above:
+    """How another run's folder has ``folder``, the begin of this run's paths, in it: as ``inside``. Its ``pattern`` is
+    a glob below its own."""
+
+    folder: str
+    inside: str
+    pattern: str
+
+    def matches(self, path: str) -> bool:
+        own = PurePath(path)
+        if not own.is_relative_to(self.folder):
+            return False
+        return _matches(PurePath(self.inside, own.relative_to(self.folder)).parts, PurePath(self.pattern).parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Neighbour:
     """An attempt of another run in the same checkpoint folder, or in one below it, which is then ``below``: what lies
-    there is its own. ``ended_at`` is None while it lives."""
+    there is its own, or in one ``above`` it. ``ended_at`` is None while it lives."""
 
     run_id: str
     begun_at: float
     ended_at: float | None
     below: str | None = None
+    above: Above | None = None
 
     def may_have_written(self, path: str) -> bool:
+        if self.above is not None:
+            return self.above.matches(path)
         return self.below is None or path.startswith(f"{self.below}/")
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path match those of a glob, of which ``**`` stands for any number."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return any(_matches(parts[count:], pattern[1:]) for count in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 _COLUMNS = (
     "path, attempt, origin, modified_ns, size_bytes, step, first_seen_at, is_settled, verdict, why, failed_starts, "
-    "left_by"
+    "left_by, before_ns"
 )
 
 
@@ -95,7 +136,7 @@ def save(
     former = {row.path: row for row in before}
     changed = [row for row in after if former.get(row.path) != row]
     gone = former.keys() - {row.path for row in after}
-    marks = ", ".join("?" * 13)
+    marks = ", ".join("?" * 14)
     connection.executemany(
         f"INSERT OR REPLACE INTO checkpoints (run_id, {_COLUMNS}) VALUES ({marks})",  # noqa: S608 - names only
         [(run_id, *astuple(row)) for row in changed],
@@ -125,7 +166,7 @@ def folders(connection: sqlite3.Connection, run_id: str, folder: str) -> set[str
 
 def neighbours(connection: sqlite3.Connection, run_id: str, folder: str, since: float) -> list[Neighbour]:
     """The attempts of other runs that may have written into a folder since a moment (UTC unix seconds), or into one
-    below it; runs that were removed among them."""
+    below it; runs that were removed among them, but for those whose folder is above this one."""
     found = []
     for name in sorted(folders(connection, run_id, folder)):
         # All that begins with the name and a slash lies between these two.
@@ -142,6 +183,18 @@ def neighbours(connection: sqlite3.Connection, run_id: str, folder: str, since: 
         for other, begun_at, ended_at, place in rows:
             below = None if place == name else f"{folder.rstrip('/')}/{place[len(first) :]}"
             found.append(Neighbour(other, begun_at, ended_at, below))
+        above = [str(parent) for parent in PurePath(name).parents]
+        rows = connection.execute(
+            "SELECT run_id, a.created_at, a.ended_at, a.checkpoint_folder, r.spec ->> '$.checkpoints.pattern' "  # noqa: S608 - marks only
+            "FROM attempts AS a JOIN runs AS r USING (run_id) "
+            f"WHERE a.checkpoint_folder IN ({', '.join('?' * len(above))}) AND run_id != ? "
+            "AND (a.ended_at IS NULL OR a.ended_at >= ?) "
+            "AND iif(json_valid(r.spec), instr(r.spec ->> '$.checkpoints.pattern', '/'), 0)",
+            (*above, run_id, since),
+        )
+        for other, begun_at, ended_at, place, pattern in rows:
+            inside = str(PurePath(name).relative_to(place))
+            found.append(Neighbour(other, begun_at, ended_at, above=Above(folder, inside, pattern)))
     return found
 
 
@@ -160,14 +213,16 @@ def forget_run(connection: sqlite3.Connection, run_id: str) -> None:
         "SELECT a.checkpoint_folder, a.run_id, a.created_at, a.ended_at FROM attempts AS a "
         "WHERE a.run_id = ? AND a.checkpoint_folder IS NOT NULL AND a.ended_at IS NOT NULL AND EXISTS "
         f"(SELECT 1 FROM attempts AS o WHERE {_SHARES.format(own='a', other='o')} AND o.run_id != a.run_id "
-        "AND o.created_at <= a.ended_at AND (o.ended_at IS NULL OR o.ended_at >= a.created_at))",
+        f"AND o.created_at <= a.ended_at + {AFTER_END_SECONDS} "
+        f"AND (o.ended_at IS NULL OR o.ended_at + {AFTER_END_SECONDS} >= a.created_at))",
         (run_id,),
     )
     # If no attempt of that time is left in the folder, it concerns no run any more.
     connection.execute(
         "DELETE FROM former_neighbours AS f WHERE NOT EXISTS (SELECT 1 FROM attempts AS a "  # noqa: S608 - names only
         f"WHERE {_SHARES.format(own='f', other='a')} AND a.run_id NOT IN (f.run_id, ?) "
-        "AND a.created_at <= f.ended_at AND (a.ended_at IS NULL OR a.ended_at >= f.begun_at))",
+        f"AND a.created_at <= f.ended_at + {AFTER_END_SECONDS} "
+        f"AND (a.ended_at IS NULL OR a.ended_at + {AFTER_END_SECONDS} >= f.begun_at))",
         (run_id,),
     )
 

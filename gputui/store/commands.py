@@ -107,11 +107,17 @@ def wait_for_answer(
     *,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
+    is_in_vain: Callable[[], bool] = lambda: False,
 ) -> CommandAnswer | None:
-    """The agent's answer, or None when none came in time; the command is withdrawn then, so that it cannot act on
-    it long after the asker has gone. Raises NotWithdrawnError if that cannot be written, sqlite3.Error."""
+    """The agent's answer, or None when none came in time or ``is_in_vain``, which is asked once a second; the command
+    is withdrawn then, so that the agent cannot act on it long after the asker has gone. Raises NotWithdrawnError if
+    that cannot be written, sqlite3.Error."""
     deadline = clock() + timeout_seconds
+    asked_at = clock()
     while (found := answer(connection, command_id)) is None:
+        if clock() >= asked_at + 1.0:
+            asked_at = clock()
+            deadline = min(deadline, asked_at) if is_in_vain() else deadline
         if clock() >= deadline:
             try:
                 if withdraw(connection, command_id):

@@ -67,8 +67,9 @@ class GpuView:
     """A GPU now: its newest sample joined with its facts, its slow values, its processes and its lease.
 
     ``state`` is ``stale`` when the newest sample is older than the driver should need; ``age_seconds`` is that
-    sample's age. ``run_id`` is who leases the GPU, ``rank`` the rank of that run's process on it. ``processes`` is
-    None if the driver gave no list. ``event_text`` is the newest thing that the driver reported by itself.
+    sample's age. ``run_id`` is who leases the GPU, ``rank`` the rank of that run's process on it; ``shared_with`` are
+    (id, name) of the other trials of its study that share it. ``processes`` is None if the driver gave no list.
+    ``event_text`` is the newest thing that the driver reported by itself.
     """
 
     uuid: str
@@ -99,6 +100,12 @@ class GpuView:
     event_at: float | None
     event_code: int | None
     event_text: str | None
+    shared_with: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Every run that leases it."""
+        return () if self.run_id is None else (self.run_id, *(run_id for run_id, _ in self.shared_with))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ g.uuid, g.position, g.name, {present}, s.state, s.at,
     s.utilization_percent, s.memory_utilization_percent, s.memory_used_bytes, s.memory_reserved_bytes,
     s.memory_total_bytes, s.temperature_celsius, s.power_watts, s.power_limit_watts, s.sm_clock_mhz,
     s.memory_clock_mhz, s.performance_state, s.throttle_reasons,
-    g.facts, {slow}, {processes}, {run_id}, {run_name}, {last_seen_at}
+    g.facts, {slow}, {processes}, {holders}, {last_seen_at}
 """
 """The columns of `_gpu_view` from a GPU ``g`` and its sample ``s``."""
 
@@ -156,16 +163,15 @@ FROM gpus AS g
 LEFT JOIN gpu_samples AS s
     ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
 """  # noqa: S608 - fixed names
-_NOW = (
-    _GPUS.format(
-        present="g.present",
-        slow="g.slow",
-        processes="g.processes",
-        run_id="l.run_id",
-        run_name="r.name",
-        last_seen_at="g.last_seen_at",
-    )
-    + "LEFT JOIN leases AS l ON l.gpu_uuid = g.uuid LEFT JOIN runs AS r USING (run_id)"
+_NOW = _GPUS.format(
+    present="g.present",
+    slow="g.slow",
+    processes="g.processes",
+    holders=(
+        "(SELECT json_group_array(json_array(run_id, name)) FROM (SELECT run_id, name FROM leases "
+        "JOIN runs USING (run_id) WHERE gpu_uuid = g.uuid ORDER BY since, run_id))"
+    ),
+    last_seen_at="g.last_seen_at",
 )
 _THEN = _GPUS.format(
     present=(
@@ -177,8 +183,7 @@ _THEN = _GPUS.format(
     processes=(
         "(SELECT processes FROM gpu_process_sets WHERE gpu_id = g.gpu_id AND at <= :at ORDER BY at DESC LIMIT 1)"
     ),
-    run_id="NULL",
-    run_name="NULL",
+    holders="NULL",
     last_seen_at="min(g.last_seen_at, :at)",
 )
 
@@ -187,7 +192,7 @@ def read_gpus(
     connection: sqlite3.Connection,
     now: float,
     at: float | None = None,
-    holders: Mapping[str, tuple[str, str]] | None = None,
+    holders: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> list[GpuView]:
     """Every GPU in the driver's order. ``now`` is UTC unix seconds and gives the ages; with ``at`` the GPUs are as they
     were then, held by the (id, name) of runs that ``holders`` gives by UUID."""
@@ -203,7 +208,9 @@ def read_gpus(
     return [_gpu_view(row[2:], reported.get(row[2]), now, stale_after) for row in rows]
 
 
-def _gpus_at(connection: sqlite3.Connection, at: float, holders: Mapping[str, tuple[str, str]]) -> list[GpuView]:
+def _gpus_at(
+    connection: sqlite3.Connection, at: float, holders: Mapping[str, Sequence[tuple[str, str]]]
+) -> list[GpuView]:
     reported = _reported(connection, at)
     found = []
     limits = rollups.bounds(connection)
@@ -217,7 +224,8 @@ def _gpus_at(connection: sqlite3.Connection, at: float, holders: Mapping[str, tu
             view = _rolled_up(connection, view, gpu_id, at, limits)
         if view.state == "lost" and at - (view.at or view.last_seen_at) > LOST_SHOWN_SECONDS:
             continue
-        run_id, run_name = holders.get(view.uuid, (None, None))
+        held = holders.get(view.uuid, ())
+        run_id, run_name = held[0] if held else (None, None)
         found.append(
             replace(
                 view,
@@ -225,6 +233,7 @@ def _gpus_at(connection: sqlite3.Connection, at: float, holders: Mapping[str, tu
                 run_id=run_id,
                 run_name=run_name,
                 rank=rank_among(view.processes, run_id),
+                shared_with=tuple(held[1:]),
             )
         )
     return found
@@ -270,7 +279,8 @@ def _gpu_view(
     """A GPU from the columns of `_GPU_ROW`, as it is seen at ``now``; ``reported`` is the newest (time, code, text)
     that the driver reported of it."""
     uuid, position, name, present, sample_state, at = row[:6]
-    run_id = row[21]
+    holders = [(str(run_id), str(name)) for run_id, name in json_columns.items(row[21])]
+    run_id, run_name = holders[0] if holders else (None, None)
     facts = json_columns.mapping(row[18])
     processes = _processes(row[20])
     age = None if at is None else max(0.0, now - at)
@@ -285,8 +295,8 @@ def _gpu_view(
     event_at, event_code, event_text = reported or (None, None, None)
     values = [
         uuid, position, name, state, at, age, *row[6:10], total, *row[11:17], json_columns.words(row[17]),
-        facts, json_columns.mapping(row[19]), processes, run_id, row[22], rank_among(processes, run_id), row[23],
-        event_at, event_code, event_text,
+        facts, json_columns.mapping(row[19]), processes, run_id, run_name, rank_among(processes, run_id), row[22],
+        event_at, event_code, event_text, tuple(holders[1:]),
     ]  # fmt: skip
     return GpuView(*values)
 
@@ -329,8 +339,9 @@ def gpu_events(connection: sqlite3.Connection, uuid: str, until: float, limit: i
 
 
 def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:
-    """Since when the run that has a GPU has it (UTC unix seconds); None for a GPU that no run has."""
-    row = connection.execute("SELECT since FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
+    """Since when a run has a GPU (UTC unix seconds), the first one where several share it; None for a GPU that no run
+    has."""
+    row = connection.execute("SELECT min(since) FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
     return None if row is None else row[0]
 
 

@@ -1,17 +1,22 @@
-"""How much GPU memory the ranks of attempts took at most, as they reported it."""
+"""How much GPU memory the ranks of attempts took at most, as they or the driver reported it."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gputui.store import json_columns
 
 PEAK_METRIC = "gpu_mem_peak"
 """Bytes that a rank's process held at most on its GPU (docs/metrics.md)."""
 
 RUNS_LOOKED_AT = 50
+PROCESS_SETS_LOOKED_AT = 60
+"""The newest of each GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,8 @@ class PastPeak:
 def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
     """Attempts of the newest runs of a profile that had GPUs, newest first. Raises sqlite3.Error."""
     attempts = connection.execute(
-        "SELECT a.run_id, a.number, a.params, json_array_length(a.gpus), EXISTS (SELECT 1 FROM incidents AS i "
+        "SELECT a.run_id, a.number, a.params, iif(json_valid(a.gpus), json_array_length(a.gpus), 0), "
+        "EXISTS (SELECT 1 FROM incidents AS i "
         "  WHERE i.run_id = a.run_id AND i.attempt = a.number AND i.kind = 'cuda_oom') "
         "FROM attempts AS a JOIN runs AS r USING (run_id) "
         "WHERE a.run_id IN (SELECT run_id FROM runs WHERE profile = ? ORDER BY sequence DESC LIMIT ?) "
@@ -56,3 +62,58 @@ def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int
         (f'$."{PEAK_METRIC}"', run_id, attempt),
     ).fetchone()
     return int(peak) if isinstance(peak, (int, float)) and peak > 0 else None
+
+
+def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]:
+    """The largest measured peak of the newest trials of a study that had one GPU, in bytes, by the name of the GPU. A
+    trial was measured once it has reported a peak, or has ended after a step.
+
+    What tensors take is not all: the driver's figure counts the CUDA context, too. Raises sqlite3.Error.
+    """
+    attempts = connection.execute(
+        "SELECT g.name, g.gpu_id, a.run_id, a.number, a.ended_at NOTNULL AND a.last_step NOTNULL "
+        "FROM (SELECT run_id FROM runs WHERE study_id = ? ORDER BY trial DESC LIMIT ?) AS r "
+        "JOIN attempts AS a USING (run_id) JOIN gpus AS g ON g.uuid = iif(json_valid(a.gpus), a.gpus ->> '$[0]', NULL) "
+        "WHERE iif(json_valid(a.gpus), json_array_length(a.gpus), 0) = 1",
+        (study_id, RUNS_LOOKED_AT),
+    ).fetchall()
+    found: dict[str, int] = {}
+    names: dict[int, str] = {}
+    measured: set[str] = set()
+    for name, gpu_id, run_id, number, has_ended in attempts:
+        reported = _reported_by_ranks(connection, run_id, number)
+        if reported is not None or has_ended:
+            names[gpu_id] = name
+            measured.add(run_id)
+            found[name] = max(found.get(name, 0), reported or 0)
+    for gpu_id, name in names.items():
+        found[name] = max(found[name], _listed_by_driver(connection, gpu_id, measured))
+    return {name: peak for name, peak in found.items() if peak}
+
+
+def _reported_by_ranks(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
+    """What all ranks of an attempt reported together."""
+    (peak,) = connection.execute(
+        "SELECT max(total) FROM (SELECT "
+        "sum(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) AS total "
+        "FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) "
+        "WHERE s.run_id = ?2 AND n.attempt = ?3 GROUP BY source_id)",
+        (f'$."{PEAK_METRIC}"', run_id, attempt),
+    ).fetchone()
+    return int(peak) if peak is not None and peak > 0 else None
+
+
+def _listed_by_driver(connection: sqlite3.Connection, gpu_id: int, run_ids: Collection[str]) -> int:
+    """The most that the processes of one of these runs held on a GPU together; 0 where that is not known."""
+    rows = connection.execute(
+        "SELECT processes FROM gpu_process_sets WHERE gpu_id = ? AND processes NOTNULL ORDER BY at DESC LIMIT ?",
+        (gpu_id, PROCESS_SETS_LOOKED_AT),
+    )
+    most = 0
+    for (text,) in rows:
+        held: Counter[str] = Counter()
+        for process in json_columns.items(text):
+            if process.get("run_id") in run_ids:
+                held[process["run_id"]] += process.get("memory_bytes") or 0
+        most = max(most, *held.values(), 0)
+    return most

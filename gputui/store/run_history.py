@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 Json = Any
 
 
+def met_incident(connection: sqlite3.Connection, run_id: str, kind: str) -> bool:
+    """Whether a run ever met an incident of a kind."""
+    row = connection.execute("SELECT 1 FROM incidents WHERE run_id = ? AND kind = ? LIMIT 1", (run_id, kind))
+    return row.fetchone() is not None
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentView:
     """Why an attempt ended, with its evidence. ``witnesses``, of which there may be fewer, say whose each line of it

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 class RunState(StrEnum):
     """Where a run is in its life. A run that is ``active`` holds its GPUs; one that ``is_over`` never moves again
-    but by a person's resume."""
+    but by a person's resume. UNKNOWN stands for any word in the store that this gputui does not know."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -22,6 +22,11 @@ class RunState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> RunState:
+        return cls.UNKNOWN
 
     @property
     def is_over(self) -> bool:
@@ -30,7 +35,7 @@ class RunState(StrEnum):
     @property
     def has_attempt(self) -> bool:
         """Processes of the run may exist."""
-        return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
+        return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.UNKNOWN)
 
 
 _R = RunState
@@ -43,6 +48,7 @@ MOVES: dict[RunState, frozenset[RunState]] = {
     _R.SUCCEEDED: frozenset({_R.QUEUED}),
     _R.FAILED: frozenset({_R.QUEUED}),
     _R.STOPPED: frozenset({_R.QUEUED}),
+    _R.UNKNOWN: frozenset({_R.STARTING, _R.RUNNING, _R.RECOVERING, _R.STOPPING, _R.SUCCEEDED, _R.FAILED, _R.STOPPED}),
 }
 
 

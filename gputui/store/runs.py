@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Json = Any
 
 _OVER = tuple(str(state) for state in RunState if state.is_over)
+_KNOWN = tuple(str(state) for state in RunState if state is not RunState.UNKNOWN)
+LONGEST_NOTE = 500
+"""Characters of the note that a person gives a run."""
 KILL = "kill"
 """What an attempt's row has as ``stop_requested`` where a stop gives no grace."""
 QUEUED_WORDS = "in the queue"
@@ -152,9 +155,9 @@ SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.
         WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1) END,
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END,
-    a.launch ->> '$.grace_seconds', a.stop_requested, l.tags, l.note,
+    CASE WHEN json_valid(a.launch) THEN a.launch ->> '$.grace_seconds' END, a.stop_requested, l.tags, l.note,
     CASE r.state WHEN 'stopping' THEN (
-        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'struck')) END,
+        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck')) END,
     CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
@@ -190,6 +193,12 @@ def runs_in(connection: sqlite3.Connection, *states: str) -> list[Run]:
     """The runs in any of these states, in the order they were launched."""
     marks = ", ".join("?" * len(states))
     return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state IN ({marks}) ORDER BY r.sequence", states)]
+
+
+def unknown_runs(connection: sqlite3.Connection) -> list[Run]:
+    """The runs whose state is a word that this gputui does not know, in the order they were launched."""
+    rows = connection.execute(f"{_RUNS} WHERE r.state NOT IN {_KNOWN} ORDER BY r.sequence")
+    return [_run(row) for row in rows]
 
 
 def queued_runs(connection: sqlite3.Connection) -> list[Run]:
@@ -253,13 +262,26 @@ def _run(row: Any) -> Run:
     params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
     placement = None if row[25] is None else placements.from_row(row[24:33])
     stop = None if row[38] is None else StopRequest(row[38], row[39], row[40] == KILL, row[43], row[44] != 0)
-    last = (placement, bool(leased), *row[34:38], stop, json_columns.items(row[41]), row[42])
-    return Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
+    tags = tuple(str(tag) for tag in json_columns.items(row[41]))
+    last = (placement, bool(leased), *row[34:38], stop, tags, _shortened(row[42]))
+    run = Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
+    if run.state is not RunState.UNKNOWN:
+        return run
+    return replace(run, reason=f"the database says {row[4]!r}, which is no state; gputui stop {run.run_id} ends it")
 
 
-def holders(found: Iterable[Run]) -> dict[str, tuple[str, str]]:
-    """Which run holds a GPU: (id, name) by UUID."""
-    return {uuid: (run.run_id, run.name) for run in found if run.holds_gpus for uuid in run.gpus}
+def _shortened(note: str | None) -> str | None:
+    # One that was not written by this gputui may be of any length.
+    return note if note is None or len(note) <= LONGEST_NOTE else f"{note[: LONGEST_NOTE - 1]}…"
+
+
+def holders(found: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
+    """Which runs hold a GPU: (id, name) of each by UUID, the first one first."""
+    held: dict[str, list[tuple[str, str]]] = {}
+    for run in sorted(found, key=lambda run: (run.attempt_started_at or 0.0, run.run_id)):
+        for uuid in run.gpus if run.holds_gpus else ():
+            held.setdefault(uuid, []).append((run.run_id, run.name))
+    return held
 
 
 # --- the past -------------------------------------------------------------------------------------------------------

@@ -185,12 +185,26 @@ CREATE TABLE attempts (
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 
--- At most one holder per GPU: the primary key is the lease.
+-- Who may use a GPU. One run has it alone, unless its lease is shared.
 CREATE TABLE leases (
-    gpu_uuid TEXT PRIMARY KEY,
+    gpu_uuid TEXT NOT NULL,
     run_id TEXT NOT NULL REFERENCES runs (run_id),
-    since REAL NOT NULL
+    since REAL NOT NULL,
+    is_shared INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (gpu_uuid, run_id)
 ) STRICT, WITHOUT ROWID;
+
+-- Trials of one study share a GPU, nobody else does.
+CREATE TRIGGER leases_exclude BEFORE INSERT ON leases
+WHEN EXISTS (
+    SELECT 1 FROM leases AS l JOIN runs AS r USING (run_id)
+    WHERE l.gpu_uuid = NEW.gpu_uuid AND l.run_id != NEW.run_id AND NOT coalesce(
+        l.is_shared AND NEW.is_shared AND r.study_id = (SELECT study_id FROM runs WHERE run_id = NEW.run_id), 0
+    )
+)
+BEGIN
+    SELECT raise(ABORT, 'another run has the GPU');
+END;
 
 -- One row per metrics file of a run. `generation` grows when the file was rotated or truncated; `byte_offset` is
 -- committed together with the rows read up to it.
@@ -667,9 +681,12 @@ INSERT INTO store (id, identity) VALUES (1, lower(hex(randomblob(16))));
 -- The ledger of checkpoints: what was seen in the checkpoint folder of each run, who wrote it, and whether it may be
 -- resumed from. A file that is written again is entered again, in place of what it was.
 -- origin: run (written by `attempt`), rebuilt (the same, concluded from times: the run is older than the ledger),
---   foreign (it lay there before, or another wrote it), named (a person chose it; it counts as written by `attempt`).
--- verdict: unexamined, valid, invalid, doubtful (attempts that resumed from it made no step), struck; `why` says why.
+--   foreign (it lay there before, or another wrote it), contested (`attempt` or one of another run that lived too wrote
+--   it), named (a person chose it; it counts as written by `attempt`).
+-- verdict: unexamined, valid, invalid, doubtful (attempts that resumed from it made no step), cut (the end of its attempt
+--   may have cut its save short), struck; `why` says why.
 -- left_by: the attempt that began from an earlier checkpoint; counts once that attempt has made a step.
+-- before_ns: the newest change of what it was before it was written again.
 CREATE TABLE checkpoints (
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     path TEXT NOT NULL,
@@ -684,6 +701,7 @@ CREATE TABLE checkpoints (
     why TEXT NOT NULL DEFAULT '',
     failed_starts INTEGER NOT NULL DEFAULT 0,
     left_by INTEGER,
+    before_ns INTEGER,
     PRIMARY KEY (run_id, path)
 ) STRICT, WITHOUT ROWID;
 

@@ -21,7 +21,8 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class StudyState(StrEnum):
-    """Where a study is. ``stopping``: nothing new starts, and its trials are asked to stop."""
+    """Where a study is. ``stopping``: nothing new starts, and its trials are asked to stop; ``unknown``: the store has
+    a word that this gputui does not know."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -29,15 +30,25 @@ class StudyState(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> StudyState:
+        return cls.UNKNOWN
 
     @property
     def is_over(self) -> bool:
         return self in (StudyState.FINISHED, StudyState.STOPPED, StudyState.FAILED)
 
+    @property
+    def needs_agent(self) -> bool:
+        """Whether its process is to be there, which the agent starts."""
+        return self in (StudyState.RUNNING, StudyState.STOPPING)
+
 
 class TrialState(StrEnum):
     """Where a trial is. ``infeasible``: the point does not fit this machine, or a constraint; ``stopped``: by a person
-    or a spent budget."""
+    or a spent budget; ``unknown``: the store has a word that this gputui does not know, and its run tells more."""
 
     ENQUEUED = "enqueued"
     LAUNCHING = "launching"
@@ -49,6 +60,11 @@ class TrialState(StrEnum):
     INFEASIBLE = "infeasible"
     FAILED = "failed"
     STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, _value: object) -> TrialState:
+        return cls.UNKNOWN
 
     @property
     def is_over(self) -> bool:
@@ -232,11 +248,15 @@ def read_rungs(
 
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:
     """What all runs of a study took up to ``now`` (UTC unix seconds), those that were removed included; 0 on the
-    CPU."""
+    CPU. The time in which trials share a GPU counts once."""
     row = connection.execute(
-        "SELECT coalesce(sum(json_array_length(a.gpus) * max(0, min(coalesce(a.ended_at, ?1), ?1) - a.started_at)), 0) "
-        "+ coalesce((SELECT removed_gpu_seconds FROM studies WHERE study_id = ?2), 0) "
-        "FROM attempts AS a JOIN runs AS r USING (run_id) WHERE r.study_id = ?2 AND a.started_at <= ?1",
+        "WITH stays AS (SELECT g.value AS gpu, a.started_at AS begin, min(coalesce(a.ended_at, ?1), ?1) AS end "
+        "  FROM runs AS r JOIN attempts AS a USING (run_id), json_each(iif(json_valid(a.gpus), a.gpus, '[]')) AS g "
+        "  WHERE r.study_id = ?2 AND a.started_at <= ?1), "
+        "behind AS (SELECT begin, end, coalesce(max(end) OVER (PARTITION BY gpu ORDER BY begin, end "
+        "  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), begin) AS covered FROM stays) "
+        "SELECT coalesce(sum(max(0, end - max(begin, covered))), 0) "
+        "+ coalesce((SELECT removed_gpu_seconds FROM studies WHERE study_id = ?2), 0) FROM behind",
         (now, study_id),
     ).fetchone()
     return float(row[0]) / SECONDS_PER_HOUR
@@ -269,7 +289,9 @@ def _study(row: Any) -> StudyRecord:
 def _trial(row: Any) -> TrialRecord:
     values = () if row[7] is None else tuple(json_columns.items(row[8])) or (row[7],)
     reported = [json_columns.mapping(row[5]), row[6], values, tuple(json_columns.items(row[9]))]
-    return TrialRecord(*[*row[:3], TrialState(row[3]), row[4], *reported, *row[10:15], json.loads(row[15]), *row[16:]])
+    return TrialRecord(
+        *[*row[:3], TrialState(row[3]), row[4], *reported, *row[10:15], json_columns.mapping(row[15]), *row[16:]]
+    )
 
 
 def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> StudyRecord:

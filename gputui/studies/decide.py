@@ -278,15 +278,15 @@ def same_error(ends: Sequence[tuple[str | None, bool]]) -> bool:
     return newest[0] is not None and len(set(newest)) == 1
 
 
-def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int) -> int:
+def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:
     """How many trials may run at a time: of ``gpus`` in service ``others`` are leased to, or awaited by, runs that are
-    not of this study; a trial without GPUs takes ``ranks`` of ``cores``.
+    not of this study, and ``share`` trials fit on one; a trial without GPUs takes ``ranks`` of ``cores``.
 
     One may always wait in the queue: there it holds back later runs of its priority, so that a trial that needs many
     GPUs is not passed over for ever by those that need few."""
     if not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
-    fitting = max(1, max(0, gpus - others) // spec.gpus_per_trial)
+    fitting = max(1, max(0, gpus - others) // spec.gpus_per_trial * share)
     return fitting if spec.parallel is None else min(spec.parallel, fitting)
 
 
@@ -311,4 +311,5 @@ def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, param
         study_id=study_id,
         trial=number,
         tuned=spec.tuned,
+        trials_per_gpu=spec.trials_per_gpu if spec.gpus_per_trial == 1 else 1,
     )

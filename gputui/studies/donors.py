@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.recovery.checkpoints import measured, validate
+from gputui.regular_files import open_regular
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
@@ -126,7 +127,7 @@ def _take(source: str, target: str, *, may_link: bool) -> None:
 def _clone(source: Path, target: Path) -> bool:
     """Copy a file by sharing its blocks; whether its file system can. Raises OSError where it is gone, or there is no
     room."""
-    with source.open("rb") as given, target.open("xb") as taken:
+    with open_regular(source) as given, target.open("xb") as taken:
         try:
             fcntl.ioctl(taken.fileno(), _FICLONE, given.fileno())
         except OSError:

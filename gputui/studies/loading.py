@@ -156,6 +156,7 @@ def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
         budget=Budget(form.budget.trials, form.budget.gpu_hours, form.budget.wall),
         params=dict(form.params),
         gpus_per_trial=gpus if gpus is not None else profile.form.gpus.count or len(profile.form.gpus.devices),
+        trials_per_gpu=form.trials_per_gpu,
         parallel=form.parallel,
         priority=form.priority,
         seed=form.seed,
@@ -192,6 +193,8 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
         yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
     if spec.sampler.kind != "grid" and spec.pbt is None and spec.budget == Budget():
         yield CrossFinding((), f"a budget is needed (trials, gpu_hours or wall): {spec.sampler.kind} has no end")
+    if spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1:
+        yield CrossFinding(("trials_per_gpu",), "only trials with one GPU share it; write gpus_per_trial: 1")
     named = [one.metric for one in spec.objectives]
     for number, metric in enumerate(named):
         if metric in named[:number]:

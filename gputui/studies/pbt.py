@@ -63,7 +63,7 @@ def exploits(
     seed: int,
 ) -> list[Exploit]:
     """What follows from the values at a milestone; the same for the same seed. A member without a number there counts
-    as worst and gives nothing; one without a whole checkpoint gives nothing."""
+    as worst and gives nothing; for one without a whole checkpoint the next best gives."""
     draw = random.Random(f"{seed}/{milestone}/exploit")  # noqa: S311 - a sampler, no secret
     sign = 1.0 if objective.direction == "minimize" else -1.0
 
@@ -72,8 +72,8 @@ def exploits(
 
     ranked = sorted(members, key=lambda one: (loss(one), one.number))
     share = max(1, int(len(ranked) * spec.quantile))
-    best = [one for one in ranked[:share] if one.can_give and loss(one) < math.inf]
-    worst = [one for one in ranked[-share:] if one not in ranked[:share] and one.trains]
+    best = [one for one in ranked if one.can_give and loss(one) < math.inf][:share]
+    worst = [one for one in ranked[-share:] if one not in (*ranked[:share], *best) and one.trains]
     found = []
     for one in worst:
         donors = [other for other in best if loss(other) < loss(one)]

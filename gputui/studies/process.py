@@ -20,7 +20,7 @@ from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, ticket_path, write_ticket
 from gputui.store import commands
 from gputui.store.commands import CommandAnswer
-from gputui.store.memory_peaks import peak_bytes
+from gputui.store.memory_peaks import peak_bytes, study_peaks
 from gputui.store.metrics.queries import latest, metric_names
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -41,6 +41,7 @@ from gputui.studies.decide import PassedRung, Ruling, RunEnd, Usage
 from gputui.studies.lineage import LINEAGE
 from gputui.studies.population import Population
 from gputui.studies.sampling import OptunaMirror, missing_library
+from gputui.studies.sharing import trials_on_gpu
 from gputui.studies.spec import StudySpec, StudySpecError
 from gputui.studies.warm_start import warm_trials
 from gputui.studies.writer import StudyWriter
@@ -210,7 +211,8 @@ class StudyProcess:
         if trial.run_id is not None:
             row = self.connection.execute(
                 "SELECT state, reason, EXISTS (SELECT 1 FROM attempts AS a WHERE a.run_id = runs.run_id "
-                "AND a.last_step IS NOT NULL), spec ->> '$.checkpoints' IS NOT NULL FROM runs WHERE run_id = ?",
+                "AND a.last_step IS NOT NULL), json_valid(spec) AND spec ->> '$.checkpoints' IS NOT NULL "
+                "FROM runs WHERE run_id = ?",
                 (trial.run_id,),
             ).fetchone()
         if row is None:
@@ -394,14 +396,24 @@ class StudyProcess:
     def _room(self, spec: StudySpec) -> int:
         gpus, leased, awaited = self.connection.execute(
             "SELECT (SELECT count(*) FROM gpus WHERE present AND uuid NOT IN (SELECT gpu_uuid FROM gpu_quarantine)), "
-            "(SELECT count(*) FROM leases AS l JOIN runs AS r USING (run_id) WHERE r.study_id IS NOT ?1), "
-            "(SELECT coalesce(sum(coalesce(gpu_count, max(spec ->> '$.gpus.count', "
+            "(SELECT count(DISTINCT l.gpu_uuid) FROM leases AS l JOIN runs AS r USING (run_id) "
+            "WHERE r.study_id IS NOT ?1), (SELECT coalesce(sum(coalesce(gpu_count, max(spec ->> '$.gpus.count', "
             "json_array_length(spec, '$.gpus.uuids')))), 0) FROM runs "
-            "WHERE state = 'queued' AND study_id IS NOT ?1 AND priority >= ?2)",
+            "WHERE state = 'queued' AND json_valid(spec) AND study_id IS NOT ?1 AND priority >= ?2)",
             (self.study_id, spec.priority),
         ).fetchone()
         assert self._base is not None
-        return decide.room_for(spec, gpus, leased + awaited, len(os.sched_getaffinity(0)), self._base.nproc)
+        cores = len(os.sched_getaffinity(0))
+        return decide.room_for(spec, gpus, leased + awaited, cores, self._base.nproc, self._share(spec))
+
+    def _share(self, spec: StudySpec) -> int:
+        """How many trials fit on a GPU of the machine that nobody else uses, at most."""
+        if spec.trials_per_gpu == 1:
+            return 1
+        peaks = study_peaks(self.connection, self.study_id)
+        gpus = self.connection.execute("SELECT name, facts ->> '$.memory_total_bytes' FROM gpus WHERE present")
+        fitting = (trials_on_gpu(spec.trials_per_gpu, total, 0, peaks.get(name)) for name, total in gpus)
+        return max(fitting, default=1)
 
     def _launch(self, spec: StudySpec, trials: Sequence[TrialRecord]) -> None:
         """Begin the next trial: one that a person enqueued, else a new point."""

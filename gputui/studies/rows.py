@@ -6,10 +6,13 @@ Every function works inside the caller's transaction; none commits.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+from gputui.store.attempts import fellows, read_attempts
+from gputui.store.costs import alone_seconds
 from gputui.store.events import add_event
 from gputui.store.studies import StudyRecord, StudyState, TrialState
 from gputui.studies.spec import StudySpec
@@ -115,12 +118,18 @@ def next_number(connection: sqlite3.Connection, study_id: str) -> int:
 
 
 def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
-    """What a run that is about to be removed took counts for its study still."""
+    """What a run that is about to be removed took counts for its study still; the time on a shared GPU counts with the
+    run that is removed last."""
+    taken = 0.0
+    for attempt in read_attempts(connection, run_id):
+        if attempt.started_at is not None and attempt.ended_at is not None:
+            stays = fellows(connection, run_id, attempt.number)
+            others = [(stay.begin, math.inf if stay.end is None else stay.end) for stay in stays]
+            taken += len(attempt.gpus) * alone_seconds(attempt.started_at, attempt.ended_at, others)
     connection.execute(
-        "UPDATE studies SET removed_gpu_seconds = removed_gpu_seconds + (SELECT "
-        "coalesce(sum(json_array_length(gpus) * max(0, coalesce(ended_at, started_at) - started_at)), 0) "
-        "FROM attempts WHERE run_id = ?1) WHERE study_id = (SELECT study_id FROM runs WHERE run_id = ?1)",
-        (run_id,),
+        "UPDATE studies SET removed_gpu_seconds = removed_gpu_seconds + ? "
+        "WHERE study_id = (SELECT study_id FROM runs WHERE run_id = ?)",
+        (taken, run_id),
     )
 
 

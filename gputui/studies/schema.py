@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -277,7 +277,9 @@ class StudyForm(Model):
     gpus_per_trial: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="GPUs of each trial; as the profile says if left out"
     )
-    trials_per_gpu: Literal[1] = Field(1, description="trials that share a GPU; one so far")
+    trials_per_gpu: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="of trials with one GPU so many share it at most, where their measured memory allows"
+    )
     parallel: Annotated[int, Field(ge=1, le=256)] | None = Field(
         None, description="trials at a time; as many as fit if left out"
     )

@@ -164,9 +164,10 @@ class PbtSpec:
 
 @dataclass(frozen=True, slots=True)
 class StudySpec:
-    """A study. ``params`` are fixed values that differ from the profile's; ``parallel`` is how many trials may run at a
-    time (None: as many as fit); ``warm_start`` how many earlier runs of the profile the sampler learns from; ``rerun``
-    how many of the best trials run to the end after all, where they were cut short."""
+    """A study. ``params`` are fixed values that differ from the profile's; ``trials_per_gpu`` is how many trials share
+    a GPU at most, ``parallel`` how many may run at a time (None: as many as fit); ``warm_start`` how many earlier runs
+    of the profile the sampler learns from; ``rerun`` how many of the best trials run to the end after all, where they
+    were cut short."""
 
     name: str
     profile: str
@@ -178,6 +179,7 @@ class StudySpec:
     budget: Budget = field(default_factory=Budget)
     params: Mapping[str, Scalar] = field(default_factory=dict)
     gpus_per_trial: int = 0
+    trials_per_gpu: int = 1
     parallel: int | None = None
     priority: int = PRIORITY
     seed: int = 0

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 
 from gputui.config import Workspace
-from gputui.runs.agent_process import AgentUnreachableError, ViewPresence, ensure_agent, read_identity
-from gputui.runs.identity import open_pidfd
+from gputui.runs.agent_process import (
+    AgentStoppedError,
+    AgentUnreachableError,
+    ViewPresence,
+    ensure_agent,
+    read_identity,
+)
+from gputui.runs.identity import ProcessIdentity, is_stopped, open_pidfd
 from gputui.store.database import is_outdated
 
 LOOK_SECONDS = 10.0
 """The kernel reports an agent's end at once. This often the watchdog checks that it is still this home's agent."""
+
+STOPPED_LOOK_SECONDS = 1.0
+"""So often is looked whether it was stopped, of which the kernel tells its parent alone."""
 
 BLIND_LOOK_SECONDS = 1.0
 """So often is looked where the kernel does not tell: no descriptor left, or pidfd_open is not allowed or not known."""
@@ -69,24 +79,27 @@ class AgentKeeper:
             if identity is not None and identity.ready and not is_old:
                 self._was_alive = True
                 pause = FIRST_PAUSE_SECONDS
-                self._say(None)
-                self._wait_for_end(identity.process.pid)
+                self._wait_for_end(identity.process)
                 continue
             self._say(OLD if is_old and identity is not None else GONE if self._was_alive else STARTING)
             try:
                 ensure_agent(self._workspace, report=lambda doing: self._say(f"The agent is {doing} …"))
+            except AgentStoppedError as error:
+                self._say(error.sentence)
             except AgentUnreachableError as error:
                 self._say(f"The agent does not start: {str(error).rstrip('.')}. Trying again in {pause:.0f} s.")
                 self._stop.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _wait_for_end(self, pid: int) -> None:
-        """Until the process ends, the keeper is stopped, or it is time to look again."""
+    def _wait_for_end(self, agent: ProcessIdentity) -> None:
+        """Until the process ends, the keeper is stopped, or it is time to look again; meanwhile say whether the process
+        was stopped."""
         try:
-            process = open_pidfd(pid)
+            process = open_pidfd(agent.pid)
         except ProcessLookupError:
             return
         if process is None:
+            self._say_stopped(agent)
             self._stop.wait(BLIND_LOOK_SECONDS)
             return
         try:
@@ -94,9 +107,16 @@ class AgentKeeper:
             poll = select.poll()
             poll.register(process, select.POLLIN)
             poll.register(self._stopped, select.POLLIN)
-            poll.poll(LOOK_SECONDS * 1000)
+            until = time.monotonic() + LOOK_SECONDS
+            while (left := until - time.monotonic()) > 0.0:
+                self._say_stopped(agent)
+                if poll.poll(min(left, STOPPED_LOOK_SECONDS) * 1000):
+                    break
         finally:
             os.close(process)
+
+    def _say_stopped(self, agent: ProcessIdentity) -> None:
+        self._say(AgentStoppedError(agent.pid).sentence if is_stopped(agent) else None)
 
     def _say(self, text: str | None) -> None:
         if text != self._said and not self._stop.is_set():

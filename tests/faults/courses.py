@@ -2,9 +2,9 @@
 
     python -m tests.faults.courses --rounds 10000 --seed 1
 
-Attempts end in any way, are restarted, rolled back and resumed by hand; folders are shared, names are foreign, files
-and folders are cut short, rotated away and put there by others. The real ledger, store and checks choose; after each
-choice the model says whether it is of this course, and the newest whole one of it.
+Attempts end in any way, are restarted, rolled back and resumed by hand; folders are shared, by runs of one home or of
+two, names are foreign, files and folders are cut short, rotated away and put there by others. The real ledger, store
+and checks choose; after each choice the model says whether it is of this course, and the newest whole one of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shutil
 import sqlite3
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
@@ -27,7 +27,7 @@ from unittest.mock import patch
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.config import Workspace, locate
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery import checkpoint_search
+from gputui.recovery import checkpoint_search, checkpoint_writers
 from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, for_person, surveyed
 from gputui.recovery.checkpoints import look_in
 from gputui.runs import repository
@@ -53,6 +53,14 @@ def _archive(weights: str) -> bytes:
     return buffer.getvalue()
 
 
+@dataclass(frozen=True)
+class Home:
+    """One of the installations whose runs share a folder."""
+
+    workspace: Workspace
+    connection: sqlite3.Connection
+
+
 @dataclass(eq=False)
 class Content:
     """What one checkpoint really holds. ``attempt`` is 0 where no attempt of a run wrote it; ``loads``: a script can
@@ -73,6 +81,7 @@ class ModelRun:
     """What is true of a run: the line of training that leads to where it stands, as (attempt, until when)."""
 
     record: Run
+    home: Home
     folder: Path
     has_metrics: bool
     source_id: int = 0
@@ -103,12 +112,11 @@ class LostError(AssertionError):
 class History:
     """One random history in a folder of its own."""
 
-    def __init__(self, seed: int, home: Path, connection: sqlite3.Connection, workspace: Workspace) -> None:
+    def __init__(self, seed: int, folder: Path, homes: Sequence[Home]) -> None:
         self.seed = seed
         self.random = random.Random(seed)
-        self.home = home
-        self.connection = connection
-        self.workspace = workspace
+        self.folder = folder / "out"
+        self.homes = homes
         self.now = BEGIN
         self.contents: dict[str, Content] = {}
         self.told: list[str] = []
@@ -116,7 +124,6 @@ class History:
         self.training: dict[str, tuple[Iterator[tuple[str | None, int | None] | None], Content | None]] = {}
         self.chosen: dict[str, tuple[str, Content] | None] = {}
         chance = self.random
-        self.folders = [home / "out"]
         self.is_folders = chance.random() < 0.3
         self.naming = chance.choice(["step", "epoch", "odd", "last"])
         self.keeps = chance.choice([0, 0, 2, 3])
@@ -125,15 +132,16 @@ class History:
         self.runs = [self._run(place, has_metrics) for place in range(chance.choice([1, 1, 2]))]
 
     def _run(self, place: int, has_metrics: bool) -> ModelRun:
-        folder = self.home / "out"
+        folder = self.folder
         folder.mkdir(exist_ok=True)
+        home = self.random.choice(self.homes)
         spec = RunSpec(
             name="job", launcher="python", program=("x.py",), python="/p", workdir="/",
             metrics=(MetricsSpec("jsonl", "/m"),) if has_metrics else (),
             checkpoints=CheckpointSpec(str(folder), "*", ("--resume", "{checkpoint}")),
         )  # fmt: skip
         run_id = f"job{self.seed}-{place}"
-        with transaction(self.connection) as connection:
+        with transaction(home.connection) as connection:
             sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
             repository.insert_run(
                 connection, run_id=run_id, sequence=sequence, name="job", spec=spec, params={}, now=self.now, actor="me"
@@ -141,9 +149,9 @@ class History:
             source = connection.execute(
                 "INSERT INTO metric_sources (run_id, path, format) VALUES (?, '/m', 'jsonl')", (run_id,)
             ).lastrowid
-        record = get_run(self.connection, run_id)
+        record = get_run(home.connection, run_id)
         assert record is not None and source is not None
-        return ModelRun(record, folder, has_metrics, source)
+        return ModelRun(record, home, folder, has_metrics, source)
 
     # --- the world ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +247,7 @@ class History:
         self.now += PAUSE_SECONDS
         run.attempts += 1
         number = run.attempts
-        with transaction(self.connection) as connection:
+        with transaction(run.home.connection) as connection:
             repository.set_next_attempt(connection, run.run_id, params={}, resume_from=path, not_before=None)
             record = get_run(connection, run.run_id)
             assert record is not None
@@ -251,20 +259,22 @@ class History:
             ]
             connection.execute("INSERT INTO metric_boundaries VALUES (?, 0, ?, ?)", (run.source_id, place, number))
         run.lives.append((self.now, float("inf")))
+        search = self.search(run)
+        checkpoint_writers.write_record(search.home, run.run_id, search.attempts, run.folder, self.now)
         if base is None:
             run.line, run.base = [], None
         self.tell(f"{run.run_id} attempt {number} begins from {path}")
 
     def note_step(self, run: ModelRun, step: int) -> None:
         if run.has_metrics:
-            place = self.connection.execute(
+            place = run.home.connection.execute(
                 "SELECT count(*) FROM metrics WHERE source_id = ?", (run.source_id,)
             ).fetchone()[0]
-            self.connection.execute(
+            run.home.connection.execute(
                 "INSERT INTO metrics VALUES (?, 0, ?, ?, 0, ?, ?, '{}')",
                 (run.source_id, place, run.attempts, step, self.now),
             )
-            self.connection.execute(
+            run.home.connection.execute(
                 "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = ? "
                 "WHERE run_id = ? AND number = ?",
                 (step, step, run.run_id, run.attempts),
@@ -331,22 +341,27 @@ class History:
 
     def search(self, run: ModelRun, ended_at: float | None = None) -> CheckpointSearch:
         found = checkpoint_survey.search_of(
-            self.connection, self.workspace, self.record(run), self.now, executors=Executors(), ended_at=ended_at
+            run.home.connection,
+            run.home.workspace,
+            self.record(run),
+            self.now,
+            executors=Executors(),
+            ended_at=ended_at,
         )
         assert found is not None
         return found
 
     def survey(self, run: ModelRun) -> None:
         search = checkpoint_survey.search_of(
-            self.connection, self.workspace, self.record(run), self.now, executors=Executors()
+            run.home.connection, run.home.workspace, self.record(run), self.now, executors=Executors()
         )
         assert search is not None
         rows = surveyed(search, self.wall)
-        with transaction(self.connection) as connection:
+        with transaction(run.home.connection) as connection:
             checkpoint_survey.write(connection, search, rows, self.now)
 
     def record(self, run: ModelRun) -> Run:
-        record = get_run(self.connection, run.run_id)
+        record = get_run(run.home.connection, run.run_id)
         assert record is not None
         return record
 
@@ -362,8 +377,10 @@ class History:
         self.tell(f"{run.run_id} attempt {number} ends: {kind} {step}")
         search = self.search(run, ended_at=self.now)
         rows = ledger.attempt_ended(surveyed(search, self.wall), search.attempts, number, kind, step)
+        checkpoint_writers.write_record(search.home, run.run_id, search.attempts, run.folder, self.now)
+        checkpoint_writers.remove_records(search.home, run.folder, self.now)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
-        with transaction(self.connection) as connection:
+        with transaction(run.home.connection) as connection:
             repository.end_attempt(
                 connection, run.run_id, number, state="failed" if kind else "stopped", ended_at=self.now, exit_record={}
             )
@@ -387,8 +404,8 @@ class History:
             return None
         if kind == "nan_loss" and len(usable) > 1 and self.random.random() < 0.5:
             path = str(usable[1].path)
-            before = tuple(checkpoints.of_run(self.connection, run.run_id))
-            with transaction(self.connection) as connection:
+            before = tuple(checkpoints.of_run(run.home.connection, run.run_id))
+            with transaction(run.home.connection) as connection:
                 after = ledger.rolled_back(before, path, "was left by a rollback")
                 checkpoints.save(connection, run.run_id, before, after)
             run.cut_to(self.contents[path])
@@ -399,7 +416,7 @@ class History:
     def by_hand(self, run: ModelRun) -> str | None:
         """A person resumes."""
         search = checkpoint_survey.search_of(
-            self.connection, self.workspace, self.record(run), self.now, executors=Executors()
+            run.home.connection, run.home.workspace, self.record(run), self.now, executors=Executors()
         )
         assert search is not None
         path = None
@@ -411,7 +428,7 @@ class History:
         choice = for_person(search, None if path is None else Path(path))
         if path is None:
             self.check(run, choice, 1)
-        with transaction(self.connection) as connection:
+        with transaction(run.home.connection) as connection:
             checkpoint_survey.write(connection, search, choice.rows, self.now)
         if path is None:
             return None if not choice.usable else str(choice.usable[0].path)
@@ -476,15 +493,12 @@ class History:
 
 def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lambda _: None) -> int:
     """So many histories; how many choices were checked. Raises LostError."""
-    workspace = locate(folder / "home", {})
-    workspace.create()
-    connection = open_store(workspace.database)
-    connection.execute("PRAGMA synchronous = OFF")
+    homes = [_home(folder / name) for name in ("home", "other")]
     choices = 0
     for place in range(rounds):
-        home = folder / f"history-{place}"
-        home.mkdir()
-        history = History(seed + place, home, connection, workspace)
+        place_of_history = folder / f"history-{place}"
+        place_of_history.mkdir()
+        history = History(seed + place, place_of_history, homes)
         try:
             with patch.object(checkpoint_search, "look_in", _without_inode_times):
                 history.play()
@@ -492,12 +506,22 @@ def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lam
             error.add_note("\n".join([f"seed {history.seed}", *history.told]))
             raise
         choices += history.choices
-        shutil.rmtree(home)
-        connection.execute("DELETE FROM runs")
+        shutil.rmtree(place_of_history)
+        for home in homes:
+            home.connection.execute("DELETE FROM runs")
         if place % 1000 == 999:
             tell(json.dumps({"histories": place + 1, "choices": choices}))
-    connection.close()
+    for home in homes:
+        home.connection.close()
     return choices
+
+
+def _home(folder: Path) -> Home:
+    workspace = locate(folder, {})
+    workspace.create()
+    connection = open_store(workspace.database)
+    connection.execute("PRAGMA synchronous = OFF")
+    return Home(workspace, connection)
 
 
 def _without_inode_times(folder: Path, pattern: str) -> list[ledger.FoundCheckpoint]:

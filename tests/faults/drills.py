@@ -4,7 +4,7 @@ standard policy. Texts are those that PyTorch 2.13, NCCL 2.27 and CPython 3.11 p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,6 +96,7 @@ DRILLS = [
         resumes=40,
         actions=("shrink_batch",),
     ),
+    Drill("shared_gpu_oom", lambda folder: replace(tape("oom")(folder), shared_with=("job-2",)), "CUDA out of memory"),
     Drill("host_oom", killed_for_memory, "OOM killer struck", changed={"num_workers": 2}, actions=("fewer_workers",)),
     Drill(
         "memory_leak",

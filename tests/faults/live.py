@@ -108,6 +108,32 @@ def driver_says(*faults: str, then: str | None) -> Callable[[Machine], Provoked]
     return provoke
 
 
+def crowd(machine: Machine) -> Provoked:
+    """Of two trials that share the one GPU the second runs out of its memory; then the first one ends."""
+    write_scenario(machine, 1)
+    profile = meets(machine, gpus=1)
+    study = machine.folder / "crowd.yaml"
+    study.write_text(
+        f"profile: {profile}\nparams: {{meet: held}}\nspace: {{num_workers: [4, 5]}}\nobjective: {{metric: loss}}\n"
+        "sampler: grid\ntrials_per_gpu: 2\n"
+    )
+    machine.gputui("study", "run", str(study))
+
+    def held() -> list[Path]:
+        rows = machine.rows("SELECT run_id FROM runs WHERE trial NOTNULL ORDER BY trial")
+        folders = [machine.workspace.run_dir(run_id) for (run_id,) in rows]
+        return [folder for folder in folders if (folder / "held").exists()]
+
+    wait_until(lambda: len(held()) == 2, SECONDS, "both trials at step 15")
+    first, second = held()
+    wait_until(lambda: (1, 15) in machine.steps(second.name), SECONDS, "step 15 in the store")
+    at = time.time()
+    (second / "go").write_text("oom")
+    wait_until(lambda: machine.rows("SELECT 1 FROM incidents"), SECONDS, "the incident")
+    (first / "go").write_text("on")
+    return Provoked(second.name, at)
+
+
 def overheat(machine: Machine) -> Provoked:
     machine.workspace.alerts.write_text("gpu_throttled: {for: 0}\n")
     provoked = driver_says("{kind: throttle, gpu: 0, reason: hardware thermal}", then=None)(machine)
@@ -256,6 +282,7 @@ LIVE: dict[str, Live] = {
         _live("loss_spike", "real", met("written jump"), REPORTED),
         _live("interrupted", "real", rebooted),
         _live("launch_failed", "real", lose_interpreter),
+        _live("shared_gpu_oom", "simulated GPU", crowd),
         _live("overheating", "simulated GPU", overheat, REPORTED),
         _live("ecc", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 95}", then="fail"), ("exclude_gpu",)),
         _live("nvlink_error", "simulated GPU", driver_says("{kind: xid, gpu: 0, code: 74}", then="fail")),

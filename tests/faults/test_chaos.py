@@ -38,6 +38,17 @@ def test_kills_in_a_study_lose_no_point_and_double_no_verdict(machine: Machine) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
+def test_kills_among_trials_that_share_gpus_let_no_third_one_in(machine: Machine) -> None:
+    pytest.importorskip("optuna")
+    chaos = StudyChaos(machine, seed=20261123, trials=10, steps=60, share=2)
+    chaos.rage(16)
+    ends = chaos.check()
+    assert ends.total() == 10 * len(chaos.studies) and chaos.killed.total() >= 16
+    assert chaos.checked["starts beside another trial"] > 0
+
+
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_the_drill_of_studies_sees_what_is_lost_or_doubled(machine: Machine) -> None:
     pytest.importorskip("optuna")

@@ -125,6 +125,20 @@ def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> 
     assert "folder is gone" in machine.json("show", "steps-1")["reason"]
 
 
+def test_a_run_whose_specification_is_gone_says_so_and_can_be_resumed_with_it(machine: Machine) -> None:
+    machine.gputui("queue", "pause")
+    machine.gputui("run", machine.profile(), "--set", "steps=5")
+    spec = machine.workspace.run_dir("steps-1") / "spec.json"
+    aside = spec.rename(machine.folder / "spec.json")
+    machine.gputui("queue", "resume")
+    machine.wait_for("steps-1", "failed")
+    reason = machine.json("show", "steps-1")["reason"]
+    assert str(spec.parent) in reason and spec.name in reason and "resume" in reason
+    aside.rename(spec)
+    machine.gputui("restart", "steps-1")
+    machine.wait_for("steps-1", "succeeded")
+
+
 def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> None:
     """Its shim's name was never stored, and the shim is dead: the next attempt gets a folder of its own."""
     machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=40")

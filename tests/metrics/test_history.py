@@ -134,6 +134,27 @@ def test_other_files_are_no_history(trainer: Trainer, text: str) -> None:
     assert trainer.bench.counts() == (0, 0)
 
 
+def test_what_is_no_file_is_passed_over(trainer: Trainer) -> None:
+    bench = trainer.bench
+    trainer.save(20, trainer.entries(10, 20))
+    for number, make in ((40, os.mkfifo), (60, lambda path: path.symlink_to("/dev/zero"))):
+        folder = bench.folder / f"out/checkpoint-{number}"
+        folder.mkdir()
+        make(folder / "trainer_state.json")
+    bench.pump()
+    assert [step for _, step in bench.stored()] == [10, 20]
+
+
+def test_a_pipe_that_takes_the_place_of_the_file_is_not_waited_for(trainer: Trainer) -> None:
+    trainer.save(20, [])
+    path = trainer.bench.folder / "out/checkpoint-20/trainer_state.json"
+    scan = history_scan.HistoryScan(str(path), "1", 0.0)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(OSError):
+        scan.go_on()
+
+
 def test_entries_are_found_wherever_a_piece_ends(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [
         {"step": 1, "note": 'a "}]{[" b \\'},

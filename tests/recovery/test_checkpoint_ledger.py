@@ -201,6 +201,29 @@ def test_a_copy_of_it_is_none_either_once_steps_are_made(tmp_path: Path) -> None
     assert "copy of step_30.pt" in whys(rows, both)["step_best.pt"]
 
 
+def test_an_old_checkpoint_copied_over_one_that_was_there_is_not_of_the_new_training(tmp_path: Path) -> None:
+    """A script that begins anew takes the old training's last checkpoint for its best."""
+    old, best = tmp_path / "step_100.pt", tmp_path / "best.pt"
+    old.write_text("old")
+    best.write_text("sic")
+    attempts = [span(1, 100.0, 140.0, last=100), span(2, 200.0, None, last=None)]
+    before = [FoundCheckpoint(str(path), at * SECOND, 3) for path, at in ((old, 130), (best, 120))]
+    rows = ledger.entered((), before, attempts[:1], now=141.0, step_at=steps_of((1, 100.0, 70)))
+    rows = ledger.attempt_begins(rows, attempts[:1], 2, None)
+
+    def look(at: int, text: str) -> Rows:
+        best.write_text(text)
+        lying = [before[0], FoundCheckpoint(str(best), at * SECOND, 3)]
+        step_at = steps_of((1, 100.0, 70), (2, 210.0, 0))
+        same = lambda one, other: has_same_content(Path(one), Path(other))  # noqa: E731
+        return ledger.entered(rows, lying, attempts, now=at + 1.0, step_at=step_at, has_same_content=same)
+
+    rows = look(201, "old")
+    assert usable(rows, attempts) == [] and "copy of step_100.pt" in whys(rows, attempts)["best.pt"]
+    rows = look(230, "new")
+    assert usable(rows, attempts) == ["best.pt"]
+
+
 def test_a_file_that_came_after_the_end_is_not_of_the_attempt_whatever_its_time_says() -> None:
     attempts = [span(1, 100.0, 140.0, last=40)]
     own = FoundCheckpoint("/c/step_30.pt", 130 * SECOND, 7, 130 * SECOND)
@@ -457,6 +480,23 @@ def test_the_newest_that_is_whole_is_taken_and_a_format_that_cannot_be_checked_a
     everything = {f"s{step}": "unknown" for step in (10, 20, 30, 40)}
     assert chosen(growing, attempts, **everything)[0] == ["s40"]
     assert chosen(rows, attempts, wanted=3)[0] == ["s40", "s30", "s20"]
+
+
+def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left() -> None:
+    attempts = [span(1, 100.0, 200.0)]
+    other = Neighbour("job-2", 115.0, 150.0)
+    rows = enter(
+        (), *(found(f"s{step}.pt", 100.0 + step) for step in (10, 20, 30)), attempts=attempts, neighbours=[other]
+    )
+    assert [row.origin for row in rows] == ["run", "contested", "contested"]
+    choice = choose(rows, attempts, 1, checked())  # type: ignore[arg-type]
+    assert [info.path.stem for info in choice.usable] == ["s10"] and choice.doubted is None
+    choice = choose(rows[1:], attempts, 1, checked())  # type: ignore[arg-type]
+    assert choice.usable == () and choice.doubted is not None
+    assert "s30.pt" in choice.doubted and "job-2" in choice.doubted
+    # A person who restarts the run leaves them.
+    choice = choose(rows[1:], [*attempts, span(2, 400.0, 410.0)], 1, checked())  # type: ignore[arg-type]
+    assert choice.doubted is None
 
 
 def test_a_chosen_checkpoint_that_cannot_be_loaded_is_not_followed_by_the_beginning() -> None:

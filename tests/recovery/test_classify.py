@@ -131,6 +131,7 @@ def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path)
         ({"lease_conflict": ["GPU-77.lock"]}, "lease_conflict", "GPU-77.lock"),
         ({"code": 1, "survivors": [4242]}, "unkillable", "pid 4242"),
         ({"code": 0, "stop_requested": True}, "stopped_outside", "not through gputui"),
+        ({"signal": 15, "stop_requested": True, "stop_signal": 2}, "stopped_outside", "SIGINT"),
         ({"code": 1}, "unknown", "for a reason that its logs do not tell (code 1)"),
         (None, "shim_lost", "vanished"),
     ],

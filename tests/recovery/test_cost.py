@@ -129,6 +129,20 @@ def test_unknown_is_never_zero() -> None:
     )
 
 
+def test_what_was_kept_is_unknown_where_the_target_never_chose() -> None:
+    attempts = [FIRST, second(resumed_from=None, resumed_step=None, started_at=None, first_step=None, last=None)]
+
+    def lost(*, start_is_chosen_there: bool) -> Cost:
+        met, decided = [incident(7, 1)], [decision(7, 1, at=53.0)]
+        return costs(attempts, met, decided, Clock(TIMES), start_is_chosen_there=start_is_chosen_there)[7]
+
+    assert lost(start_is_chosen_there=True) == Cost(None, None, None)
+    assert lost(start_is_chosen_there=False).lost_steps == 39
+    # It has begun there, from the start.
+    attempts[1] = second(resumed_from=None, resumed_step=None, first_step=1)
+    assert lost(start_is_chosen_there=True).lost_steps == 39
+
+
 def test_the_agents_own_times_where_lines_tell_none() -> None:
     first = attempt(1, at=0.0, last=39, first_step=1, first_step_at=12.0, ended_at=52.0)
     cost = one([first, second(first_step_at=71.0)], Clock())

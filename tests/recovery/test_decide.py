@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,17 @@ def test_checkpoints_that_cannot_be_read_now_are_no_reason_to_begin_anew() -> No
         unreadable="/c: Stale file handle",
     )  # fmt: skip
     assert (plan.verdict, plan.because) == ("stop", "unreadable") and "/c: Stale file handle" in plan.reason
+
+
+@pytest.mark.parametrize(("study_id", "verdict"), [(None, "stop"), ("lr-1", "retry")])
+def test_checkpoints_that_may_be_of_another_run_are_written_over_by_a_trial_alone(
+    study_id: str | None, verdict: str
+) -> None:
+    plan = decide(
+        incident(), [], AttemptReach(last_step=40), replace(spec(), study_id=study_id), PARAMS, STANDARD, [],
+        run_id="job-1", attempt=1, doubted="step_40.pt may be of job-2",
+    )  # fmt: skip
+    assert plan.verdict == verdict and (plan.because == "doubted") is (study_id is None)
 
 
 # --- properties -------------------------------------------------------------------------------------------------------

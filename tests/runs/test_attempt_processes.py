@@ -13,7 +13,7 @@ import pytest
 
 from gputui.runs import attempt_processes, shim
 from gputui.runs.attempt_processes import AttemptProcess, owner_of, processes_of
-from gputui.runs.identity import environment_of
+from gputui.runs.identity import environment_of, marked_processes
 from gputui.runs.process_table import ProcessTable
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
@@ -159,6 +159,23 @@ time.sleep(60)
         os.kill(pid, signal.SIGKILL)
 
 
+def test_a_folder_that_a_program_has_set_is_no_other_run(attempt: Attempt) -> None:  # noqa: F811
+    code = """
+import os, subprocess, sys, time
+own = {**os.environ, "GPUTUI_RUN_DIR": "/tmp/elsewhere"}
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env=own, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+    run_dir = begin(attempt, code=code)
+    child = int(wait_until(attempt.output, what="its PID"))
+    assert child in by_pid(run_dir)
+    assert owner_of(child, run_dir.parent) == ("job-1", None)
+    attempt.signal(signal.SIGTERM)
+    attempt.ended()
+    assert child not in shim.all_pids()
+
+
 def test_no_list_stays_behind(attempt: Attempt) -> None:  # noqa: F811
     attempt.start("import time; time.sleep(60)")
     wait_until((attempt.folder / "processes.json").exists, what="the list")
@@ -204,3 +221,25 @@ def test_a_tag_that_was_seen_is_remembered(tmp_path: Path, monkeypatch: pytest.M
         assert scanner.scan().processes_of(run_dir, 2) == []
         process.kill()
     assert scanner.scan().processes_of(run_dir, 3) == []
+
+
+@pytest.mark.parametrize("is_other", [True, False], ids=["another folder", "the same folder"])
+def test_a_process_for_which_the_runs_path_is_another_folder_is_a_stranger(tmp_path: Path, is_other: bool) -> None:
+    """As in two containers with one PID namespace, whose homes have one path."""
+    run_dir, other = tmp_path / "job-1", tmp_path / "other"
+    run_dir.mkdir()
+    other.mkdir()
+    enter = ["unshare", "-m" if os.geteuid() == 0 else "-rm"]
+    if subprocess.run([*enter, "mount", "--bind", other, run_dir], capture_output=True).returncode != 0:
+        pytest.skip("this machine allows no mount namespaces")
+    script = f"mount --bind {other if is_other else run_dir} {run_dir} && echo ready && exec sleep 1000"
+    tag = {"GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": "1"}
+    process = subprocess.Popen([*enter, "sh", "-c", script], env={**os.environ, **tag}, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        ours = [] if is_other else [process.pid]
+        assert [one.pid for one in processes_of(run_dir)] == ours
+        assert [one.pid for one in marked_processes(run_dir)] == ours
+    finally:
+        process.kill()
+        process.communicate()

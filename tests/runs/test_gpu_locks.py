@@ -112,6 +112,102 @@ def test_what_somebody_put_in_the_place_of_a_lock_keeps_nobody_from_a_gpu(
     assert victim.read_text() == "dear to somebody"
 
 
+@contextmanager
+def holder_process(locks: GpuLocks, group: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds GPU-a together with a group; its taker has ended, as an agent that was killed."""
+    # The descriptors pass from a process that ends to one that stays, as from an agent to its shim.
+    script = (
+        "import os, pathlib, sys; from gputui.runs.gpu_locks import GpuLocks\n"
+        "held = GpuLocks((pathlib.Path(sys.argv[1]),), pathlib.Path(sys.argv[2])).take(['GPU-a'], sys.argv[3])\n"
+        "if os.fork(): os._exit(0)\n"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", script, str(locks.own[0]), str(locks.shared), group]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert process.wait() == 0, "who took them is gone"
+        yield process
+
+
+def test_a_group_holds_a_gpu_together_and_keeps_everybody_else_away(mine: GpuLocks, other: GpuLocks) -> None:
+    with holder_process(mine, "a" * 16) as first:
+        assert mine.holder("GPU-a") is not None and other.holder("GPU-a") is not None
+        for locks, group in ((mine, None), (mine, "b" * 16), (other, None), (other, "b" * 16)):
+            with pytest.raises(GpuHeldError):
+                locks.take(["GPU-a"], group)
+        fellow = mine.take(["GPU-a"], "a" * 16)
+        assert first.stdin is not None and first.stdout is not None
+        first.stdin.close()
+        assert first.stdout.read() == "", "the one that came first has ended"
+    for locks, group in ((mine, None), (other, None), (other, "b" * 16)):
+        with pytest.raises(GpuHeldError):
+            locks.take(["GPU-a"], group)
+    fellow.close()
+    assert other.holder("GPU-a") is None
+    with held(other, "GPU-a"), pytest.raises(GpuHeldError):
+        mine.take(["GPU-a"], "a" * 16)
+
+
+def test_marks_that_nobody_needs_are_removed(mine: GpuLocks, shared: Path) -> None:
+    mine.take(["GPU-a"], "a" * 16).close()
+    assert (shared / f"gputui-GPU-a.lock.{'a' * 16}").exists()
+    with held(mine, "GPU-b"):
+        assert mine.holder("GPU-a") is None
+    assert [path.name for path in sorted(shared.iterdir())] == ["gputui-GPU-a.lock", "gputui-GPU-b.lock"]
+
+
+def test_what_lies_in_the_place_of_a_mark_keeps_nobody_from_a_gpu(mine: GpuLocks, shared: Path) -> None:
+    os.mkfifo(shared / f"gputui-GPU-a.lock.{'a' * 16}")
+    taken = mine.take(["GPU-a"], "a" * 16)
+    with pytest.raises(GpuHeldError):
+        mine.take(["GPU-a"], "a" * 16)
+    taken.close()
+
+
+# Takes and lets go again and again; says so if anybody else of another group had it at that time.
+_CONTENDER = """
+import pathlib, sys, time
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
+own, shared, group, inside, rounds = *map(pathlib.Path, sys.argv[1:3]), sys.argv[3], pathlib.Path(sys.argv[4]), 150
+locks = GpuLocks((own,), shared)
+taken = 0
+for number in range(rounds):
+    try:
+        held = locks.take(["GPU-a"], None if group == "alone" else group)
+    except GpuHeldError:
+        continue
+    taken += 1
+    own_mark = inside / f"{group}.{id(held)}.{number}.{__import__('os').getpid()}"
+    own_mark.touch()
+    others = [entry.name for entry in inside.iterdir() if not entry.name.startswith(group + ".")]
+    if group == "alone":
+        others += [entry.name for entry in inside.iterdir() if entry != own_mark]
+    if others:
+        raise SystemExit(f"{own_mark.name} beside {others}")
+    own_mark.unlink()
+    held.close()
+print(taken)
+"""
+
+
+def test_however_they_meet_two_groups_never_hold_one_gpu(mine: GpuLocks, shared: Path, tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    who = [("mine", "a" * 16), ("mine", "a" * 16), ("other", "b" * 16), ("other", "c" * 16), ("mine", "alone")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CONTENDER, str(tmp_path / home / "leases"), str(shared), group, str(inside)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for home, group in who
+    ]
+    ends = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(who), ends
+    assert sum(int(out) for out, _ in ends) > 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a folder of another user")
 def test_a_folder_that_somebody_else_made_is_named_and_not_used(mine: GpuLocks, tmp_path: Path) -> None:
     mine.own[0].mkdir(parents=True)

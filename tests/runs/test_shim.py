@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -170,6 +172,44 @@ def test_a_stop_lets_the_command_finish_its_work(attempt: Attempt) -> None:
     assert "saved" in attempt.output()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_the_signal_that_asked_for_a_stop_is_told(attempt: Attempt, number: signal.Signals) -> None:
+    attempt.start("import time; time.sleep(60)")
+    attempt.started()
+    attempt.signal(number)
+    ended = attempt.ended()
+    assert (ended["signal"], ended["stop_requested"], ended["stop_signal"]) == (signal.SIGTERM, True, number)
+
+
+def test_no_other_signal_loses_the_end_of_the_command(attempt: Attempt) -> None:
+    attempt.start("import os, sys, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)\nsys.exit(7)")
+    attempt.started()
+    for number in (
+        *(signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+        *(signal.SIGPOLL, signal.SIGPWR, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGRTMIN, signal.SIGRTMAX),
+    ):
+        attempt.signal(number)
+    (attempt.folder / "go").touch()
+    ended = attempt.ended()
+    assert (ended["code"], ended["stop_requested"], ended["stop_signal"]) == (7, False, None)
+
+
+def test_the_command_has_no_signal_ignored_or_blocked_but_what_was_before(attempt: Attempt) -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # A job of a shell in the background has more of them.
+    (ignored,) = re.findall(r"SigIgn:\s(\w+)", Path("/proc/self/status").read_text())
+    try:
+        attempt.start("", argv=["/bin/grep", "-E", "SigIgn|SigBlk", "/proc/self/status"])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    attempt.ended()
+    sets = dict(line.split(":") for line in attempt.output().splitlines())
+    assert int(sets["SigBlk"], 16) == 0
+    # Python ignores these for itself and gives them back to what it starts.
+    own = {signal.SIGPIPE, signal.SIGXFSZ}
+    assert int(sets["SigIgn"], 16) == int(ignored, 16) & ~sum(1 << (number - 1) for number in own)
+
+
 def test_a_command_that_ignores_a_stop_is_killed_after_its_grace(attempt: Attempt) -> None:
     attempt.start(
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -221,6 +261,49 @@ def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     ended = attempt.ended()
     assert ended["code"] == 0
     assert left_over(attempt) == []
+
+
+BEGUN_IN_THE_END = """
+import os
+os.set_inheritable(os.open("alive", os.O_WRONLY), True)
+if os.fork() == 0:
+    os.setsid()
+    for _ in range(200):
+        if os.fork():
+            os._exit(0)
+    os.execve("/bin/sleep", ["sleep", "60"], {})
+"""
+BEGUN_WHEN_ASKED = """
+import os, signal
+os.set_inheritable(os.open("alive", os.O_WRONLY), True)
+ready, is_ready = os.pipe()
+if os.fork() == 0:
+    def ask(*_):
+        for _ in range(50):
+            if os.fork():
+                os._exit(0)
+        os.execve("/bin/sleep", ["sleep", "60"], {})
+    signal.signal(signal.SIGTERM, ask)
+    os.write(is_ready, b".")
+    while True:
+        signal.pause()
+os.read(ready, 1)
+"""
+
+
+@pytest.mark.parametrize("code", [BEGUN_IN_THE_END, BEGUN_WHEN_ASKED], ids=["in the end", "when asked"])
+def test_a_process_begun_while_the_others_are_ended_is_ended_too(attempt: Attempt, code: str) -> None:
+    """No look at the list of processes sees one whose parents end meanwhile; its environment is empty."""
+    alive = attempt.folder / "alive"
+    os.mkfifo(alive)
+    held = os.open(alive, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        attempt.start(code)
+        assert attempt.ended()["survivors"] == []
+        # It would block while any process had the other end.
+        assert os.read(held, 1) == b""
+    finally:
+        os.close(held)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="a child of root needs root")
@@ -328,6 +411,22 @@ def test_a_lock_is_held_while_the_attempt_lives(attempt: Attempt, tmp_path: Path
     attempt.ended()
     with lock.open("r+") as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(("group", "joins"), [("a" * 16, True), ("b" * 16, False), (None, False)])
+def test_a_lock_is_shared_within_its_group_alone(
+    attempt: Attempt, tmp_path: Path, group: str | None, joins: bool
+) -> None:
+    plan = {"lock_files": [str(tmp_path / "gpu.lock")]}
+    attempt.start("import time; time.sleep(60)", **plan, lock_group="a" * 16)
+    attempt.started()
+    (tmp_path / "other").mkdir()
+    other = Attempt(tmp_path / "other")
+    other.start("print('ran')", **plan, lock_group=group)
+    ended = other.ended()
+    assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
+    attempt.signal(signal.SIGUSR2)
+    attempt.ended()
 
 
 def test_a_second_shim_leaves_the_attempt_alone(attempt: Attempt) -> None:
@@ -539,3 +638,31 @@ def test_a_rank_that_is_ended_with_a_stop_is_not_named(attempt: Attempt) -> None
     wait_until(lambda: len(attempt.output().split()) == 2, what="the ranks")
     attempt.signal(signal.SIGUSR2)
     assert attempt.ended()["killed_ranks"] == []
+
+
+STUBBORN = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.fork()
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_shim_without_descriptors_goes_on_and_ends_all_once_there_are_some(attempt: Attempt) -> None:
+    attempt.start(STUBBORN, grace_seconds=0.5)
+    wait_until(lambda: attempt.output().count("ready") == 2)
+    assert attempt.process is not None
+    own, command = attempt.process.pid, identify(attempt.started()["pid"])
+    assert command is not None
+    before = resource.prlimit(own, resource.RLIMIT_NOFILE)
+    # Standard input, output and error alone.
+    resource.prlimit(own, resource.RLIMIT_NOFILE, (3, before[1]))
+    attempt.signal(signal.SIGTERM)
+    wait_until(lambda: not is_alive(command), 20)
+    assert attempt.process.poll() is None, "it waits for what the command left behind"
+    resource.prlimit(own, resource.RLIMIT_NOFILE, before)
+    ended = attempt.ended()
+    assert (ended["signal"], ended["forced"], ended["survivors"]) == (signal.SIGKILL, True, [])
+    assert left_over(attempt) == []

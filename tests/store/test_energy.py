@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.store.costs import consumed_joules, energy_between
+from gputui.store.costs import alone_seconds, consumed_joules, energy_between, own_seconds
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,25 @@ def test_a_gap_tells_nothing_of_what_lay_in_it() -> None:
     assert energy_between(readings, 0.0, 700.0, 60.0) == 2000.0
     assert energy_between(readings, 100.0, 200.0, 60.0) is None
     assert energy_between([(0.0, 5.0)], 0.0, 10.0, 60.0) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "own", "alone"),
+    [
+        ([], 12.0, 12.0),
+        ([(0.0, 100.0)], 6.0, 0.0),
+        ([(4.0, 10.0)], 9.0, 6.0),
+        ([(-5.0, 3.0), (9.0, float("inf"))], 9.0, 6.0),
+        ([(0.0, 6.0), (3.0, 9.0)], 1.5 + 1.0 + 1.5 + 3.0, 3.0),
+        ([(12.0, 20.0), (-3.0, 0.0)], 12.0, 12.0),
+    ],
+)
+def test_time_that_several_share_is_divided_among_them(
+    others: list[tuple[float, float]], own: float, alone: float
+) -> None:
+    assert own_seconds(0.0, 12.0, others) == pytest.approx(own)
+    assert alone_seconds(0.0, 12.0, others) == pytest.approx(alone)
+
+
+def test_a_clock_that_was_set_back_costs_nothing() -> None:
+    assert own_seconds(12.0, 0.0, [(1.0, 5.0)]) == alone_seconds(12.0, 0.0, []) == 0.0

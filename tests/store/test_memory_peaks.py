@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from gputui.store.memory_peaks import past_peaks
-from tests.tui.filling import Filler
+import json
+
+from gputui.store.memory_peaks import past_peaks, study_peaks
+from tests.tui.filling import GIB, NOW, Filler
 
 
 def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Filler) -> None:
@@ -32,3 +34,46 @@ def test_what_is_no_number_of_bytes_is_unknown(filler: Filler) -> None:
     assert past_peaks(filler.connection, "gpt") == []
     filler.metrics("gpt-1", 1, [{"step": 1, "rank": 1, "gpu_mem_peak": 7}])
     assert [each.peak_bytes for each in past_peaks(filler.connection, "gpt")] == [7]
+
+
+def trial(filler: Filler, run_id: str, study: str, state: str = "running", gpus: tuple[int, ...] = (0,)) -> None:
+    filler.run(run_id, state)
+    filler.attempt(run_id, 1, state, gpus=gpus, ended_ago=None if state == "running" else 5.0)
+    filler.connection.execute("UPDATE runs SET study_id = ? WHERE run_id = ?", (study, run_id))
+
+
+def listed(filler: Filler, seconds_ago: float, gpu: int, **held: int) -> None:
+    """The driver's list of a GPU's processes, by their runs."""
+    processes = [{"pid": 1, "run_id": run_id.replace("_", "-"), "memory_bytes": size} for run_id, size in held.items()]
+    filler.connection.execute(
+        "INSERT INTO gpu_process_sets (at, gpu_id, processes) VALUES (?, ?, ?)",
+        (NOW - seconds_ago, gpu + 1, json.dumps(processes)),
+    )
+
+
+def peaks(filler: Filler, study: str = "s") -> list[int]:
+    return list(study_peaks(filler.connection, study).values())
+
+
+def test_the_peak_of_a_study_is_that_of_the_largest_trial_by_whoever_says_more(filler: Filler) -> None:
+    filler.gpus(2)
+    trial(filler, "a-1", "s")
+    assert peaks(filler) == [], "it has reported nothing yet"
+    listed(filler, 50, 0, a_1=GIB)
+    assert peaks(filler) == [], "what it holds before its first step is no peak"
+    filler.metrics("a-1", 1, [{"step": 1, "rank": rank, "gpu_mem_peak": 3 * GIB} for rank in range(2)])
+    assert peaks(filler) == [6 * GIB], "both ranks are on the one GPU"
+    listed(filler, 40, 0, a_1=8 * GIB, other_1=40 * GIB)
+    trial(filler, "b-1", "s", "succeeded")
+    listed(filler, 30, 0, b_1=9 * GIB, a_1=2 * GIB)
+    assert peaks(filler) == [8 * GIB], "one that made no step was not measured"
+    filler.connection.execute("UPDATE attempts SET last_step = 3 WHERE run_id = 'b-1'")
+    assert peaks(filler) == [9 * GIB]
+    assert peaks(filler, "t") == []
+
+
+def test_a_trial_with_several_gpus_says_nothing_of_one(filler: Filler) -> None:
+    filler.gpus(2)
+    trial(filler, "a-1", "s", gpus=(0, 1))
+    filler.metrics("a-1", 1, [{"step": 1, "gpu_mem_peak": 3 * GIB}])
+    assert peaks(filler) == []

@@ -57,10 +57,11 @@ def test_slow_values_processes_and_reports_are_those_of_then(filler: Filler, rea
     )
     [before] = read_gpus(reader, NOW, NOW - 58)
     assert (before.slow["ecc_uncorrected"], before.processes, before.event_code) == (0, (), None)
-    [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): ("a-1", "a")})
+    [then] = read_gpus(reader, NOW, NOW - 45, {uuid(0): [("a-1", "a"), ("b-1", "b")]})
     assert (then.slow["ecc_uncorrected"], then.slow["row_remap_pending"], then.event_code) == (3, 1, 13)
     assert then.processes is not None and then.processes[0].pid == 7
     assert (then.run_id, then.run_name, then.rank) == ("a-1", "a", 3)
+    assert then.run_ids == ("a-1", "b-1")
     [later] = read_gpus(reader, NOW, NOW)
     assert later.processes is None and later.run_id is None
     assert later.memory_total_bytes == 80 * GIB
@@ -121,7 +122,7 @@ def test_a_run_is_as_it_was(
     assert (run.state, run.attempt, run.holds_gpus) == (state, attempt, holds)
     assert run.gpus == tuple(uuid(index) for index in gpus)
     held = holders([run])
-    assert held == ({uuid(index): ("a-1", "a-1") for index in gpus} if holds else {})
+    assert held == ({uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {})
     assert find_run(reader, "a-1", NOW - ago) == run
 
 

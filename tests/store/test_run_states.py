@@ -9,7 +9,13 @@ from gputui.store.run_states import MOVES, ForbiddenMoveError, RunState, check_m
 
 def test_every_state_has_its_moves_and_every_move_its_state() -> None:
     assert set(MOVES) == set(RunState)
-    assert set().union(*MOVES.values()) == set(RunState)
+    assert set().union(*MOVES.values()) == set(RunState) - {RunState.UNKNOWN}
+
+
+def test_any_other_word_is_an_unknown_state_of_which_processes_may_exist() -> None:
+    state = RunState("zombified")
+    assert state is RunState.UNKNOWN
+    assert state.has_attempt and not state.is_over
 
 
 def test_only_a_new_queueing_leads_out_of_the_end() -> None:

@@ -189,6 +189,8 @@ def test_a_study_gives_way_to_other_runs() -> None:
     spec = study(gpus_per_trial=2)
     assert [room_for(spec, 8, others, 4, 1) for others in (0, 1, 7, 9)] == [4, 3, 1, 1]
     assert room_for(study(gpus_per_trial=2, parallel=3), 8, 0, 4, 1) == 3
+    assert [room_for(study(gpus_per_trial=1), 4, others, 4, 1, share=3) for others in (0, 2, 4)] == [12, 6, 1]
+    assert room_for(study(gpus_per_trial=1, parallel=5), 4, 0, 4, 1, share=3) == 5
     assert room_for(study(), 0, 0, 8, 2) == 4 and room_for(study(), 0, 0, 2, 4) == 1
     assert room_for(study(parallel=3), 0, 0, 2, 4) == 3
 

@@ -127,6 +127,8 @@ budget: {wall: soon}
         (STUDY.replace("budget: {trials: 4}", ""), ""),
         (STUDY + "pruner: hyperband\n", "pruner"),
         (STUDY + "pruner: {kind: median, length: lr}\n", "pruner.length"),
+        (STUDY + "gpus_per_trial: 1\ntrials_per_gpu: 0\n", "trials_per_gpu"),
+        (STUDY + "gpus_per_trial: 2\ntrials_per_gpu: 2\n", "trials_per_gpu"),
         (STUDY + "trials_per_gpu: 2\n", "trials_per_gpu"),
         (STUDY + "priority: 5\n", "priority"),
         (STUDY + "rerun: -1\n", "rerun"),

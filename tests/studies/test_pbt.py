@@ -44,7 +44,9 @@ def test_the_worst_quarter_goes_on_from_the_best() -> None:
 
 def test_what_is_no_number_is_worst_and_gives_nothing() -> None:
     members = [member(0, math.nan), member(1, 0.5), member(2, 0.4, can_give=False), member(3, 0.6)]
-    assert exploits(members, 1, SPEC, SPACE, LOSS, 1) == []  # the best has no whole checkpoint
+    [found] = exploits(members, 1, SPEC, SPACE, LOSS, 1)
+    assert (found.number, found.donor) == (0, 1)  # the best has no whole checkpoint
+    assert exploits([one._replace(can_give=False) for one in members], 1, SPEC, SPACE, LOSS, 1) == []
     [found] = exploits([member(0, math.nan), *members[1:2], *members[3:]], 1, SPEC, SPACE, LOSS, 1)
     assert (found.number, found.donor) == (0, 1)
     assert exploits([member(0, 0.5), member(1, 0.5)], 1, SPEC, SPACE, LOSS, 1) == []

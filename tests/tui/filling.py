@@ -217,7 +217,9 @@ class Filler:
         )  # fmt: skip
         if state in ("starting", "running", "stopping", "recovering"):
             for index in gpus:
-                self.connection.execute("INSERT INTO leases VALUES (?, ?, ?)", (uuid(index), run_id, now))
+                self.connection.execute(
+                    "INSERT INTO leases (gpu_uuid, run_id, since) VALUES (?, ?, ?)", (uuid(index), run_id, now)
+                )
 
     def attempt(
         self,

@@ -163,17 +163,24 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
         run_id, sequence = repository.next_run_id(supervisor.context.connection, name, folders)
         folder = supervisor.context.workspace.run_dir(run_id)
         folder.mkdir(mode=PRIVATE_DIR_MODE)
-        (folder / SPEC_FILE).hardlink_to(ticket)
     except OSError as error:
-        raise RefusedError(f"cannot make the run's folder: {error}; free some disk space") from error
+        raise _no_folder(error) from error
     try:
+        try:
+            (folder / SPEC_FILE).hardlink_to(ticket)
+        except OSError as error:
+            raise _no_folder(error) from error
         enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
-    except (sqlite3.Error, WithdrawnError, RefusedError):
-        # Withdrawn, or tried again under a new folder.
+    except Exception:
+        # Refused, withdrawn, or tried again under a new folder.
         shutil.rmtree(folder)
         raise
     ticket.unlink(missing_ok=True)
     supervisor.needs_schedule = True
+
+
+def _no_folder(error: OSError) -> RefusedError:
+    return RefusedError(f"cannot make the run's folder: {error}; free some disk space")
 
 
 def enter_run(
@@ -312,12 +319,12 @@ def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     if choice.unreadable is not None:
         return (
             f"the checkpoints of {run_id} cannot be read now: {choice.unreadable}; "
-            "gputui restart begins the run again without them"
+            f"gputui restart {run_id} begins the run again without them"
         )
     why = f" ({skips})" if (skips := passed_over(choice.refused)) else ""
     return (
         f"no valid checkpoint of this training in {folder}{why}; "
-        "gputui resume --from names one, gputui restart begins the run again"
+        f"gputui resume {run_id} --from PATH resumes from one that you choose, gputui restart {run_id} begins it again"
     )
 
 

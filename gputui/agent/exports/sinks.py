@@ -39,7 +39,8 @@ class Sinks:
         ).fetchone()
         rows = connection.execute(
             "SELECT run_id FROM runs WHERE (ended_at IS NULL OR ended_at > ?) AND attempt > 0 "
-            "AND json_type(spec, '$.sinks') = 'object' AND spec ->> '$.sinks' != '{}' ORDER BY sequence",
+            "AND json_valid(spec) AND json_type(spec, '$.sinks') = 'object' "
+            "AND spec ->> '$.sinks' != '{}' ORDER BY sequence",
             (self.context.now() - RECENT_SECONDS,),
         ).fetchall()
         for (run_id,) in rows:
@@ -76,7 +77,8 @@ class Sinks:
     def _add_run(self, run_id: str) -> None:
         """Add the sinks of a run that has begun, but those that are complete."""
         row = self.context.connection.execute(
-            "SELECT spec ->> '$.sinks' FROM runs WHERE run_id = ? AND attempt > 0", (run_id,)
+            "SELECT iif(json_valid(spec), spec ->> '$.sinks', NULL) FROM runs WHERE run_id = ? AND attempt > 0",
+            (run_id,),
         ).fetchone()
         names = json.loads(row[0] or "{}") if row is not None else {}
         if all((run_id, name) in self.sinks for name in names):

@@ -179,7 +179,9 @@ def _bounded(value: Any) -> Any:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file readable by its owner only. Raises OSError; one that cannot be written whole is not left behind."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE_MODE)
+    # O_NONBLOCK: a FIFO in its place is refused, not waited for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, PRIVATE_FILE_MODE)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)

@@ -57,7 +57,7 @@ def trim(path: Path, quota: Quota, read_bytes: int | None = None) -> int | None:
     if hole is None:
         return None
     begin, end = hole
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if os.lseek(descriptor, begin, os.SEEK_DATA) >= end:
             # Given back already; the rest waits for its reader.

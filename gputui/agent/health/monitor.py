@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,6 @@ from gputui.agent.health.unread_metrics import missing_metrics, trace_of
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.agent.slices import TURN_SECONDS
 from gputui.charts import units
 from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuSample
@@ -71,6 +71,12 @@ _HEADS = {
 }
 
 
+def shared_gpus(living: Iterable[LiveAttempt]) -> frozenset[str]:
+    """The GPUs that several attempts have."""
+    held = Counter(uuid for attempt in living for uuid in attempt.record.gpus)
+    return frozenset(uuid for uuid, count in held.items() if count > 1)
+
+
 @dataclass(slots=True)
 class HealthMonitor:
     """All living attempts of one state directory."""
@@ -81,6 +87,8 @@ class HealthMonitor:
     scan: ProcessScan | None = None
     # What is still to be looked at in this round, the next one last.
     waiting: list[LiveAttempt] = field(default_factory=list)
+    # What such a GPU does tells nothing of one of the attempts on it.
+    shared: frozenset[str] = frozenset()
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
         """Look at all attempts that are alive, when it is time: in a round of several turns, where they are many.
@@ -96,6 +104,7 @@ class HealthMonitor:
                 self.due = now + LOOK_SECONDS
                 self.scan = None
                 self.waiting = list(living)[::-1]
+                self.shared = shared_gpus(living)
         known = {id(attempt) for attempt in self.waiting}
         for attempt in living:
             # What the store knows of it has been read: it is looked at in this round yet.
@@ -106,7 +115,7 @@ class HealthMonitor:
             attempt = self.waiting.pop()
             if id(attempt) in alive and now >= attempt.unwatched_until:
                 self._look_guarded(attempt)
-                if self.context.monotonic() - now >= TURN_SECONDS:
+                if self.context.turn.is_spent():
                     break
 
     def _look_guarded(self, attempt: LiveAttempt) -> None:
@@ -257,8 +266,10 @@ class HealthMonitor:
             self._tell(one, "memory_leak", None, one.course.step, text)
 
     def _gpus(self) -> Mapping[str, GpuSample]:
-        """The GPUs as they are now. Simulated ones follow their scenario, not the ranks."""
-        return {} if self.context.workspace.scenario.exists() else self.context.recorder.fast
+        """The GPUs that one attempt alone has, as they are now. Simulated ones follow their scenario, not the ranks."""
+        if self.context.workspace.scenario.exists():
+            return {}
+        return {uuid: sample for uuid, sample in self.context.recorder.fast.items() if uuid not in self.shared}
 
     def _processes(self, attempt: LiveAttempt) -> list[AttemptProcess]:
         if self.scan is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
+from gputui.regular_files import open_regular
 from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import node_folder
@@ -59,7 +60,7 @@ def missing_metrics(trace: TrainingTrace) -> str | None:
 def _readable(paths: Iterable[Path]) -> Iterable[bytes]:
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 yield file.read(_READ_BYTES)
         except OSError:
             continue

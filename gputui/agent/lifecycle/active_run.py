@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gputui.agent.health.attempt_state import AttemptState
 from gputui.agent.jobs import Job
@@ -43,13 +43,22 @@ class GpuProgress:
     is_ending: bool = False
 
 
+class Looked(NamedTuple):
+    """``folder`` with its links resolved, and the ledger after a look into it. ``is_recorded``: others see there that
+    the attempt lives."""
+
+    folder: str
+    rows: Rows
+    is_recorded: bool
+
+
 @dataclass(slots=True)
 class CheckpointLook:
     """When an attempt's checkpoints are looked for next (monotonic), and the look that is under way."""
 
     due_at: float
     search: CheckpointSearch | None = None
-    job: Job[tuple[str, Rows]] | None = None
+    job: Job[Looked] | None = None
     is_reported: bool = False
 
 
@@ -85,7 +94,8 @@ class LiveAttempt:
 @dataclass(frozen=True, slots=True)
 class Task:
     """Where to look: the attempt's folder, and where its checkpoints are, None if its profile names none.
-    ``unanswered`` is why the checkpoints' folder is not to be looked into: a look there did not end."""
+    ``unanswered`` is why the checkpoints' folder is not to be looked into: a look there did not end. ``shared_with``
+    are the runs that were on its GPU, too, shortly before the end."""
 
     folder: Path
     attempt: Attempt
@@ -99,6 +109,7 @@ class Task:
     redactor: Redactor = BY_LOOK
     observed: tuple[Observation, ...] = ()
     unanswered: str | None = None
+    shared_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess
 from gputui.recovery.action_results import SkippedAction, apply_changes
+from gputui.recovery.kinds import SHARED_OOM
 from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
-from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, group_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE
@@ -38,13 +39,16 @@ from gputui.store import queue
 from gputui.store.attempts import Attempt
 from gputui.store.events import add_event, last_kind
 from gputui.store.hardware import quarantined
+from gputui.store.memory_peaks import study_peaks
+from gputui.store.run_history import met_incident
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs
+from gputui.studies.sharing import trials_on_gpu
 
 # A driver that is loaded, or a GPU that is reset, is back within minutes.
 MISSING_SECONDS = 300.0
-# Of one turn: a start takes some ten milliseconds, and a queue that is opened may hold a thousand.
-START_SECONDS = 0.02
+# How long what the trials of a study took at most is taken for known.
+PEAKS_SECONDS = 5.0
 
 
 def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
@@ -77,6 +81,8 @@ class Admission:
     spawn: Callable[[Attempt, Executor, Sequence[int], Mapping[str, int | None]], None]
     may_start: Callable[[Run], bool]
     locks: GpuLocks = field(init=False)
+    # By study: when its trials' peaks were looked up (monotonic), and what they are by kind of GPU.
+    _peaks: dict[str, tuple[float, dict[str, int]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.locks = GpuLocks.of(self.context.workspace, os.environ)
@@ -87,8 +93,8 @@ class Admission:
         return standings(self.context, draining.uuids(), self.locks.holder, draining.held())
 
     def turn(self) -> bool:
-        """Start queued runs that may, for START_SECONDS, and write down what the others wait for; whether none is left
-        that may start. Raises sqlite3.Error."""
+        """Start queued runs that may, as many as a turn has time for, and write down what the others wait for; whether
+        none is left that may start. Raises sqlite3.Error."""
         waiting = [run for run in queued_runs(self.context.connection) if self.is_understood(run)]
         queued = {run.run_id for run in waiting}
         for active, phase in self.runs.waiting():
@@ -107,17 +113,18 @@ class Admission:
             cpu=cpu,
             places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
             predecessor=lambda run: waits_for_predecessor(self.context.connection, run),
+            share_of=self._share_of,
         )
         self._note_short(outcomes)
-        until = self.context.monotonic() + START_SECONDS
-        is_done = True
+        is_done, is_one_started = True, False
         reasons: list[tuple[str, str]] = []
         for outcome in outcomes:
             run_id = outcome.run.run_id
             if isinstance(outcome, Start):
-                if self.context.monotonic() >= until:
+                if is_one_started and self.context.turn.is_spent():
                     is_done = False
                 elif not self.guard.is_resting(run_id):
+                    is_one_started = True
                     with self.guard.around(run_id):
                         if self.may_start(outcome.run):
                             self._start(outcome)
@@ -140,6 +147,25 @@ class Admission:
                 why = f"this gputui cannot read it: {error}; update gputui and restart it, or launch it again"
                 give_up(self.context, run, why)
             return False
+
+    def _may_share(self, run: Run) -> bool:
+        """Whether the run is a trial that is to share its GPU: not where memory ran out when it did so."""
+        spec = spec_of(run)
+        is_meant = spec.trials_per_gpu > 1 and spec.study_id is not None and gpus_wanted(run) == 1
+        return is_meant and not met_incident(self.context.connection, run.run_id, SHARED_OOM)
+
+    def _share_of(self, run: Run, gpu: GpuAvailability) -> int:
+        """How many trials of the run's study may be on a GPU at a time. Raises sqlite3.Error."""
+        facts, now = self.context.recorder.facts.get(gpu.uuid), self.context.monotonic()
+        spec = spec_of(run)
+        if facts is None or spec.study_id is None or not self._may_share(run):
+            return 1
+        known = self._peaks.get(spec.study_id)
+        if known is None or now - known[0] >= PEAKS_SECONDS:
+            known = now, study_peaks(self.context.connection, spec.study_id)
+            self._peaks[spec.study_id] = known
+        foreign = _foreign_bytes(self.context.recorder, gpu.uuid)
+        return trials_on_gpu(spec.trials_per_gpu, gpu.total_bytes, foreign, known[1].get(facts.name))
 
     def _note_short(self, outcomes: Sequence[Start | Wait]) -> None:
         """Note since when runs lack GPUs that only a person or a driver can bring back."""
@@ -167,7 +193,7 @@ class Admission:
     def _do_without(self, wait: Wait) -> None:
         """Go on with fewer GPUs by the rule of exclude_gpu, where the run's policy has that; else stop."""
         run, left = wait.run, wait.in_service or 0
-        gone = [gpu for gpu in self.standings() or () if gpu.holder == run.run_id and gpu.out_of_service]
+        gone = [gpu for gpu in self.standings() or () if run.run_id in gpu.holders and gpu.out_of_service]
         names = ", ".join(gpu.name for gpu in gone)
         why = f"{'; '.join(f'{gpu.name} {gpu.blocked_by}' for gpu in gone)}, for {MISSING_SECONDS / 60:.0f} min"
         ladder = policy_of(run).ladder("gpu_lost")
@@ -195,8 +221,11 @@ class Admission:
         indices = [facts[uuid].index for uuid in start.uuids]
         disk = spec_of(start.run).disk_bytes
         executor = self.context.executors.of(spec_of(start.run).target)
+        group = None
+        if start.uuids and self._may_share(start.run):
+            group = group_of(self.context.workspace, spec_of(start.run).study_id or "")
         try:
-            held = self.locks.take(start.uuids)
+            held = self.locks.take(start.uuids, group)
         except GpuHeldError as error:
             # Taken since it was looked at; the next turn sees that.
             repository.set_waiting_for(self.context.connection, start.run.run_id, f"waits: {error}")
@@ -219,10 +248,15 @@ class Admission:
                 replaced=start.replaced,
                 taken_from=start.taken_from,
                 lock_files=held.paths,
+                lock_group=group,
                 executor=executor,
             )
+            leases = repository.leases(self.context.connection)
+            # What fellows hold says nothing of what is back after this one.
             baseline = {
-                uuid: sample.memory_used_bytes if (sample := self.context.recorder.fast.get(uuid)) else None
+                uuid: sample.memory_used_bytes
+                if len(leases[uuid].run_ids) == 1 and (sample := self.context.recorder.fast.get(uuid))
+                else None
                 for uuid in start.uuids
             }
             self.spawn(record, executor, held.descriptors, baseline)
@@ -241,8 +275,13 @@ class Admission:
             held.close()
 
     def _cannot_start(self, run: Run, error: Exception) -> None:
-        if not (self.context.workspace.run_dir(run.run_id) / SPEC_FILE).exists():
+        folder = self.context.workspace.run_dir(run.run_id)
+        if not folder.exists():
             give_up(self.context, run, "its folder is gone; launch it again")
+            return
+        if not (folder / SPEC_FILE).exists():
+            remedy = "put it back and resume or restart the run, or launch it again"
+            give_up(self.context, run, f"its {SPEC_FILE} is gone from {folder}; {remedy}")
             return
         if isinstance(error, attempt_launch.UnusableSpecError):
             give_up(self.context, run, f"cannot start: {error}")
@@ -329,15 +368,29 @@ def standings(
         is_out = gpu.uuid in failed or bool(gpu.mig_mode) or (sample is not None and sample.state != "ok")
         is_drained_soon = gpu.uuid in draining and gpu.uuid not in held
         is_settling = gpu.uuid not in failed and (sample is None or (sample.state == "ok" and is_drained_soon))
-        holder = holders.get(gpu.uuid)
-        found.append(GpuAvailability(gpu.uuid, gpu.index, holder, blocked_by, free, is_out, is_settling, total))
+        run_ids, shared_by = holders.get(gpu.uuid, ((), None))
+        found.append(
+            GpuAvailability(gpu.uuid, gpu.index, run_ids, blocked_by, free, is_out, is_settling, total, shared_by)
+        )
     listed = {gpu.uuid for gpu in inventory.gpus}
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
     return found + [
-        GpuAvailability(uuid, None, holder, missing, out_of_service=True)
-        for uuid, holder in holders.items()
+        GpuAvailability(uuid, None, held.run_ids, missing, out_of_service=True, shared_by=held.shared_by)
+        for uuid, held in holders.items()
         if uuid not in listed
     ]
+
+
+def _foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
+    """How much of a GPU's memory is no run's of this home: the driver's and that of other processes; None if that is
+    not known."""
+    processes, sample = recorder.processes.get(uuid), recorder.fast.get(uuid)
+    if processes is None:
+        return None
+    held = [process.memory_bytes for process in processes if recorder.owner(process) is None]
+    known = [size for size in held if size is not None]
+    reserved = sample.memory_reserved_bytes if sample is not None else None
+    return sum(known) + (reserved or 0) if len(known) == len(held) else None
 
 
 def _stranger(recorder: Recorder, uuid: str) -> GpuProcess | None:

@@ -72,11 +72,13 @@ def prepare_attempt(
     replaced: Sequence[str] = (),
     taken_from: Sequence[tuple[str, str]] = (),
     lock_files: Sequence[str] = (),
+    lock_group: str | None = None,
     executor: Executor,
 ) -> Attempt:
     """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
     besides ``uuids`` is given up; ``replaced`` says why. ``taken_from`` are leases that end, each a run and a GPU.
-    ``lock_files`` are what its ``executor`` holds meanwhile.
+    ``lock_files`` are what its ``executor`` holds meanwhile: with a ``lock_group`` together with others of that, with
+    which its leases are shared, too.
 
     Raises LaunchError (UnusableSpecError where trying again is in vain) or sqlite3.Error with nothing changed but, at
     worst, an unused folder.
@@ -139,6 +141,7 @@ def prepare_attempt(
                 "params": dict(run.params),
                 "resume_from": run.resume_from,
                 "lock_files": list(lock_files),
+                "lock_group": lock_group,
                 "shell": None if spec.shell is None else asdict(spec.shell),
                 "agent": agent_for_executor(workspace),
                 "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
@@ -156,7 +159,7 @@ def prepare_attempt(
             repository.end_lease(connection, holder, uuid)
             text = f"{uuid} was moved to {run.run_id}, because each run waited for a GPU that the other held"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=holder)
-        repository.take_leases(connection, run.run_id, uuids, now)
+        repository.take_leases(connection, run.run_id, uuids, now, shared=lock_group is not None)
         if replaced:
             text = f"{'; '.join(replaced)}: replaced"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)

@@ -15,11 +15,11 @@ from typing import Any
 
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
-from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
-from gputui.agent.slices import TURN_SECONDS
+from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt, Looked
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import Rows, StepSpan, spans
+from gputui.recovery import checkpoint_writers
+from gputui.recovery.checkpoint_ledger import StepSpan, spans
 from gputui.recovery.checkpoint_search import CheckpointSearch, surveyed
 from gputui.recovery.history import training_began_at
 from gputui.runs.command import checkpoint_directory
@@ -37,6 +37,7 @@ from gputui.store.runs import Run, get_run
 log = logging.getLogger(__name__)
 
 SURVEY_SECONDS = 10.0
+UNRECORDED_SECONDS = 1.0
 # A line without a time has that at which it was fetched from elsewhere.
 FETCHED_SECONDS = 5.0
 # A folder that does not answer for so long is on a file system that hangs.
@@ -165,9 +166,16 @@ def _sound_until(connection: sqlite3.Connection, run_id: str, span: StepSpan, st
     return span.begun_at if at is None else at - FETCHED_SECONDS
 
 
-def looked_into(search: CheckpointSearch) -> tuple[str, Rows]:
-    """The folder with its links resolved, and the ledger after a look into it. Raises what `surveyed` raises."""
-    return os.path.realpath(search.folder), surveyed(search)
+def looked_into(search: CheckpointSearch, now: float) -> Looked:
+    """Look into the folder at ``now`` (UTC unix seconds). Raises what `surveyed` raises."""
+    written = checkpoint_writers.write_record(search.home, search.run_id, search.attempts, search.folder, now)
+    checkpoint_writers.remove_records(search.home, search.folder, now)
+    return Looked(os.path.realpath(search.folder), surveyed(search), written)
+
+
+def _due_at(attempt: LiveAttempt) -> float:
+    """Where there is no time for all, those that wait longest come first."""
+    return float("-inf") if attempt.checkpoint_look is None else attempt.checkpoint_look.due_at
 
 
 @dataclass(slots=True)
@@ -180,7 +188,7 @@ class CheckpointSurveys:
         """Enter what was found, and look again where it is time; what one turn has no time for is done in the next.
         Raises sqlite3.Error."""
         now = self.context.monotonic()
-        for attempt in living:
+        for attempt in sorted(living, key=_due_at):
             one = attempt.checkpoint_look
             if one is None:
                 # At once: others in the same folder must know it before the attempt writes there.
@@ -193,7 +201,7 @@ class CheckpointSurveys:
                 self._begin(attempt.record.run_id, attempt.record.number, one)
             else:
                 continue
-            if self.context.monotonic() - now >= TURN_SECONDS:
+            if self.context.turn.is_spent():
                 return
 
     def _begin(self, run_id: str, number: int, one: CheckpointLook) -> None:
@@ -217,13 +225,14 @@ class CheckpointSurveys:
         if one.search is not None:
             checkpoints.note_folder(self.context.connection, run_id, number, str(one.search.folder))
             name = f"looking for checkpoints in {one.search.folder}"
-            one.job = self.context.jobs.start(name, partial(looked_into, one.search), deadline_seconds=DEADLINE_SECONDS)
+            look = partial(looked_into, one.search, self.context.now())
+            one.job = self.context.jobs.start(name, look, deadline_seconds=DEADLINE_SECONDS)
 
-    def _take(self, number: int, one: CheckpointLook, job: Job[tuple[str, Rows]]) -> None:
+    def _take(self, number: int, one: CheckpointLook, job: Job[Looked]) -> None:
         search = one.search
         assert search is not None
         try:
-            real, rows = job.result()
+            real, rows, is_recorded = job.result()
         except Exception as error:
             if not one.is_reported:
                 one.is_reported = True
@@ -240,6 +249,9 @@ class CheckpointSurveys:
                 )
             return
         one.is_reported = False
+        if not is_recorded:
+            # The script makes the folder: others must know it soon.
+            one.due_at = self.context.monotonic() + UNRECORDED_SECONDS
         # A link that is gone resolves to itself, which says less than what was noted.
         if real != str(search.folder) and checkpoints.note_real_folder(
             self.context.connection, search.run_id, number, real

@@ -22,7 +22,7 @@ from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.decide import RecoveryPlan, decide
 from gputui.recovery.findings import reports_of
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.kinds import KINDS
+from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import NoticeTarget
 from gputui.redaction import redact_text
@@ -266,6 +266,7 @@ class Ending:
             attempt=attempt.number,
             around=around,
             unreadable=None if checkpoints is None else checkpoints.unreadable,
+            doubted=None if checkpoints is None else checkpoints.doubted,
         )
 
     # --- rows -----------------------------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ def surroundings(
     spares = [
         gpu.uuid
         for gpu in gpus
-        if gpu.holder is None
+        if not gpu.holders
         and gpu.blocked_by is None
         and gpu.uuid not in attempt.gpus
         and (needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed)
@@ -432,6 +433,9 @@ def take_effect(
             attempt=attempt.number,
         )
     if plan.verdict == "retry":
+        if incident.kind == SHARED_OOM:
+            # It needs a GPU alone, waits for one as others do, and holds none meanwhile.
+            repository.release_leases(connection, run.run_id)
         if effect.gpu_count is not None:
             repository.set_gpu_count(connection, run.run_id, effect.gpu_count)
         repository.take_leases(connection, run.run_id, effect.replacements, now)

@@ -17,6 +17,7 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.ending import Ending, current_rows, surroundings
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
+from gputui.recovery import checkpoint_writers
 from gputui.recovery.checkpoint_ledger import NUMERIC_TROUBLE, attempt_ended, candidates
 from gputui.recovery.checkpoint_search import (
     CheckpointChoice,
@@ -35,7 +36,7 @@ from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
 from gputui.runs.foreign_json import time_in
 from gputui.runs.spec import spec_of
-from gputui.store.attempts import Attempt
+from gputui.store.attempts import Attempt, fellows
 from gputui.store.metrics import watched
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -43,6 +44,8 @@ from gputui.store.runs import Run, get_run
 REPORT_AFTER_SECONDS = 1.0
 # Hundreds of gigabytes of checkpoints are read in minutes; a file system that does not answer is not waited for longer.
 EXAMINE_SECONDS = 1800.0
+# Who has left a GPU longer ago took no memory of it in the end.
+SHARED_SECONDS = 30.0
 
 
 def evidence_to_read(
@@ -59,6 +62,8 @@ def evidence_to_read(
     run, fresh = current_rows(connection, attempt)
     folder = attempt_dir(workspace, run.run_id, attempt.number)
     ended_at = time_in((exit_record or {}).get("ended_at")) or context.now()
+    stays = fellows(connection, run.run_id, attempt.number)
+    near = [stay.run_id for stay in stays if stay.end is None or stay.end > ended_at - SHARED_SECONDS]
     return Task(
         folder=folder,
         attempt=fresh,
@@ -75,8 +80,9 @@ def evidence_to_read(
         redactor=resolved.redactor,
         observed=(
             *observed_in(connection, run.run_id, attempt.number),
-            *seen_by_driver(connection, run, fresh, exit_record, context.now()),
+            *seen_by_driver(connection, run, fresh, exit_record, context.now(), is_shared=bool(stays)),
         ),
+        shared_with=tuple(dict.fromkeys(near)),
     )
 
 
@@ -150,11 +156,14 @@ def seen_by_driver(
     attempt: Attempt,
     exit_record: Mapping[str, Any] | None,
     ended_at: float,
+    *,
+    is_shared: bool = False,
 ) -> tuple[Observation, ...]:
     """The driver's reports about the attempt's GPUs. A lost GPU is why gputui itself asked an attempt to end
-    that no person did."""
+    that no person did. Of a GPU that ``is_shared`` nothing tells whose program made an error; its own log does."""
     nproc = ranks(spec_of(run), len(attempt.gpus))
     found = hardware_evidence(connection, attempt, nproc, ended_at=ended_at)
+    found = tuple(one for one in found if not (is_shared and one.kind == "illegal_access"))
     was_asked = bool((exit_record or {}).get("stop_requested"))
     return tuple(replace(one, ended_run=True) if was_asked and one.kind == "gpu_lost" else one for one in found)
 
@@ -174,6 +183,7 @@ def examine(task: Task) -> Findings:
         rebooted=task.rebooted,
         # What ended well before it could be ended did not need to be.
         observed=() if record is not None and record.clean and not record.stop_requested else task.observed,
+        shared_with=task.shared_with,
     )
     # Classified by the original text, not by the redacted one.
     incident = classify(evidence, task.redactor.text)
@@ -200,6 +210,7 @@ def _checkpoints(search: CheckpointSearch, task: Task, incident: Incident | None
         if task.unanswered is not None:
             raise OSError(task.unanswered)
         rows = surveyed(search)
+        checkpoint_writers.write_record(search.home, search.run_id, search.attempts, search.folder, task.ended_at)
     except OSError as error:
         # What the ledger holds is there still, on a disk that does not answer now.
         rows = attempt_ended(search.rows, search.attempts, task.attempt.number, kind, step)

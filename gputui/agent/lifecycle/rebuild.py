@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.kinds import KINDS
 from gputui.redaction import Redactor, redact_params
+from gputui.regular_files import read_regular
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.command import Launch
@@ -27,7 +29,7 @@ from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
-from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.runs.submission import MAX_SPEC_BYTES, SPEC_FILE, read_spec, ticket_inodes
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -41,14 +43,19 @@ def rebuild(context: AgentContext) -> int:
     """Add the runs whose folders the database does not know; returns how many.
 
     A run comes back as its newest attempt left it. One that has ended stays ended, because what was decided then, or
-    asked for by a person, is lost with the database; one that has not ended is adopted like any other.
+    asked for by a person, is lost with the database; one that has not ended is adopted like any other. A folder that a
+    killed agent was making for a launch is deleted: the command is carried out again.
     """
     connection, now = context.connection, context.now()
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
     folders = [entry for entry in context.workspace.runs.iterdir() if entry.is_dir() and entry.name not in known]
+    tickets = ticket_inodes(context.workspace)
     count = 0
     for folder in sorted(folders, key=lambda entry: entry.stat().st_mtime):
         try:
+            if _is_cut_launch(folder, tickets):
+                shutil.rmtree(folder)
+                continue
             spec, attempts = read_spec(folder / SPEC_FILE), _read_attempts(folder)
             with transaction(connection):
                 _insert(connection, context.ingest, folder, spec, attempts, now)
@@ -61,13 +68,22 @@ def rebuild(context: AgentContext) -> int:
     return count
 
 
+def _is_cut_launch(folder: Path, tickets: Set[int]) -> bool:
+    """Whether a launch was cut off before its run was stored: the folder is empty, or has only the specification, which
+    is still the same file as the ticket. ``tickets``: their inodes. Raises OSError."""
+    content = list(folder.iterdir())
+    is_made_for_launch = [entry.name for entry in content] == [SPEC_FILE] and content[0].lstat().st_ino in tickets
+    return is_made_for_launch or not content
+
+
 class _DamagedPlanError(Exception):
     """An attempt.json that does not hold what `attempt_launch` writes, or not of this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What the folder of an attempt holds. ``created_at`` is UTC unix seconds. ``metrics_bytes`` is how long each
+    """What the folder of an attempt holds. ``created_at`` is UTC unix seconds. ``shares_gpus``: it holds their locks
+    together with others. ``metrics_bytes`` is how long each
     metrics file was when it began. ``exit_record`` is None while its executor has not ended."""
 
     number: int
@@ -76,6 +92,7 @@ class _Attempt:
     params: Mapping[str, Scalar]
     launch: Launch
     resume_from: str | None
+    shares_gpus: bool
     metrics_bytes: Mapping[str, int] | int
     exit_record: Mapping[str, Any] | None
 
@@ -102,7 +119,7 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
 
 def _read_attempt(plan: Path, exit_record: Mapping[str, Any] | None) -> _Attempt:
     try:
-        record = json.loads(plan.read_text("utf-8"))
+        record = json.loads(read_regular(plan, MAX_SPEC_BYTES))
         run_id = plan.parent.parent.parent.name
         if record.get("run_id", run_id) != run_id:
             raise _DamagedPlanError(f"it is a copy of {record['run_id']}, or that run's folder under another name")
@@ -114,6 +131,7 @@ def _read_attempt(plan: Path, exit_record: Mapping[str, Any] | None) -> _Attempt
             params=dict(record["params"]),
             launch=Launch.from_json(record),
             resume_from=record.get("resume_from"),
+            shares_gpus=record.get("lock_group") is not None,
             metrics_bytes=lengths if isinstance(lengths, int) else {str(path): int(n) for path, n in lengths.items()},
             exit_record=exit_record,
         )
@@ -157,7 +175,7 @@ def _insert(
             _end_attempt(connection, folder.name, attempt, "failed", now)
     repository.move(connection, queued, RunState.STARTING, cause=_CAUSE, now=now)
     if newest.exit_record is None:
-        repository.take_leases(connection, folder.name, newest.gpus, now)
+        repository.take_leases(connection, folder.name, newest.gpus, now, shared=newest.shares_gpus)
     else:
         state, cause = _outcome(newest.exit_record)
         _end_attempt(connection, folder.name, newest, state, now)

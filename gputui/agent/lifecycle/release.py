@@ -60,7 +60,7 @@ class GpuRelease:
         context, done = self.context, False
         for active, entry in self.runs.releasing():
             late = context.monotonic() > entry.deadline
-            if not late and not self._memory_is_back(entry):
+            if not late and not self._memory_is_back(active.run_id, entry):
                 continue
             run_id = active.run_id
             left = processes_of(context.workspace.run_dir(run_id), entry.attempt)
@@ -142,13 +142,16 @@ class GpuRelease:
             with contextlib.suppress(GpuHeldError):
                 entry.locks = self.locks.take(list(entry.baseline_bytes))
 
-    def _memory_is_back(self, entry: Releasing) -> bool:
+    def _memory_is_back(self, run_id: str, entry: Releasing) -> bool:
         # What is dated in the future was read before the clock was set back.
         if not entry.ended_at < self.context.recorder.fast_at <= self.context.now():
             return False
+        leases = repository.leases(self.context.connection)
         for uuid, baseline in entry.baseline_bytes.items():
+            # With others on the GPU nobody knows whose memory it is; the end of the run's processes is waited for.
+            is_shared = uuid in leases and bool(set(leases[uuid].run_ids) - {run_id})
             sample = self.context.recorder.fast.get(uuid)
-            if sample is None or sample.memory_used_bytes is None or baseline is None:
+            if is_shared or sample is None or sample.memory_used_bytes is None or baseline is None:
                 continue
             if sample.memory_used_bytes > baseline + RELEASED_WITHIN_BYTES:
                 return False

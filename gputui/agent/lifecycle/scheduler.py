@@ -20,17 +20,19 @@ _PLURALS = {"is": "are", "has": "have", "still holds": "still hold"}
 class GpuAvailability:
     """One GPU as the scheduler sees it: one that the driver lists, or one that it does not list although a run leases
     it, which has no ``index``. ``blocked_by`` says why nothing may start on it now, None when it may;
-    ``out_of_service`` that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holder`` is
-    the run that leases it; ``free_bytes`` and ``total_bytes`` are None when the driver does not say."""
+    ``out_of_service`` that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holders``
+    are the runs that lease it, trials of the study ``shared_by`` where they share it; ``free_bytes`` and
+    ``total_bytes`` are None when the driver does not say."""
 
     uuid: str
     index: int | None
-    holder: str | None = None
+    holders: tuple[str, ...] = ()
     blocked_by: str | None = None
     free_bytes: int | None = None
     out_of_service: bool = False
     is_settling: bool = False
     total_bytes: int | None = None
+    shared_by: str | None = None
 
     @property
     def name(self) -> str:
@@ -80,6 +82,10 @@ class CpuRoom:
         return cls(max(cores, LEAST_CPU_RANKS), running)
 
 
+ShareOf = Callable[[Run, GpuAvailability], int]
+"""How many trials of the run's study may be on a GPU at a time, the run included; 1: it has the GPU alone."""
+
+
 def schedule(
     queue: Sequence[Run],
     gpus: Sequence[GpuAvailability] | None,
@@ -88,14 +94,16 @@ def schedule(
     cpu: CpuRoom | None = None,
     places_gpus: Callable[[Run], bool] = lambda _: True,
     predecessor: Callable[[Run], str | None] = lambda _: None,
+    share_of: ShareOf = lambda _run, _gpu: 1,
 ) -> list[Start | Wait]:
     """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: no other run can have those,
     and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
     could use itself, so that a large run is never starved by small ones; one that the GPUs in service could never
     satisfy blocks no other. A run that continues after an incident returns to the GPUs that it leases, and gets others
     for those that are lost, in quarantine or in use by others. Of runs that wait for GPUs which they lease from each
-    other, so that none would ever start, the first gets what it needs. Runs without GPUs start while there is room
-    for their ranks; one that waits for that holds back later ones without GPUs.
+    other, so that none would ever start, the first gets what it needs. A trial shares a GPU only with others of its
+    study, where ``share_of`` says so, and not with those of a GPU that an earlier run waits for. Runs without GPUs
+    start while there is room for their ranks; one that waits for that holds back later ones without GPUs.
 
     ``places_gpus`` says of a run whether it runs here; where it does not, nothing of this machine is waited for.
     ``predecessor`` gives the reason why a run waits for another to succeed first; such a run blocks no other.
@@ -105,8 +113,8 @@ def schedule(
     outcome: list[Start | Wait] = []
     taken: set[str] = set()
     ranks = 0 if cpu is None else cpu.running
-    holders = {gpu.holder for gpu in gpus or ()}
-    for run in sorted(queue, key=lambda run: run.run_id not in holders):
+    places = _Places(gpus or (), share_of)
+    for run in sorted(queue, key=lambda run: not places.is_kept_for(run)):
         if paused and not goes_on(run):
             outcome.append(Wait(run, PAUSED))
         elif (why := predecessor(run)) is not None:
@@ -126,21 +134,43 @@ def schedule(
         elif gpus is None:
             outcome.append(Wait(run, "waits for the first look at the GPUs"))
         else:
-            outcome.append(_place(run, gpus, taken))
-    return outcome if gpus is None else _without_deadlock(outcome, gpus)
+            outcome.append(_place(run, places, taken))
+    return outcome if gpus is None else _without_deadlock(outcome, places)
 
 
-def _without_deadlock(outcomes: list[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[Start | Wait]:
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The GPUs, and who may share one."""
+
+    gpus: Sequence[GpuAvailability]
+    share_of: ShareOf
+
+    def is_open(self, gpu: GpuAvailability, run: Run) -> bool:
+        """Whether its leases let the run have the GPU, alone or with others."""
+        others = [holder for holder in gpu.holders if holder != run.run_id]
+        if not others:
+            return True
+        is_fellow = gpu.shared_by is not None and gpu.shared_by == spec_of(run).study_id
+        return is_fellow and len(others) < self.share_of(run, gpu)
+
+    def is_kept_for(self, run: Run) -> bool:
+        """Whether the run leases a GPU to which it may return."""
+        return any(run.run_id in gpu.holders and self.is_open(gpu, run) for gpu in self.gpus)
+
+
+def _without_deadlock(outcomes: list[Start | Wait], places: _Places) -> list[Start | Wait]:
     """The same, but that one run of those that wait for each other starts where it can: with all GPUs that they lease
     and no other run gets now."""
+    gpus = places.gpus
     stuck = _deadlocked(outcomes, gpus)
     started = {uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids}
-    holders = {gpu.uuid: gpu.holder for gpu in gpus}
+    holders = {gpu.uuid: gpu.holders for gpu in gpus}
     for run in stuck:
         others = {other.run_id for other in stuck} - {run.run_id}
-        placed = _place(run, [replace(gpu, holder=None) if gpu.holder in others else gpu for gpu in gpus], set(started))
+        left = [replace(gpu, holders=tuple(one for one in gpu.holders if one not in others)) for gpu in gpus]
+        placed = _place(run, replace(places, gpus=left), set(started))
         if isinstance(placed, Start):
-            taken = tuple((holder, uuid) for uuid in placed.uuids if (holder := holders[uuid]) in others and holder)
+            taken = tuple((holder, uuid) for uuid in placed.uuids for holder in holders[uuid] if holder in others)
             start = replace(placed, taken_from=taken)
             return [start if outcome.run is run else outcome for outcome in outcomes]
     return outcomes
@@ -150,7 +180,7 @@ def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability
     """The runs that go on after an incident and would wait for ever, were each to keep what it leases: what is in
     service and not leased by them will be free one day, and is not enough."""
     runs = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and goes_on(outcome.run)]
-    stuck = [run for run in runs if any(gpu.holder == run.run_id for gpu in gpus)]
+    stuck = [run for run in runs if any(run.run_id in gpu.holders for gpu in gpus)]
     while True:
         names = {run.run_id for run in stuck}
         left = [
@@ -158,9 +188,9 @@ def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability
             for run in stuck
             if gpus_wanted(run)
             > sum(
-                not gpu.out_of_service and (gpu.holder == run.run_id or gpu.holder not in names)
+                not gpu.out_of_service and (run.run_id in gpu.holders or names.isdisjoint(gpu.holders))
                 for gpu in gpus
-                if gpu.holder == run.run_id or not spec_of(run).gpus.uuids or gpu.uuid in spec_of(run).gpus.uuids
+                if run.run_id in gpu.holders or not spec_of(run).gpus.uuids or gpu.uuid in spec_of(run).gpus.uuids
             )
         ]
         if len(left) == len(stuck):
@@ -168,27 +198,29 @@ def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability
         stuck = left
 
 
-def _place(run: Run, gpus: Sequence[GpuAvailability], taken: set[str]) -> Start | Wait:
+def _place(run: Run, places: _Places, taken: set[str]) -> Start | Wait:
     """What becomes of one run; adds to ``taken`` what later ones cannot have."""
-    request, wanted = spec_of(run).gpus, gpus_wanted(run)
-    own = [gpu for gpu in gpus if gpu.holder == run.run_id]
+    request, wanted, gpus = spec_of(run).gpus, gpus_wanted(run), places.gpus
+    own = [gpu for gpu in gpus if run.run_id in gpu.holders]
     pool = own + [gpu for gpu in gpus if gpu not in own and (not request.uuids or gpu.uuid in request.uuids)]
-    fitting = [gpu for gpu in pool if _fits(gpu, run, taken)]
+    fitting = [gpu for gpu in pool if gpu.uuid not in taken and _fits(gpu, run, places)]
+    # What nobody has is better than what is shared, and what few share better than what many do.
+    fitting.sort(key=lambda gpu: (gpu not in own, len(gpu.holders)))
     fitting_own = [gpu for gpu in own if gpu in fitting]
     # Its own GPUs are as good as free: it waits for them rather than move to others.
     soon = [gpu for gpu in own if gpu in fitting or gpu.is_settling]
     if len(soon) >= wanted > len(fitting_own):
-        return Wait(run, _why(own, fitting_own, wanted, run))
+        return Wait(run, _why(own, fitting_own, wanted, run, places))
     if len(fitting) >= wanted:
         chosen = {gpu.uuid for gpu in fitting[:wanted]}
         taken.update(chosen)
-        left = [f"{gpu.name} {_obstacle(gpu, run)}" for gpu in own if gpu not in fitting]
+        left = [f"{gpu.name} {_obstacle(gpu, run, places)}" for gpu in own if gpu not in fitting]
         return Start(run, tuple(gpu.uuid for gpu in gpus if gpu.uuid in chosen), tuple(left))
     in_service = [gpu for gpu in pool if not gpu.out_of_service and _is_large_enough(gpu, run)]
     if len(in_service) >= wanted:
         taken.update(gpu.uuid for gpu in pool)
     is_short = goes_on(run) and len(in_service) < wanted and any(gpu.out_of_service for gpu in own)
-    return Wait(run, _why(pool, fitting, wanted, run), len(in_service) if is_short else None)
+    return Wait(run, _why(pool, fitting, wanted, run, places), len(in_service) if is_short else None)
 
 
 def goes_on(run: Run) -> bool:
@@ -196,8 +228,8 @@ def goes_on(run: Run) -> bool:
     return run.not_before is not None
 
 
-def _fits(gpu: GpuAvailability, run: Run, taken: set[str]) -> bool:
-    if gpu.uuid in taken or gpu.blocked_by is not None or gpu.holder not in (None, run.run_id):
+def _fits(gpu: GpuAvailability, run: Run, places: _Places) -> bool:
+    if gpu.blocked_by is not None or not places.is_open(gpu, run):
         return False
     needed = spec_of(run).gpus.memory_bytes
     return needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed
@@ -209,12 +241,14 @@ def _is_large_enough(gpu: GpuAvailability, run: Run) -> bool:
     return needed is None or gpu.total_bytes is None or gpu.total_bytes >= needed
 
 
-def _why(candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: Run) -> str:
+def _why(
+    candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: Run, places: _Places
+) -> str:
     noun = "GPU" if wanted == 1 else "GPUs"
     alike: dict[str, list[GpuAvailability]] = {}
     for gpu in candidates:
         if gpu not in fitting:
-            alike.setdefault(_obstacle(gpu, run), []).append(gpu)
+            alike.setdefault(_obstacle(gpu, run, places), []).append(gpu)
     obstacles = [words for obstacle, held in alike.items() for words in _held_words(held, obstacle)]
     detail = "; ".join(obstacles[:3]) + ("; …" if len(obstacles) > 3 else "")
     return f"waits for {wanted} {noun} ({len(fitting)} free" + (f"; {detail})" if detail else ")")
@@ -230,11 +264,12 @@ def _held_words(gpus: Sequence[GpuAvailability], obstacle: str) -> list[str]:
     return [f"GPUs {index_ranges(indices)} {plural}", *words]
 
 
-def _obstacle(gpu: GpuAvailability, run: Run) -> str:
+def _obstacle(gpu: GpuAvailability, run: Run, places: _Places) -> str:
     if gpu.blocked_by is not None:
         return gpu.blocked_by
-    if gpu.holder not in (None, run.run_id):
-        return f"is leased to {gpu.holder}"
+    if not places.is_open(gpu, run):
+        others = [holder for holder in gpu.holders if holder != run.run_id]
+        return f"is leased to {others[0]}" if len(others) == 1 else f"is shared by {len(others)} trials"
     needed = spec_of(run).gpus.memory_bytes
     if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
         return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"

@@ -52,8 +52,9 @@ from gputui.runs.spec import SpecError, spec_of
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
+from gputui.store.memory_peaks import peak_bytes
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, Run, get_run, runs_in
+from gputui.store.runs import KILL, Run, get_run, runs_in, unknown_runs
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Supervisor:
     def adopt(self) -> None:
         """Take over what a predecessor left: every run of which processes may exist."""
         states = [state for state in RunState if state.has_attempt]
-        for run in runs_in(self.context.connection, *states):
+        for run in (*runs_in(self.context.connection, *states), *unknown_runs(self.context.connection)):
             self.runs.of(run.run_id).phase = Adopting()
         self._adopt_more()
         self._adopt_releases()
@@ -116,8 +117,9 @@ class Supervisor:
         """Go on releasing the GPUs of attempts that have ended."""
         connection = self.context.connection
         leased: dict[str, list[str]] = {}
-        for uuid, run_id in repository.leases(connection).items():
-            leased.setdefault(run_id, []).append(uuid)
+        for uuid, held in repository.leases(connection).items():
+            for run_id in held.run_ids:
+                leased.setdefault(run_id, []).append(uuid)
         for run_id, uuids in leased.items():
             holder = get_run(connection, run_id)
             if self.runs.attempt(run_id) is None and (holder is None or holder.state.is_over):
@@ -148,12 +150,19 @@ class Supervisor:
             active.phase = None
             return
         record = get_attempt(connection, run_id, run.attempt)
-        if record is None:
+        if record is None or record.ended_at is not None:
+            cause = "its attempt is not in the database" if record is None else "its attempt had ended"
+            if run.state is RunState.UNKNOWN:
+                cause = f"its state in the database was none that gputui knows, and {cause}"
             with transaction(connection):
-                cause = "its attempt is not in the database"
                 repository.move(connection, run, RunState.FAILED, cause=cause, now=self.context.now())
             active.phase = None
             return
+        if run.state is RunState.UNKNOWN:
+            target = RunState.STARTING if record.started_at is None else RunState.RUNNING
+            cause = "its state in the database was none that gputui knows; its attempt has not ended"
+            with transaction(connection):
+                repository.move(connection, run, target, cause=cause, now=self.context.now())
         kind = self._kind(run)
         if record.executor is not None:
             known: ProcessIdentity | None = ProcessIdentity(*record.executor)
@@ -368,6 +377,9 @@ class Supervisor:
                         run_id=run.run_id,
                         attempt=run.attempt,
                     )
+                if live is None:
+                    # It was not taken over as long as its state was none that is known.
+                    self.runs.of(run.run_id).phase = Adopting()
             else:
                 cause = reason or f"stopped by {actor}"
                 repository.move(self.context.connection, run, RunState.STOPPED, cause=cause, actor=actor, now=now)
@@ -397,10 +409,11 @@ class Supervisor:
         scan = self.context.scanner.scan()
         for live in holders:
             uuids = live.record.gpus
+            held = peak_bytes(self.context.connection, live.record.run_id, live.record.number)
             for process in scan.processes_of(self.context.workspace.run_dir(live.record.run_id), live.record.number):
                 if process.rank is not None:
                     uuid = uuids[process.rank % len(uuids)]
-                    found.append(Occupant(uuid, process.pid, live.record.run_id, process.rank))
+                    found.append(Occupant(uuid, process.pid, live.record.run_id, process.rank, held))
         return found
 
     # --- starting -------------------------------------------------------------------------------------------------

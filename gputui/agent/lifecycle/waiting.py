@@ -5,7 +5,6 @@ another run may have written a file of the same name."""
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +17,8 @@ from gputui.agent.lifecycle.active_run import ActiveRuns, DiskLook, ResumeCheck,
 from gputui.agent.lifecycle.admission import give_up
 from gputui.agent.lifecycle.checkpoint_survey import search_of, write
 from gputui.charts import units
-from gputui.recovery.checkpoint_ledger import course as ledger_course
-from gputui.recovery.checkpoint_ledger import out_of_order
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, surveyed
-from gputui.recovery.checkpoints import measured, validate
+from gputui.recovery.checkpoint_removal import prune
+from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, is_unchanged, surveyed
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import transaction
@@ -37,8 +34,6 @@ POLL_SECONDS = 1.0
 LOOK_SECONDS = 30.0
 PRUNE_SECONDS = 1800.0
 """The kept ones are validated first, at any size."""
-
-_CHECKSUM_SUFFIX = ".sha256"
 
 # Where another is to be chosen, checkpoints are read whole.
 DEADLINE_SECONDS = 900.0
@@ -168,7 +163,8 @@ class Preconditions:
 
     def _hot(self, run: Run, margin_celsius: float) -> str | None:
         facts = self.context.recorder.facts
-        leased = [uuid for uuid, holder in repository.leases(self.context.connection).items() if holder == run.run_id]
+        holders = repository.leases(self.context.connection)
+        leased = [uuid for uuid, held in holders.items() if run.run_id in held.run_ids]
         for uuid in leased:
             if self.context.recorder.inventory is not None and uuid not in facts:
                 # It is missing; the scheduler says what becomes of that.
@@ -337,50 +333,10 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
-def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
-    """Remove the checkpoints of the run's course that were written before the ``keep`` newest valid ones; nothing where
-    there are fewer, or where names and times contradict each other. Those that are rewritten again and again (best.pt,
-    last.pt) stay, and so does the one that the run continues from.
-
-    Raises OSError with some of them left.
-    """
-    rows = surveyed(search)
-    if out_of_order(rows, search.attempts) is not None:
-        return []
-    course = [row for row in ledger_course(rows, search.attempts) if row.is_written]
-    kept = 0
-    while course and kept < keep:
-        row = course.pop(0)
-        # One from which an attempt failed to begin is no ground to remove those before it.
-        kept += row.failed_starts == 0 and validate(Path(row.path)).valid
-    removed = []
-    for row in course if kept == keep else ():
-        path = Path(row.path)
-        now = measured(path)
-        is_same = now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes)
-        if row.path == resume_from or not is_same or is_rewritten(row.name):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-        path.with_name(path.name + _CHECKSUM_SUFFIX).unlink(missing_ok=True)
-        removed.append(path)
-    return removed
-
-
-def is_rewritten(name: str) -> bool:
-    """A name that says which checkpoint it is, not when it was written."""
-    return not any(character.isdigit() for character in name) or any(
-        word in name.lower() for word in ("best", "last", "latest", "final")
-    )
-
-
 def again(search: CheckpointSearch, row: CheckpointRow) -> CheckpointChoice | None:
     """None if a checkpoint is as it was when it was chosen; else what is to be chosen in its place. Raises what
     `surveyed` raises, and OSError where there may be others that cannot be read now."""
-    now = measured(Path(row.path))
-    if now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes):
+    if is_unchanged(row):
         return None
     choice = choose(surveyed(search), search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None:

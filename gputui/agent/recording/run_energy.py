@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gputui.runs.repository import transaction
 from gputui.store import samples
-from gputui.store.costs import consumed_joules
+from gputui.store.attempts import fellows
+from gputui.store.costs import consumed_joules, own_seconds
 from gputui.store.series import SLOW
 
 BORDER_SECONDS = 120.0
@@ -34,9 +36,15 @@ class EnergyTally:
 
 
 def with_reading(
-    tally: EnergyTally, at: float, counter_joules: float, began: float, ended: float | None
+    tally: EnergyTally,
+    at: float,
+    counter_joules: float,
+    began: float,
+    ended: float | None,
+    others: Sequence[tuple[float, float]] = (),
 ) -> EnergyTally:
-    """The tally with the next reading of an attempt that ran from ``began`` to ``ended``. Pure."""
+    """The tally with the next reading of an attempt that ran from ``began`` to ``ended``; ``others`` had the GPU, too,
+    from their begin to their end, and get their equal part. Pure."""
     before = tally.counter_joules
     if before is None:
         return replace(tally, until=at, counter_joules=counter_joules)
@@ -46,7 +54,8 @@ def with_reading(
     is_border = inside < apart
     energy = tally.energy_joules
     if inside > 0 and not (is_border and apart > BORDER_SECONDS):
-        energy = (energy or 0.0) + consumed_joules((tally.until, before), (at, counter_joules)) * inside / apart
+        own = own_seconds(end - inside, end, others)
+        energy = (energy or 0.0) + consumed_joules((tally.until, before), (at, counter_joules)) * own / apart
     return EnergyTally(at, counter_joules, energy)
 
 
@@ -54,7 +63,7 @@ def settle(connection: sqlite3.Connection, now: float) -> None:
     """Count what was read since the last time. Raises sqlite3.Error."""
     attempts = connection.execute(
         "SELECT run_id, number, gpus, started_at, ended_at FROM attempts AS a WHERE started_at NOTNULL "
-        "AND json_array_length(gpus) > (SELECT count(*) FROM attempt_energy AS e "
+        "AND iif(json_valid(gpus), json_array_length(gpus), 0) > (SELECT count(*) FROM attempt_energy AS e "
         "WHERE e.run_id = a.run_id AND e.attempt = a.number AND e.settled = 1)"
     ).fetchall()
     for run_id, number, gpus, began, ended in attempts:
@@ -75,8 +84,9 @@ def _count_readings(
     tally = EnergyTally(*row[:3]) if row is not None else EnergyTally(began - BORDER_SECONDS)
     last = now if ended is None else ended + BORDER_SECONDS
     readings, until = _readings(connection, key[2], tally.until, last)
+    others = [(stay.begin, math.inf if stay.end is None else stay.end) for stay in fellows(connection, key[0], key[1])]
     for at, counter in readings:
-        tally = with_reading(tally, at, counter, began, ended)
+        tally = with_reading(tally, at, counter, began, ended, others)
         if ended is not None and at >= ended:
             break
     if tally.counter_joules is None:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gputui.charts.safe_text import clean
 from gputui.reports.prometheus.moment import ScrapeMoment
-from gputui.store.hardware import GpuView, HostView
+from gputui.store.hardware import GpuView, HostView, rank_among
 from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run
 from gputui.version import VERSION
@@ -174,9 +174,10 @@ def _gpus(moment: ScrapeMoment) -> Iterator[Metric]:
         [((*_of_gpu(gpu), reason), 1) for gpu in fresh for reason in gpu.throttle_reasons or ()],
     )  # fmt: skip
     yield from _gauge(
-        "gpu_lease", "1 for the run that holds the GPU, with the rank on it.", (*_GPU_LABELS, *_RUN_LABELS, "rank"),
-        [((*_of_gpu(gpu), gpu.run_id, gpu.run_name or gpu.run_id, _rank(gpu.rank)), 1)
-         for gpu in all_gpus if gpu.run_id is not None],
+        "gpu_lease", "1 for each run that holds the GPU, with the rank on it.", (*_GPU_LABELS, *_RUN_LABELS, "rank"),
+        [((*_of_gpu(gpu), run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
+         for gpu in all_gpus if gpu.run_id is not None
+         for run_id, name in ((gpu.run_id, gpu.run_name), *gpu.shared_with)],
     )  # fmt: skip
     yield from _gauge(
         "gpu_processes", "Processes that hold memory of the GPU.", _GPU_LABELS,

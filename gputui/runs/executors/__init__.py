@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gputui.runs.executors.base import Executor
+    from gputui.runs.spec import RunSpec
 
 LOCAL = "local"
 EXECUTORS = {
@@ -38,3 +39,11 @@ class Executors:
             module, _, name = EXECUTORS[kind].partition(":")
             self._made[kind] = getattr(importlib.import_module(module), name)()
         return self._made[kind]
+
+
+def chooses_start(spec: RunSpec | None) -> bool:
+    """Whether the run's target alone sees its checkpoints, and so chooses the one that an attempt continues from. False
+    where the specification is not understood."""
+    if spec is None or spec.target is None or spec.checkpoints is None:
+        return False
+    return not Executors().of(spec.target).sees_checkpoints(spec.target)

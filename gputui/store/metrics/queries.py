@@ -9,7 +9,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 import orjson
@@ -86,7 +87,7 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
     """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at most
     `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
     lines: dict[int, dict[int, dict[str, Any]]] = {}
-    for source_id, until in _places(connection, run_id).items():
+    for source_id, until in places(connection, run_id).items():
         rows = connection.execute(
             "SELECT attempt, rank, step, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) "
             "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
@@ -104,6 +105,34 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
                 if measured is not None and name not in NOT_METRICS:
                     values.setdefault(rank, {}).setdefault(name, []).append(measured)
     return {rank: {name: fmean(found) for name, found in named.items()} for rank, named in values.items()}
+
+
+_REPORTS_LOOKED_AT = 9
+_LINES_LOOKED_AT = 600
+
+
+def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mapping[int, FilePosition]) -> float | None:
+    """The usual time between two lines of an attempt's first rank with a new step, where its newest source was read as
+    far as ``reached``: some scripts write a line every hundred steps. None if it is unknown. Raises sqlite3.Error."""
+    newest: list[tuple[float, int]] = []
+    for source_id, until in reached.items():
+        rows = connection.execute(
+            "SELECT at, step FROM (SELECT attempt, rank, step, at FROM metrics WHERE source_id = ? "
+            "AND (generation, byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?) "
+            "WHERE attempt = ? AND coalesce(rank, 0) = 0 AND step IS NOT NULL AND at IS NOT NULL",
+            (source_id, *until, _LINES_LOOKED_AT, attempt),
+        )
+        reports: list[tuple[float, int]] = []
+        for at, step in rows:
+            if reports and step == reports[-1][1]:
+                # A step's first line tells when it was done.
+                reports.pop()
+            if len(reports) == _REPORTS_LOOKED_AT:
+                break
+            reports.append((at, step))
+        newest = max(newest, reports)
+    gaps = [later - earlier for (later, _), (earlier, _) in pairwise(newest) if later > earlier]
+    return median(gaps) if gaps else None
 
 
 def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:
@@ -124,7 +153,7 @@ def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str
     value that is no number in JSON is "NaN", "Infinity" or "-Infinity".
     """
     wanted = tuple(names)
-    for source_id, until in _places(connection, run_id).items():
+    for source_id, until in places(connection, run_id).items():
         rows = connection.execute(
             f"SELECT attempt, rank, step, at, data {_LINES}",
             (source_id, *until),
@@ -149,7 +178,7 @@ def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str
 _LINES = "FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) ORDER BY generation, byte_offset"
 
 
-def _places(connection: sqlite3.Connection, run_id: str) -> dict[int, tuple[int, int]]:
+def places(connection: sqlite3.Connection, run_id: str) -> dict[int, FilePosition]:
     """How far each source was read: lines stored after this look lie beyond, so that none is missed or seen twice."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
@@ -195,7 +224,7 @@ class StoredLine:
 
 def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
     """Every line of a run in the order they were written, a few at a time."""
-    for source_id, until in _places(connection, run_id).items():
+    for source_id, until in places(connection, run_id).items():
         rows = connection.execute(f"SELECT attempt, rank, step, at, data {_LINES}", (source_id, *until))
         for attempt, rank, step, at, text in rows:
             yield StoredLine(attempt, rank, step, at, orjson.loads(text))

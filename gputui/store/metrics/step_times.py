@@ -96,6 +96,11 @@ class StepTimes:
     def newest_at(self, attempt: int, at: float, since: float) -> int | None:
         """The newest step that the attempt had recorded at a moment. None if its lines carry no times between
         ``since`` and then."""
+        newest = self.newest_line(attempt, at, since)
+        return None if newest is None else newest[1]
+
+    def newest_line(self, attempt: int, at: float, since: float) -> tuple[float, int] | None:
+        """The same, with the time of its line."""
         best: tuple[float, int] | None = None
         for source, begin, end in self._places(attempt):
             # Of millions of lines, the stretches lead to a few hundred.
@@ -120,7 +125,7 @@ class StepTimes:
             ).fetchone()
             if row is not None and (best is None or (row[1], row[0]) > best):
                 best = (row[1], row[0])
-        return None if best is None else best[1]
+        return best
 
     def _places(self, attempt: int) -> Iterator[tuple[int, tuple[int, int], tuple[int, int]]]:
         """Each source with where the attempt begins in it and where the next one does."""

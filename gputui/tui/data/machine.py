@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gputui.recovery.cost import Cost, costs, total
+from gputui.runs.executors import chooses_start
+from gputui.runs.spec import known_spec
 from gputui.store import alerts, queue
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
@@ -118,19 +120,20 @@ class CostReader:
                 if known is None or known.basis != basis:
                     if left:
                         left -= 1
-                        known = self._known[run.run_id] = _Known(basis, _cost(connection, run.run_id))
+                        known = self._known[run.run_id] = _Known(basis, _cost(connection, run))
                     else:
                         is_behind = True
             rows.append(RunRow(run, progress, known.cost if known else None))
         return rows, is_behind
 
 
-def _cost(connection: sqlite3.Connection, run_id: str) -> Cost | None:
+def _cost(connection: sqlite3.Connection, run: Run) -> Cost | None:
     found = costs(
-        read_attempts(connection, run_id),
-        read_incidents(connection, run_id),
-        read_decisions(connection, run_id),
-        StepTimes(connection, run_id),
+        read_attempts(connection, run.run_id),
+        read_incidents(connection, run.run_id),
+        read_decisions(connection, run.run_id),
+        StepTimes(connection, run.run_id),
+        start_is_chosen_there=chooses_start(known_spec(run)),
     )
     return total(found.values())
 

@@ -40,6 +40,7 @@ class RunTracker:
         self._ranks: Mapping[int, RankRow] = {}
         self._newest: Mapping[str, float] = {}
         self._ranks_attempt = -1
+        self._report_seconds: float | None = None
         self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
         self._pace_attempt = -1
 
@@ -58,12 +59,13 @@ class RunTracker:
         shared = queries.rank_means(connection, self.run_id, attempt, len(lines)) if len(lines) > 1 else {}
         self._ranks = rank_rows(lines, shared)
         if with_curve:
+            self._report_seconds = queries.report_seconds(connection, attempt, queries.places(connection, self.run_id))
             self._ranks_attempt = attempt
             self._note_pace(attempt)
 
     def progress(self, run: Run) -> Progress:
         """How far the run is."""
-        return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second())
+        return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second(), self._report_seconds)
 
     def _note_pace(self, attempt: int) -> None:
         if attempt != self._pace_attempt:
@@ -109,7 +111,8 @@ def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Pr
     ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
     losses = tuple(value for _, value in past.sampled(connection, reached, LOSS, SPARK_POINTS))
     pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
-    return _progress(run, ranks, newest, losses, pace), tuple(clean(name) for name in newest)
+    gap = queries.report_seconds(connection, run.attempt, reached)
+    return _progress(run, ranks, newest, losses, pace, gap), tuple(clean(name) for name in newest)
 
 
 def _progress(
@@ -118,6 +121,7 @@ def _progress(
     newest: Mapping[str, float],
     losses: tuple[float | None, ...],
     pace: float | None,
+    report_seconds: float | None,
 ) -> Progress:
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
@@ -131,6 +135,7 @@ def _progress(
         loss=newest.get(LOSS),
         losses=losses,
         steps_per_second=pace,
+        report_seconds=report_seconds,
         seconds_left=left,
         newest_at=max((rank.at for rank in ranks.values() if rank.at is not None), default=None),
         ranks=ranks,

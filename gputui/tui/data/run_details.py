@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
-from gputui.runs.executors import Executors
+from gputui.runs.executors import chooses_start
 from gputui.runs.spec import known_spec
 from gputui.store import checkpoints, json_columns
 from gputui.store.attempts import Attempt, read_attempts
@@ -91,7 +90,7 @@ class IncidentCostReader:
     def read(
         self,
         connection: sqlite3.Connection,
-        run_id: str,
+        run: Run,
         attempts: Sequence[Attempt],
         incidents: Sequence[IncidentView],
         decisions: Sequence[DecisionView],
@@ -102,9 +101,15 @@ class IncidentCostReader:
         moves = tuple(
             (each.number, each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts
         )
-        basis = (run_id, moves, len(incidents), len(decisions))
+        basis = (run.run_id, moves, len(incidents), len(decisions))
         if basis != self._basis:
-            self._costs = costs(attempts, incidents, decisions, StepTimes(connection, run_id))
+            self._costs = costs(
+                attempts,
+                incidents,
+                decisions,
+                StepTimes(connection, run.run_id),
+                start_is_chosen_there=chooses_start(known_spec(run)),
+            )
             self._basis = basis
         return self._costs
 
@@ -116,7 +121,6 @@ class RunCheckpoints:
         self._workspace = workspace
         self._reader = CheckpointReader()
         self._spec_json = ""
-        self._executors = Executors()
         self._place: tuple[Path, str] | None = None
         self._is_elsewhere = False
         self._facts: tuple[str, Facts] = ("", {})
@@ -152,9 +156,7 @@ class RunCheckpoints:
         self._place, self._is_elsewhere = None, False
         folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
         if folder is not None and spec is not None and spec.checkpoints:
-            self._place = (folder, spec.checkpoints.pattern)
-            with suppress(KeyError):  # a kind of target that only a newer gputui knows
-                self._is_elsewhere = not self._executors.of(spec.target).sees_checkpoints(spec.target or {})
+            self._place, self._is_elsewhere = (folder, spec.checkpoints.pattern), chooses_start(spec)
 
 
 class RunPageReader:
@@ -206,7 +208,7 @@ class RunPageReader:
             decisions=decisions,
             log=log,
             charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
-            costs=self._costs.read(connection, run.run_id, attempts, incidents, decisions),
+            costs=self._costs.read(connection, run, attempts, incidents, decisions),
             checkpoints=checkpoints,
             intake=intake.intake(connection, run.run_id) if at is None else None,
             sinks=sinks,

@@ -76,13 +76,14 @@ STRAGGLER_RATIO = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come, from its metrics."""
+    """How far a run has come, from its metrics. ``report_seconds``: how far apart its lines with a new step are."""
 
     step: int | None = None
     total_steps: int | None = None
     loss: float | None = None
     losses: tuple[float | None, ...] = ()
     steps_per_second: float | None = None
+    report_seconds: float | None = None
     seconds_left: float | None = None
     newest_at: float | None = None
     ranks: Mapping[int, RankRow] = field(default_factory=dict)

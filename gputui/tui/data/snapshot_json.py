@@ -21,7 +21,8 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
     ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
     gpus = []
     for gpu in snapshot.gpus:
-        rank = None if gpu.run_id is None or gpu.rank is None else ranks.get(gpu.run_id, {}).get(gpu.rank)
+        is_one = gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with
+        rank = None if not is_one else ranks.get(gpu.run_id or "", {}).get(gpu.rank or 0)
         gpus.append(
             json_shapes.gpu_shape(
                 gpu,

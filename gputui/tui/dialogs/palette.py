@@ -139,7 +139,9 @@ def choices(shell: Shell, screen: ActionScreen) -> list[Choice]:
         run_id = row.run.run_id
         found.append(Choice(f"Open {clean(run_id)}", run_sign(row.run.state).word, partial(shell.open_run, run_id)))
     for gpu in shell.snapshot.gpus:
-        who = gpu.run_id or ", ".join(process.user or "?" for process in (gpu.processes or ())[:2]) or "free"
+        who = (
+            ", ".join(gpu.run_ids) or ", ".join(process.user or "?" for process in (gpu.processes or ())[:2]) or "free"
+        )
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
         found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid)))
     found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))

@@ -40,7 +40,7 @@ def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
     """The row of a GPU."""
     history = snapshot.gpu_history.get(gpu.uuid)
     rank = None
-    if gpu.run_id is not None and gpu.rank is not None:
+    if gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with:
         for candidate in snapshot.runs:
             if candidate.run.run_id == gpu.run_id:
                 rank = candidate.progress.ranks.get(gpu.rank)
@@ -66,13 +66,15 @@ def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
 
 
 def who(row: GpuRow, width: int) -> list[Span]:
-    """The run and rank on this GPU, or the strangers, or ``free``."""
+    """The run and rank on this GPU, or how many share it, or the strangers, or ``free``."""
     gpu = row.gpu
     if gpu.state == "lost":
         return [("✗ lost", "bad")]
     if gpu.state == "error":
         return [("✗ unreadable", "bad")]
     slow: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
+    if gpu.shared_with:
+        return [(f"{len(gpu.run_ids)} runs", "accent")]
     if gpu.run_id is not None:
         rank = f" r{gpu.rank}" if gpu.rank is not None else ""
         name = title_of(gpu.run_id, gpu.run_name)

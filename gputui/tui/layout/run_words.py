@@ -51,9 +51,8 @@ def outlook(row: RunRow, now: float) -> Span:
         return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
     if silent:
-        pace = progress.steps_per_second
-        usual = f" (usually {duration(1 / pace)})" if pace else ""
-        return (f"no step for {_since(silent)}{usual}", "warn")
+        usual = _usual_seconds(progress)
+        return (f"no step for {_since(silent)}" + (f" (usually {duration(usual)})" if usual else ""), "warn")
     return (time_left(progress) or unmeasured_words(row), "text")
 
 
@@ -102,8 +101,8 @@ def stop_words(row: RunRow, now: float) -> Span:
     if is_seen and (lost := unsaved_words(row.progress.step, stop)):
         parts.append(lost)
     style = "text"
-    newest, pace = row.progress.newest_at, row.progress.steps_per_second
-    if newest is not None and pace and now - newest > max(SILENT_SECONDS, SILENT_STEPS / pace):
+    newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
+    if newest is not None and usual and now - newest > max(SILENT_SECONDS, SILENT_STEPS * usual):
         parts.append(f"no step for {_since(now - newest)}")
         style = "warn"
     if stop.grace_seconds is not None:
@@ -147,13 +146,20 @@ def placement_words(run: Run, now: float) -> Span:
 
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
-    """For how long a training run has made no step, where that is more than `SILENT_STEPS` of its usual steps and
+    """For how long a training run has told of no step, where that is more than `SILENT_STEPS` of the usual times and
     `SILENT_SECONDS`; None where it goes on as usual or its steps have no time."""
-    newest, pace = row.progress.newest_at, row.progress.steps_per_second
-    if row.run.state != "running" or newest is None or not pace:
+    newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
+    if row.run.state != "running" or newest is None or usual is None:
         return None
     silent = now - newest
-    return silent if silent > max(SILENT_SECONDS, SILENT_STEPS / pace) else None
+    return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None
+
+
+def _usual_seconds(progress: Progress) -> float | None:
+    """After how long the next step is usually told; None if that is unknown."""
+    if not progress.steps_per_second:
+        return None
+    return max(1 / progress.steps_per_second, progress.report_seconds or 0.0)
 
 
 def _since(seconds: float) -> str:

@@ -17,6 +17,7 @@ class Sign(NamedTuple):
     style: str
 
 
+UNKNOWN_SIGN = Sign("?", "unknown", "warn")
 RUN_SIGNS = {
     "queued": Sign("◌", "queued", "dim"),
     "starting": Sign("◔", "starting", "accent"),
@@ -34,8 +35,8 @@ STUDY_SIGNS = {
     "finished": Sign("✓", "finished", "good"),
     "stopped": RUN_SIGNS["stopped"],
     "failed": RUN_SIGNS["failed"],
+    "unknown": UNKNOWN_SIGN,
 }
-_UNKNOWN = Sign("?", "unknown", "dim")
 
 SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
 SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
@@ -47,7 +48,7 @@ _ALARMING = ("thermal", "hardware", "brake")
 
 def run_sign(state: str) -> Sign:
     """Glyph, word and style of a run's state."""
-    return RUN_SIGNS.get(state, _UNKNOWN)
+    return RUN_SIGNS.get(state, UNKNOWN_SIGN)
 
 
 def run_state_text(run: Run) -> str:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from gputui.agent import slices
 from gputui.agent.context import AgentContext
-from gputui.agent.health import monitor
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import resolved_run
@@ -52,8 +52,9 @@ def live(context: AgentContext, run_id: str, sequence: int) -> LiveAttempt:
 def test_many_attempts_are_looked_at_one_turn_after_the_other(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(slices, "TURN_SECONDS", 0.0)
     context = AgentContext.of(open_store(workspace.database), workspace, wake=lambda: None)
+    context.turn.begin()
     attempts = [live(context, f"a-{number}", number) for number in range(1, 6)]
     watching = HealthMonitor(context)
     watching.turn(attempts)

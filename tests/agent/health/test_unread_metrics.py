@@ -78,3 +78,10 @@ def test_it_is_shown_once_and_until_there_are_lines(machine: Machine) -> None:
         known = intake(connection, "chatty-1")
         assert known.no_metrics is None and intake_words(known) is None
     machine.gputui("stop", "chatty-1", "--now")
+
+
+def test_a_pipe_in_place_of_the_output_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "attempts" / "1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "attempts" / "1" / "output.log")
+    described = spec("python", MetricsSpec("output", None, ("step (?P<step>x)",)))
+    assert missing_metrics(trace_of(described, tmp_path, 1, BEGAN)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ import pytest
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.active_run import ActiveRuns
-from gputui.agent.lifecycle.admission import MISSING_SECONDS, Admission
+from gputui.agent.lifecycle.admission import MISSING_SECONDS, PEAKS_SECONDS, Admission
 from gputui.agent.lifecycle.release import GpuRelease
 from gputui.config import Workspace
-from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
+from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory
 from gputui.runs import repository
 from gputui.runs.executors import LOCAL, Executors
 from gputui.runs.executors.local import LocalExecutor
@@ -169,8 +170,64 @@ def test_a_lease_that_another_run_gets_ends_with_the_attempt_that_has_it(
     bench.see(*UUIDS)
     bench.starting.turn()
     assert [record.run_id for record in bench.started] == ["a-1"]
-    assert set(repository.leases(connection).items()) == {(uuid, "a-1") for uuid in UUIDS}
+    assert repository.leases(connection) == dict.fromkeys(UUIDS, (("a-1",), None))
     assert connection.execute("SELECT run_id FROM events WHERE kind = 'gpus_replaced'").fetchall() == [("b-1",)]
+
+
+GIB = 1 << 30
+WINDOWS = GpuProcess(7, 20 * GIB // 32, kind="G")
+"""What somebody else's desktop holds on a GPU that runs may have."""
+
+
+@pytest.mark.parametrize(
+    ("peak_gib", "processes", "joins"),
+    [
+        (8, (), True),
+        (None, (), False),
+        (40, (), False),
+        (36, (), True),
+        (36, (WINDOWS, replace(WINDOWS, pid=8)), False),
+        (8, (replace(WINDOWS, memory_bytes=None),), False),
+        (8, None, False),
+    ],
+)
+def test_a_trial_joins_another_where_both_fit_beside_what_others_hold(
+    workspace: Workspace,
+    connection: sqlite3.Connection,
+    peak_gib: int | None,
+    processes: tuple[GpuProcess, ...] | None,
+    joins: bool,
+) -> None:
+    bench = Bench(connection, workspace, "standard", None)
+    trial = replace(spec_of(bench.run()), gpus=GpuRequest(1), nproc=1, study_id="s", trials_per_gpu=2)
+    with transaction(connection):
+        repository.move(connection, bench.run(), RunState.STOPPED, cause="test", now=NOW)
+        repository.release_leases(connection, "a-1")
+        for number, run_id in enumerate(("b-1", "c-1"), 2):
+            repository.insert_run(
+                connection, run_id=run_id, sequence=number, name="b", spec=trial, params={}, now=NOW, actor="me"
+            )
+            workspace.run_dir(run_id).mkdir()
+            write_spec(workspace.run_dir(run_id) / SPEC_FILE, trial)
+    facts = GpuFacts("GPU-0", 0, "H200", memory_total_bytes=80 * GIB)
+    sample = GpuSample("GPU-0", state="ok", memory_used_bytes=0, memory_total_bytes=80 * GIB)
+    bench.recorder.take([Inventory(NOW, "nvml", "580.95", (facts,)), FastTick(NOW, (sample,))])
+    bench.recorder.flush()
+    bench.turn()
+    assert [record.run_id for record in bench.started] == ["b-1"]
+    if peak_gib is not None:
+        connection.execute(
+            "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (9, 'b-1', 'm', 'jsonl')"
+        )
+        connection.execute(
+            "INSERT INTO metric_newest (source_id, attempt, rank, data) VALUES (9, 1, 0, ?)",
+            (json.dumps({"gpu_mem_peak": peak_gib * GIB}),),
+        )
+    bench.recorder.processes = {"GPU-0": processes}
+    bench.turn(PEAKS_SECONDS)
+    assert [record.run_id for record in bench.started][1:] == (["c-1"] if joins else [])
+    held = repository.leases(connection)["GPU-0"]
+    assert held == ((("b-1", "c-1") if joins else ("b-1",)), "s")
 
 
 def test_a_queue_of_a_thousand_runs_without_gpus_is_not_started_at_once(

@@ -3,6 +3,7 @@ homes that are older than the ledger."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import selectors
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gputui.agent import slices
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
@@ -24,10 +26,11 @@ from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, Task
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
 from gputui.agent.lifecycle.postmortem import examine
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ResumeChecks, prune
+from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ResumeChecks
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search
+from gputui.recovery.checkpoint_removal import prune
 from gputui.recovery.checkpoint_search import CheckpointSearch, for_person, surveyed, trouble_began
 from gputui.recovery.checkpoints import look_in
 from gputui.redaction import Redactor
@@ -198,12 +201,22 @@ def test_a_folder_that_two_runs_have_by_two_paths_is_shared(bench: Bench) -> Non
 
     turned(bench, lambda: living.turn([other]), is_entered, 0.0)
     assert bench.look() == ("step_10.pt",)
-    assert {row.origin for row in checkpoints.of_run(bench.connection, "b-1")} == {"foreign"}
+    assert {row.origin for row in checkpoints.of_run(bench.connection, "b-1")} == {"foreign", "contested"}
     # A link that is away for a while changes nothing.
     link.unlink()
     turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_look and other.checkpoint_look.job, 11.0)
     turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_look and not other.checkpoint_look.job, 0.0)
     assert {row.run_id for row in bench.search().neighbours} == {"b-1"}
+
+
+def test_a_turn_without_time_looks_into_one_folder(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None)), beside(bench, bench.folder, 1.0)]
+    living = surveys(bench)
+    monkeypatch.setattr(slices, "TURN_SECONDS", 0.0)
+    bench.context.turn.begin()
+    for begun in (1, 2):
+        living.turn(both)
+        assert sum(one.checkpoint_look is not None for one in both) == begun
 
 
 def test_what_lies_in_another_runs_folder_below_is_that_runs(workspace: Workspace) -> None:
@@ -324,6 +337,99 @@ def test_what_was_left_or_is_in_doubt_is_no_ground_to_prune(bench: Bench) -> Non
     assert [path.name for path in prune(bench.search(), keep=1)] == ["step_10.pt"]
 
 
+def pruned(bench: Bench, keep: int, resume_from: Path | None = None) -> list[str]:
+    """What remains of what was pruned, folders with a slash."""
+    bench.attempt(1, 1.0, 9.0)
+    bench.look()
+    prune(bench.search(), keep, None if resume_from is None else str(resume_from))
+    found = (path for path in bench.folder.rglob("*") if not path.name.startswith("."))
+    return sorted(f"{path.relative_to(bench.folder)}{'/' if path.is_dir() else ''}" for path in found)
+
+
+def save_ranks(bench: Bench, *steps: int, folder: str = "") -> None:
+    for step in steps:
+        (bench.folder / folder.format(step)).mkdir(exist_ok=True)
+        for rank in range(3):
+            saved = bench.save(f"{folder.format(step)}step_{step}_rank{rank}.pt", 1.0 + step / 10 + rank / 100)
+        if folder:
+            os.utime(saved.parent, (bench.begin + (1.0 + step / 10) * HOUR,) * 2)
+
+
+def test_the_files_of_all_ranks_are_one_checkpoint(bench: Bench) -> None:
+    save_ranks(bench, 10, 20, 30, 40)
+    # Of the newest one a rank's file was cut short: it does not count.
+    bench.save("step_40_rank1.pt", 5.01, b"PK\x03\x04 cut short")
+    resumed = bench.folder / "step_10_rank1.pt"
+    assert pruned(bench, 1, resumed) == [f"step_{step}_rank{rank}.pt" for step in (10, 30, 40) for rank in range(3)]
+
+
+def test_files_without_a_step_in_their_names_are_one_checkpoint_by_the_step_of_the_metrics(bench: Bench) -> None:
+    source = bench.connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
+    ).lastrowid
+    for place, epoch in enumerate((1, 2)):
+        line = (source, place, 10 * epoch, bench.begin + (epoch + 0.9) * HOUR)
+        bench.connection.execute("INSERT INTO metrics VALUES (?, 0, ?, 1, 0, ?, ?, '{}')", line)
+        for rank in range(2):
+            bench.save(f"epoch_{epoch}_rank{rank}.pt", epoch + 1.0 + rank / 100)
+    assert pruned(bench, 1) == ["epoch_2_rank0.pt", "epoch_2_rank1.pt"]
+
+
+def test_what_the_checksums_of_a_kept_checkpoint_name_is_kept(bench: Bench) -> None:
+    for name, at in (("step_10.pt", 2.0), ("step_20.pt", 3.0), ("step_30.pt", 4.0)):
+        bench.save(name, at)
+    digest = hashlib.sha256(archive()).hexdigest()
+    (bench.folder / "step_30.pt.sha256").write_text(f"{digest}  step_30.pt\n{digest}  step_10.pt\n")
+    assert pruned(bench, 1) == ["step_10.pt", "step_30.pt", "step_30.pt.sha256"]
+
+
+def test_a_folder_and_what_is_in_it_are_kept_and_go_together(workspace: Workspace) -> None:
+    bench = Bench(workspace, "**/step_*")
+    save_ranks(bench, 10, 20, 30, 40, folder="step_{}/")
+    resumed = bench.folder / "step_10" / "step_10_rank0.pt"
+    whole = {
+        step: [f"step_{step}/", *(f"step_{step}/step_{step}_rank{rank}.pt" for rank in range(3))]
+        for step in (10, 30, 40)
+    }
+    assert pruned(bench, 2, resumed) == [name for names in whole.values() for name in names]
+    bench.connection.close()
+
+
+def test_a_folder_around_a_kept_checkpoint_is_kept(workspace: Workspace) -> None:
+    bench = Bench(workspace, "**/*")
+    (bench.folder / "run_1").mkdir()
+    for step in (10, 20):
+        bench.save(f"run_1/step_{step}.pt", 1.0 + step / 10)
+    os.utime(bench.folder / "run_1", (bench.begin + 3.0 * HOUR,) * 2)
+    assert {"run_1/", "run_1/step_20.pt"} <= set(pruned(bench, 1))
+    bench.connection.close()
+
+
+def test_what_a_link_leads_to_is_kept_with_its_other_files(bench: Bench) -> None:
+    save_ranks(bench, 10, 20, 30, 40)
+    (bench.folder / "sub").mkdir()
+    (bench.folder / "best.pt").symlink_to("step_10_rank0.pt")
+    (bench.folder / "sub" / "chosen").symlink_to("../step_20_rank2.pt")
+    ranks = [f"step_{step}_rank{rank}.pt" for step in (10, 20, 40) for rank in range(3)]
+    assert pruned(bench, 1) == ["best.pt", *ranks, "sub/", "sub/chosen"]
+
+
+def test_a_link_to_a_link_is_kept_and_one_inside_a_checkpoint_binds_nothing(workspace: Workspace) -> None:
+    bench = Bench(workspace, "step_*")
+    blob = workspace.run_dir("a-1") / "blob"
+    blob.write_bytes(archive())
+    os.utime(blob, (bench.begin + 1.5 * HOUR,) * 2)
+    (bench.folder / "step_5.pt").symlink_to(blob)
+    (bench.folder / "best").symlink_to("step_5.pt")
+    (bench.folder / "step_10").mkdir()
+    bench.save("step_10/model.pt", 2.0)
+    (bench.folder / "step_10" / "latest.pt").symlink_to("model.pt")
+    os.utime(bench.folder / "step_10", (bench.begin + 2.0 * HOUR,) * 2)
+    bench.save("step_20.pt", 3.0)
+    assert pruned(bench, 1) == ["best", "step_20.pt", "step_5.pt"]
+    bench.connection.close()
+
+
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
@@ -367,8 +473,8 @@ def test_whose_a_checkpoint_is_stays_unknown_where_folders_were_not_noted(bench:
     bench.save("step_10.pt", 1.5)
     bench.save("step_20.pt", 5.0)
     assert bench.look() == ("step_10.pt",)
-    (foreign,) = [row for row in bench.search().rows if row.origin == "foreign"]
-    assert foreign.name == "step_20.pt" and "b-1" in foreign.why
+    (other,) = [row for row in bench.search().rows if row.origin == "contested"]
+    assert other.name == "step_20.pt" and "b-1" in other.why
 
 
 def test_a_checkpoint_stays_nobodys_when_the_run_that_may_have_written_it_is_removed(bench: Bench) -> None:
@@ -418,6 +524,87 @@ def test_a_removed_run_in_a_folder_below_is_remembered_too(bench: Bench) -> None
             connection.execute("DELETE FROM attempts WHERE run_id = ?", (run_id,))
     known = checkpoints.neighbours(connection, "a-1", folder, 0.0)
     assert [(one.run_id, one.below) for one in known] == [("b-1", f"{folder}/sub")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "origin"),
+    [("*/*.pt", "contested"), ("**/*.pt", "contested"), ("else*/*.pt", "run"), ("*.pt", "run"), ("*/*/*.pt", "run")],
+)
+def test_a_run_whose_pattern_reaches_into_the_folder_may_have_written_there(
+    bench: Bench, pattern: str, origin: str
+) -> None:
+    bench.attempt(1, 1.0, 9.0)
+    spec = replace(spec_of(bench.run()), checkpoints=CheckpointSpec(str(bench.folder.parent), pattern, ("--resume",)))
+    with transaction(bench.connection) as connection:
+        repository.insert_run(
+            connection, run_id="b-1", sequence=2, name="b", spec=spec, params={}, now=bench.begin, actor="me"
+        )
+        connection.execute(
+            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, ended_at, "
+            "checkpoint_folder) SELECT 'b-1', 1, state, params, gpus, launch, created_at, ended_at, ? FROM attempts",
+            (str(bench.folder.parent),),
+        )
+    bench.save("step_10.pt", 2.0)
+    bench.look()
+    assert [(row.name, row.origin) for row in bench.search().rows] == [("step_10.pt", origin)]
+
+
+def folder_of(bench: Bench, name: str, **hours: float) -> None:
+    """A checkpoint that is a folder, of whose files each was written at an hour."""
+    (bench.folder / name).mkdir(exist_ok=True)
+    for part, hour in hours.items():
+        bench.save(f"{name}/{part}.pt", hour)
+    os.utime(bench.folder / name, (bench.begin + max(hours.values()) * HOUR,) * 2)
+
+
+def steps_every_hour(bench: Bench, until: int) -> None:
+    """Lines of the first attempt: step N half an hour after the hour N."""
+    source = bench.connection.execute(
+        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
+    ).lastrowid
+    bench.connection.execute("INSERT INTO metric_boundaries VALUES (?, 0, 0, 1)", (source,))
+    for step in range(1, until + 1):
+        at = bench.begin + (step + 0.5) * HOUR
+        row = (source, 0, step, 1, None, step, at, f'{{"step": {step}}}')
+        bench.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+@pytest.mark.parametrize(
+    ("last_step", "model", "optimizer", "is_cut"),
+    [
+        (5, 5.6, 5.7, False),
+        (5, 5.6, 3.7, True),
+        # It went on after it.
+        (7, 5.6, 3.7, False),
+    ],
+)
+def test_a_folder_that_is_written_over_is_of_one_save(
+    workspace: Workspace, last_step: int, model: float, optimizer: float, is_cut: bool
+) -> None:
+    bench = Bench(workspace, "latest")
+    bench.attempt(1, 1.0, None)
+    steps_every_hour(bench, last_step)
+    folder_of(bench, "latest", model=3.6, optimizer=3.7)
+    bench.look()
+    folder_of(bench, "latest", model=model, optimizer=optimizer)
+    bench.connection.execute("UPDATE attempts SET ended_at = ?", (bench.begin + 9 * HOUR,))
+    assert bench.look() == (() if is_cut else ("latest",))
+    choice = for_person(bench.search(), None)
+    assert (choice.doubted is not None) is is_cut is (not choice.usable)
+    (row,) = bench.search().rows
+    assert (row.verdict == "cut") is is_cut
+    bench.connection.close()
+
+
+def test_a_folder_that_lacks_files_of_those_before_it_is_passed_over(workspace: Workspace) -> None:
+    bench = Bench(workspace, "step_*")
+    bench.attempt(1, 1.0, 6.0)
+    steps_every_hour(bench, 5)
+    folder_of(bench, "step_3", model=3.6, optimizer=3.7)
+    folder_of(bench, "step_5", model=5.6)
+    assert bench.look() == ("step_3",)
+    assert prune(bench.search(), 1) == [] and (bench.folder / "step_3").is_dir()
+    bench.connection.close()
 
 
 def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:

@@ -69,13 +69,40 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(workspa
         assert draining.uuids() == {"GPU-1", "GPU-2"}
         clock[0] += DEADLINE_SECONDS + 1
         assert draining.turn() and draining.uuids() == {"GPU-1"}
-        assert repository.leases(connection) == {"GPU-1": "a-1"}
+        assert repository.leases(connection) == {"GPU-1": (("a-1",), None)}
         process.kill()
     clock[0] += DEADLINE_SECONDS + 1
     assert draining.turn() and draining.next_look_seconds() is None
     assert repository.leases(connection) == {} and here.holder("GPU-1") is None
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
     assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
+    connection.close()
+
+
+def test_a_trial_leaves_a_shared_gpu_while_others_hold_memory_there(workspace: Workspace) -> None:
+    connection = open_store(workspace.database)
+    clock = [0.0]
+    context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
+    spec = RunSpec(name="a", launcher="command", program=("x",), workdir="/", study_id="s", trials_per_gpu=2)
+    with transaction(connection):
+        for number, run_id in enumerate(("a-1", "b-1")):
+            repository.insert_run(
+                connection, run_id=run_id, sequence=number, name="a", spec=spec, params={}, now=NOW, actor="me"
+            )
+            repository.take_leases(connection, run_id, ["GPU-1"], NOW, shared=True)
+        for target in (RunState.STARTING, RunState.SUCCEEDED):
+            run = get_run(connection, "a-1")
+            assert run is not None
+            repository.move(connection, run, target, cause="test", now=NOW)
+    draining = GpuRelease(context, ActiveRuns(), GpuLocks((), None))
+    context.recorder.fast = {"GPU-1": GpuSample(uuid="GPU-1", memory_used_bytes=30 << 30, state="ok")}
+    context.recorder.fast_at = NOW - 1
+    draining.begin("a-1", 1, {"GPU-1": 0})
+    assert not draining.turn(), "not read since"
+    context.recorder.fast_at = NOW
+    draining.runs.of("a-1").releasing[0].ended_at = NOW - 1
+    assert draining.turn() and draining.uuids() == set()
+    assert repository.leases(connection) == {"GPU-1": (("b-1",), "s")}
     connection.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ def test_memory_that_no_gpu_in_service_has_holds_back_no_other_run() -> None:
 
 def test_a_run_says_in_the_plural_what_its_own_gpus_still_hold() -> None:
     own = [
-        GpuAvailability(f"g{n}", n, "a", "still holds memory of the previous attempt", is_settling=True)
+        GpuAvailability(f"g{n}", n, ("a",), "still holds memory of the previous attempt", is_settling=True)
         for n in range(2)
     ]
     (waits,) = schedule([run("a", 2)], [*own, *gpus(5)[2:]])
@@ -98,7 +99,7 @@ def test_two_runs_never_share_a_gpu() -> None:
 
 
 def test_a_large_run_is_not_starved_by_small_ones() -> None:
-    held = GpuAvailability("g0", 0, holder="other-1", free_bytes=80 << 30)
+    held = GpuAvailability("g0", 0, holders=("other-1",), free_bytes=80 << 30)
     large, small = schedule([run("large", 4), run("small", 1)], gpus(4, g0=held))
     assert isinstance(large, Wait) and isinstance(small, Wait)
     assert mentions(large.reason, "4 GPUs (3 free; GPU 0", "other-1")
@@ -106,7 +107,7 @@ def test_a_large_run_is_not_starved_by_small_ones() -> None:
 
 
 def test_gpus_with_the_same_obstacle_are_named_together() -> None:
-    held = {f"g{index}": GpuAvailability(f"g{index}", index, holder="other-1") for index in range(3)}
+    held = {f"g{index}": GpuAvailability(f"g{index}", index, holders=("other-1",)) for index in range(3)}
     lost = GpuAvailability("g3", 3, blocked_by="is lost", out_of_service=True)
     (outcome,) = schedule([run("large", 4)], gpus(5, **held, g3=lost))
     assert isinstance(outcome, Wait)
@@ -116,8 +117,8 @@ def test_gpus_with_the_same_obstacle_are_named_together() -> None:
 @pytest.mark.parametrize("not_before", [0.0, None])
 def test_a_run_does_not_wait_for_gpus_whose_holder_waits_for_it(not_before: float | None) -> None:
     """What goes on after an incident, or was restarted before its GPUs were given back, leases what others wait for."""
-    own = GpuAvailability("g0", 0, holder="own", free_bytes=80 << 30)
-    lost = GpuAvailability("g1", 1, holder="own", blocked_by="is lost", out_of_service=True)
+    own = GpuAvailability("g0", 0, holders=("own",), free_bytes=80 << 30)
+    lost = GpuAvailability("g1", 1, holders=("own",), blocked_by="is lost", out_of_service=True)
     large, back = run("large", 4), run("own", 1, not_before=not_before)
     starts, waits = schedule([large, back], gpus(4, g0=own))
     assert starts == Start(back, ("g0",)) and isinstance(waits, Wait) and waits.run == large
@@ -141,21 +142,27 @@ def test_a_paused_queue_starts_nothing_but_what_goes_on_after_an_incident() -> N
 
 
 def test_a_run_that_asks_elsewhere_is_not_held_back() -> None:
-    held = GpuAvailability("g0", 0, holder="other-1")
+    held = GpuAvailability("g0", 0, holders=("other-1",))
     first, second = schedule([run("a", 1, uuids=("g0",)), run("b", 1, uuids=("g3",))], gpus(4, g0=held))
     assert isinstance(first, Wait)
     assert second == Start(run("b", 1, uuids=("g3",)), ("g3",))
 
 
 def test_a_recovering_run_returns_to_its_own_gpus() -> None:
-    own = GpuAvailability("g2", 2, holder="a")
+    own = GpuAvailability("g2", 2, holders=("a",))
     (outcome,) = schedule([run("a", 1)], gpus(4, g2=own))
     assert outcome == Start(run("a", 1), ("g2",))
 
 
 def deadlock(*more: GpuAvailability) -> list[GpuAvailability]:
     """Each of two runs leases a healthy GPU and one that is gone."""
-    return [GpuAvailability("g0", 0, "a"), GpuAvailability("g1", 1, "b"), *more, missing("g2", "a"), missing("g3", "b")]
+    return [
+        GpuAvailability("g0", 0, ("a",)),
+        GpuAvailability("g1", 1, ("b",)),
+        *more,
+        missing("g2", "a"),
+        missing("g3", "b"),
+    ]
 
 
 def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts() -> None:
@@ -166,23 +173,23 @@ def test_of_runs_that_wait_for_a_gpu_of_each_other_the_first_starts() -> None:
 
 def test_a_lease_is_not_taken_where_waiting_helps_or_the_holder_does_not_wait() -> None:
     queue = [run("a", 2, not_before=5.0), run("b", 2, not_before=6.0)]
-    for more in (GpuAvailability("g4", 4, "c"), GpuAvailability("g4", 4, None, "is used by bob (pid 7)")):
+    for more in (GpuAvailability("g4", 4, ("c",)), GpuAvailability("g4", 4, (), "is used by bob (pid 7)")):
         assert all(isinstance(outcome, Wait) for outcome in schedule(queue, deadlock(more)))
     assert isinstance(schedule(queue[:1], deadlock())[0], Wait)
     # With three that wait, the first that can be served is.
     three = [run("big", 4, not_before=4.0), *queue]
-    standings = deadlock(GpuAvailability("g5", 5, "big"), missing("g6", "big"))
+    standings = deadlock(GpuAvailability("g5", 5, ("big",)), missing("g6", "big"))
     big, first, second = schedule(three, standings)
     assert isinstance(big, Wait) and isinstance(second, Wait)
     assert isinstance(first, Start) and len(first.uuids) == 2 and "g0" in first.uuids
 
 
 def missing(uuid: str, holder: str) -> GpuAvailability:
-    return GpuAvailability(uuid, None, holder, "is missing: the driver does not list it", out_of_service=True)
+    return GpuAvailability(uuid, None, (holder,), "is missing: the driver does not list it", out_of_service=True)
 
 
 def test_a_run_whose_gpu_is_missing_gets_as_many_as_it_asked_for_or_waits() -> None:
-    own = [GpuAvailability(f"g{i}", i, "a") for i in range(3)]
+    own = [GpuAvailability(f"g{i}", i, ("a",)) for i in range(3)]
     recovering = run("a", 4, not_before=5.0)
     (outcome,) = schedule([recovering], [*own, missing("g9", "a")])
     assert isinstance(outcome, Wait) and outcome.in_service == 3
@@ -193,7 +200,7 @@ def test_a_run_whose_gpu_is_missing_gets_as_many_as_it_asked_for_or_waits() -> N
 
 
 def test_only_what_exclude_gpu_noted_makes_a_run_smaller() -> None:
-    own = [GpuAvailability(f"g{i}", i, "a") for i in range(3)]
+    own = [GpuAvailability(f"g{i}", i, ("a",)) for i in range(3)]
     assert schedule([run("a", 4, not_before=5.0, gpu_count=3)], own) == [
         Start(run("a", 4, not_before=5.0, gpu_count=3), ("g0", "g1", "g2"))
     ]
@@ -202,21 +209,21 @@ def test_only_what_exclude_gpu_noted_makes_a_run_smaller() -> None:
 
 @pytest.mark.parametrize("blocked_by", ["is lost", "is in quarantine (x)", "is used by bob (pid 7)"])
 def test_a_lease_on_a_gpu_that_cannot_be_used_is_given_up_for_a_free_one(blocked_by: str) -> None:
-    machine = gpus(8, g0=GpuAvailability("g0", 0, "a"), g1=GpuAvailability("g1", 1, "a", blocked_by))
+    machine = gpus(8, g0=GpuAvailability("g0", 0, ("a",)), g1=GpuAvailability("g1", 1, ("a",), blocked_by))
     (outcome,) = schedule([run("a", 2, not_before=5.0)], machine)
     assert isinstance(outcome, Start)
     assert (outcome.uuids, outcome.replaced) == (("g0", "g2"), (f"GPU 1 {blocked_by}",))
 
 
 def test_a_run_that_names_its_gpus_waits_for_them() -> None:
-    lost = GpuAvailability("g1", 1, "a", "is lost", out_of_service=True)
-    machine = gpus(8, g0=GpuAvailability("g0", 0, "a"), g1=lost)
+    lost = GpuAvailability("g1", 1, ("a",), "is lost", out_of_service=True)
+    machine = gpus(8, g0=GpuAvailability("g0", 0, ("a",)), g1=lost)
     (outcome,) = schedule([run("a", 2, uuids=("g0", "g1"), not_before=5.0)], machine)
     assert isinstance(outcome, Wait) and outcome.in_service == 1 and "GPU 1 is lost" in outcome.reason
 
 
 def test_a_recovering_run_waits_for_its_own_gpus_to_settle_rather_than_move() -> None:
-    settling = GpuAvailability("g0", 0, "a", "still holds memory of the previous attempt", is_settling=True)
+    settling = GpuAvailability("g0", 0, ("a",), "still holds memory of the previous attempt", is_settling=True)
     first, second = schedule([run("a", 1, not_before=5.0), run("b", 1)], gpus(2, g0=settling))
     assert isinstance(first, Wait) and first.in_service is None
     assert second == Start(run("b", 1), ("g1",))
@@ -237,9 +244,51 @@ def test_unknown_free_memory_does_not_hold_a_run_back() -> None:
     assert isinstance(outcome, Start)
 
 
+def trial(name: str, study: str = "s", **given: Any) -> Run:
+    """A trial with one GPU."""
+    one = run(name, 1, **given)
+    return replace(one, spec_json=json.dumps(replace(spec_of(one), study_id=study).to_json()))
+
+
+def shared(index: int, *holders: str, study: str = "s") -> GpuAvailability:
+    return GpuAvailability(f"g{index}", index, holders, shared_by=study)
+
+
+def test_a_trial_shares_the_gpu_of_its_study_up_to_the_limit() -> None:
+    places = [GpuAvailability("g0", 0, ("x-1",)), shared(1, "t-9", study="t"), shared(2, "a", "b")]
+    for limit, start in ((3, ("g2",)), (2, None), (1, None)):
+        (outcome,) = schedule([trial("c")], places, share_of=lambda _run, _gpu, limit=limit: limit)
+        assert (outcome.uuids if isinstance(outcome, Start) else None) == start
+    (outcome,) = schedule([run("hand", 1)], places, share_of=lambda _run, _gpu: 9)
+    assert isinstance(outcome, Wait) and mentions(outcome.reason, "GPU 2 is shared by 2 trials")
+
+
+def test_a_trial_takes_a_free_gpu_rather_than_share_one_and_the_emptier_of_two() -> None:
+    busy = [shared(0, "a", "b"), shared(1, "c")]
+    (outcome,) = schedule([trial("d")], [*busy, GpuAvailability("g2", 2)], share_of=lambda _run, _gpu: 4)
+    assert outcome == Start(trial("d"), ("g2",))
+    assert schedule([trial("d")], busy, share_of=lambda _run, _gpu: 4) == [Start(trial("d"), ("g1",))]
+
+
+def test_a_run_that_waits_before_a_trial_keeps_it_from_sharing() -> None:
+    hand, late = run("hand", 1), trial("b")
+    waits, too = schedule([hand, late], [shared(0, "a")], share_of=lambda _run, _gpu: 2)
+    assert isinstance(waits, Wait) and isinstance(too, Wait)
+    assert mentions(too.reason, "promised to an earlier run")
+    outcomes = schedule([hand, late], [shared(0, "a"), GpuAvailability("g1", 1)], share_of=lambda _run, _gpu: 2)
+    assert outcomes == [Start(hand, ("g1",)), Start(late, ("g0",))]
+
+
+def test_a_trial_that_goes_on_returns_to_its_fellows_before_others_but_not_into_a_crowd() -> None:
+    hand, back = run("hand", 1), trial("b", not_before=1.0)
+    assert schedule([hand, back], [shared(0, "a", "b")], share_of=lambda _run, _gpu: 2)[0] == Start(back, ("g0",))
+    first, _ = schedule([hand, back], [shared(0, "a", "b")], share_of=lambda _run, _gpu: 1)
+    assert isinstance(first, Wait) and first.run is hand, "what a person launched is first in the line again"
+
+
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(0, 8), st.sets(st.integers(0, 7)))
 def test_no_gpu_is_given_twice_and_none_that_is_held(sizes: list[int], count: int, held: set[int]) -> None:
-    machine = [GpuAvailability(f"g{i}", i, holder="x-1" if i in held else None) for i in range(count)]
+    machine = [GpuAvailability(f"g{i}", i, holders=("x-1",) if i in held else ()) for i in range(count)]
     outcomes = schedule([run(f"r{i}", size) for i, size in enumerate(sizes)], machine)
     given_out = [uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids]
     assert len(given_out) == len(set(given_out))

@@ -11,6 +11,8 @@ import pytest
 from gputui.agent.recording.run_energy import settle
 from gputui.config import Workspace
 from gputui.store.costs import run_cost
+from gputui.store.studies import study_gpu_hours
+from gputui.studies.rows import keep_cost
 from tests.stores import open_store
 
 START = 1_790_000_000.0
@@ -109,3 +111,34 @@ def test_a_gpu_without_a_counter_is_unknown_and_said_to_be(connection: sqlite3.C
     assert cost.energy_joules == pytest.approx(400.0 * 1000)
     assert cost.attempts[0].is_final
     assert (cost.attempts[1].energy_joules, cost.attempts[1].gpu_hours) == (None, 1.0)
+
+
+def test_of_a_gpu_that_two_trials_share_each_is_charged_its_part(connection: sqlite3.Connection) -> None:
+    """Alone for 1000 s, then together for 1000 s, then the other one alone for 1000 s."""
+    connection.execute(
+        "INSERT INTO studies (study_id, sequence, name, profile, state, source, spec, created_at) "
+        "VALUES ('s', 1, 's', 'p', 'running', '', '{}', ?)", (START,)
+    )  # fmt: skip
+    connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('b-1', 2, 'b', 'a', 'running', '{}', '{}', ?)",
+        (START,),
+    )
+    connection.execute("UPDATE runs SET study_id = 's', spec = '{\"trials_per_gpu\": 2}'")
+    attempt(connection, 1, START, START + 2000, gpus=1)
+    connection.execute(
+        "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at, ended_at) "
+        "SELECT 'b-1', 1, state, params, gpus, launch, created_at + 1000, ?, ? FROM attempts",
+        (START + 1000, START + 3000),
+    )
+    read(connection, 0, -10, 5000)
+    settle(connection, START + 4000)
+    costs = [run_cost(connection, run_id, START + 9000) for run_id in ("a-1", "b-1")]
+    assert [cost.energy_joules for cost in costs] == [pytest.approx(400.0 * 1500)] * 2
+    assert [cost.gpu_hours for cost in costs] == [pytest.approx(1500 / 3600)] * 2
+    assert study_gpu_hours(connection, "s", START + 9000) == pytest.approx(3000 / 3600)
+    for run_id in ("a-1", "b-1"):
+        keep_cost(connection, run_id)
+        connection.execute("DELETE FROM attempt_energy WHERE run_id = ?", (run_id,))
+        connection.execute("DELETE FROM attempts WHERE run_id = ?", (run_id,))
+        assert study_gpu_hours(connection, "s", START + 9000) == pytest.approx(3000 / 3600)

@@ -114,7 +114,8 @@ class Clients:
         assert made == wanted, {name: made.get(name) for name in made.keys() ^ wanted.keys()}
         folders = {path.name for path in self.machine.workspace.runs.iterdir() if path.is_dir()}
         known = {row[0] for row in self.machine.rows("SELECT run_id FROM runs")}
-        assert folders == known, folders ^ known
+        strays = {name: sorted(map(str, self.machine.workspace.run_dir(name).rglob("*"))) for name in folders - known}
+        assert folders == known, (strays, known - folders)
 
     def remains(self) -> dict[str, Any]:
         """What is left of removed runs (by table, the lines of metrics, folders), and of launches that nobody was

@@ -22,6 +22,7 @@ from tests.faults.jobs import SCRIPTS
 from tests.machine import Machine
 
 GPUS = 4
+PEAK_BYTES = 10 << 30
 TRIALS = 32
 RUNGS = 20
 # Nobody starts an agent for so long at most; within this time the study's process does, if it lives.
@@ -38,7 +39,7 @@ script: counts.py
 python: {python}
 gpus: 1
 params: {{quality: 0.5, steps: {steps}, seconds: 0.1}}
-env: {{GPU_LOCKS: {locks}}}
+env: {{GPU_LOCKS: {locks}, GPU_PLACES: "{share}", GPU_PEAK: "{peak}"}}
 metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
 checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
 recovery: {{policy: aggressive, max_attempts: 200, backoff: {{base: 0.1, max: 0.5}}}}
@@ -51,19 +52,21 @@ objective: {{metric: loss, over: best}}
 sampler: tpe
 pruner: {{kind: median, length: {steps}, rungs: {rungs}, startup: 6, warmup: 4}}
 budget: {{trials: {trials}}}
+trials_per_gpu: {share}
 seed: {seed}
 """
 
 
 class StudyChaos:
-    """Studies, one after another, of ``trials`` trials of ``steps`` steps of a tenth of a second on simulated GPUs.
-    ``killed`` counts by what was killed."""
+    """Studies, one after another, of ``trials`` trials of ``steps`` steps of a tenth of a second on simulated GPUs, of
+    which ``share`` trials at most have one. ``killed`` counts by what was killed."""
 
-    def __init__(self, machine: Machine, seed: int, *, trials: int = TRIALS, steps: int = 200) -> None:
+    def __init__(self, machine: Machine, seed: int, *, trials: int = TRIALS, steps: int = 200, share: int = 1) -> None:
         self.machine = machine
         self.chance = random.Random(seed)
         self.trials = trials
         self.steps = steps
+        self.share = share
         self.killed: Counter[str] = Counter()
         self.checked: Counter[str] = Counter()
         self.studies: list[str] = []
@@ -73,10 +76,12 @@ class StudyChaos:
         locks = machine.folder / "locks"
         locks.mkdir()
         # The seed makes the GPUs its own: leases count across all homes of a user.
-        machine.workspace.scenario.write_text(f"gpus: {GPUS}\nmemory: 80GiB\nseed: {self.chance.randrange(1 << 31)}\n")
+        machine.workspace.scenario.write_text(
+            f"gpus: {GPUS // share}\nmemory: 80GiB\nseed: {self.chance.randrange(1 << 31)}\n"
+        )
         for name in ("counts.py", "title.py"):
             shutil.copy(SCRIPTS / name, machine.folder)
-        profile = PROFILE.format(python=sys.executable, steps=steps, locks=locks)
+        profile = PROFILE.format(python=sys.executable, steps=steps, locks=locks, share=share, peak=PEAK_BYTES)
         (machine.folder / "trial.yaml").write_text(profile)
 
     # --- what is broken -----------------------------------------------------------------------------------------------
@@ -94,7 +99,8 @@ class StudyChaos:
             self.wait(0.5)
 
     def begin(self) -> None:
-        text = STUDY.format(steps=self.steps, rungs=RUNGS, trials=self.trials, seed=self.chance.randrange(1 << 31))
+        seed = self.chance.randrange(1 << 31)
+        text = STUDY.format(steps=self.steps, rungs=RUNGS, trials=self.trials, seed=seed, share=self.share)
         (self.machine.folder / "drill.yaml").write_text(text)
         self.studies.append(self.machine.json("study", "run", "drill.yaml")["id"])
 
@@ -215,9 +221,10 @@ class StudyChaos:
             check_lines(self.machine, run_id, folder, self.checked)
             check_courses(self.machine, run_id, folder, self.checked)
             begun = notes(folder / "starts.jsonl")
-            shared = [note["attempt"] for note in begun if note["is_alone"] is not True]
-            assert not shared, f"{run_id}: attempts {shared} had a GPU that another process had"
-            self.checked["starts with a GPU of their own"] += len(begun)
+            crowded = [note["attempt"] for note in begun if note["place"] is None]
+            assert not crowded, f"{run_id}: attempts {crowded} had a GPU that {self.share} other processes had"
+            self.checked["starts with a GPU of their own"] += sum(note["place"] == 0 for note in begun)
+            self.checked["starts beside another trial"] += sum(note["place"] > 0 for note in begun)
         return Counter(row[1] for row in trials)
 
     def _need_none(self, left: Callable[[], object], what: str) -> None:

@@ -3,7 +3,8 @@ the attempt that began it from nothing. A CSV file is rewritten now and then, of
 
 What it did is noted for whoever checks: `starts.jsonl` (one line an attempt), `journal.jsonl` (one line for each
 line of metrics, and for each begin and end of a rewriting in place). Where ``GPU_LOCKS`` names a folder, it holds a
-lock there for its GPU as long as it lives; `starts.jsonl` says whether another process had it.
+lock there for its GPU, which has ``GPU_PLACES`` places (1), as long as it lives; `starts.jsonl` says which place, null
+if others had them all. ``GPU_PEAK`` is the memory that it says it takes.
 """
 
 import argparse
@@ -113,7 +114,8 @@ def open_table():
 def log_step(step, serial):
     loss = options.quality + 1 / (step + 1)
     if options.rewrite == "never":
-        put(metrics, json.dumps({"step": step, "time": time.time(), "loss": loss, "serial": serial}) + "\n")
+        peak = {"gpu_mem_peak": int(os.environ["GPU_PEAK"])} if "GPU_PEAK" in os.environ else {}
+        put(metrics, json.dumps({"step": step, "time": time.time(), "loss": loss, "serial": serial, **peak}) + "\n")
     else:
         width = len(read_table()[0])
         row = [step, serial, loss, *[random.random() for _ in range(width - 3)]]
@@ -123,17 +125,18 @@ def log_step(step, serial):
     put(journal, json.dumps({"serial": serial}) + "\n")
 
 
-def is_alone():
-    """Whether no other process that lives has the GPU."""
-    locks = os.environ.get("GPU_LOCKS")
-    if not locks:
-        return None
-    lock = os.open(pathlib.Path(locks) / os.environ["CUDA_VISIBLE_DEVICES"], os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def take_place():
+    """The place on the GPU that no other process that lives has; None if there is none."""
+    for place in range(int(os.environ.get("GPU_PLACES", "1")) if "GPU_LOCKS" in os.environ else 0):
+        name = f"{os.environ['CUDA_VISIBLE_DEVICES']}.{place}"
+        lock = os.open(pathlib.Path(os.environ["GPU_LOCKS"]) / name, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return place
+    return None
 
 
 signal.signal(signal.SIGTERM, ask)
@@ -146,7 +149,7 @@ flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 # A blank line keeps what an attempt without room left half from this.
 starts, journal = (os.open(run_dir / name, flags) for name in ("starts.jsonl", "journal.jsonl"))
 put(journal, "\n")
-note = {"attempt": attempt, "pid": os.getpid(), "course": course, "begin": begin, "is_alone": is_alone()}
+note = {"attempt": attempt, "pid": os.getpid(), "course": course, "begin": begin, "place": take_place()}
 put(starts, "\n" + json.dumps(note) + "\n")
 if options.rewrite == "never":
     metrics = os.open(os.environ["GPUTUI_METRICS"], flags)

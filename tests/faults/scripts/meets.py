@@ -34,7 +34,7 @@ def note_failure():
 
 
 def write(step, loss):
-    line = {"step": step, "time": time.time(), "loss": loss, "val/unused": float("nan")}
+    line = {"step": step, "time": time.time(), "loss": loss, "val/unused": float("nan"), "gpu_mem_peak": 1 << 30}
     os.write(out, (json.dumps(line) + "\n").encode())
 
 
@@ -79,6 +79,8 @@ def held():
         time.sleep(0.01)
     if (run_dir / "go").read_text() == "fail":
         raise RuntimeError("the dog ate the gradients")
+    if (run_dir / "go").read_text() == "oom":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def written(loss):

@@ -12,7 +12,7 @@ from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.tui.data.snapshot import Progress, RunRow
-from gputui.tui.layout.run_words import outlook, unsaved_words
+from gputui.tui.layout.run_words import outlook, silent_seconds, unsaved_words
 from tests.tui.filling import NOW, Filler
 from tests.tui.pages.overview.test_render import read
 
@@ -71,6 +71,21 @@ def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> No
     assert "no step for 26 s" in words and style == "warn"
     words, style = outlook(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
     assert "no step" not in words and style == "text"
+
+
+def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_of_them(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.run("vit-1", "running")
+    filler.attempt("vit-1", 1)
+    ranks = [{"step": 100 * number, "time": NOW - 400 + 40 * number, "loss": 1.0} for number in range(1, 10)]
+    filler.metrics("vit-1", 1, [{**line, "rank": rank} for line in ranks for rank in range(2)])
+    row = row_of(workspace, "vit-1")
+    assert row.progress.report_seconds == pytest.approx(40.0)
+    assert row.progress.steps_per_second == pytest.approx(2.5)
+    assert silent_seconds(row, NOW + 60) is None
+    assert silent_seconds(row, NOW + 200) == pytest.approx(240.0)
+    assert "usually 40 s" in outlook(row, NOW + 200)[0]
 
 
 def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> None:

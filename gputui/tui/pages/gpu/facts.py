@@ -105,6 +105,8 @@ def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     if gpu.run_id is None:
         return Fact("run", f"none of ours; {_number_of_processes(gpu)}", "dim")
     text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
+    if gpu.shared_with:
+        text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
     if page is not None and page.leased_since is not None:
         held = max(0.0, now - page.leased_since)
         text += f", for {duration(held if held < 120 else held // 60 * 60)}"

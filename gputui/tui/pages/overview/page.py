@@ -129,7 +129,7 @@ class OverviewScreen(OverviewCursor):
         snapshot = self.snapshot
         busy = busy_gpus(snapshot)
         grid = card_grid(len(busy), width, height)
-        sitting = tuple((gpu.uuid, gpu.state, gpu.run_id, gpu.rank) for gpu in busy) if grid else ()
+        sitting = tuple((gpu.uuid, gpu.state, gpu.run_ids, gpu.rank) for gpu in busy) if grid else ()
         self.cards.show_when(
             (width, height, sitting),
             (snapshot.gpu_history,),

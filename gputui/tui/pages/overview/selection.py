@@ -60,7 +60,7 @@ class OverviewCursor(ListPage):
         if self.focus_at.section == "gpus":
             return next((gpu for gpu in gpus if gpu.uuid == self.focus_at.gpu), None)
         run = self.run_in_question
-        of_run = next((gpu for gpu in gpus if run is not None and gpu.run_id == run.run_id), None)
+        of_run = next((gpu for gpu in gpus if run is not None and run.run_id in gpu.run_ids), None)
         if self.focus_at.section == "events":
             event = self.event_in_question
             subject = event.subject if event else None

@@ -29,7 +29,7 @@ from gputui.tui.layout.columns import (
     selected,
     wrap,
 )
-from gputui.tui.layout.words import STUDY_SIGNS, Sign, dated_clock
+from gputui.tui.layout.words import STUDY_SIGNS, UNKNOWN_SIGN, Sign, dated_clock
 
 View = Literal["values", "slices", "courses", "front"]
 """What the pictures show: values over trials and what mattered; the value over each parameter; the values of each trial
@@ -59,6 +59,7 @@ TRIAL_SIGNS: Mapping[TrialState, Sign] = {
     TrialState.INFEASIBLE: Sign("⊘", "infeasible", "warn"),
     TrialState.FAILED: Sign("✗", "failed", "bad"),
     TrialState.STOPPED: Sign("■", "stopped", "dim"),
+    TrialState.UNKNOWN: UNKNOWN_SIGN,
 }
 
 

@@ -60,6 +60,16 @@ def test_gpus_that_do_not_fit_scroll_with_the_cursor(filler: Filler, workspace: 
     assert first_shown(16, 12, 0, 17, 60) == 0
 
 
+def test_a_gpu_that_trials_share_says_how_many(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    snapshot = read(workspace)
+    (gpu, *_) = [one for one in snapshot.gpus if one.run_id is not None]
+    both = replace(gpu, shared_with=(("lr-t3-1", "lr-t3"),))
+    row = gpu_row(snapshot, both)
+    assert "".join(text for text, _ in who(row, 40)) == "2 runs"
+    assert row.rank is None, "its step time is that of neither"
+
+
 def test_a_gpu_in_quarantine_says_so_and_how_it_ends(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
     filler.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")

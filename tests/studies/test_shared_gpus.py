@@ -1,0 +1,186 @@
+"""Trials of a study that share GPUs, with real agents, processes and locks on simulated GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
+from tests.conftest import wait_until
+from tests.machine import Machine
+
+WAIT_SECONDS = 150.0
+"""Of no meaning but that a test that fails ends."""
+
+# Says what memory it takes, then waits for a file with its trial's number, or for the one that ends all. The content of
+# the former says how it ends.
+SCRIPT = """
+import json, os, pathlib, re, sys, time
+folder, number = pathlib.Path(__file__).parent, re.search(r"-t([0-9]+)-[0-9]+$", os.environ["GPUTUI_RUN_ID"])[1]
+out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+gib = float(sys.argv[sys.argv.index("--gib") + 1])
+for step in range(2):
+    line = {"step": step, "loss": 1.0, "gpu_mem_peak": int(gib * 2**30)}
+    os.write(out, (json.dumps(line) + "\\n").encode())
+own = folder / f"end-{number}-{os.environ['GPUTUI_ATTEMPT']}"
+while not own.exists() and not (folder / "end").exists():
+    time.sleep(0.02)
+if own.exists() and own.read_text() == "oom":
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+"""
+
+PROFILE = f"""
+name: net
+launcher: python
+script: net.py
+python: {sys.executable}
+gpus: 1
+params: {{rate: 0.5, gib: 8}}
+metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
+recovery: {{backoff: {{base: 0}}}}
+"""
+
+STUDY = """
+profile: ./net.yaml
+space: {rate: [0.1, 0.2, 0.3, 0.4]}
+objective: {metric: loss, over: last}
+sampler: grid
+trials_per_gpu: 2
+"""
+
+
+@pytest.fixture
+def lab(machine: Machine) -> Machine:
+    machine.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
+    (machine.folder / "net.py").write_text(SCRIPT)
+    (machine.folder / "net.yaml").write_text(PROFILE)
+    (machine.folder / "s.yaml").write_text(STUDY)
+    return machine
+
+
+def end(lab: Machine, trial: int | None = None, attempt: int = 1, how: str = "well") -> None:
+    """One attempt of a trial ends, or all of all trials do."""
+    file = lab.folder / ("end" if trial is None else f"end-{trial}-{attempt}")
+    # The script never reads half of it.
+    file.with_suffix(".new").write_text(how)
+    file.with_suffix(".new").rename(file)
+
+
+def on_gpu(lab: Machine) -> list[int]:
+    """The trials that have a living attempt."""
+    return [trial for (trial,) in lab.rows("SELECT trial FROM runs WHERE state = 'running' ORDER BY trial")]
+
+
+def wait_for(lab: Machine, *trials: int) -> None:
+    wait_until(lambda: on_gpu(lab) == list(trials), WAIT_SECONDS, f"the trials {trials} on the GPU")
+
+
+def wait_for_end(lab: Machine) -> None:
+    wait_until(lambda: lab.rows("SELECT state FROM studies") == [("finished",)], WAIT_SECONDS, "the study's end")
+
+
+def held_by(lab: Machine, group: str | None = None) -> str | None:
+    """What keeps somebody else from the GPU, by its locks alone."""
+    (gpu,) = lab.json("gpus")
+    try:
+        GpuLocks((lab.workspace.state / "locks",), None).take([gpu["uuid"]], group).close()
+    except GpuHeldError as error:
+        return str(error)
+    return None
+
+
+def attempts(lab: Machine, trial: int) -> list[dict[str, Any]]:
+    (run_id,) = lab.rows("SELECT run_id FROM runs WHERE trial = ?", trial)[0]
+    shown: list[dict[str, Any]] = lab.json("show", run_id)["attempts"]
+    return shown
+
+
+def plan(lab: Machine, trial: int, attempt: int) -> dict[str, Any]:
+    (run_id,) = lab.rows("SELECT run_id FROM runs WHERE trial = ?", trial)[0]
+    path: Path = lab.workspace.run_dir(run_id) / f"attempts/{attempt}/attempt.json"
+    read: dict[str, Any] = json.loads(path.read_text())
+    return read
+
+
+def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Machine) -> None:
+    lab.gputui("study", "run", "s.yaml")
+    wait_for(lab, 0, 1)
+    (gpu,) = lab.json("gpus")
+    runs = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial < 2 ORDER BY trial")]
+    assert gpu["run_ids"] == runs and gpu["run_id"] == runs[0]
+    assert "2 runs" in lab.gputui("gpus")
+    lab.kill_agent()
+    assert held_by(lab) is not None and held_by(lab, "f" * 16) is not None
+    end(lab, 0)
+    # The agent that follows finds one that ended and one that lives, and lets the next one join it.
+    lab.gputui("agent", "start")
+    wait_for(lab, 1, 2)
+    assert held_by(lab) is not None and held_by(lab, "f" * 16) is not None
+    assert lab.rows("SELECT count(*), count(DISTINCT gpu_uuid) FROM leases") == [(2, 1)]
+    # A person's run gets the GPU next, alone.
+    lab.gputui("run", lab.profile(), "--gpus", "1", "--set", "steps=3")
+    wait_until(lambda: lab.state("steps-1") == "queued", WAIT_SECONDS, "the run in the queue")
+    end(lab, 1)
+    wait_for(lab, 2)
+    end(lab, 2)
+    lab.wait_for("steps-1", "succeeded")
+    end(lab)
+    wait_for_end(lab)
+    began, ended = lab.rows("SELECT started_at, ended_at FROM attempts WHERE run_id = 'steps-1'")[0]
+    beside = "SELECT count(*) FROM attempts WHERE run_id != 'steps-1' AND started_at < ? AND ended_at > ?"
+    assert lab.rows(beside, ended, began) == [(0,)]
+    assert lab.rows("SELECT state, count(*) FROM trials GROUP BY state") == [("complete", 4)]
+    assert lab.rows("SELECT count(*) FROM incidents") == [(0,)]
+    wait_until(lambda: not lab.rows("SELECT * FROM leases"), WAIT_SECONDS, "the end of every lease")
+    assert held_by(lab) is None
+    # What they shared counts once, and half for each.
+    (study,) = lab.json("studies")
+    trials = [run_id for (run_id,) in lab.rows("SELECT run_id FROM runs WHERE trial NOTNULL")]
+    hours = [lab.json("show", run_id)["gpu_hours"] for run_id in trials]
+    assert sum(hours) == pytest.approx(study["gpu_hours"], abs=1e-5)
+    spans = [(one["started_at"], one["ended_at"]) for trial in (0, 1) for one in attempts(lab, trial)]
+    assert spans[0][0] < spans[1][0] < spans[0][1] < spans[1][1]
+
+
+def test_a_trial_that_does_not_fit_beside_another_waits(lab: Machine) -> None:
+    (lab.folder / "net.yaml").write_text(PROFILE.replace("gib: 8", "gib: 50"))
+    lab.gputui("study", "run", "s.yaml")
+    wait_for(lab, 0)
+    reported = "SELECT count(*) FROM metrics"
+    wait_until(lambda: lab.rows(reported)[0][0] >= 2, WAIT_SECONDS, "its peak")
+    end(lab, 0)
+    wait_for(lab, 1)
+    end(lab)
+    wait_for_end(lab)
+    spans = lab.rows("SELECT started_at, ended_at FROM attempts ORDER BY started_at")
+    assert len(spans) == 4 and all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+def test_a_trial_whose_memory_runs_out_beside_another_has_the_gpu_alone_from_then_on(lab: Machine) -> None:
+    lab.gputui("study", "run", "s.yaml")
+    wait_for(lab, 0, 1)
+    end(lab, 1, how="oom")
+    said = "SELECT waiting_for FROM runs WHERE trial = 1 AND state = 'queued' AND waiting_for IS NOT NULL"
+    wait_until(lambda: lab.rows(said), WAIT_SECONDS, "the trial in the queue again")
+    ((kind, summary),) = lab.rows("SELECT kind, summary FROM incidents")
+    assert kind == "shared_gpu_oom"
+    (first,) = lab.rows("SELECT run_id FROM runs WHERE trial = 0")[0]
+    assert first in summary and "2.00 GiB" in summary
+    assert 1 not in [trial for (trial,) in lab.rows("SELECT trial FROM leases JOIN runs USING (run_id)")]
+    end(lab)
+    wait_for_end(lab)
+    again = attempts(lab, 1)
+    assert [one["params"]["rate"] for one in again] == [0.2, 0.2] and again[1]["state"] == "succeeded"
+    assert plan(lab, 1, 1)["lock_group"] is not None and plan(lab, 1, 2)["lock_group"] is None
+    beside = "SELECT count(*) FROM attempts JOIN runs USING (run_id) WHERE trial != 1 AND attempts.started_at < ? "
+    spans = lab.rows(
+        "SELECT attempts.ended_at, attempts.started_at FROM attempts JOIN runs USING (run_id) "
+        "WHERE trial = 1 AND number = 2"
+    )
+    assert lab.rows(beside + "AND attempts.ended_at > ?", *spans[0]) == [(0,)]
+    assert lab.rows("SELECT DISTINCT state FROM trials") == [("complete",)]
