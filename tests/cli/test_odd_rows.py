@@ -73,3 +73,4 @@ def test_a_run_whose_state_became_none_can_be_stopped(machine: Machine, is_alive
     machine.gputui("stop", "steps-1")
     machine.wait_for("steps-1", "stopped" if is_alive else "failed")
     machine.gputui("rm", "steps-1")
+    assert machine.rows("SELECT count(*) FROM runs") == [(0,)]

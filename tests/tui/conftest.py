@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -29,6 +30,15 @@ def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture(autouse=True)
+def no_handler_of_children() -> Iterator[None]:
+    """A loader's workers leave a handler of SIGCHLD behind in this process. While a screen's event loop closes, Python
+    writes of each handled signal to a descriptor that is closed already, and a warning fails the test."""
+    former = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, former)
 
 
 @pytest.fixture
