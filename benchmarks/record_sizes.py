@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gputui.agent.recording import day_rollups
-from gputui.agent.recording.history_retention import RecordKeeping
+from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.agent.recording.recorder import Message, Recorder
 from gputui.config import locate
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
@@ -45,7 +45,7 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
     with _store() as (connection, folder):
         now = [START]
         recorder = Recorder(connection, folder / "runs", lambda: now[0])
-        keeping = RecordKeeping(
+        keeping = HistoryRetention(
             connection, folder / "record.yaml", recorder, lambda: now[0], 1 / hertz, clock=time.thread_time
         )
         facts = tuple(GpuFacts(f"GPU-{i}", i, "H200") for i in range(gpus))
@@ -77,7 +77,7 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
     }
 
 
-def _turn(keeping: RecordKeeping, now: float) -> float:
+def _turn(keeping: HistoryRetention, now: float) -> float:
     """The processor time of one turn in seconds."""
     began = time.thread_time()
     keeping.turn(now)

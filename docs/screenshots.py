@@ -110,12 +110,13 @@ def place_braille(match: re.Match[str]) -> str:
     )
 
 
-def fill(workspace: Workspace, *, has_targets: bool) -> Filler:
+def fill(workspace: Workspace, *, has_targets: bool, has_study: bool) -> Filler:
     """The made-up night, with what each page shows of it."""
     filler = Filler(workspace)
     filler.overnight()
     filler.bad_night()
-    filler.study(trials=20)
+    if has_study:
+        filler.study(trials=20)
     for run_id, attempt in (("vit-b16-1", 3), ("gpt2-124m-1", 1)):
         folder = workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
         folder.mkdir(parents=True)
@@ -149,7 +150,7 @@ async def picture(name: str, what: Picture) -> None:
     with tempfile.TemporaryDirectory(prefix="night-") as folder, contextlib.chdir(folder):
         workspace = locate(folder)
         workspace.create()
-        filler = fill(workspace, has_targets=name == "launch-target")
+        filler = fill(workspace, has_targets=name == "launch-target", has_study=name == "study")
         feed = StillFeed(workspace)
         settings = Settings(theme=what.theme)
         app = GputuiApp(workspace, feed, feed.read(), host_name="ws-kepler", settings=settings)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+
+from msgspec import Struct
 
 PRIVATE_DIR_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
@@ -59,8 +60,7 @@ def is_network_file_system(kind: str | None) -> bool:
     return kind in NETWORK_FILE_SYSTEMS or (is_fuse and kind not in LOCAL_FUSE_FILE_SYSTEMS)
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(Struct, frozen=True):
     """The two directories that make a home, and the names of what is in them."""
 
     profiles: Path

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 
-def open_regular(path: Path, *, flags: int = 0) -> IO[bytes]:
+def open_regular(path: Path, *, flags: int = 0) -> BufferedReader:
     """A regular file for reading; ``flags`` are more of os.open's. Raises OSError, also for anything that is no such
     file: the open of a FIFO waits for its other end, the reading of a device has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)

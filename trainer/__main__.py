@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings, action = config.from_arguments(given, os.environ)
     except SettingsError as error:
-        return _report(error)
+        # On every rank: whichever ends first has the launcher end the others, which then say nothing more.
+        show(f"trainer: {error}", error=True)
+        return error.exit_code
     if action is not RunMode.TRAIN:
         if _is_main():
             shown = (

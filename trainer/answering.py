@@ -1,4 +1,4 @@
-"""What a model answers to held-out prompts in the middle of its training."""
+"""Answers to held-out prompts during training."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Answer:
-    """The words of a prompt and of what the model made of it."""
+    """The text of a prompt and of the model's answer."""
 
     prompt: str
     answer: str
 
 
 class Prompts:
-    """The held-out prompts of the prepared tokens. Collective: every rank constructs and calls it.
+    """The held-out prompts of prepared tokens. Collective: every rank constructs and calls it.
 
-    Raises SettingsError if the tokens came without any that leave room for an answer.
+    Raises SettingsError if there are none that leave room for an answer.
     """
 
     def __init__(self, session: PhaseSession) -> None:
@@ -35,25 +35,24 @@ class Prompts:
             raise SettingsError(f"--answer-every: no prompt of the tokens is shorter than --context {data.context}")
         self._session = session
         self._tokenizer = Tokenizer(data.tokenizer)
-        self._room = data.context
+        self._context = data.context
 
     def answers(self) -> list[Answer]:
         """Answer each prompt greedily with the current weights (collective)."""
         objective = self._session.objective
         objective.eval()
         try:
-            # Each token is another length, for which blocks would be compiled again.
+            # Each token makes another length, for which compiled blocks would be compiled again.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                pairs = [(prompt, self._after(prompt)) for prompt in self._prompts]
+                pairs = [(prompt, self._generate(prompt)) for prompt in self._prompts]
         finally:
             objective.train()
         return [Answer(self._tokenizer.text(prompt), self._tokenizer.text(answer)) for prompt, answer in pairs]
 
-    def _after(self, prompt: tuple[int, ...]) -> list[int]:
-        """The tokens after a prompt. Ranks that hold parts of a model must stop at the same token, which unequal GPUs
-        may round differently: rank 0's counts."""
+    def _generate(self, prompt: tuple[int, ...]) -> list[int]:
+        """Generate an answer greedily. All ranks use rank 0's tokens, because GPUs may round differently."""
         session, tokens = self._session, list(prompt)
-        last = min(len(prompt) + session.settings.answer_tokens, self._room)
+        last = min(len(prompt) + session.settings.answer_tokens, self._context)
         while len(tokens) < last:
             inputs = torch.tensor([tokens], device=session.world.device)
             with session.precision.autocast():

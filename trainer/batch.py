@@ -11,7 +11,7 @@ import torch
 from trainer.errors import TrainerError
 from trainer.world import World
 
-# The share of a GPU's memory that the search plans with; the rest is for what grows later (fragmentation, libraries).
+# The share of a GPU's memory that a batch may need; the rest is for fragmentation and libraries.
 USABLE = 0.92
 
 _OUT_OF_MEMORY = re.compile(
@@ -21,7 +21,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says, in one of the ways that torch has, that memory could not be had."""
+    """Whether an error is one of torch's forms of out of memory, on GPU or CPU."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
@@ -41,10 +41,12 @@ def smaller(batch_size: int, grad_accum: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Probe:
-    """Memory that training with one batch size took, in bytes.
+    """Memory of training with one batch size.
 
-    `peak_bytes` is the most that was reserved, `base_bytes` what is reserved between steps for any batch (weights,
-    gradients, the optimizer's state; 0 where unknown), `total_bytes` what there is.
+    Attributes:
+        peak_bytes: peak reserved memory.
+        total_bytes: usable memory of the device.
+        base_bytes: reserved between steps, for any batch (weights, gradients, optimizer state); 0 if unknown.
     """
 
     peak_bytes: int
@@ -53,11 +55,11 @@ class Probe:
 
 
 class AutoBatch:
-    """The search for the largest batch size that fits, without I/O: try `next_try`, say how it went, repeat.
+    """Searches the largest batch size that fits. The caller tries `next_try`, calls `fitted` or `failed`, and repeats.
 
-    It doubles from 1 and then halves the gap until the result is within an eighth of the largest possible. It never
-    tries a size whose peak, by a straight line through the tries so far, would be above `USABLE` of the memory: a rank
-    that runs out of memory inside an exchange of FSDP leaves the others waiting.
+    The size doubles from 1; then the gap is halved until the result is within an eighth of the largest possible. A size
+    is not tried if linear extrapolation of the last two predicts a peak above `USABLE` of the memory, because a rank
+    that runs out of memory inside a collective of FSDP leaves the others waiting.
     """
 
     def __init__(self, limit: int) -> None:
@@ -65,10 +67,10 @@ class AutoBatch:
         self.next_try: int | None = 1  # None if the search is over
         self._limit = limit
         self._too_large = limit + 1
-        self._points: list[tuple[int, float]] = []  # batch size and share of the memory, the last two of growing size
+        self._points: list[tuple[int, float]] = []  # batch size and share of memory of the last two that fit
 
     def fitted(self, probe: Probe) -> None:
-        """`next_try` went well, with this much memory."""
+        """Report that `next_try` fits, and its memory."""
         size = self._tried()
         if probe.base_bytes and not self._points:
             self._points.append((0, probe.base_bytes / probe.total_bytes))
@@ -77,7 +79,7 @@ class AutoBatch:
         self._plan()
 
     def failed(self) -> None:
-        """`next_try` ran out of memory."""
+        """Report that `next_try` ran out of memory."""
         self._too_large = self._tried()
         self._plan()
 
@@ -97,7 +99,7 @@ class AutoBatch:
             self._too_large = size
 
     def _forecast(self, size: int) -> float:
-        """The share of the memory that a size is expected to need."""
+        """The predicted share of memory for a size; 0 if there are too few tries."""
         if len(self._points) < 2:
             return 0.0
         (low, before), (high, after) = self._points
@@ -107,17 +109,16 @@ class AutoBatch:
 def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -> int:
     """The largest micro batch that fits on every rank, up to `limit`. All ranks call it (collective).
 
-    `probe` trains with a batch size, at least one complete step so that the optimizer's state exists, and says what
-    memory it took; None if it ran out of memory. With such a batch, `grad_accum` stays what the settings say: the
-    effective batch is batch * grad_accum * ranks. Raises TrainerError if not even one sample fits.
+    `probe` trains at least one complete step with a batch size, so that the optimizer's state exists, and returns its
+    memory; None if it ran out. Raises TrainerError if not even one sample fits.
     """
     search = AutoBatch(limit)
     while (size := search.next_try) is not None:
-        probes = _everybodys(probe(size), world)
+        probes = _gather_probes(probe(size), world)
         if probes is None:
             search.failed()
         else:
-            search.fitted(max(probes, key=lambda one: one.peak_bytes / one.total_bytes))
+            search.fitted(max(probes, key=lambda each: each.peak_bytes / each.total_bytes))
     if not search.result:
         raise TrainerError(
             "--batch-size auto: not even one sample fits into memory; try --gradient-checkpointing full, --precision"
@@ -126,12 +127,12 @@ def find_batch(probe: Callable[[int], Probe | None], limit: int, world: World) -
     return search.result
 
 
-def _everybodys(mine: Probe | None, world: World) -> list[Probe] | None:
+def _gather_probes(own: Probe | None, world: World) -> list[Probe] | None:
     """All ranks' probes; None if any rank ran out of memory."""
     votes = [0.0] * (1 + 3 * world.size)
-    if mine is None:
+    if own is None:
         votes[0] = 1.0
     else:
-        votes[1 + 3 * world.rank : 4 + 3 * world.rank] = [mine.peak_bytes, mine.total_bytes, mine.base_bytes]
+        votes[1 + 3 * world.rank : 4 + 3 * world.rank] = [own.peak_bytes, own.total_bytes, own.base_bytes]
     failures, *figures = (int(vote) for vote in world.vote(*votes))
     return None if failures else [Probe(*figures[start : start + 3]) for start in range(0, len(figures), 3)]

@@ -1,8 +1,4 @@
-"""The errors that are meant for a person: one line on stderr and an exit code, never a traceback.
-
-`show` writes a line for the person who watches. A log on a full disk, or a reader that has left, never stops the
-training.
-"""
+"""Errors for users: one line on stderr and an exit code instead of a traceback. `show` writes such lines."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ class SettingsError(TrainerError):
 
 
 class RankError(TrainerError):
-    """Something that one rank has met and the others know nothing of, such as data that it could not read."""
+    """An error of one rank that the others do not have, such as data that it could not read."""
 
 
 class CheckpointError(TrainerError):
@@ -32,9 +28,9 @@ class CheckpointError(TrainerError):
 
 
 def show(text: str, *, error: bool = False) -> None:
-    """A line on stdout, or on stderr, at once; lost where it cannot be written.
+    """Write a line to stdout, or stderr. Errors such as a full disk or a closed pipe are ignored.
 
-    It goes past Python's buffer: what that could not write would fail again, and fail the process, as the process ends.
+    Bypasses Python's buffer, which would retry a failed write at exit, and fail the process.
     """
     stream = sys.stderr if error else sys.stdout
     if stream is None:  # the process was started with it closed

@@ -1,7 +1,7 @@
-"""A run's weights as a model of `transformers`: what lies beside checkpoints for it, reading it back, and exporting it.
+"""A run's weights as a model of `transformers`: describing it beside the checkpoints, loading and exporting it.
 
-``CHECKPOINT_DIR/model/`` has the network's config.json and the tokenizer of the data, so that a checkpoint can be used
-without the data and the settings it came from.
+The description in ``CHECKPOINT_DIR/model/`` is the network's config.json and the tokenizer of the data, so that a
+checkpoint can be used without the data and the settings of its run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.models.huggingface import library
 from trainer.models.weights import network_of
 from trainer.tokenizer import Tokenizer
 
-# Which weights of a run: those of the newest checkpoint, the averaged ones in it, or those that measured best.
+# Which weights of a run: the newest checkpoint's, the averaged ones in it, or the best checkpoint's.
 Weights = Literal["last", "ema", "best"]
 
 _CONFIG = "config.json"
@@ -32,7 +32,7 @@ _WEIGHTS = "model.safetensors"
 
 
 def description_of(checkpoint_dir: Path) -> Path:
-    """Where the description lies that belongs to the checkpoints in a folder."""
+    """The folder of the description that belongs to the checkpoints in a folder."""
     return checkpoint_dir / "model"
 
 
@@ -42,9 +42,9 @@ def can_be_exported(model: nn.Module) -> bool:
 
 
 def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> None:
-    """Writes what else than weights a model of transformers consists of; nothing for other models.
+    """Write the description of a model of transformers; nothing for other models.
 
-    `tokenizer` is the folder of the one that the data was made with. Raises OSError.
+    `tokenizer` is the folder of the data's tokenizer. Raises OSError.
     """
     network: Any = network_of(model)[0]
     if not can_be_exported(model):
@@ -55,17 +55,17 @@ def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> 
     config.architectures = [type(network).__name__]
     config.use_cache = True
     if tokenizer is not None:
-        known = Tokenizer(tokenizer)
-        known.copy_to(folder)
-        config.bos_token_id, config.eos_token_id, config.pad_token_id = known.bos, known.eos, known.pad
-        ends = {"bos_token_id": known.bos, "eos_token_id": list(known.stops), "pad_token_id": known.pad}
-        _write(folder / "generation_config.json", ends)
-    _write(folder / _CONFIG, json.loads(config.to_json_string()))
+        loaded = Tokenizer(tokenizer)
+        loaded.copy_to(folder)
+        config.bos_token_id, config.eos_token_id, config.pad_token_id = loaded.bos, loaded.eos, loaded.pad
+        generation = {"bos_token_id": loaded.bos, "eos_token_id": list(loaded.stops), "pad_token_id": loaded.pad}
+        _write_json(folder / "generation_config.json", generation)
+    _write_json(folder / _CONFIG, json.loads(config.to_json_string()))
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A network of transformers with the weights of a checkpoint; `folder` is its description."""
+    """A network of transformers with the weights of a checkpoint; `folder` has its description."""
 
     network: Any
     folder: Path
@@ -73,7 +73,7 @@ class Restored:
     step: int
 
     def tokenizer(self) -> Tokenizer:
-        """Raises TrainerError if the model was not trained on tokens of a known tokenizer."""
+        """Load the model's tokenizer. Raises TrainerError if there is none in the description."""
         if not (self.folder / "tokenizer.json").is_file():
             raise TrainerError(
                 f"{self.checkpoint} was trained on tokens without their tokenizer; prepare them with"
@@ -82,15 +82,15 @@ class Restored:
         return Tokenizer(self.folder)
 
 
-def restore(place: Path, weights: Weights = "last") -> Restored:
-    """The network of a run's folder, of its folder of checkpoints, or of one checkpoint.
+def restore(source: Path, weights: Weights = "last") -> Restored:
+    """Load the network of `source`: a run's folder, its folder of checkpoints, or one checkpoint.
 
-    Raises CheckpointError if there is no valid checkpoint, or none with such weights, and TrainerError where the
-    model is none of transformers.
+    Raises CheckpointError if there is no valid checkpoint with such weights, and TrainerError if transformers cannot
+    build the model.
     """
-    path = _checkpoint(place, weights)
-    near = (description_of(folder) for folder in (path.parent, path.parent.parent))
-    folder = next((one for one in near if (one / _CONFIG).is_file()), None)
+    path = _find_checkpoint(source, weights)
+    candidates = (description_of(folder) for folder in (path.parent, path.parent.parent))  # epochs lie one deeper
+    folder = next((candidate for candidate in candidates if (candidate / _CONFIG).is_file()), None)
     if folder is None:
         raise TrainerError(f"{path} has no model/{_CONFIG} beside it: only models of transformers can be used")
     state = load(path)
@@ -106,7 +106,7 @@ def restore(place: Path, weights: Weights = "last") -> Restored:
     prefix = "inner."
     network.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in state["model"].items()})
     with torch.no_grad():
-        # By parameter: one that has two names has one average.
+        # By parameter: tied ones have two names and one average.
         for name, parameter in network.named_parameters():
             if f"{prefix}{name}" in averaged:
                 parameter.copy_(averaged[f"{prefix}{name}"])
@@ -114,15 +114,15 @@ def restore(place: Path, weights: Weights = "last") -> Restored:
     return Restored(network, folder, path, state["step"])
 
 
-def export(place: Path, out: Path, weights: Weights = "last") -> Restored:
-    """Writes a folder that transformers loads: safetensors, config.json and the tokenizer. Returns what is in it.
+def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
+    """Write a folder that transformers loads: safetensors, config.json and the tokenizer. Returns the exported network.
 
-    An earlier export at `out` is replaced, whole. Raises SettingsError if something else is there, and otherwise
-    like `restore`.
+    Replaces an earlier export at `out` atomically. Raises SettingsError if something else is there, TrainerError if it
+    cannot be written, and the errors of `restore`.
     """
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):
         raise SettingsError(f"{out} is there and is no earlier export; name another folder with --out")
-    restored = restore(place, weights)
+    restored = restore(source, weights)
     library().utils.logging.disable_progress_bar()
     try:
         with _replaced(out) as folder:
@@ -136,34 +136,35 @@ def export(place: Path, out: Path, weights: Weights = "last") -> Restored:
 
 
 def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, plain: bool) -> str:
-    """What a model answers to a prompt, or with `plain` how it continues it; at most `tokens` tokens.
+    """Generate an answer to a prompt, or with `plain` its continuation, of at most `tokens` tokens.
 
-    The most likely token each time, or drawn by torch's random state with a temperature above 0. Raises SettingsError
-    where the prompt leaves no room.
+    Greedy, or with a temperature above 0 sampled by torch's random state. Raises SettingsError if the prompt fills the
+    context.
     """
     tokenizer = restored.tokenizer()
     ids = tokenizer.beginning(prompt) if plain else tokenizer.prompt([{"role": "user", "content": prompt}])
-    room = getattr(restored.network.config, "max_position_embeddings", None) or len(ids) + tokens
-    if len(ids) >= room:
-        raise SettingsError(f"--prompt has {len(ids)} tokens, and the model sees {room} at once: shorten it")
-    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    context = getattr(restored.network.config, "max_position_embeddings", None) or len(ids) + tokens
+    if len(ids) >= context:
+        raise SettingsError(f"--prompt has {len(ids)} tokens, and the model sees {context} at once: shorten it")
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     with torch.no_grad():
         output = restored.network.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=min(tokens, room - len(ids)),
+            max_new_tokens=min(tokens, context - len(ids)),
             eos_token_id=list(tokenizer.stops),
             pad_token_id=tokenizer.pad,
-            **drawn,
+            **sampling,
         )
     return tokenizer.text(output[0, len(ids) :].tolist())
 
 
-def _checkpoint(place: Path, weights: Weights) -> Path:
-    if place.is_file():
-        hashes.verify(place)
-        return place
-    folder = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+def _find_checkpoint(source: Path, weights: Weights) -> Path:
+    """The verified checkpoint of `source` with such weights. Raises CheckpointError."""
+    if source.is_file():
+        hashes.verify(source)
+        return source
+    folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
     if weights == "best":
         for path in (names.best_file(folder), names.best_file(folder, gzip=True)):
             if path.is_file():
@@ -174,16 +175,16 @@ def _checkpoint(place: Path, weights: Weights) -> Path:
     for reason in choice.rejected:
         show(f"trainer: {reason}; trying the one before", error=True)
     if choice.path is None:
-        raise CheckpointError(f"{place} has no valid checkpoint; give a run's folder or a checkpoint")
+        raise CheckpointError(f"{source} has no valid checkpoint; give a run's folder or a checkpoint")
     return choice.path
 
 
 @contextlib.contextmanager
 def _replaced(out: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `out` once it is written."""
+    """A new folder, which replaces `out` when the block ends without an error."""
     fresh, former = (out.with_name(f".{out.name}.{kind}") for kind in ("new", "former"))
-    for left in (fresh, former):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in (fresh, former):  # of a killed process
+        shutil.rmtree(leftover, ignore_errors=True)
     fresh.mkdir(parents=True)
     yield fresh
     for path in fresh.iterdir():
@@ -196,7 +197,7 @@ def _replaced(out: Path) -> Iterator[Path]:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -1,6 +1,6 @@
-"""Injected faults, to test that a supervisor handles them.
+"""Injected faults, to test a supervisor.
 
-A fault is written ``kind@step=N`` with further options after commas, several of them separated by semicolons::
+A fault is ``kind@step=N`` with further options after commas. Several are separated by semicolons::
 
     oom@step=40                       a CUDA out-of-memory error on rank 0 as step 40 begins
     crash@step=25,rank=1              a RuntimeError on rank 1
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from trainer.errors import SettingsError, show
 
-# Every kind with the options it takes besides step, rank and times, and what it does as that step begins.
+# Kinds, with their options besides step, rank and times, and their effect at the start of the step.
 KINDS: dict[str, tuple[str, ...]] = {
     "oom": ("above",),  # raises torch.OutOfMemoryError with CUDA's text, where the micro batch is above a size
     "crash": (),  # raises RuntimeError
@@ -60,7 +60,7 @@ class PlannedFault:
     above: int = 0
 
     def __str__(self) -> str:
-        """The full description, every option that matters spelled out; `parse` reads it back."""
+        """The description with all options, which `parse` accepts."""
         parts = [f"step={self.step}", f"rank={self.rank}"]
         parts += [f"{name}={getattr(self, name)}" for name in KINDS[self.kind] if name != "above" or self.above]
         if self.times != 1:
@@ -68,44 +68,41 @@ class PlannedFault:
         return f"{self.kind}@{','.join(parts)}"
 
     def due(self, step: int, batch_size: int) -> bool:
-        """Whether it belongs to this step with micro batches of this size."""
-        late = self.kind in ("slow", "disk_full")
-        return (step >= self.step if late else step == self.step) and batch_size > self.above
+        """Whether it fires in this step with micro batches of this size."""
+        from_then_on = self.kind in ("slow", "disk_full")
+        return (step >= self.step if from_then_on else step == self.step) and batch_size > self.above
 
 
 def parse(text: str) -> list[PlannedFault]:
-    """Faults from their description; an empty text and ``none`` stand for no fault.
-
-    Raises SettingsError naming what is wrong with which fault.
-    """
+    """Parse faults; an empty text or ``none`` is no fault. Raises SettingsError naming fault and problem."""
     if text.strip().lower() in ("", "none"):
         return []
     return [_parse_one(part.strip()) for part in text.split(";") if part.strip()]
 
 
 def _parse_one(text: str) -> PlannedFault:
-    def wrong(why: str) -> SettingsError:
-        return SettingsError(f"--inject {text}: {why}")
+    def invalid(reason: str) -> SettingsError:
+        return SettingsError(f"--inject {text}: {reason}")
 
     kind, at, rest = text.partition("@")
     if kind not in KINDS:
-        raise wrong(f"unknown fault {kind!r}; one of {', '.join(KINDS)}, as in oom@step=40")
+        raise invalid(f"unknown fault {kind!r}; one of {', '.join(KINDS)}, as in oom@step=40")
     allowed = ("step", "rank", "times", *KINDS[kind])
     values: dict[str, str] = {}
     for option in rest.split(",") if at else []:
         name, equals, value = (part.strip() for part in option.partition("="))
         if not equals or name not in allowed:
-            raise wrong(f"expected {', '.join(f'{known}=' for known in allowed)} after the @, got {option!r}")
+            raise invalid(f"expected {', '.join(f'{name}=' for name in allowed)} after the @, got {option!r}")
         if name in values:
-            raise wrong(f"{name}= is there twice")
+            raise invalid(f"{name}= is there twice")
         values[name] = value
     if "step" not in values:
-        raise wrong(f"the step is missing, as in {kind}@step=40")
+        raise invalid(f"the step is missing, as in {kind}@step=40")
 
     def whole(name: str, default: int, least: int) -> int:
         value = values.get(name, str(default))
         if not value.isascii() or not value.isdigit() or int(value) < least:
-            raise wrong(f"{name}= must be a whole number of at least {least}, got {value!r}")
+            raise invalid(f"{name}= must be a whole number of at least {least}, got {value!r}")
         return int(value)
 
     try:
@@ -113,7 +110,7 @@ def _parse_one(text: str) -> PlannedFault:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise wrong(f"seconds= must be a number of at least 0, got {values['seconds']!r}")
+        raise invalid(f"seconds= must be a number of at least 0, got {values['seconds']!r}")
     fault = PlannedFault(
         kind=kind,
         step=whole("step", 0, 1),
@@ -124,39 +121,39 @@ def _parse_one(text: str) -> PlannedFault:
         above=whole("above", 0, 0),
     )
     if kind == "disk_full" and fault.rank != 0:
-        raise wrong("checkpoints are written by rank 0, so rank= must be 0 here")
+        raise invalid("checkpoints are written by rank 0, so rank= must be 0 here")
     return fault
 
 
 class Injector:
-    """Fires the faults of one rank. Does nothing, and costs nothing, if there are none."""
+    """Fires the faults of one rank."""
 
     def __init__(self, descriptions: Sequence[str], rank: int, directory: Path) -> None:
         self._faults = [fault for text in descriptions for fault in parse(text) if fault.rank == rank]
         self._directory = directory
 
     def before_step(self, step: int, batch_size: int) -> bool:
-        """Fires what is due as a step begins; true where the loss of this step must become NaN.
+        """Fire the due faults at the start of a step. Returns whether its loss must become NaN.
 
-        `batch_size` is the samples in a micro batch of this rank.
+        `batch_size` is the size of this rank's micro batches.
         """
         poison = False
         for fault in self._faults:
-            if fault.kind != "disk_full" and fault.due(step, batch_size) and self._take(fault):
+            if fault.kind != "disk_full" and fault.due(step, batch_size) and self._count(fault):
                 poison |= fault.kind == "nan"
                 _fire(fault)
         return poison
 
     def before_checkpoint(self, step: int, path: Path) -> None:
-        """Raises OSError (ENOSPC) where a full disk is due."""
+        """Raise OSError (ENOSPC) if a disk_full fault is due."""
         for fault in self._faults:
-            if fault.kind == "disk_full" and fault.due(step, 1) and self._take(fault):
+            if fault.kind == "disk_full" and fault.due(step, 1) and self._count(fault):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def _take(self, fault: PlannedFault) -> bool:
-        """Counts one firing on disk, and says whether it is still allowed.
+    def _count(self, fault: PlannedFault) -> bool:
+        """Count a firing on disk. Returns False if it has fired often enough.
 
-        The count is durable before the fault fires: a process that dies of it cannot meet it again.
+        The count is synced before the fault fires, so that a process which it kills does not fire it again.
         """
         if fault.times == ALWAYS:
             return True
@@ -172,7 +169,7 @@ class Injector:
 
 
 def _fire(fault: PlannedFault) -> None:
-    """Does what the kind says; returns only for those that let the step go on."""
+    """Cause the fault. Returns only for kinds after which the step continues."""
     show(f"trainer: injecting {fault}", error=True)
     if fault.kind == "oom":
         from torch import OutOfMemoryError

@@ -1,4 +1,4 @@
-"""The training loop of one phase: steps, validation, checkpoints, and leaving in good order."""
+"""The training loop of one phase: steps, validation, checkpoints, and the end or stop."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.timing import Lagged, Pending, Result, StepTimer
 from trainer.validation import validate
 
-# Below it the loss of fp16 vanishes before its gradients become finite: those come from the model, not from the scale.
+# Below this scale an fp16 loss underflows, so gradients that are still infinite come from the model.
 SMALLEST_LOSS_SCALE = 2.0**-24
 
 
 @dataclass(frozen=True)
-class StepNote:
-    """What the host knows of a step while the device may still be busy with it."""
+class StepFacts:
+    """What the host knows about a step while the device may still compute it."""
 
     epoch: int
     rate: float
@@ -43,7 +43,7 @@ class StepNote:
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """How a phase ended: `stopped` is the signal that asked for it, empty if all steps are done."""
+    """The end of a phase. `stopped` names the signal that stopped it; empty if all steps are done."""
 
     stopped: str
     validation: dict[str, float]
@@ -64,15 +64,15 @@ class Loop:
         self.signals = signals
         self.clock = StepTimer(session.world.device)
         self.stepper = Stepper(session, faults, self.clock)
-        self.lagged: Lagged[StepNote] = Lagged(session.world.device)
+        self.lagged: Lagged[StepFacts] = Lagged(session.world.device)
         self.oom_retries = session.settings.oom_retries
         self.peak_flops = peak_of(session.settings, session.world.device)
         self.prompts = Prompts(session) if session.settings.answer_every else None
 
     def train(self, *, last_phase: bool) -> PhaseEnd:
-        """To the last step of the phase, or to a stop signal.
+        """Train until the last step of the phase, or until a stop signal (collective).
 
-        Raises FloatingPointError, before anything is saved, where a loss or the gradients of a step are not finite.
+        Raises FloatingPointError if a loss or gradient is not finite, before anything of that step is saved.
         """
         settings, session = self.settings, self.session
         self.world.wait_for(max(settings.timeout, settings.start_timeout))
@@ -81,12 +81,12 @@ class Loop:
             self.telemetry.event(self.progress.step, "batch_found", batch_size=session.batch_size)
             self.telemetry.say(f"the largest micro batch that fits has {session.batch_size} samples")
         session.set_batch(session.batch_size, session.grad_accum)
-        _restart_peak_memory(self.world.device)
-        with collecting_rarely() if settings.gc_every else contextlib.nullcontext():
+        _reset_peak_memory(self.world.device)
+        with infrequent_gc() if settings.gc_every else contextlib.nullcontext():
             return self.steps(last_phase)
 
     def steps(self, last_phase: bool) -> PhaseEnd:
-        """The steps that are left, and how the phase ended."""
+        """Do the remaining steps of the phase, with what is due after each."""
         settings, session = self.settings, self.session
         first = True
         while session.phase_step < settings.steps:
@@ -103,19 +103,19 @@ class Loop:
                 score = means.get(settings.best_metric) if means else None
             if not stop and self.prompts and step % settings.answer_every == 0:
                 self.answer()
-            ended = epoch if session.epoch > epoch else None
+            ended_epoch = epoch if session.epoch > epoch else None
             if stop:
-                return self.stop(ended)
+                return self.stop(ended_epoch)
             periodic = save or bool(settings.checkpoint_every and step % settings.checkpoint_every == 0)
-            if not done and (periodic or ended is not None or score is not None):
-                self.save(periodic=periodic, epoch=ended, score=score)
+            if not done and (periodic or ended_epoch is not None or score is not None):
+                self.save(periodic=periodic, epoch=ended_epoch, score=score)
             if done:
-                return self.finish(ended, last_phase)
-            self.tell_of_checkpoints()
+                return self.finish(ended_epoch, last_phase)
+            self.report_checkpoints()
         return self.finish(None, last_phase)
 
     def finish(self, epoch: int | None, last_phase: bool) -> PhaseEnd:
-        """All steps are done: measures and saves the result. A phase that another follows may do without its file."""
+        """Validate and save after the last step. Only the last phase requires its checkpoint to be written."""
         self.drain()
         self.signals.reached()
         means = self.validate()
@@ -123,11 +123,11 @@ class Loop:
             return self.stop(epoch)
         self.save(epoch=epoch, score=means.get(self.settings.best_metric), required=last_phase)
         self.checkpoints.wait()
-        self.tell_of_checkpoints()
+        self.report_checkpoints()
         return PhaseEnd("", means)
 
     def stop(self, epoch: int | None) -> PhaseEnd:
-        """As soon as possible: without a validation that is due."""
+        """Save and end after a stop signal, without a validation that may be due."""
         self.drain()
         self.signals.reached()
         self.save(epoch=epoch, required=True)
@@ -136,7 +136,7 @@ class Loop:
     # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(self) -> tuple[bool, bool]:
-        """One optimizer step; returns whether any rank was asked to stop, and to save."""
+        """Do one optimizer step. Returns whether any rank was asked to stop, and to save."""
         session, world, telemetry = self.session, self.world, self.telemetry
         rate = session.schedule.advance()
         epoch = session.epoch
@@ -146,27 +146,30 @@ class Loop:
         with telemetry.observe(step, session.objective.model):
             while True:
                 can_retry = self.smaller_batch() is not None
-                total = self.stepper.gradients(step, survive=can_retry)
+                local_loss = self.stepper.gradients(step, survive=can_retry)
                 save_asked, self.signals.save = self.signals.save, False
-                # The only exchange of a step besides the gradients, and no rank's device is waited for in it.
-                on_host = float(total) if total is not None and world.device.type == "cpu" else 0.0
-                failed, stop, save, loss = world.vote(total is None, bool(self.signals.stop), save_asked, on_host)
+                # The only all-reduce of a step besides the gradients. It must not wait for a GPU.
+                cpu_loss = float(local_loss) if local_loss is not None and world.device.type == "cpu" else 0.0
+                failed, stop, save, summed_cpu_loss = world.vote(
+                    local_loss is None, bool(self.signals.stop), save_asked, cpu_loss
+                )
                 if not failed:
                     break
                 self.step_down(save_asked)
-            assert total is not None
+            assert local_loss is not None
             self.stepper.unscale()
-            factor = self.stepper.weigh()
+            factor = self.stepper.normalize_weights()
             if telemetry.wants_histograms(step):
                 telemetry.gradients(step, session.strategy.local_gradients(), session.objective.model)
             self.progress.samples += session.samples_per_step
             norm = self.stepper.update()
-        summed = self.stepper.summed_loss(total) if world.device.type == "cuda" else torch.tensor(loss)
+        on_gpu = world.device.type == "cuda"
+        summed_loss = self.stepper.sum_over_ranks(local_loss) if on_gpu else torch.tensor(summed_cpu_loss)
         if factor is not None:
-            summed = summed * factor
+            summed_loss = summed_loss * factor
         report = session.feed.report()
         telemetry.skipped(step, report.skipped)
-        note = StepNote(
+        facts = StepFacts(
             epoch=epoch,
             rate=rate,
             samples=self.progress.samples,
@@ -174,7 +177,7 @@ class Loop:
             times=self.clock.stop(),
             cache_hit_rate=report.cache_hit_rate,
         )
-        self.lagged.push(step, {"loss": summed, "norm": norm, **self.stepper.loss_scale()}, note)
+        self.lagged.push(step, {"loss": summed_loss, "norm": norm, **self.stepper.loss_scale()}, facts)
         for result in self.lagged.pop_ready():
             self.publish(result)
         telemetry.bottleneck(step)
@@ -183,63 +186,63 @@ class Loop:
         return stop > 0, save > 0
 
     def smaller_batch(self) -> tuple[int, int] | None:
-        """What to step down to where memory runs out; None if that is for others to deal with."""
+        """The batch size and accumulation to try if memory runs out; None if the step cannot be repeated."""
         if not self.oom_retries or not self.session.strategy.can_settle:
             return None
         return smaller(self.session.batch_size, self.session.grad_accum)
 
     def step_down(self, save_asked: bool) -> None:
-        """Makes the micro batches of all ranks smaller, so that the step can be done again with the same samples."""
+        """Reduce the micro batches of all ranks, so that the step can be repeated with the same samples."""
         target = self.smaller_batch()
         assert target is not None
-        before = self.session.batch_size
+        former_size = self.session.batch_size
         self.oom_retries -= 1
         self.signals.save = self.signals.save or save_asked
         self.stepper.renew()
         self.session.set_batch(*target)
-        _restart_peak_memory(self.world.device)
+        _reset_peak_memory(self.world.device)
         self.telemetry.event(
             self.progress.step, "batch_reduced", cause="out of memory", batch_size=target[0], grad_accum=target[1]
         )
         self.telemetry.say(
-            f"out of memory at step {self.progress.step}: micro batches of {target[0]} instead of {before}, "
+            f"out of memory at step {self.progress.step}: micro batches of {target[0]} instead of {former_size}, "
             f"{target[1]} of them per step",
             error=True,
         )
 
-    def publish(self, result: Result[StepNote]) -> None:
-        """A step's line. Raises FloatingPointError if its loss or gradients are not finite."""
-        session, note = self.session, result.note
+    def publish(self, result: Result[StepFacts]) -> None:
+        """Write a step's metrics. Raises FloatingPointError if its loss or gradients are not finite."""
+        session, facts = self.session, result.note
         loss, norm = result.values["loss"] / self.world.size, result.values["norm"]
-        times = note.times.read(session.strategy.exchange_seconds(), result.waited)
+        times = facts.times.read(session.strategy.exchange_seconds(), result.waited)
         scaled = session.precision.scaler.is_enabled()
-        samples_per_s = note.samples_in_step / times.step
+        samples_per_s = facts.samples_in_step / times.step
         tokens = session.objective.tokens_per_sample
         flops = session.flops_per_sample
         devices = self.world.size * session.strategy.devices
-        used = samples_per_s * flops / (self.peak_flops * devices) if flops and self.peak_flops else None
+        mfu = samples_per_s * flops / (self.peak_flops * devices) if flops and self.peak_flops else None
         self.progress.metrics |= {"loss": loss, "grad_norm": norm}
         self.telemetry.step(
             result.step,
             {
-                "epoch": note.epoch,
+                "epoch": facts.epoch,
                 "loss": loss,
-                "lr": note.rate,
+                "lr": facts.rate,
                 "grad_norm": norm,
-                "samples": note.samples,
+                "samples": facts.samples,
                 "samples_per_s": samples_per_s,
                 "tokens_per_s": samples_per_s * tokens if tokens else None,
-                "mfu": used,
+                "mfu": mfu,
                 "step_time": times.step,
                 "data_time": times.data,
                 "comm_time": times.exchange,
                 "gpu_mem_peak": _peak_memory(self.world.device),
                 "loss_scale": result.values.get("loss_scale"),
-                "cache_hit_rate": note.cache_hit_rate,
+                "cache_hit_rate": facts.cache_hit_rate,
             },
         )
         self.telemetry.rank_timings(result.step, times)
-        # With fp16, infinite gradients are a part of finding the scale: the scaler has skipped that update.
+        # With fp16, infinite gradients are normal while the scale settles: the scaler has skipped that update.
         if not math.isfinite(loss) or not (math.isfinite(norm) or scaled):
             raise FloatingPointError(f"loss is {loss} and the gradient norm {norm} at step {result.step}")
         if scaled and not math.isfinite(norm) and result.values["loss_scale"] < SMALLEST_LOSS_SCALE:
@@ -249,14 +252,14 @@ class Loop:
             )
 
     def drain(self) -> None:
-        """Publishes the steps that the device has been given, all of them."""
+        """Wait for all steps that the device still computes, and publish them."""
         for result in self.lagged.pop_ready(force=True):
             self.publish(result)
 
-    # --- now and then -------------------------------------------------------------------------------------------------
+    # --- between steps ------------------------------------------------------------------------------------------------
 
     def validate(self) -> dict[str, float] | None:
-        """Measures on held-out data; the means as ``val/…``, or None if a stop was asked for meanwhile."""
+        """Measure on held-out data. Returns the means as ``val/…``, or None if a stop was requested meanwhile."""
         self.drain()
         before = self.session.validation_batch
         means, seconds = validate(self.session, lambda: bool(self.signals.stop))
@@ -267,27 +270,27 @@ class Loop:
             self.telemetry.say(f"out of memory in validation: batches of {batch} from here on", error=True)
         if means is None:
             return None
-        wanted = self.settings.best_metric
-        if self.settings.best_checkpoint and wanted not in means:
-            raise SettingsError(f"--best-metric {wanted} is not measured; it can be {', '.join(sorted(means))}")
+        metric = self.settings.best_metric
+        if self.settings.best_checkpoint and metric not in means:
+            raise SettingsError(f"--best-metric {metric} is not measured; it can be {', '.join(sorted(means))}")
         self.telemetry.skipped(self.progress.step, self.session.held_out.report().skipped)
         self.progress.metrics |= means
         self.telemetry.validation(self.progress.step, means, seconds)
         return means
 
     def answer(self) -> None:
-        """Shows what the model makes of held-out prompts."""
+        """Log the model's answers to held-out prompts."""
         self.drain()
         assert self.prompts is not None
         step = self.progress.step
-        for one in self.prompts.answers():
-            self.telemetry.event(step, "answer", prompt=one.prompt, answer=one.answer)
-            self.telemetry.say(f"step {step}: {one.prompt!r} -> {one.answer!r}")
+        for answer in self.prompts.answers():
+            self.telemetry.event(step, "answer", prompt=answer.prompt, answer=answer.answer)
+            self.telemetry.say(f"step {step}: {answer.prompt!r} -> {answer.answer!r}")
 
     def save(
         self, *, periodic: bool = True, epoch: int | None = None, score: float | None = None, required: bool = False
     ) -> None:
-        """A checkpoint of the state after this step. A disk that refuses is survived, unless `required`."""
+        """Save the state after this step. An OSError ends the run only if the checkpoint is `required`."""
         self.drain()
         sharded = self.settings.sharded_checkpoints and self.world.backend
         try:
@@ -302,25 +305,30 @@ class Loop:
                     required=required,
                 )
         finally:
-            self.tell_of_checkpoints()
+            self.report_checkpoints()
 
-    def tell_of_checkpoints(self) -> None:
-        """Lines about checkpoints that were written, or not."""
-        for one in self.checkpoints.poll():
-            values = {"path": str(one.path), "seconds": one.seconds, "bytes": one.bytes, "error": one.error}
-            known = {name: value for name, value in values.items() if value is not None}
-            self.telemetry.event(one.step, one.event, blocked_seconds=one.blocked_seconds, **known)
-            if one.event == "checkpoint_failed":
-                self.telemetry.say(f"checkpoint {one.path} was not written: {one.error}", error=True)
-            for other in one.also:
-                self.telemetry.event(one.step, "checkpoint", path=str(other))
+    def report_checkpoints(self) -> None:
+        """Log the checkpoints that were written, failed or skipped since the last call."""
+        for outcome in self.checkpoints.poll():
+            values = {
+                "path": str(outcome.path),
+                "seconds": outcome.seconds,
+                "bytes": outcome.bytes,
+                "error": outcome.error,
+            }
+            present = {name: value for name, value in values.items() if value is not None}
+            self.telemetry.event(outcome.step, outcome.event, blocked_seconds=outcome.blocked_seconds, **present)
+            if outcome.event == "checkpoint_failed":
+                self.telemetry.say(f"checkpoint {outcome.path} was not written: {outcome.error}", error=True)
+            for other in outcome.also:
+                self.telemetry.event(outcome.step, "checkpoint", path=str(other))
 
 
 @contextlib.contextmanager
-def collecting_rarely() -> Iterator[None]:
-    """Collect garbage only on request, and never again in objects that exist now.
+def infrequent_gc() -> Iterator[None]:
+    """Disable automatic garbage collection, and exempt the objects that exist now from it.
 
-    Else one rank or the other does so in the middle of a step, and all others wait for it.
+    Else ranks would collect in the middle of different steps, while all others wait.
     """
     gc.collect()
     gc.freeze()
@@ -333,10 +341,10 @@ def collecting_rarely() -> Iterator[None]:
 
 
 def _peak_memory(device: torch.device) -> int | None:
-    """The most memory that tensors took since the phase, or its batch size, began, in bytes; None without CUDA."""
+    """Peak bytes of tensors since `_reset_peak_memory`; None without CUDA."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def _restart_peak_memory(device: torch.device) -> None:
+def _reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

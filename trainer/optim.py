@@ -143,15 +143,15 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["step"] = torch.zeros((), device=parameter.device if fused else None)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        kept = [self.state[parameter] for parameter in parameters]
+        states = [self.state[parameter] for parameter in parameters]
         beta1, beta2 = group["betas"]
         adamw(
             parameters,
             [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in kept],
-            [state["exp_avg_sq"] for state in kept],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             [],
-            [state["step"] for state in kept],
+            [state["step"] for state in states],
             fused=fused,
             amsgrad=False,
             beta1=beta1,
@@ -226,7 +226,7 @@ class Ema:
     def swapped(self) -> Iterator[None]:
         """The model has the averaged weights inside, and its own again afterwards.
 
-        With FSDP, gathered copies of the weights must be freed on both ends of it.
+        What is written to the averages inside, such as their mean over ranks, stays.
         """
         self._swap()
         try:
@@ -250,6 +250,6 @@ class Ema:
     def _swap(self) -> None:
         # Values, not storages: optimizers, buckets and shards refer to the parameters' memory.
         for name, parameter in self._parameters.items():
-            kept = parameter.clone()
+            current = parameter.clone()
             parameter.copy_(self._averages[name])
-            self._averages[name].copy_(kept)
+            self._averages[name].copy_(current)

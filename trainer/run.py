@@ -1,4 +1,4 @@
-"""A run from its first phase, or from a checkpoint, to its end."""
+"""A run of all phases, from the beginning or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.checkpoints import Checkpointer, ResumeChoice, State, check_fits, c
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
-from trainer.data.disk import data_place
+from trainer.data.paths import require_data_dir
 from trainer.data.tokens import prepared_folder
 from trainer.errors import CheckpointError, SettingsError, TrainerError
 from trainer.exporting import can_be_exported, describe, export
@@ -29,7 +29,7 @@ from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.writers import Value
 from trainer.world import World, join, lost_a_peer
 
-# How long a rank that lost a peer waits for the launcher to notice that peer first, in seconds.
+# Seconds that a rank which lost a peer gives the launcher to notice that peer's end first.
 PEER_GRACE = 5.0
 
 
@@ -45,7 +45,7 @@ def run(settings: Settings) -> None:
                 Run(settings, world, telemetry, signals).train()
                 good = True
             except Exception as error:
-                # The launcher blames whoever fails first. A rank that only lost a peer lets it see that peer's end.
+                # The launcher blames the rank that fails first, so one that only lost a peer waits for that peer's end.
                 if lost_a_peer(error) and launched:
                     signals.wait_for_stop(PEER_GRACE)
                 raise
@@ -54,7 +54,10 @@ def run(settings: Settings) -> None:
 
 
 class Run:
-    """One rank's way through the phases of a run. Every rank calls the same methods in the same order."""
+    """One rank's phases of a run. Every rank calls the same methods in the same order (collective).
+
+    `meeting` is the group for what ranks agree on between phases; its timeout allows for long waits.
+    """
 
     def __init__(self, settings: Settings, world: World, telemetry: Telemetry, signals: Signals) -> None:
         self.settings = settings
@@ -67,25 +70,25 @@ class Run:
         for phase in self.phases:
             if phase.ranks > world.size:
                 raise SettingsError(f"--ranks {phase.ranks} are more than the {world.size} that were started")
-            # Before the first one begins, not hours later.
+            # All phases are checked at the start, not after hours of training.
             check(phase, dataclasses.replace(world, size=phase.ranks or world.size))
-        # Ranks that a phase does without wait in it for the others.
+        # In a phase of fewer ranks, the other ranks wait.
         some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
         if settings.memory_snapshot and world.device.type == "cuda":
             snapshot_at_out_of_memory(settings.output_dir / "evidence" / f"memory_rank_{world.rank}.pickle")
         self.meeting = world.patient() if some_wait or settings.data == "documents" else world
-        # All groups are made here, by all ranks: see `World.part`.
+        # All ranks must create all groups, in the same order.
         sizes = [phase.ranks or world.size for phase in self.phases]
-        apart = {size for size, phase in zip(sizes, self.phases, strict=True) if _writes_apart(phase)}
-        self.worlds = {size: world.subgroup(size, writers=size in apart) for size in sorted(set(sizes))}
+        with_writers = {size for size, phase in zip(sizes, self.phases, strict=True) if _needs_writers(phase)}
+        self.worlds = {size: world.subgroup(size, writers=size in with_writers) for size in sorted(set(sizes))}
 
     def train(self) -> None:
-        """All phases, from where the newest checkpoint or none says."""
+        """Train all phases, from the chosen checkpoint on."""
         began = time.perf_counter()
         if not self.prepare():
             return
         choice = self.choose()
-        # A phase empties this list: whoever kept a name for the state would keep it in memory while the phase trains.
+        # A list, because `phase` must drop the last reference to the state, which else stays in memory while it trains.
         former = [self.read(choice)]
         number, _, _ = phase_at(self.phases, former[0]["step"] + 1 if former[0] else 1)
         while True:
@@ -114,43 +117,45 @@ class Run:
     # --- before and after ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> bool:
-        """Turns documents into tokens, on rank 0 while the others wait; False if a stop was asked for."""
+        """Prepare the tokens of --data documents on rank 0 while the others wait. Returns False if it was stopped."""
         settings = self.settings
         if settings.data != "documents":
             return True
-        done = self.meeting.from_main(self.try_to_prepare() if self.world.is_main else None)
-        if isinstance(done, TrainerError):
-            raise done
-        assert done is not None
-        self.telemetry.event(0, "prepared", documents=done.documents, tokens=done.tokens, seconds=done.seconds)
-        if not done.finished:
+        prepared = self.meeting.from_main(self._prepare_tokens() if self.world.is_main else None)
+        if isinstance(prepared, TrainerError):
+            raise prepared
+        assert prepared is not None
+        self.telemetry.event(
+            0, "prepared", documents=prepared.documents, tokens=prepared.tokens, seconds=prepared.seconds
+        )
+        if not prepared.finished:
             self.signals.reached()
             reason = self.signals.stop or "signal on another rank"
             self.telemetry.event(0, "stop", reason=reason)
             self.telemetry.say("stopped before all tokens were prepared; the next start goes on from here")
-        return done.finished
+        return prepared.finished
 
-    def try_to_prepare(self) -> Prepared | TrainerError:
+    def _prepare_tokens(self) -> Prepared | TrainerError:
         settings = self.settings
         try:
-            place = data_place(settings, "text, JSON lines or Parquet files", file_allowed=True)
+            source = require_data_dir(settings, "text, JSON lines or Parquet files", allow_file=True)
             assert settings.tokenizer is not None
             plan = PreparationPlan(
-                (place,), settings.tokenizer, settings.context, column=settings.data_column or "text"
+                (source,), settings.tokenizer, settings.context, column=settings.data_column or "text"
             )
             return prepare(plan, prepared_folder(settings), stopping=lambda: bool(self.signals.stop))
         except TrainerError as error:
             return error
 
     def export(self) -> None:
-        """Writes the result as a model of transformers where that is asked for, on rank 0."""
+        """Export the result as a model of transformers for --export, on rank 0."""
         settings = self.settings
         if settings.export == "none" or not self.world.is_main:
             return
         out = settings.output_dir / "hf"
-        written = export(settings.checkpoint_dir, out, settings.export)
-        self.telemetry.event(self.step, "export", path=str(out), checkpoint=str(written.checkpoint))
-        self.telemetry.say(f"exported the weights of step {written.step} to {out}")
+        exported = export(settings.checkpoint_dir, out, settings.export)
+        self.telemetry.event(self.step, "export", path=str(out), checkpoint=str(exported.checkpoint))
+        self.telemetry.say(f"exported the weights of step {exported.step} to {out}")
 
     # --- phases -------------------------------------------------------------------------------------------------------
 
@@ -159,9 +164,9 @@ class Run:
     def phase(
         self, number: int, choice: ResumeChoice, former: list[State | None]
     ) -> tuple[PhaseEnd | None, State | None]:
-        """One phase, from a state or from the beginning: how it ended, and the state for the next one on rank 0.
+        """Train one phase. Returns its end and, on rank 0, the state for the next phase.
 
-        `former` holds the state and is empty afterwards. Nothing on ranks that the phase does without.
+        Both are None on ranks that wait in it. `former` has the state to start from, or None, and is emptied.
         """
         settings, state = self.phases[number], former.pop()
         first_step = sum(phase.steps for phase in self.phases[:number]) + 1
@@ -176,7 +181,7 @@ class Run:
             del state
             self.telemetry.enter(settings, world, self.total_steps)
             checkpoints = Checkpointer(settings, world, before_write=self.faults.before_checkpoint)
-            # Nothing may be written any more when the process group goes.
+            # Writing must end before the process group is destroyed.
             stack.callback(checkpoints.wait)
             for path in checkpoints.begin(progress.step, choice.path):
                 self.telemetry.say(f"set aside {path}: this run starts before it", error=True)
@@ -193,7 +198,7 @@ class Run:
         return ending, carried
 
     def take_over(self, session: PhaseSession, state: State, choice: ResumeChoice) -> None:
-        """Loads a state; says so where it comes from a file. Raises CheckpointError if it does not fit the model."""
+        """Load a state, and log it if it is from a file. Raises CheckpointError if it does not fit the model."""
         try:
             session.load(state)
         except (KeyError, ValueError) as error:
@@ -208,7 +213,7 @@ class Run:
                 self.telemetry.say(f"the optimizer's state starts afresh: {optimizer} instead of {former}")
 
     def announce(self, session: PhaseSession, number: int) -> None:
-        """The lines with which a run, and each of its phases, begins."""
+        """Log the start of the run or of a phase."""
         settings, step = session.settings, session.progress.step
         facts: dict[str, Value] = {
             "task": settings.task,
@@ -232,8 +237,8 @@ class Run:
             )
         if settings.oom_retries and not session.strategy.can_settle:
             self.telemetry.say(
-                f"--oom-retries {settings.oom_retries} has no effect in this phase: with {_what_waits(session)} a rank"
-                " that runs out of memory leaves the others waiting inside a step, so the run ends",
+                f"--oom-retries {settings.oom_retries} has no effect in this phase: with {_collective_setting(session)}"
+                " a rank that runs out of memory leaves the others waiting inside a step, so the run ends",
                 error=True,
             )
         weights = session.built.weights
@@ -245,9 +250,9 @@ class Run:
             self.telemetry.say(f"{session.built.name} takes no position_ids: attention reaches over documents' ends")
 
     def describe(self, session: PhaseSession) -> None:
-        """Leaves beside the checkpoints what else is needed to use them without the data.
+        """Write the model's description beside the checkpoints, so that they can be used without the data.
 
-        Raises SettingsError, on all ranks alike, where the model could not be exported at the end.
+        Raises SettingsError on all ranks if --export is impossible for this model.
         """
         if session.settings.export != "none" and not can_be_exported(session.built.model):
             raise SettingsError(f"--export needs a model of transformers, not {session.built.name}")
@@ -266,7 +271,7 @@ class Run:
 
         Raises CheckpointError if a given one is not valid, and SettingsError where none could be written.
         """
-        choice = self.world.from_main(self.try_to_choose() if self.world.is_main else None)
+        choice = self.world.from_main(self._choose_checkpoint() if self.world.is_main else None)
         if isinstance(choice, TrainerError):
             raise choice
         assert choice is not None
@@ -275,7 +280,7 @@ class Run:
             self.telemetry.say(f"{reason}; trying the one before", error=True)
         return choice
 
-    def try_to_choose(self) -> ResumeChoice | TrainerError:
+    def _choose_checkpoint(self) -> ResumeChoice | TrainerError:
         try:
             require_writable(self.settings.checkpoint_dir)
             return choose(self.settings.resume, self.settings.checkpoint_dir)
@@ -292,8 +297,8 @@ class Run:
         return state
 
 
-def _what_waits(session: PhaseSession) -> str:
-    """Why steps cannot be given up by one rank, in the words of the settings."""
+def _collective_setting(session: PhaseSession) -> str:
+    """The setting by which ranks wait for each other inside a step, so that one of them cannot give it up."""
     settings = session.settings
     if settings.parallel == "fsdp":
         return "--parallel fsdp"
@@ -305,9 +310,9 @@ def _what_waits(session: PhaseSession) -> str:
 
 
 class StopNote:
-    """How a rank that waits out a phase tells those that train that it was asked to stop: a key in the group's store.
+    """A key in the group's store by which ranks that wait in a phase pass a stop signal to those that train.
 
-    No collective can do that: those that train answer to none before the phase ends.
+    A collective is impossible: ranks that train would join it only after the phase.
     """
 
     def __init__(self, world: World, phase: int) -> None:
@@ -319,21 +324,21 @@ class StopNote:
             self._store.set(self._key, reason)
 
     def read(self) -> str:
-        """What a waiting rank was asked to stop by; empty: nothing so far."""
+        """The signal that a waiting rank got; empty if none."""
         if self._store is None or not self._store.check([self._key]):
             return ""
         reason: bytes = self._store.get(self._key)
         return reason.decode()
 
 
-def _writes_apart(phase: Settings) -> bool:
-    """Whether ranks exchange what they write while they train."""
+def _needs_writers(phase: Settings) -> bool:
+    """Whether threads that write checkpoints need a group of their own, for collectives during training."""
     return phase.sharded_checkpoints and phase.async_checkpoints
 
 
 def _on_host(state: State) -> State:
-    """A state that no longer needs the device it was made on."""
+    """Copy a state to host memory."""
     snapshot = HostBuffers().take(state, copy=False)
     snapshot.wait()
-    taken: State = snapshot.state
-    return taken
+    on_host: State = snapshot.state
+    return on_host

@@ -1,4 +1,4 @@
-"""What a rank trains with in one phase: model, data, optimizer; and its state, saved and loaded."""
+"""A rank's model, data and optimizer in one phase, and saving and loading their state."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ class TrainingProgress:
 class PhaseSession:
     """One rank's model, data and optimizer for one phase. All ranks build it together (collective).
 
-    `first_step` is the number that the phase's first step has in the run. `batch_size` is 0 until the largest that fits
-    is found, and `validation_batch` until one had to be made smaller. Use as a context manager: leaving it ends the
-    processes that read data.
+    Use as a context manager: leaving it ends the processes that read data.
+
+    Attributes:
+        first_step: the number of the phase's first step in the run.
+        batch_size: samples of a micro batch; 0 until --batch-size auto has found the largest.
+        validation_batch: samples of a validation batch that had to be reduced; 0 if it was not.
     """
 
     def __init__(self, settings: Settings, world: World, first_step: int, progress: TrainingProgress) -> None:
@@ -79,7 +82,7 @@ class PhaseSession:
 
     @property
     def phase_step(self) -> int:
-        """Steps of this phase that are done."""
+        """Completed steps of this phase."""
         return self.progress.step - self.first_step + 1
 
     @property
@@ -88,18 +91,18 @@ class PhaseSession:
 
     @property
     def samples_per_step(self) -> int:
-        """Of all ranks together."""
+        """Samples of an optimizer step, over all ranks."""
         return self.batch_size * self.grad_accum * self.strategy.data_ranks
 
     def set_batch(self, batch_size: int, grad_accum: int) -> None:
-        """The micro batches from here on, also of a step that is repeated."""
+        """Use micro batches of this size from the current position on."""
         self.batch_size, self.grad_accum = batch_size, grad_accum
         self.feed.seek(self.progress.samples, batch_size)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """What a checkpoint holds: full tensors, live where that is possible (collective). Complete on rank 0 only."""
+        """The content of a checkpoint, with full tensors, which may be live (collective). Complete on rank 0 only."""
         strategy = self.strategy
         return self._state_with(
             model=strategy.model_state(),
@@ -109,7 +112,7 @@ class PhaseSession:
         )
 
     def sharded_state(self) -> State:
-        """`state` with this rank's shards in place of full tensors, for checkpoints that all ranks write a part of."""
+        """Like `state`, with this rank's shards instead of full tensors, for sharded checkpoints."""
         strategy = self.strategy
         return self._state_with(
             model=strategy.sharded_model_state(),
@@ -119,7 +122,7 @@ class PhaseSession:
         )
 
     def load(self, state: State) -> None:
-        """Take over a state of full tensors, which every rank passes in. The settings of now win over its own."""
+        """Load a state of full tensors, the same on every rank. Current settings override those in the state."""
         settings, former = self.settings, state["config"]
         self.progress.step, self.progress.samples = state["step"], state["samples"]
         self.progress.metrics = dict(state["metrics"])
@@ -133,10 +136,13 @@ class PhaseSession:
         if self.ema:
             self.ema.load(self.strategy.shard(state["ema"]))
         if self.precision.scaler.is_enabled() and state["scaler"]:
-            self.precision.scaler.load_state_dict(state["scaler"])
+            scaler, former_scaler = self.precision.scaler, state["scaler"]
+            # Only what it has learnt: the factors and the interval are settings.
+            learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
+            scaler.load_state_dict(scaler.state_dict() | learnt)
         is_same_batch = (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"])
         if is_same_batch and settings.phase == state["phase"]:
-            # Nobody asked for another batch: what was found to fit still fits.
+            # The settings are the same, so a batch size that was found or reduced still fits.
             self.batch_size, self.grad_accum = state["batch"]["batch_size"], state["batch"]["grad_accum"]
         self._restore_random(state["random"])
 
@@ -159,21 +165,21 @@ class PhaseSession:
         }
 
     def _restore_random(self, by_rank: Sequence[Any]) -> None:
-        """Ranks that share layers draw the same numbers, for any number of ranks that saved the state."""
-        first = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
-        if first < len(by_rank):
-            restore_random_state(by_rank[first], self.world.device)
+        """Restore the random state, also of another number of ranks. Ranks that share layers draw the same numbers."""
+        source = self.strategy.data_rank * (self.world.size // self.strategy.data_ranks)
+        if source < len(by_rank):
+            restore_random_state(by_rank[source], self.world.device)
         else:
-            seed_everything(self._rank_seed())  # a rank that did not exist then
+            seed_everything(self._rank_seed())  # the state was saved by fewer ranks
 
     def _rank_seed(self) -> int:
-        """A separate seed for each rank with its own data, also for one that joins later: dropout differs."""
+        """A seed for each data rank and step, so that dropout differs between them."""
         return (self.settings.seed * 1_000_003 + self.strategy.data_rank * 10_007 + self.progress.step) % 2**63
 
     # --- building -----------------------------------------------------------------------------------------------------
 
     def _build_objective(self) -> Objective:
-        """The objective on the device; of one whose weights are sharded, all but the model, which follows in shards."""
+        """The objective on the device. Sharded weights of the model are moved later, shard by shard."""
         objective = build_objective(self.settings, self.data, self.built.model, self.world)
         if shards_weights(self.settings, self.world):
             for child in objective.children():
@@ -190,7 +196,7 @@ class PhaseSession:
             raise SettingsError("--compile-scope blocks: the model has no row of equal blocks; use whole")
         compile_modules(blocks, settings)
         if settings.compile != "off" and settings.compile_scope == "whole":
-            # Held-out batches have two sizes, of which the second is compiled for any size; no CUDA graphs for those.
+            # Held-out batches have two sizes; torch compiles the second for any size, without CUDA graphs.
             objective.measure = torch.compile(objective.measure)  # type: ignore[method-assign]
 
     def _build_feeds(self) -> tuple[BatchFeed, HeldOut]:
@@ -203,7 +209,7 @@ class PhaseSession:
 
 
 def _load_data(settings: Settings, world: World) -> Data:
-    """The data set (collective). Rank 0 goes first: what it counts it keeps beside the files for the others."""
+    """Load the data set (collective). Rank 0 is first, and caches token counts for the others."""
     if not world.backend:
         return load_data(settings)
     data, problem = None, None
@@ -218,11 +224,13 @@ def _load_data(settings: Settings, world: World) -> Data:
 
 
 def _build_model(settings: Settings, world: World, data: Data) -> tuple[Built, Initial | None]:
-    """The model, with the same weights on every rank. Where they will be sharded it is made without memory for them, if
-    that is possible, beside their initial values."""
+    """Build the model, with the same weights on every rank.
+
+    If they will be sharded, it is built without memory for them, if possible; the second value initialises them.
+    """
     if shards_weights(settings, world) and settings.tensor_parallel == 1 and settings.weights is None:
         deferred = DeferredInit()
-        # What cannot be deferred, such as an initialisation of the user's own, is made in host memory.
+        # What cannot be deferred, such as a custom initialisation, is built in host memory below.
         with contextlib.suppress(Exception), deferred:
             built = build(settings, data)
             return built, deferred.initial(built.model)

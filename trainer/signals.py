@@ -1,15 +1,14 @@
-"""Signals as requests that the loop looks at between two steps.
+"""Signals as requests, which the loop reads between two steps.
 
-SIGTERM and SIGINT ask to stop, SIGUSR1 asks for a checkpoint. A second SIGINT a second or more after the first one ends
-at once, as a person who presses ctrl+c twice expects. SIGTERM may come any number of times: a launcher forwards it and
-a supervisor may send it as well.
+SIGTERM and SIGINT request a stop, SIGUSR1 a checkpoint. A second SIGINT, at least a second after the first, exits at
+once. SIGTERM may come any number of times: a launcher forwards it, and a supervisor may send it, too.
 
-Where a launcher started the ranks, its death asks to stop as well: nothing supervises them then, and whoever starts
-the run again would have it twice.
+The death of the launcher is a stop request, too: nothing supervises its ranks any more, and a restarted run would
+run twice.
 
-A rank that hangs never looks. So a stop also starts a clock: where the step does not end in time, the stacks of all
-threads go to stderr and the process ends with exit code 1. While a checkpoint is written the clock starts over with
-every sign of life of the writer, and pauses while a rank waits out a phase.
+A rank that hangs never reads a request, so a stop starts a timeout. If the step does not end in time, the stacks of all
+threads go to stderr and the process exits with code 1. The timeout restarts while the writer of a checkpoint makes
+progress, and is suspended while a rank waits in a phase of fewer ranks.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from typing import Any
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _STDERR = 2
 _POLL_SECONDS = 0.25
-_WAKE = b"\0"  # on the pipe of arrivals: no signal, but something to poll
+_WAKE = b"\0"  # wakes the watcher without a signal
 
 
 class Signals:
-    """Use as a context manager in the main thread; the former handlers come back at the end.
+    """Handles signals while it is entered, in the main thread; the former handlers are restored at the end.
 
-    `stop_timeout` is in seconds, from the signal to `reached`. `launcher` is the process whose death asks to stop.
+    `stop_timeout` is in seconds, from a signal to `reached`. `launcher` is the PID whose death requests a stop.
     """
 
     def __init__(self, stop_timeout: float, launcher: int | None = None) -> None:
-        self.stop: str = ""  # what asked to stop: the name of a signal, or the launcher's death
-        self.save = False
+        self.stop: str = ""  # the reason of a stop request: a signal's name, or the launcher's death; empty: none
+        self.save = False  # a checkpoint is requested
         self._stop_timeout = stop_timeout
         self._launcher = launcher
         self._interrupted_at = 0.0
         self._former: dict[signal.Signals, Any] = {}
         self._former_wakeup = -1
-        self._arrivals = (-1, -1)
+        self._pipe = (-1, -1)
         self._lock = threading.Lock()  # never taken by a signal handler
         self._polls: list[Callable[[], None]] = []
         self._started = self._over = self._suspended = False
@@ -54,11 +53,11 @@ class Signals:
     def __enter__(self) -> Signals:
         for number in (*_STOPPING, signal.SIGUSR1):
             self._former[number] = signal.signal(number, self._handle)
-        # Handlers run between two instructions of the main thread. The number of a signal is written here even while
-        # the main thread waits inside a collective, and another thread can read it.
-        self._arrivals = os.pipe()
-        os.set_blocking(self._arrivals[1], False)
-        self._former_wakeup = signal.set_wakeup_fd(self._arrivals[1], warn_on_full_buffer=False)
+        # Python runs handlers in the main thread only between two instructions, not inside a collective. Signal numbers
+        # reach this pipe at once, and the watcher reads them.
+        self._pipe = os.pipe()
+        os.set_blocking(self._pipe[1], False)
+        self._former_wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._watcher.start()
         return self
 
@@ -68,27 +67,27 @@ class Signals:
         signal.set_wakeup_fd(self._former_wakeup)
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        os.close(self._arrivals[1])
+        os.close(self._pipe[1])
         self._watcher.join()
-        os.close(self._arrivals[0])
+        os.close(self._pipe[0])
         self.reached()
 
     def reached(self) -> None:
-        """The step has ended and the stop is being dealt with: what follows may take its time."""
+        """End the timeout: the step has ended, and what follows may take longer."""
         with self._lock:
             self._over = True
             faulthandler.cancel_dump_traceback_later()
 
     @contextlib.contextmanager
     def patient(self, sign_of_life: Callable[[], object]) -> Iterator[None]:
-        """Inside, and at the end of it, the clock of a stop starts over whenever `sign_of_life` has changed."""
+        """Inside, restart the timeout whenever `sign_of_life` returns another value; and once at the end."""
         last = sign_of_life()
 
         def poll() -> None:
             nonlocal last
-            now = sign_of_life()
-            if now != last:
-                last = now
+            current = sign_of_life()
+            if current != last:
+                last = current
                 self._restart()
 
         with self._polled(poll):
@@ -98,7 +97,7 @@ class Signals:
 
     @contextlib.contextmanager
     def waiting(self, report: Callable[[str], None]) -> Iterator[None]:
-        """This rank waits for others, and has nothing to finish: no clock runs, and a stop is reported to them once."""
+        """Inside, this rank waits for others: the timeout is suspended, and a stop is passed to `report` once."""
         reported = False
 
         def poll() -> None:
@@ -119,12 +118,12 @@ class Signals:
                 self._restart()
 
     @contextlib.contextmanager
-    def listening(self, heard: Callable[[], str]) -> Iterator[None]:
-        """Inside, what asked ranks that wait to stop (`heard`; empty: nothing so far) asks this one as well."""
+    def listening(self, remote_stop: Callable[[], str]) -> Iterator[None]:
+        """Inside, a stop request on a waiting rank (`remote_stop`; empty: none) counts on this one, too."""
 
         def poll() -> None:
-            if not self.stop and (name := heard()):
-                self.stop = name
+            if not self.stop and (reason := remote_stop()):
+                self.stop = reason
                 self._start()
 
         with self._polled(poll):
@@ -132,10 +131,10 @@ class Signals:
 
     @contextlib.contextmanager
     def _polled(self, poll: Callable[[], None]) -> Iterator[None]:
-        """The watching thread calls `poll` now and then; no call of it is under way afterwards."""
+        """Inside, the watcher calls `poll` repeatedly. No call is in progress afterwards."""
         with self._lock:
             self._polls.append(poll)
-        os.write(self._arrivals[1], _WAKE)
+        os.write(self._pipe[1], _WAKE)
         try:
             yield
         finally:
@@ -143,18 +142,18 @@ class Signals:
                 self._polls.remove(poll)
 
     def _start(self) -> None:
-        """A stop is asked for. With the lock held."""
+        """Start the timeout, once. Needs the lock."""
         if not self._started:
             self._started = True
             self._restart()
 
     def _restart(self) -> None:
-        """Gives a step that must end its full time again, if one must. With the lock held."""
+        """Restart a running timeout. Needs the lock."""
         if self._started and not self._over and not self._suspended:
             faulthandler.dump_traceback_later(self._stop_timeout, exit=True, file=_STDERR)
 
     def wait_for_stop(self, seconds: float) -> None:
-        """Returns when a stop is asked for, at the latest after so many seconds."""
+        """Wait for a stop request, at most for so many seconds."""
         deadline = time.monotonic() + seconds
         while not self.stop and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -171,41 +170,41 @@ class Signals:
         self.stop = signal.Signals(number).name
 
     def _watch(self) -> None:
-        """Starts the clock at the first request to stop, and polls."""
-        arrivals = self._arrivals[0]
-        with _watched(self._launcher) as launcher:
-            watched = [arrivals, *launcher]
+        """The watcher thread: starts the timeout at the first stop request, and polls."""
+        pipe = self._pipe[0]
+        with _death_of(self._launcher) as launcher:
+            watched = [pipe, *launcher]
             while True:
                 ready, _, _ = select.select(watched, [], [], _POLL_SECONDS if self._polls else None)
                 stopping = False
-                if arrivals in ready:
-                    if not (arrived := os.read(arrivals, 1)):
+                if pipe in ready:
+                    if not (byte := os.read(pipe, 1)):
                         return
-                    stopping = arrived[0] in _STOPPING
+                    stopping = byte[0] in _STOPPING
                     if stopping:
-                        # The handler runs when the main thread is back from a collective; a report is due before that.
-                        self.stop = self.stop or signal.Signals(arrived[0]).name
+                        # Not left to the handler, which waits until the main thread returns from a collective.
+                        self.stop = self.stop or signal.Signals(byte[0]).name
                 elif ready:
                     self.stop = self.stop or "the launcher died"
-                    watched, stopping = [arrivals], True
+                    watched, stopping = [pipe], True
                 with self._lock:
                     if stopping:
                         self._start()
                     for poll in self._polls:
-                        # What a poll asks may be gone as ranks leave: then nothing more is to be heard.
+                        # The store that a poll reads may be gone while ranks leave.
                         with contextlib.suppress(RuntimeError):
                             poll()
 
 
 @contextlib.contextmanager
-def _watched(process: int | None) -> Iterator[list[int]]:
-    """A descriptor, in a list, that can be read once the process is dead; none if there is none to watch."""
+def _death_of(process: int | None) -> Iterator[list[int]]:
+    """A list with a descriptor that becomes readable when the process dies; empty if it cannot be watched."""
     if process is None:
         yield []
         return
     try:
         descriptor = os.pidfd_open(process)
-    except OSError:  # it is dead already, or this kernel has no such thing
+    except OSError:  # it is dead already, or the kernel has no pidfds
         yield []
         return
     try:

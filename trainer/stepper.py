@@ -1,4 +1,4 @@
-"""One optimizer step: gradients of all micro batches, agreed on by all ranks, and the update."""
+"""The parts of an optimizer step: gradients of all micro batches, clipping, update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.telemetry.timing import StepTimer
 
 
 class Stepper:
-    """Does the arithmetic of steps on one rank; what they are good for is the loop's business."""
+    """Computes steps on one rank. The loop decides on retries, and publishes the results."""
 
     def __init__(self, session: PhaseSession, faults: Injector, clock: StepTimer) -> None:
         self._session = session
@@ -25,10 +25,10 @@ class Stepper:
         self._weight = torch.zeros(())
 
     def gradients(self, step: int, *, survive: bool) -> Tensor | None:
-        """Forward and backward of a step's micro batches: the sum [] of their share of the mean loss, on the device.
+        """Run forward and backward of a step's micro batches. Returns their mean loss [], on the device.
 
-        None where memory ran out and `survive` is set: this rank has then taken part in what the others were
-        waiting for, and waits for their vote.
+        Returns None if memory ran out and `survive` is set. This rank has then taken part in the all-reduces that
+        others wait for, so all ranks can go on to vote.
         """
         session, strategy = self._session, self._session.strategy
         total = torch.zeros((), device=session.world.device)
@@ -51,38 +51,39 @@ class Stepper:
         except Exception as error:
             if not survive or not is_out_of_memory(error):
                 raise
-        # Only here the error, whose traceback holds the activations, is gone.
+        # After the except block: the error's traceback keeps the activations alive.
         strategy.settle()
         return None
 
     def renew(self) -> None:
-        """On all ranks, after a step in which one ran out of memory: gives memory back and gets ready for another."""
+        """Release memory after a failed step, so that it can be repeated. Call it on all ranks."""
         self._session.strategy.renew()
         forget_compiled(self._session.settings)
         if self._session.world.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def unscale(self) -> None:
-        """Gradients as they are, without the scale that fp16 needs."""
+        """Remove the fp16 loss scale from the gradients."""
         self._session.precision.scaler.unscale_(self._session.strategy.optimizer)
 
-    def weigh(self) -> Tensor | None:
-        """Where the objective is weighed: gradients, and the factor [] for the loss, of what counts alone (collective).
+    def normalize_weights(self) -> Tensor | None:
+        """Divide gradients by the mean weight of the micro batches of all ranks (collective).
 
-        So everything that counts does so alike, in whichever micro batch and on whichever rank it is.
+        So every learnt token counts equally, in whichever micro batch and on whichever rank it is. Returns the factor
+        [] for the loss; None if the objective has no weights.
         """
         session = self._session
         if not session.objective.weighed:
             return None
-        weight = self.summed_loss(self._weight) / session.world.size
-        factor = 1 / weight.clamp_min(torch.finfo(weight.dtype).tiny ** 0.5)  # nothing counts: no gradients either
+        weight = self.sum_over_ranks(self._weight) / session.world.size
+        factor = 1 / weight.clamp_min(torch.finfo(weight.dtype).tiny ** 0.5)  # weight 0: gradients are 0, too
         gradients = list(session.strategy.local_gradients().values())
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # of --cpu-offload: in host memory
         return factor
 
     def update(self) -> Tensor:
-        """Clips, steps the optimizer and what follows it; returns the norm [] before clipping, on the device."""
+        """Clip gradients, step the optimizer and the averages. Returns the norm [] before clipping, on the device."""
         session, strategy, scaler = self._session, self._session.strategy, self._session.precision.scaler
         norm = strategy.clip(session.settings.grad_clip)
         scaler.step(strategy.optimizer)
@@ -94,14 +95,14 @@ class Stepper:
         return norm
 
     def loss_scale(self) -> dict[str, Tensor]:
-        """With fp16 the scale [] that the next step takes, on the device; to ask the scaler for it would be to wait."""
+        """The fp16 loss scale [] of the next step; on the device, because `get_scale` would wait for it."""
         scaler = self._session.precision.scaler
         one = torch.ones((), device=self._session.world.device)
         return {"loss_scale": scaler.scale(one)} if scaler.is_enabled() else {}
 
-    def summed_loss(self, total: Tensor) -> Tensor:
-        """The sum [] of all ranks' totals, on the device; the host does not wait for it."""
+    def sum_over_ranks(self, value: Tensor) -> Tensor:
+        """All-reduce a scalar [] in place, without waiting for the device."""
         world = self._session.world
         if world.backend:
-            dist.all_reduce(total, group=world.group)
-        return total
+            dist.all_reduce(value, group=world.group)
+        return value

@@ -20,7 +20,7 @@ from trainer.errors import TrainerError
 
 Messages = Sequence[Mapping[str, str]]
 
-# What may lie in a tokenizer's folder and belongs to it.
+# The files of a tokenizer.
 _FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"),
@@ -36,7 +36,7 @@ SIMPLE_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Encoded:
-    """A document: uint32 tokens [n], and which of them are to be learnt, bool [n]."""
+    """A document: uint32 tokens [n], and for each whether the loss covers it, bool [n]."""
 
     tokens: npt.NDArray[np.uint32]
     learn: npt.NDArray[np.bool_]
@@ -45,8 +45,8 @@ class Encoded:
 class Tokenizer:
     """`folder` holds a tokenizer.json; its chat template, or else SIMPLE_TEMPLATE, renders conversations.
 
-    `size` is the number of tokens, `bos` and `eos` the tokens before and after a text (None: it has none), `pad` fills
-    rows and is never learnt. Raises TrainerError if the folder holds no such tokenizer.
+    `size` is the number of tokens, `bos` and `eos` are put before and after a text (None: no such token), `pad` fills
+    rows and is never learnt. Raises TrainerError if the folder holds no usable tokenizer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Tokenizer:
         self.size = len(loaded)
         self.eos: int | None = loaded.eos_token_id
         self.bos: int | None = self.eos if loaded.bos_token_id is None else loaded.bos_token_id
-        self.pad = next((one for one in (loaded.pad_token_id, self.eos, self.bos) if one is not None), 0)
+        self.pad = next((token for token in (loaded.pad_token_id, self.eos, self.bos) if token is not None), 0)
         self.has_template = loaded.chat_template is not None
         if not self.has_template:
             if self.eos is None:
@@ -81,20 +81,20 @@ class Tokenizer:
     # --- to tokens ----------------------------------------------------------------------------------------------------
 
     def texts(self, texts: Sequence[str]) -> list[Encoded]:
-        """Texts between `bos` and `eos`; all but the first token of each is to be learnt."""
+        """Tokenize texts, each between `bos` and `eos`. The loss covers all tokens but the first."""
         before = [] if self.bos is None else [self.bos]
         after = [] if self.eos is None else [self.eos]
         encoded = []
-        for one in self._fast.encode_batch(list(texts), add_special_tokens=False):
-            tokens = np.array([*before, *one.ids, *after], dtype=np.uint32)
+        for encoding in self._fast.encode_batch(list(texts), add_special_tokens=False):
+            tokens = np.array([*before, *encoding.ids, *after], dtype=np.uint32)
             encoded.append(Encoded(tokens, np.arange(len(tokens)) > 0))
         return encoded
 
     def conversation(self, messages: Messages) -> Encoded:
-        """A conversation as the template renders it; to be learnt are the assistant's words and the end of its turn.
+        """Tokenize a conversation. The loss covers the assistant's words and the end of its turn.
 
-        A token belongs to whom its first character belongs to. Raises ValueError if the template refuses the
-        messages, or renders an answer in another way than what a model would be given to answer.
+        A token belongs to the message with its first character. Raises ValueError if the template refuses the messages,
+        or if what it renders before an answer is not the prompt for that answer.
         """
         text = self.rendered(messages)
         spans = []
@@ -113,17 +113,20 @@ class Tokenizer:
         return Encoded(np.array(encoding.ids, dtype=np.uint32), learn)
 
     def prompt(self, messages: Messages) -> list[int]:
-        """The tokens after which a model answers. Raises ValueError if the template refuses the messages."""
+        """The tokens of a prompt, which the model continues with an answer. Raises ValueError like `rendered`."""
         ids: list[int] = self._fast.encode(self.rendered(messages, answer=True), add_special_tokens=False).ids
         return ids
 
     def beginning(self, text: str) -> list[int]:
-        """The tokens of a text that is to be continued."""
+        """The tokens of a plain text for the model to continue."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
         return ids if self.bos is None else [self.bos, *ids]
 
     def rendered(self, messages: Messages, *, answer: bool = False) -> str:
-        """The text of a conversation, with `answer` up to where the assistant's words begin. Raises ValueError."""
+        """Render a conversation as text; with `answer`, end with the start of the assistant's turn.
+
+        Raises ValueError if the template refuses the messages.
+        """
         from jinja2 import TemplateError
 
         try:
@@ -137,26 +140,26 @@ class Tokenizer:
     # --- from tokens --------------------------------------------------------------------------------------------------
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The words of tokens, special ones left out; what is no token of this tokenizer is left out too."""
+        """Decode tokens. Special and unknown tokens are skipped."""
         text: str = self._fast.decode([token for token in tokens if token < self.size], skip_special_tokens=True)
         return text
 
     @functools.cached_property
     def stops(self) -> tuple[int, ...]:
-        """Tokens that end an answer: `eos`, and what the template puts after the assistant's words."""
-        found = [] if self.eos is None else [self.eos]
+        """Tokens that end an answer: `eos`, and the one that the template puts after the assistant's words."""
+        stops = [] if self.eos is None else [self.eos]
         answered = self.conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
         learnt = answered.tokens[answered.learn]
         if len(learnt):
             last = int(learnt[-1])
-            if last not in found and last in self._loaded.all_special_ids + list(self._loaded.added_tokens_decoder):
-                found.append(last)
-        return tuple(found)
+            if last not in stops and last in self._loaded.all_special_ids + list(self._loaded.added_tokens_decoder):
+                stops.append(last)
+        return tuple(stops)
 
     # --- the folder ---------------------------------------------------------------------------------------------------
 
     def digest(self) -> str:
-        """SHA-256 over all that decides the tokens."""
+        """SHA-256 over the tokenizer's files, hexadecimal."""
         state = hashlib.sha256()
         for name in _FILES:
             path = self.folder / name
@@ -164,7 +167,7 @@ class Tokenizer:
         return state.hexdigest()
 
     def copy_to(self, folder: Path) -> None:
-        """The tokenizer's files, and the template that is in use, into another folder. Raises OSError."""
+        """Copy the tokenizer's files, and the template in use, into another folder. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in _FILES:
             if (self.folder / name).is_file() and self.folder.resolve() != folder.resolve():

@@ -1,6 +1,6 @@
-"""The process group: joining it, leaving it, and the few exchanges that the loop needs.
+"""The process group: joining it, leaving it, and the few collectives that the loop needs.
 
-Without torchrun's environment there is one process and no group, and every exchange is the identity.
+Without torchrun's environment there is one process and no group, and every collective is the identity.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among the ranks that work together.
+    """This process's rank in a group of ranks that work together.
 
-    `group` is None for the default group and if there is none. With CUDA it has two backends, NCCL for tensors on
-    the device and gloo for those on the host, so that agreeing on something does not wait for the device.
+    `group` is None for the default group, and if there is none. With CUDA it has two backends, NCCL for device tensors
+    and gloo for host tensors, so that votes do not wait for the device.
     """
 
     rank: int
@@ -49,11 +49,11 @@ class World:
         return self.rank == 0
 
     def sum(self, *values: float | Tensor) -> list[float]:
-        """The sums over all ranks, in one exchange on the device; waits for it."""
+        """All-reduce scalars to their sums, on the device; waits for it."""
         return self._sum(values, self.device)
 
     def vote(self, *values: float) -> list[float]:
-        """The sums over all ranks, in one exchange between hosts; does not wait for the device."""
+        """All-reduce scalars to their sums, between hosts; does not wait for the device."""
         return self._sum(values, torch.device("cpu"))
 
     def _sum(self, values: tuple[float | Tensor, ...], device: torch.device) -> list[float]:
@@ -64,68 +64,71 @@ class World:
         return result
 
     def from_main(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
+        """Broadcast rank 0's value."""
         box = [value]
         if self.backend:
             dist.broadcast_object_list(box, src=0, group=self.group, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """Everybody's values by rank, on every rank."""
-        everybody: list[Any] = [value] * self.size
+        """All-gather values, in the order of ranks."""
+        values: list[Any] = [value] * self.size
         if self.backend:
-            dist.all_gather_object(everybody, value, group=self.group)
-        return everybody
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Wait until all ranks are here."""
         self.vote(0)
 
     def wait_for(self, seconds: float) -> None:
-        """How long the ranks wait for each other from now on; nothing if that was left to torch."""
+        """Set the timeout of collectives from now on, unless it was left to torch."""
         if self.backend and self.timeout is not None:
             set_timeout: Any = dist.distributed_c10d._set_pg_timeout
             set_timeout(datetime.timedelta(seconds=seconds), self.group)
 
     def subgroup(self, size: int, *, writers: bool = False) -> World | None:
-        """The first `size` ranks as a world of their own, with `writers` where asked for; None on the other ranks.
+        """A world of the first `size` ranks, with a group for `writers` if requested; None on the other ranks.
 
-        Collective: every rank makes every subgroup, in the same order. torch names a group by how many were made before
-        it in this process, so a group that only some ranks make leaves all later ones with names that do not match, and
-        their ranks wait for each other until the timeout.
+        Collective: all ranks must create all subgroups in the same order. torch names groups by a counter in each
+        process, so after a group of only some ranks the names differ, and later collectives time out.
         """
         ranks = list(range(size))
         group = self.group if size == self.size else dist.new_group(ranks, timeout=self.timeout)
-        apart = dist.new_group(ranks, backend="gloo", timeout=self.timeout) if writers and self.backend else None
-        return dataclasses.replace(self, size=size, group=group, writers_group=apart) if self.rank < size else None
+        writers_group = (
+            dist.new_group(ranks, backend="gloo", timeout=self.timeout) if writers and self.backend else None
+        )
+        return (
+            dataclasses.replace(self, size=size, group=group, writers_group=writers_group) if self.rank < size else None
+        )
 
     @property
     def writers(self) -> World:
-        """The same ranks, for the threads that write checkpoints: exchanges of two threads must not meet in one group.
+        """The same ranks, for threads that write checkpoints: two threads must not use one group.
 
-        Raises ValueError if `subgroup` was not asked for them.
+        Raises ValueError if `subgroup` was called without `writers`.
         """
         if self.writers_group is None:
             raise ValueError("this world was made without a group for writers")
         return dataclasses.replace(self, backend="gloo", group=self.writers_group)
 
     def patient(self) -> World:
-        """All ranks of the run in a gloo group whose exchanges may wait for as long as a run lasts (collective).
+        """All ranks in a gloo group without a timeout, for ranks that wait in a phase of fewer ranks (collective).
 
-        For ranks that have nothing to do for a while: a peer that dies still ends their waiting at once.
+        A peer that dies still ends their waiting at once.
         """
         if not self.backend:
             return self
         group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
-        # Its own prefix, which all ranks agree on: the store may outlive a run that ends in it.
+        # A prefix of its own: the store may outlive this run, with keys of an earlier one.
         name = self.from_main(f"run/{time.time_ns()}")
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
         return dataclasses.replace(self, backend="gloo", group=group, store=store)
 
     def broadcast(self, state: Any) -> Any:
-        """Rank 0's nested dictionaries and lists of tensors and plain values, on every rank (collective).
+        """Broadcast rank 0's nested dictionaries and lists of tensors and plain values (collective).
 
-        Tensors travel one at a time, between hosts.
+        Tensors are sent one at a time, between hosts.
         """
         if not self.backend:
             return state
@@ -141,8 +144,8 @@ class World:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Stands for the tensor of this number."""
+class _TensorReference:
+    """Stands for a tensor by its number."""
 
     number: int
 
@@ -150,7 +153,7 @@ class _Place:
 def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
     if isinstance(state, Tensor):
         tensors.append(state.detach().cpu())
-        return _Place(len(tensors) - 1)
+        return _TensorReference(len(tensors) - 1)
     if isinstance(state, dict):
         return {key: _without_tensors(value, tensors) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -159,7 +162,7 @@ def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
 
 
 def _with_tensors(plan: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(plan, _Place):
+    if isinstance(plan, _TensorReference):
         return tensors[plan.number]
     if isinstance(plan, dict):
         return {key: _with_tensors(value, tensors) for key, value in plan.items()}
@@ -169,9 +172,9 @@ def _with_tensors(plan: Any, tensors: list[Tensor]) -> Any:
 
 
 def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> World:
-    """Joins the group that torchrun describes in the environment, or none if there is no torchrun.
+    """Join the group that torchrun describes in the environment; without torchrun there is none.
 
-    Raises SettingsError if a GPU is asked for that is not there.
+    Raises SettingsError if a requested GPU does not exist.
     """
     rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     local_rank, local_size = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
@@ -185,7 +188,7 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
         record_collectives(settings.output_dir / "evidence", os.environ)
     timeout = datetime.timedelta(seconds=max(settings.timeout, settings.start_timeout))
     store, rank, size = next(rendezvous("env://", timeout=timeout))
-    # torchrun keeps one store over its restarts: without a prefix a new attempt reads the addresses of the one before.
+    # torchrun keeps its store over restarts: without a prefix, a new attempt reads the former one's addresses.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
@@ -199,32 +202,34 @@ def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> Wor
 
 
 def record_collectives(folder: Path, environment: MutableMapping[str, str]) -> None:
-    """Has NCCL's flight recorder leave the newest collectives of each rank in a folder when one of them times out.
+    """Let NCCL's flight recorder write the newest collectives of each rank to a folder when one times out.
 
-    torch has two names for each of its variables. What is set already stays.
+    Existing values are kept, under either name.
     """
     prefix = str(folder.absolute() / "nccl_trace_rank_")
-    for names, value in (
-        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
-        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), prefix),
-        (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+    # torch 2.8 renamed two variables, and newer ones warn in every run that sets the old names.
+    renamed = torch.__version__ >= "2.8"
+    for name, old_name, value in (
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix),
     ):
-        if not any(name in environment for name in names):
-            environment.update(dict.fromkeys(names, value))
-    with contextlib.suppress(OSError):  # a folder that cannot be written to is reported where the run begins
+        if name not in environment and old_name not in environment:
+            environment[name if renamed else old_name] = value
+    environment.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    with contextlib.suppress(OSError):  # a read-only folder is reported when the run starts
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def leave() -> None:
-    """Destroys the process group; peers that still wait for this rank through gloo then fail instead of hanging."""
+    """Destroy the process group. Peers that wait for this rank through gloo fail then, instead of hanging."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def leaving_may_wait() -> bool:
-    """Whether `leave`, and even the end of the interpreter, may wait for other ranks, and so must not follow an error.
+    """Whether `leave`, and even the exit of the interpreter, may wait for other ranks, so must not follow an error.
 
-    NCCL finishes what it was given before it goes, and for that needs all ranks of the group to do the same.
+    NCCL completes pending collectives first, for which it needs all ranks.
     """
     return dist.is_initialized() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
@@ -246,5 +251,5 @@ _PEER_GONE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemo
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Whether an error says that another rank went away: a consequence, not a cause."""
+    """Whether an error is only the consequence of another rank's end."""
     return isinstance(error, RuntimeError) and _PEER_GONE.search(str(error)) is not None

@@ -79,7 +79,7 @@ class Watcher:
         end = self.clock + stretch.seconds
         if stretch.activity == "suspended":
             # The agent sleeps with its runs.
-            self.watched.begin_anew(end)
+            self.watched.restart_silence(end)
             self.next_look = max(self.next_look, end)
             self.memory_due = max(self.memory_due, end)
         elif self.next_look <= end:
@@ -130,7 +130,7 @@ class Watcher:
             if not quiet.is_worth_a_look:
                 watched.last, watched.stuck_since = None, None
                 continue
-            verdict, is_certain = watched.judged(look, samples, quiet, POLICY.hang_after_seconds)
+            verdict, is_certain = watched.assess(look, samples, quiet, POLICY.hang_after_seconds)
             if verdict is not None and (is_certain or not verdict.is_stuck):
                 self._told(verdict.kind, at, f"{verdict.text} ({stretch.activity})", overdue_at)
 

@@ -1,4 +1,4 @@
-"""The agent's own log: bounded in size, the newest parts kept, without secrets."""
+"""The agent's own log: rotated by size and free of secrets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gputui.redaction import Redactor, secrets_in
 
 LIMIT_BYTES = 4 << 20
 KEPT = 3
-"""Files in all: the one that is written, and the two before it, ``.1`` and ``.2``."""
+"""Number of files: the current one and its two predecessors, ``.1`` and ``.2``."""
 
 
 def rotate(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
-    """Rotate the log if it exceeds the limit; True if it did. Raises OSError.
+    """Rotate the log if it exceeds the limit; return whether it did. Raises OSError.
 
-    Agent, sampler and whoever started them hold the file open for appending, so that it is copied and cut to zero
-    rather than renamed. What is written during the copy is copied too.
+    The file is copied and truncated, not renamed, because the agent, the sampler and the process that started them keep
+    it open for appending. Lines written during the copy are copied too.
     """
     try:
         if path.stat().st_size <= limit_bytes:
@@ -43,7 +43,7 @@ def rotate(path: Path, limit_bytes: int = LIMIT_BYTES) -> bool:
 
 
 class HidingFormatter(logging.Formatter):
-    """Lines of the agent's log without the secrets of its environment, tracebacks included."""
+    """Redacts the secrets of the agent's environment from log lines and tracebacks."""
 
     def __init__(self, pattern: str, date_pattern: str) -> None:
         super().__init__(pattern, date_pattern)

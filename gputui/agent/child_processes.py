@@ -1,5 +1,4 @@
-"""Processes of the agent that outlive it, such as sinks and studies: start them, adopt those of an earlier agent, and
-read how they ended."""
+"""Helper processes that outlive the agent (sinks, studies): start them, adopt a predecessor's, read their outcome."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, own_python
 from gputui.host.child import signal_name
@@ -25,10 +26,9 @@ _REPORT_BYTES = 4096
 KILL_SECONDS = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a process ended. ``problem`` is None if all is well. ``is_elsewhere``: another process, out of this one's
-    sight, does the work."""
+class Ended(Struct, frozen=True):
+    """Outcome of a process. ``problem`` is None on success. ``is_elsewhere``: a process that the agent cannot see, such
+    as one on another host, already does the work."""
 
     problem: str | None
     is_elsewhere: bool = False
@@ -36,8 +36,8 @@ class Ended:
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One process. ``child`` and ``report``, the descriptor from which its last message is read, are None where another
-    agent or a person started it. ``is_agents`` is False if a person did: such a process is never ended from here."""
+    """One process. ``child`` and ``report`` (the read end of the pipe for its last message) are None if another agent
+    or a person started it. ``is_agents`` is False for a person's process, which is never killed."""
 
     identity: ProcessIdentity | None
     child: subprocess.Popen[bytes] | None = None
@@ -45,7 +45,7 @@ class ChildProcess:
     is_agents: bool = True
 
     def ended(self) -> Ended | None:
-        """None while it runs."""
+        """The outcome, or None while the process runs."""
         if self.child is None:
             alive = self.identity is not None and is_alive(self.identity)
             return None if alive else Ended(None)
@@ -62,8 +62,7 @@ class ChildProcess:
         return Ended(problem or f"its process ended with code {code}")
 
     def kill(self) -> None:
-        """End it, if it is there and an agent started it. It may wait in the kernel, where nothing ends it: it is then
-        left to itself."""
+        """Kill the process unless a person started it. One in uninterruptible sleep is not waited for."""
         if self.child is not None and self.child.poll() is None:
             self.child.kill()
             with suppress(subprocess.TimeoutExpired):
@@ -85,7 +84,7 @@ class ChildProcess:
 
 
 def adopt(lock: Path) -> ChildProcess | None:
-    """The process that another agent, or a person, started and that took ``lock``; None if none lives."""
+    """The live process that holds ``lock``, started by another agent or a person; None if there is none."""
     found = holder(lock)
     if found is None or not is_alive(found.identity) or has_open(found.identity.pid, lock) is False:
         return None
@@ -93,9 +92,9 @@ def adopt(lock: Path) -> ChildProcess | None:
 
 
 def start(module: str, arguments: Sequence[str], log: Path) -> ChildProcess:
-    """Start a module of gputui in a new session: it outlives this agent. ``--tell`` has the descriptor
-    for its report of what went wrong; what its libraries print goes to ``log``. Raises OSError."""
-    # An agent in the foreground may have been started inside a run: that run's environment tag is not passed on.
+    """Start a module of gputui in a new session, so that it outlives this agent. It reports a failure to the descriptor
+    in ``--tell``; its stdout and stderr go to ``log``. Raises OSError."""
+    # A foreground agent may itself run inside a run: the child must not inherit that run's environment tag.
     environment = {name: value for name, value in os.environ.items() if name not in RUN_MARKS}
     python, needed = own_python()
     report, its_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -126,11 +125,11 @@ def start(module: str, arguments: Sequence[str], log: Path) -> ChildProcess:
 
 
 def forget_child(process: ChildProcess) -> None:
-    """Release a process that continues after this agent."""
+    """Close the handles of a process that continues after this agent."""
     with suppress(OSError):
         if process.report is not None:
             os.close(process.report)
             process.report = None
     if process.child is not None and process.child.poll() is None:
-        # Popen warns of a child that outlives it.
+        # Otherwise Popen warns about a child that is still running.
         process.child.returncode = 0

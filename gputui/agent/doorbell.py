@@ -1,7 +1,6 @@
-"""The bell that wakes the agent at once when a command was written: watchdog over the folder of all runs, not below it.
+"""File notifications that wake the agent when a client has written a command.
 
-Nothing depends on it: what is not heard, because the kernel has no watch or no thread left or the file system never
-notifies, is found a little later by looking.
+Only an optimization: without notifications (no inotify watch or thread left, a network file system) the loop polls.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Doorbell:
-    """Calls ``ring``, from another thread, when something changes directly in ``folder``. The number of threads is
-    the same for any number of runs."""
+    """Calls ``ring`` from another thread when an entry of ``folder`` changes; subfolders are not watched, so the number
+    of threads does not depend on the number of runs."""
 
     def __init__(self, folder: Path, ring: Callable[[], None]) -> None:
         self._folder = folder
@@ -32,11 +31,11 @@ class Doorbell:
 
     @property
     def is_heard(self) -> bool:
-        """Whether changes are notified at all."""
+        """Whether notifications work."""
         return self._observer is not None
 
     def start(self) -> None:
-        """Begin to listen; where that is impossible it is logged, and `is_heard` stays False."""
+        """Start to listen. A failure is logged and leaves `is_heard` False."""
         try:
             self._observer = self._listen()
         except (ImportError, OSError, RuntimeError) as error:
@@ -44,7 +43,7 @@ class Doorbell:
             log.warning("commands are looked for instead of listened for: %s", error)
 
     def stop(self) -> None:
-        """End the threads. May be called without a start."""
+        """Stop the threads, if there are any."""
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.stop()
@@ -70,14 +69,14 @@ class Doorbell:
             # A touched file; watchdog 6 called it modified.
             getattr(events, "FileAttribEvent", events.FileModifiedEvent),
         ]
-        # Logged by watchdog for folders that come and go quickly; nothing is missed.
+        # Harmless: watchdog warns about folders that come and go quickly.
         warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
         observer = InotifyObserver()
         try:
             observer.schedule(Handler(), str(self._folder), event_filter=kinds)
             observer.start()
         except (OSError, RuntimeError):
-            # What was started of it ends; an observer that never ran cannot be joined.
+            # RuntimeError: an observer that never ran cannot be joined.
             with contextlib.suppress(RuntimeError):
                 observer.stop()
             raise

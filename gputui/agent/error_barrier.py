@@ -1,4 +1,4 @@
-"""An unexpected error in one run or one part of a turn must not end the agent of all the others."""
+"""Isolation of unexpected errors: one run, or one part of a turn, must not take down the agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,56 +19,47 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A run that raised something unforeseen is left alone so long.
+# How long a run is skipped after an unexpected error.
 TROUBLE_SECONDS = 30.0
-# A part of the loop's turn serves all runs: it is tried again sooner.
+# A part of the loop's turn serves all runs, so it is tried again sooner.
 PART_SECONDS = 10.0
 
-# A turn that takes longer is noticed by people: keys are answered late, and samples come in bursts.
+# People notice a longer turn: keys are answered late, and samples arrive in bursts.
 LONG_TURN_SECONDS = 0.05
 _LOGGED_SECONDS = 60.0
 
-# Rows that cannot be as they are meant to be; every other error of the database concerns all.
-_OF_ONE_ROW = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+# Errors of single rows. Any other sqlite3.Error concerns the whole database.
+_ROW_ERRORS = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
 @dataclass(slots=True)
 class ErrorBarrier:
-    """Isolates unexpected errors: the run, or the part of a turn, that met one is left alone for a while, then tried
-    again."""
+    """Skips a run, or a part of a turn, for a while after an unexpected error in it, then tries again."""
 
     context: AgentContext
     runs: ActiveRuns
     parts: dict[str, Trouble] = field(default_factory=dict)
 
     def is_resting(self, run_id: str) -> bool:
-        """Whether the run is left alone for now."""
+        """Whether the run is skipped for now."""
         run = self.runs.get(run_id)
         return run is not None and self.context.monotonic() < run.trouble.until
 
-    def is_part_resting(self, name: str) -> bool:
-        """Whether the part of the loop's turn is left alone for now."""
-        return name in self.parts and self.context.monotonic() < self.parts[name].until
+    def around(self, run_id: str) -> AbstractContextManager[None]:
+        """Catch unexpected errors in the handling of one run. Repetitions of the same error write one event. Raises
+        sqlite3.Error if the database itself fails."""
+        return self._around(run_id, "cannot be looked after", TROUBLE_SECONDS, run_id)
 
-    @contextmanager
-    def around(self, run_id: str) -> Iterator[None]:
-        """Catch what is unforeseen in one run, and write one event while it stays the same. Raises sqlite3.Error where
-        the database itself is in trouble."""
-        with self._around(run_id, "cannot be looked after", TROUBLE_SECONDS, run_id):
-            yield
-
-    @contextmanager
-    def around_part(self, name: str) -> Iterator[None]:
-        """The same for a part of the loop's turn, which is named as people may read it."""
-        with self._around(name, f"{name} failed in the agent", PART_SECONDS, None):
-            yield
+    def around_part(self, name: str) -> AbstractContextManager[None]:
+        """The same for a part of the loop's turn. Users see ``name``."""
+        return self._around(name, f"{name} failed in the agent", PART_SECONDS, None)
 
     @contextmanager
     def _around(self, key: str, what: str, rest_seconds: float, run_id: str | None) -> Iterator[None]:
         trouble = self.parts.setdefault(key, Trouble()) if run_id is None else self.runs.of(run_id).trouble
         try:
             yield
-        except _OF_ONE_ROW as error:
+        except _ROW_ERRORS as error:
             self._note(trouble, key, what, rest_seconds, run_id, error)
         except sqlite3.Error:
             raise
@@ -100,9 +91,9 @@ class ErrorBarrier:
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a turn of the loop: each fails alone, and each is timed. ``longest_seconds`` and ``longest_part``
-    are those of the longest turn of this agent; ``unwritable`` is why something could not be written in this turn, and
-    ``is_one_resting`` that a part was left alone in it."""
+    """Runs and times the parts of a turn; each fails alone. ``longest_seconds`` and ``longest_part`` describe this
+    agent's longest turn. Of the current turn, ``unwritable`` is why a write failed, and ``is_one_resting`` says whether
+    a part was skipped."""
 
     guard: ErrorBarrier
     unwritable: str | None = None
@@ -114,13 +105,14 @@ class Parts:
     _cpu_at: float = 0.0
 
     def do(self, name: str, act: Callable[[], T]) -> T | None:
-        """What ``act`` returns; None if it failed, or rests after it did. An error of the database that may pass (a
-        full disk) is kept in ``unwritable``. Raises sqlite3.Error where nothing can be written now (a lock held
-        elsewhere), or ever (damage)."""
-        if self.guard.is_part_resting(name):
+        """Return the result of ``act``; None if it fails, or is skipped after a failure. A passing error of the
+        database (a full disk) is stored in ``unwritable``. Raises sqlite3.Error if the database is locked or
+        damaged."""
+        began = self.guard.context.monotonic()
+        trouble = self.guard.parts.get(name)
+        if trouble is not None and began < trouble.until:
             self.is_one_resting = True
             return None
-        began = self.guard.context.monotonic()
         try:
             with self.guard.around_part(name):
                 return act()
@@ -134,13 +126,13 @@ class Parts:
         return None
 
     def begin_turn(self) -> None:
-        """A turn begins: nothing has failed in it yet, and nothing took time."""
+        """Reset the state of the turn."""
         self.unwritable, self.is_one_resting = None, False
         self._cpu_at = time.thread_time()
         self._took.clear()
 
     def end_turn(self) -> None:
-        """Remember the longest turn, and log those that were too long, one a minute at most."""
+        """Keep the longest turn, and log turns that took too long, at most one a minute."""
         total = sum(self._took.values())
         if total <= LONG_TURN_SECONDS and total <= self.longest_seconds:
             return
@@ -151,13 +143,13 @@ class Parts:
         now = self.guard.context.monotonic()
         if total > LONG_TURN_SECONDS and (is_longest or now >= self._logged_at):
             self._logged_at = now + _LOGGED_SECONDS
-            # Where the processor worked for much less, it was the disk, or other processes.
+            # Much less processor time than wall time points to the disk or to other processes.
             cpu = time.thread_time() - self._cpu_at
             words = "a turn took %.0f ms (%.0f ms of processor time), %s %.0f ms of it"
             log.info(words, total * 1e3, cpu * 1e3, name, self._took[name] * 1e3)
 
 
 def roll_back(connection: sqlite3.Connection) -> None:
-    """End a transaction that was left open by what failed in it."""
+    """End a transaction that a failed operation left open."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")

@@ -1,5 +1,4 @@
-"""What the agent sees to now and then: its own log and those of the runs, the record over
-months, orphans, and what a logout would do."""
+"""Periodic upkeep: log sizes, retention of history, orphaned processes, and a warning about logouts."""
 
 from __future__ import annotations
 
@@ -12,9 +11,9 @@ from gputui.agent import agent_log
 from gputui.agent.context import AgentContext
 from gputui.agent.health.log_quota import AttemptFolder, LogBounds
 from gputui.agent.health.orphan_watch import OrphanWatch
-from gputui.agent.recording.history_retention import RecordKeeping
+from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.charts.units import duration
-from gputui.host.logout import what_a_logout_does
+from gputui.host.logout import logout_end
 from gputui.runs.identity import boot_id
 from gputui.store.events import add_event, has_event
 
@@ -33,12 +32,12 @@ class Housekeeping:
     log_is_stuck: bool = False
     orphans: OrphanWatch = field(init=False)
     log_bounds: LogBounds = field(init=False)
-    record: RecordKeeping = field(init=False)
+    record: HistoryRetention = field(init=False)
 
     def __post_init__(self) -> None:
         self.orphans = OrphanWatch(self.context)
         self.log_bounds = LogBounds(self.context)
-        self.record = RecordKeeping(
+        self.record = HistoryRetention(
             self.context.connection,
             self.context.workspace.record,
             self.context.recorder,
@@ -47,14 +46,14 @@ class Housekeeping:
         )
 
     def begin(self) -> None:
-        """At the start: say what a logout would do, once in the life of a database. Raises sqlite3.Error."""
-        end = what_a_logout_does()
+        """Warn once per database if a logout would end the agent. Raises sqlite3.Error."""
+        end = logout_end()
         if end is not None and not has_event(self.context.connection, "logout_ends_agent"):
             text = f"{end.problem}: {end.remedy}"
             add_event(self.context.connection, "logout_ends_agent", text, now=self.context.now(), severity="warning")
 
     def turn(self, now: float, living: Iterable[AttemptFolder]) -> None:
-        """Whatever is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
+        """Do what is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
         self.orphans.turn(now)
         self.log_bounds.turn(now, living)
         self.record.turn(now)
@@ -67,14 +66,14 @@ class Housekeeping:
             agent_log.rotate(self.context.workspace.agent_log)
             self.log_is_stuck = False
         except OSError as error:
-            # Said once: saying it again and again would make the log grow faster.
+            # Logged once: repetitions would make the log grow faster.
             if not self.log_is_stuck:
                 log.warning("%s cannot be rotated: %s", self.context.workspace.agent_log, error)
             self.log_is_stuck = True
 
 
 def note_predecessor(connection: sqlite3.Connection, now: float) -> None:
-    """An event where the agent before this one did not leave by itself: what happened meanwhile was not recorded.
+    """Add an event if the previous agent crashed or was killed: there is a gap in the record.
 
     ``now`` is UTC unix seconds. Raises sqlite3.Error.
     """

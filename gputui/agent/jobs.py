@@ -1,13 +1,14 @@
-"""Jobs: threads for slow work (checkpoints, network file systems, deletes of folders), which the loop never does.
+"""Jobs: threads for slow work that the loop must not do (checkpoints, network file systems, deletion of folders).
 
-How to use it, always from the loop's thread:
+Use from the loop's thread only:
 
-    job = supervisor.jobs.start(f"examine {run_id}", partial(examine, task), deadline_seconds=600.0)
-    ...                       # in a later turn of the loop, which the end of the job wakes
+    job = context.jobs.start(f"examine {run_id}", partial(examine, task), deadline_seconds=600.0)
+    ...                            # the end of the job wakes the loop
     if job.is_over:
-        findings = job.result()    # raises what the work raised, or JobTimeoutError
+        findings = job.result()    # raises the error of the work, or JobTimeoutError
 
-The work gets all it needs as arguments and returns what it found; it touches neither the store nor the agent's objects.
+The work receives all it needs as arguments and returns its result; it accesses neither the store nor the agent's
+objects.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 JOBS_AT_ONCE = 8
-# One that takes longer may hang: it does not keep others from beginning.
+# A job that takes longer may hang; it does not count towards JOBS_AT_ONCE, so others can start.
 PATIENCE_SECONDS = 30.0
-# A thread that hangs on a file system which does not answer cannot be ended. With so many, nothing is added.
+# A thread that hangs on an unresponsive file system cannot be killed, so their number is limited.
 THREADS_MOST = 32
 
 
 class JobTimeoutError(OSError):
-    """The job did not end within its deadline; the text names it, and how long it was given."""
+    """The job did not end within its deadline; the message contains both."""
 
 
 class Job(Generic[T]):
-    """One piece of slow work in a daemon thread. ``deadline_seconds`` counts from ``begun_at`` (monotonic
-    seconds), which is None while the job waits for others to end. Made by ``Jobs.start`` alone."""
+    """Slow work in a daemon thread, created by ``Jobs.start``. ``deadline_seconds`` counts from ``begun_at`` (monotonic
+    seconds), which is None while the job waits for a thread."""
 
     def __init__(self, jobs: Jobs, name: str, work: Callable[[], T], deadline_seconds: float) -> None:
         self.name = name
@@ -46,20 +47,20 @@ class Job(Generic[T]):
         self._work = work
         self._value: T | None = None
         self._error: BaseException | None = None
-        # Set last by the thread: whoever sees it sees the value or the error too.
+        # Set last by the thread, after the value or the error.
         self._has_ended = threading.Event()
         self._is_abandoned = False
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result: a value, an error, or that the deadline has passed."""
+        """Whether the work has returned or raised, or its deadline has passed."""
         self._jobs.turn()
         return self._is_settled
 
     def result(self) -> T:
-        """What the work returned; only when the job is over.
+        """The value that the work returned.
 
-        Raises what the work raised, JobTimeoutError after the deadline, RuntimeError where the job is not over.
+        Raises the error of the work, JobTimeoutError after the deadline, RuntimeError if the job is not over.
         """
         if not self.is_over:
             raise RuntimeError(f"{self.name} is not over")
@@ -70,16 +71,6 @@ class Job(Generic[T]):
     @property
     def _is_settled(self) -> bool:
         return self._is_abandoned or self._has_ended.is_set()
-
-    def _begin(self, now: float) -> None:
-        """Raises RuntimeError if the system has no thread left."""
-        threading.Thread(target=self._run, name=self.name, daemon=True).start()
-        self.begun_at = now
-
-    def _abandon(self, error: JobTimeoutError) -> None:
-        """From here on, what the thread still does is of no consequence."""
-        self._is_abandoned = True
-        self._error = error
 
     def _run(self) -> None:
         try:
@@ -95,8 +86,8 @@ class Job(Generic[T]):
 
 @dataclass(slots=True)
 class Jobs:
-    """All jobs of one agent: about ``at_once`` threads work, never more than THREADS_MOST; the others wait in order.
-    ``wake`` makes the loop turn, from any thread; ``clock`` gives monotonic seconds."""
+    """All jobs of one agent. About ``at_once`` of them run, never more than THREADS_MOST; the others wait in order.
+    ``wake`` starts the loop's next turn from any thread; ``clock`` returns monotonic seconds."""
 
     wake: Callable[[], None]
     clock: Callable[[], float]
@@ -104,11 +95,11 @@ class Jobs:
     _running: list[Job[Any]] = field(default_factory=list)
     _waiting: deque[Job[Any]] = field(default_factory=deque)
     _abandoned: list[Job[Any]] = field(default_factory=list)
-    # No thread was left; reported once.
+    # The system had no thread left; logged once.
     _is_short: bool = False
 
     def start(self, name: str, work: Callable[[], T], *, deadline_seconds: float) -> Job[T]:
-        """Do ``work`` in a thread, now or when another job has ended."""
+        """Run ``work`` in a thread, now or after another job."""
         job = Job(self, name, work, deadline_seconds)
         self._waiting.append(job)
         self.turn()
@@ -116,33 +107,34 @@ class Jobs:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is under way, or waits for its thread."""
+        """Whether any job runs or waits."""
         self.turn()
         return bool(self._running or self._waiting)
 
     def turn(self) -> None:
-        """Fail what is past its deadline, and begin what waits. Cheap; called in each turn of the loop."""
+        """Fail jobs past their deadline and start waiting ones. Cheap; called in each turn of the loop."""
         now = self.clock()
         for job in [job for job in self._running if not job._has_ended.is_set()]:
             if job.begun_at is not None and now - job.begun_at > job.deadline_seconds:
                 log.warning("%s does not end; its thread is abandoned", job.name)
-                job._abandon(JobTimeoutError(f"{job.name}: no answer within {job.deadline_seconds:.0f} s"))
+                job._is_abandoned = True
+                job._error = JobTimeoutError(f"{job.name}: no answer within {job.deadline_seconds:.0f} s")
                 self._abandoned.append(job)
         self._running = [job for job in self._running if not job._is_settled]
         self._abandoned = [job for job in self._abandoned if not job._has_ended.is_set()]
-        while self._waiting and self._has_place(now):
+        while self._waiting:
+            young = sum(job.begun_at is not None and now - job.begun_at < PATIENCE_SECONDS for job in self._running)
+            if young >= self.at_once or len(self._running) + len(self._abandoned) >= THREADS_MOST:
+                return
             job = self._waiting[0]
             try:
-                job._begin(now)
+                threading.Thread(target=job._run, name=job.name, daemon=True).start()
             except RuntimeError as error:
-                # Tried again in the next turn: threads of others end.
+                # The system has no thread left: tried again in the next turn.
                 if not self._is_short:
                     log.warning("%s cannot begin: %s", job.name, error)
                 self._is_short = True
                 return
+            job.begun_at = now
             self._is_short = False
             self._running.append(self._waiting.popleft())
-
-    def _has_place(self, now: float) -> bool:
-        young = sum(job.begun_at is not None and now - job.begun_at < PATIENCE_SECONDS for job in self._running)
-        return young < self.at_once and len(self._running) + len(self._abandoned) < THREADS_MOST

@@ -1,4 +1,5 @@
-"""One agent per state directory: a lock that the kernel lets go of however the agent dies, with its holder's name."""
+"""The lock that allows one agent per state directory. The kernel releases it when the agent dies; the file describes
+its holder."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ class AgentRunningError(Exception):
 
 @dataclass(slots=True)
 class AgentLock:
-    """The held lock. Its file is never unlinked: a lock on an unlinked file would protect nothing."""
+    """The held lock. Its file is never unlinked, because a lock on an unlinked file protects nothing."""
 
     descriptor: int
 
     @classmethod
     def take(cls, path: Path) -> AgentLock:
-        """Raises AgentRunningError when held elsewhere, OSError when the file cannot be used."""
+        """Take the lock. Raises AgentRunningError if another process holds it, OSError if the file cannot be used."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,7 +35,7 @@ class AgentLock:
         return cls(descriptor)
 
     def describe(self, record: dict[str, Any]) -> None:
-        """Say in the file who holds it."""
+        """Write who holds the lock into its file."""
         data = json.dumps(record).encode()
         os.pwrite(self.descriptor, data.ljust(os.fstat(self.descriptor).st_size), 0)
 

@@ -1,9 +1,8 @@
-"""The agent's loop: one thread, woken by the sampler, by commands, by an executor that ended, or by time."""
+"""The agent's loop: one thread, woken by the sampler, by commands, by the end of an executor, or by time."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -13,8 +12,9 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from gputui.agent.agent_log import HidingFormatter
 from gputui.agent.alerts.evaluation import Alerting
@@ -27,6 +27,7 @@ from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.limits import why_unwritable
 from gputui.agent.lock import AgentLock
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.free_pages import FreePages
@@ -36,29 +37,28 @@ from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
 from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import PUMP_SECONDS
-from gputui.runs.agent_process import agent_argv, anybody_looks
+from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import boot_id, identify
 from gputui.store.database import StoreCorruptError, is_outdated, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event
 from gputui.store.retention import RAW_SECONDS
-from gputui.store.run_states import RunState
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
 
-# Whoever writes a command rings the doorbell, which wakes the agent at once; this is for a bell that was not heard.
+# Poll interval for commands, in case a notification was lost.
 COMMAND_SECONDS = 1.0
 HOUSEKEEPING_SECONDS = 1.0
-# How often the metrics files of live runs are looked at: lines that arrive in between are stored together.
+# Poll interval for the metrics files of live runs; lines in between are stored in one transaction.
 INTAKE_SECONDS = 0.25
-# Between slices of what an older gputui stored and did not reduce for charts.
+# Between slices of metrics lines from an older gputui that are not yet reduced for charts.
 REDUCE_SECONDS = 0.1
-# For the files of living attempts, in a turn in which those of ended ones are read.
+# Budget for the files of live attempts in a turn that also reads those of ended ones.
 SHORT_PUMP_SECONDS = 0.005
-# Between slices of what is deleted of removed runs, and of the pages that it leaves; a slice takes about 16 ms.
+# Between slices of rows of removed runs and of free pages; a slice takes about 16 ms.
 REMOVE_SECONDS = 0.03
 LOOK_SECONDS = 5.0
-# Nothing is deleted while others keep the database's log from getting shorter.
+# Deletion pauses while readers keep the write-ahead log long.
 LONG_LOG_SECONDS = 0.25
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
@@ -67,11 +67,9 @@ RESTING_SECONDS = 0.05
 TICKET_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """How this agent was asked to run. ``recording`` keeps it alive with nothing else to do; ``duration_seconds``
-    ends it by itself; ``linger_seconds`` is how long it stays without clients; ``output`` takes what is sampled,
-    besides the database."""
+class AgentOptions(Struct, frozen=True):
+    """Options of an agent. ``recording``: run without clients or runs. ``duration_seconds``: end after that time.
+    ``linger_seconds``: stay that long without clients. ``output``: second destination of samples."""
 
     recording: bool = False
     interval_seconds: float = 1.0
@@ -81,7 +79,7 @@ class AgentOptions:
 
 
 class Agent:
-    """One agent from taking the lock to leaving."""
+    """One agent, from taking the lock to its end."""
 
     def __init__(
         self,
@@ -98,6 +96,9 @@ class Agent:
         self.started_at = time.time()
         self.stopping = False
         self.replaced = False
+        identity = identify(os.getpid())
+        assert identity is not None
+        self._identity = identity
         connection = self._open_store()
         self._store_inode = workspace.database.stat().st_ino
         forget_old_tickets(workspace, self.started_at)
@@ -115,7 +116,7 @@ class Agent:
         self._began_at = self._needed_at = self.context.monotonic()
         # When each part is due, in monotonic seconds.
         self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "reducing", "removal"), self._began_at)
-        # A scenario among the state makes this a workspace of simulated GPUs.
+        # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
         if self.is_simulated:
             self._due["occupants"] = self._began_at
@@ -130,8 +131,6 @@ class Agent:
             workspace.agent_log,
         )
         self._unwritable: str | None = None
-        # Housekeeping was left to the next turn, because one had been long already.
-        self._is_put_off = False
         self._stretches = SliceSize(self.context.monotonic, 2, 1, 8)
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
@@ -139,11 +138,11 @@ class Agent:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run until a signal, the duration, or until no client needs an agent."""
+        """Run until a signal arrives, the duration is over, or no client needs the agent."""
         self._catch_signals()
         self.selector.register(self._wake_read, selectors.EVENT_READ, None)
         with self.supervisor.guard.around_part("looking for a former agent"):
-            # Before this agent takes its place.
+            # Before the row of the former agent is overwritten.
             note_predecessor(self.context.connection, self.context.now())
         self._introduce(ready=False)
         self.doorbell.start()
@@ -164,8 +163,8 @@ class Agent:
             self._leave()
 
     def _begin(self) -> None:
-        """Continue where a former agent ended. An unexpected error in one step must not keep every agent from starting.
-        Raises sqlite3.Error where the database itself is in trouble."""
+        """Continue where the former agent ended. Each step fails alone: an unexpected error must not keep the agent
+        from starting. Raises sqlite3.Error if the database itself fails."""
 
         def read_runs_back() -> None:
             self._describe("reading runs back from their folders")
@@ -174,7 +173,7 @@ class Agent:
 
         steps: dict[str, Callable[[], object]] = {
             "reading runs back": read_runs_back,
-            "removal": self.supervisor.removal.go_on,
+            "removal": self.supervisor.removal.begin,
             "adoption": self.supervisor.adopt,
             "repeating stops": self.supervisor.repeat_stops,
             "upkeep": self.upkeep.begin,
@@ -187,7 +186,7 @@ class Agent:
 
     def _loop(self) -> None:
         parts = self.supervisor.parts
-        # Who waited for this agent to begin has its whole patience to ask for something.
+        # The time to linger counts from here, not from before a long start.
         self._began_at = self._needed_at = self.context.monotonic()
         while not self.stopping:
             due = min(*self._due.values(), self.supervisor.next_due() or math.inf)
@@ -195,63 +194,64 @@ class Agent:
             if self._wake_read in ready:
                 self._drain_wake()
                 self._hasten("commands", self.context.monotonic())
+                if self.context.ingest.has_answers():
+                    self._hasten("metrics", self.context.monotonic())
             parts.begin_turn()
             self.context.turn.begin()
             try:
                 self._turn(ready)
             except sqlite3.OperationalError as error:
-                # A lock held elsewhere: nothing was changed, everything is tried again.
+                # Another process holds the lock: nothing was changed, everything is tried again.
                 roll_back(self.context.connection)
                 parts.unwritable = str(error)
             parts.end_turn()
             self._pause(parts.unwritable, is_one_resting=parts.is_one_resting)
 
     def _turn(self, ready: set[int]) -> None:
-        """One turn: first the ends of attempts, then what was sampled and logged, then what people ask for, then all
-        that follows from it. Each part fails alone. Raises sqlite3.OperationalError where the database is locked."""
+        """One turn: ends of attempts, samples, metrics, commands, then runs and upkeep. Each part fails alone. Raises
+        sqlite3.OperationalError if the database is locked."""
         parts, due = self.supervisor.parts, self._due
         parts.do("noticing ends", self.supervisor.notice_ends)
         is_tick = self.sampler.fileno() in ready and parts.do("samples", self._read_sampler)
         now = self.context.monotonic()
-        # What is due before the sampler's next tick is done with this one: one wake-up a second serves all.
+        # Work that is due before the sampler's next tick is done now: one wake-up a second serves all.
         soon = now + 0.9 * min(1.0, self.options.interval_seconds) if is_tick else now
         if now >= due["metrics"]:
             due["metrics"] = now + INTAKE_SECONDS if self.supervisor.runs.attempts() else math.inf
             if parts.do("metrics", self._pump):
                 due["metrics"] = now
         if soon >= due["commands"]:
-            # A bell that is not heard at all is made up for by looking as often as at the files.
             due["commands"] = now + (COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS)
             if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
                 self._hasten("removal", now)
         self.supervisor.advance()
-        if soon >= due["housekeeping"] and self.context.turn.is_spent() and not self._is_put_off:
-            self._is_put_off, due["housekeeping"] = True, now
+        if soon >= due["housekeeping"] and self.context.turn.postpones("housekeeping"):
+            due["housekeeping"] = now
         elif soon >= due["housekeeping"]:
-            self._is_put_off, due["housekeeping"] = False, now + HOUSEKEEPING_SECONDS
+            due["housekeeping"] = now + HOUSEKEEPING_SECONDS
             if self.supervisor.runs.attempts():
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)
         if now >= due["reducing"]:
             is_more = parts.do("reducing", self._reduce)
-            # None where it cannot be done now.
+            # None: the part failed or was skipped.
             due["reducing"] = math.inf if is_more is False else now + (REDUCE_SECONDS if is_more else LOOK_SECONDS)
-        if now >= due["removal"] and self.context.log.is_long:
+        if now >= due["removal"] and self.context.write_ahead_log.is_long:
             due["removal"] = now + LONG_LOG_SECONDS
         elif now >= due["removal"]:
-            # Pages are free once the lines are gone; both are given little of each turn.
+            # Pages become free once the rows are deleted; each turn gives both a little time.
             is_more = parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
             due["removal"] = self.context.monotonic() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
             if is_more:
                 self._needed_at = now
-        parts.do("the log", self.context.log.turn)
+        parts.do("the log", self.context.write_ahead_log.turn)
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
 
     def _reduce(self) -> bool:
-        """Reduce for charts some of what an older gputui stored; whether there is more."""
+        """Reduce a slice of an older gputui's metrics lines for charts; True if there are more."""
         is_more = False
 
         def act(stretches: int) -> None:
@@ -265,11 +265,11 @@ class Agent:
         self._due[what] = min(self._due[what], at)
 
     def _pause(self, unwritable: str | None, *, is_one_resting: bool) -> None:
-        """After a turn in which something could not be done. What is ready stays so until it is looked at, so that a
-        selector would not wait."""
+        """Sleep after a turn in which something failed. A selector would not wait, because its descriptors stay ready
+        until they are read."""
         if unwritable is not None and unwritable != self._unwritable:
-            # Logged once: where the disk is full, the log is on it too.
-            log.warning("the database cannot be written now: %s", unwritable)
+            # Logged once: on a full disk, the log would fill up too.
+            log.warning("the database cannot be written now: %s; %s", unwritable, why_unwritable())
         elif unwritable is None and self._unwritable is not None:
             log.info("the database can be written again")
         self._unwritable = unwritable
@@ -304,7 +304,7 @@ class Agent:
             return
 
     def _read_sampler(self) -> bool:
-        """Take in the sampler's lines; whether its tick is among them."""
+        """Take in the sampler's messages; True if its tick is among them."""
         messages = self.sampler.read()
         self.context.recorder.take(messages)
         if self.options.output is not None:
@@ -315,9 +315,9 @@ class Agent:
         return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
-        if self.context.log.is_behind:
+        if self.context.write_ahead_log.is_behind:
             return False
-        # One turn has time for one file at length: what ended attempts left goes first.
+        # A turn has time for one long file, and those of ended attempts come first.
         is_short = self.supervisor.is_reading_rest()
         report = self.context.ingest.pump(budget_seconds=SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS)
         note_report(self.context.connection, report, self.context.now())
@@ -333,14 +333,18 @@ class Agent:
         parts.do("alerting", self.alerting.turn)
         parts.do("exports", self.sinks.turn)
         parts.do("studies", self.studies.turn)
-        # What a queued run waits for (disk space, a file, a GPU) may have changed without a word.
+        # Preconditions of queued runs (disk space, a file, a GPU) change without notice.
         self.supervisor.needs_schedule = True
         parts.do("housekeeping", lambda: self._look_at_itself(now))
 
     def _look_at_itself(self, now: float) -> None:
-        """Whether this agent is still needed, and its store still the one that everybody else opens."""
+        """Stop if no client needs this agent, or if the file of its database was replaced."""
         self._show_longest_turn()
-        if not self._store_is_ours():
+        try:
+            is_same_file = self.workspace.database.stat().st_ino == self._store_inode
+        except FileNotFoundError:
+            is_same_file = False
+        if not is_same_file:
             log.error("%s was replaced or removed; starting over with what is there", self.workspace.database)
             self.replaced = self.stopping = True
         if self.on_second is not None:
@@ -348,7 +352,7 @@ class Agent:
         if self.options.duration_seconds is not None and now - self._began_at >= self.options.duration_seconds:
             self.stopping = True
         is_busy = self.supervisor.is_busy() or self.sinks.is_busy() or self.studies.is_busy()
-        if self.options.recording or is_busy or anybody_looks(self.workspace):
+        if self.options.recording or is_busy or has_views(self.workspace):
             self._needed_at = now
         elif now - self._needed_at >= self.options.linger_seconds:
             log.info("no client needs an agent now")
@@ -373,14 +377,7 @@ class Agent:
             )
             self._shown_health = shown
 
-    def _store_is_ours(self) -> bool:
-        """Whether the database that is written to is still the file that everybody else opens."""
-        try:
-            return self.workspace.database.stat().st_ino == self._store_inode
-        except FileNotFoundError:
-            return False
-
-    # --- coming and going -----------------------------------------------------------------------------------------
+    # --- start and end --------------------------------------------------------------------------------------------
 
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database
@@ -400,7 +397,7 @@ class Agent:
             return connection
 
     def _raw_seconds(self) -> float | None:
-        """How long samples are kept here; by the standard where the settings are wrong."""
+        """How long samples are kept; the default if the settings are invalid."""
         from gputui.profiles.home_files import load_retention
         from gputui.yaml_forms.problems import ProfileError
 
@@ -410,13 +407,11 @@ class Agent:
             return RAW_SECONDS
 
     def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
-        """Say in the lock's file who holds it, and what it does that others have to wait for."""
-        own = identify(os.getpid())
-        assert own is not None
+        """Write into the lock's file who holds it, and what clients have to wait for."""
         self.lock.describe(
             {
-                "pid": own.pid,
-                "start_ticks": own.start_ticks,
+                "pid": self._identity.pid,
+                "start_ticks": self._identity.start_ticks,
                 "boot_id": boot_id(),
                 "version": VERSION,
                 "started_at": self.started_at,
@@ -427,14 +422,13 @@ class Agent:
         )
 
     def _introduce(self, *, ready: bool) -> None:
-        own = identify(os.getpid())
-        assert own is not None
+        """Write this agent's row in the store, and the lock's file."""
         self.context.connection.execute(
             "INSERT OR REPLACE INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at, "
             "recording, interval_seconds) VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                own.pid,
-                own.start_ticks,
+                self._identity.pid,
+                self._identity.start_ticks,
                 boot_id(),
                 VERSION,
                 self.started_at,
@@ -443,7 +437,7 @@ class Agent:
                 self.options.interval_seconds,
             ),
         )
-        # Last, for whoever waits for an agent begins at once.
+        # Last, because a waiting client starts as soon as it reads this.
         self._describe(ready=ready)
 
     def _leave(self) -> None:
@@ -452,13 +446,13 @@ class Agent:
             self.alerting.save()
             self.context.connection.execute("UPDATE agent SET ended_at = ?", (self.context.now(),))
         except sqlite3.OperationalError as error:
-            log.warning("the last words of this agent cannot be written: %s", error)
+            log.warning("the end of this agent cannot be recorded: %s", error)
         self.context.connection.close()
         log.info("agent ended")
 
 
 def forget_old_tickets(workspace: Workspace, now: float) -> None:
-    """Specifications whose command was withdrawn lie in the inbox; they may hold secrets."""
+    """Delete specifications whose command was withdrawn from the inbox: they may contain secrets."""
     for path in (workspace.state / "inbox").glob("*.json*"):
         try:
             if now - path.stat().st_mtime > TICKET_SECONDS:
@@ -468,7 +462,8 @@ def forget_old_tickets(workspace: Workspace, now: float) -> None:
 
 
 def describe_failure(workspace: Workspace, error: sqlite3.DatabaseError) -> str:
-    """Why the agent ends. Where the file may be damaged, a mark is left so that the next one checks all of it."""
+    """Message for a database error that ends the agent. If the file may be damaged, a marker file makes the next agent
+    check it."""
     is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CORRUPT
     if isinstance(error, sqlite3.OperationalError) and not is_damaged:
         return f"{workspace.database}: {error}; free some disk space, or end the program that holds it"
@@ -481,10 +476,3 @@ def log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HidingFormatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
-
-
-def active_runs(connection: sqlite3.Connection) -> int:
-    """How many runs are not over."""
-    over = json.dumps([state for state in RunState if state.is_over])
-    row = connection.execute("SELECT count(*) FROM runs WHERE state NOT IN (SELECT value FROM json_each(?))", (over,))
-    return int(row.fetchone()[0])

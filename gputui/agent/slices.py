@@ -1,10 +1,10 @@
-"""How much fits into one turn of the loop: of all that is done run by run, and of a long task."""
+"""Time budgets of the loop: for one turn, and for one slice of a long task."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A slice is one transaction; several make a turn of TURN_SECONDS.
 SLICE_SECONDS = 0.008
@@ -13,24 +13,34 @@ TURN_SECONDS = 0.016
 
 @dataclass(slots=True)
 class Turn:
-    """The time that all parts of a turn share for what they do run by run. Each does it for one run in any turn, so
-    that no part waits for ever. ``clock`` gives monotonic seconds."""
+    """The time that all parts of a turn share for their work per run. Each part serves at least one run in every turn,
+    so none starves. ``clock`` returns monotonic seconds."""
 
     clock: Callable[[], float]
     _ends_at: float = math.inf
+    _postponed: set[str] = field(default_factory=set)
 
     def begin(self) -> None:
         self._ends_at = self.clock() + TURN_SECONDS
 
     def is_spent(self) -> bool:
-        """Whether the rest is to be left to the next turn."""
+        """Whether the remaining work has to wait for the next turn."""
         return self.clock() >= self._ends_at
+
+    def postpones(self, part: str) -> bool:
+        """Whether a part that does not divide its work waits for the next turn: if this one is spent, and the part has
+        not waited already."""
+        if part in self._postponed or not self.is_spent():
+            self._postponed.discard(part)
+            return False
+        self._postponed.add(part)
+        return True
 
 
 @dataclass(slots=True)
 class SliceSize:
-    """A number of rows or pages that takes about SLICE_SECONDS, found by how long the former ones took. ``clock`` gives
-    monotonic seconds."""
+    """A number of rows or pages that takes about SLICE_SECONDS, adapted to how long earlier slices took. ``clock``
+    returns monotonic seconds."""
 
     clock: Callable[[], float]
     count: int
@@ -38,7 +48,7 @@ class SliceSize:
     most: int
 
     def run(self, act: Callable[[int], None]) -> None:
-        """Do ``act`` with as many as fit, and learn from how long it took."""
+        """Call ``act`` with the current number and adapt the number to the time that it took."""
         began = self.clock()
         act(self.count)
         took = self.clock() - began

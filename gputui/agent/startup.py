@@ -1,4 +1,4 @@
-"""Starting an agent: in the background for whoever needs one, or in the foreground as `gputui --record`."""
+"""Start an agent in the background, or in the foreground as `gputui --record`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from gputui.agent.limits import raise_limits
 from gputui.agent.lock import AgentLock, AgentRunningError
-from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, active_runs, describe_failure, log_to_stderr
+from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, describe_failure, log_to_stderr
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.status_line import record_line, record_shape
 from gputui.charts.cells import clip
 from gputui.config import Workspace
-from gputui.runs.agent_process import AgentUnreachableError, anybody_looks, spawn_agent, stop_agent
+from gputui.runs.agent_process import AgentUnreachableError, has_views, spawn_agent, stop_agent
 from gputui.store.database import StoreError, refuse_other_machine
 from gputui.store.machine import claim
+from gputui.store.runs import active_run_count
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +32,15 @@ SWITCH_SECONDS = 0.0005
 
 
 class RecordError(Exception):
-    """Recording cannot start; the text says why and what to do."""
+    """Recording cannot start; the message says why and what to do."""
 
 
 def run_in_background(workspace: Workspace, *, interval_seconds: float, linger_seconds: float | None) -> int:
-    """Run the agent until no client needs it. 0 also when another one runs: then there is one, which is all that
-    was wanted."""
+    """Run the agent until no client needs it; return the exit code, which is 0 if another agent already runs."""
     log_to_stderr()
     try:
         workspace.create()
-        # Before the lock, which the other machine may hold.
+        # Checked before the lock, which the other machine may hold.
         refuse_other_machine(workspace.state)
         lock = AgentLock.take(workspace.agent_lock)
     except AgentRunningError:
@@ -64,11 +65,10 @@ def record(
     output: TextIO,
     samples: FileOutput | None = None,
 ) -> int:
-    """The agent in the foreground: records until stopped and prints its state. Takes over from one that runs,
-    and hands over to one in the background when it ends while runs are alive. ``samples`` takes what is sampled,
-    besides the database.
+    """Run the agent in the foreground: record until stopped, print its state, and return the exit code.
 
-    Raises RecordError.
+    It replaces a running agent, and starts one in the background if runs are alive when it ends. ``samples`` is a
+    second destination of samples beside the database. Raises RecordError.
     """
     try:
         workspace.create()
@@ -84,7 +84,6 @@ def record(
             raise RecordError(f"cannot write {error.filename}: {error.strerror}; choose another --output") from error
     lock = _take_over(workspace)
     workspace.agent_stopped.unlink(missing_ok=True)
-    reporter = _Reporter(as_json, output)
     options = AgentOptions(
         recording=True,
         interval_seconds=interval_seconds,
@@ -92,7 +91,7 @@ def record(
         linger_seconds=0.0,
         output=samples,
     )
-    code = _run(workspace, options, lock, reporter)
+    code = _run(workspace, options, lock, _Reporter(as_json, output))
     _hand_over(workspace)
     return code
 
@@ -114,6 +113,7 @@ def _take_over(workspace: Workspace) -> AgentLock:
 def _run(
     workspace: Workspace, options: AgentOptions, lock: AgentLock, on_second: Callable[[Agent], None] | None
 ) -> int:
+    raise_limits()
     try:
         claim(workspace.state)
     except OSError as error:
@@ -123,9 +123,9 @@ def _run(
     except (StoreError, OSError) as error:
         print(f"gputui: {error}", file=sys.stderr)  # noqa: T201 - the one line that a person or the log gets
         return 1
-    # What exists by now lives as long as the process.
+    # All objects made so far live as long as the process.
     gc.freeze()
-    # Each call into SQLite or the system lets a job go on: for so long at most, where the loop wants to.
+    # The longest that the loop waits for a job's thread to yield the interpreter.
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         agent.run()
@@ -143,12 +143,12 @@ def _run(
 
 
 def _hand_over(workspace: Workspace) -> None:
-    """Somebody must watch what still runs."""
+    """Start an agent in the background if runs are alive or clients are connected."""
     if not workspace.database.exists():
         return
     with sqlite3.connect(f"{workspace.database.as_uri()}?mode=ro", uri=True) as connection:
-        needed = active_runs(connection) > 0
-    if needed or anybody_looks(workspace):
+        needed = active_run_count(connection) > 0
+    if needed or has_views(workspace):
         try:
             spawn_agent(workspace)
         except AgentUnreachableError as error:
@@ -156,8 +156,8 @@ def _hand_over(workspace: Workspace) -> None:
 
 
 class _Reporter:
-    """Prints the machine's state from the first sample on: a line a minute, or on a terminal one line that is
-    rewritten every second."""
+    """Prints the machine's state after the first sample: one line a minute, or on a terminal one line that is rewritten
+    every second."""
 
     def __init__(self, as_json: bool, output: TextIO) -> None:
         self._as_json = as_json
@@ -170,7 +170,7 @@ class _Reporter:
         if context.monotonic() < self._next_at or context.recorder.host is None or context.recorder.inventory is None:
             return
         self._next_at = context.monotonic() + (0.0 if self._rewrites else REPORT_SECONDS)
-        shape = record_shape(context.recorder, active_runs(context.connection), context.now())
+        shape = record_shape(context.recorder, active_run_count(context.connection), context.now())
         line = json.dumps(shape) if self._as_json else record_line(shape)
         if self._rewrites:
             line = "\r\x1b[2K" + clip(line, max(1, shutil.get_terminal_size().columns - 1))

@@ -1,5 +1,4 @@
-"""The studies of a home: that each that needs one has its process. Which do says the store, who serves them their
-lock."""
+"""The processes of studies: the store says which studies need one, a study's lock says who serves it."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from gputui.studies.rows import LOCK_FILE, LOG_FILE
 
 log = logging.getLogger(__name__)
 
-# After each failure in a row the next try waits longer.
+# Delays before a restart, by the number of consecutive failures.
 AGAIN_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0, 300.0)
 STEADY_SECONDS = 600.0
-"""A process that lived for so long has worked: its end is the first failure in a row."""
+"""A process that lives this long has worked; its end starts a new count of failures."""
 _NEEDED = """
 SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR state = 'paused' AND EXISTS (
     SELECT 1 FROM trials AS t WHERE t.study_id = s.study_id
@@ -27,14 +26,14 @@ SELECT study_id FROM studies AS s WHERE state IN ('running', 'stopping') OR stat
 
 @dataclass(slots=True)
 class _Served:
-    """One study. Times are monotonic: ``since`` is when the process was started or adopted. ``failures`` are in a
-    row."""
+    """One study. Times are monotonic. ``since`` is when the process was started or adopted, ``failures`` the number of
+    consecutive failures, ``reported`` the last problem that became an event."""
 
     process: ChildProcess | None = None
     since: float = 0.0
     failures: int = 0
     again_at: float = 0.0
-    told: str | None = None
+    reported: str | None = None
 
 
 @dataclass(slots=True)
@@ -49,17 +48,17 @@ class Studies:
         needed = [row[0] for row in self.context.connection.execute(_NEEDED).fetchall()]
         for study_id in needed:
             self._serve(study_id, self.served.setdefault(study_id, _Served()))
-        for study_id in [one for one in self.served if one not in needed]:
+        for study_id in [served_id for served_id in self.served if served_id not in needed]:
             process = self.served[study_id].process
             if process is None or process.ended() is not None:
                 del self.served[study_id]
 
     def is_busy(self) -> bool:
-        """Whether a study goes on."""
+        """Whether any study runs."""
         return bool(self.served)
 
     def close(self) -> None:
-        """This agent ends; the processes go on and are found by the next one."""
+        """Release the processes; they continue, and the next agent adopts them."""
         for served in self.served.values():
             if served.process is not None:
                 forget_child(served.process)
@@ -72,13 +71,12 @@ class Studies:
             if ended is None:
                 return
             served.process = None
-            if now - served.since >= STEADY_SECONDS:
-                served.failures, served.told = 0, None
-            if ended.problem is not None:
-                self._note_failure(study_id, served, ended.problem)
-            else:
-                served.failures, served.told = 0, None
+            if ended.problem is None or now - served.since >= STEADY_SECONDS:
+                served.failures, served.reported = 0, None
+            if ended.problem is None:
                 served.again_at = now + AGAIN_SECONDS[0]
+            else:
+                self._note_failure(study_id, served, ended.problem)
         if now < served.again_at:
             return
         folder = self.context.workspace.studies / study_id
@@ -98,9 +96,8 @@ class Studies:
         served.again_at = self.context.monotonic() + seconds
         served.failures += 1
         log.warning("%s: its process: %s; again in %g s", study_id, words, seconds)
-        if served.told != words:
-            # The same again is no news.
-            served.told = words
+        if served.reported != words:
+            served.reported = words
             text = f"study process: {words}; its trials continue; it will be restarted"
             now = self.context.now()
             add_event(

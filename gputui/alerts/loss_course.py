@@ -1,9 +1,8 @@
-"""Whether a noisy loss still becomes better. Pure; it can be stored as JSON, so that the next agent continues.
+"""Whether a noisy loss still improves. Pure; the state can be stored as JSON for the next agent.
 
-The loss of a step is noise: the best of many values is only the luckiest one, what is learnt slowly would never beat
-it, and on a plateau luck alone finds a new best now and then. So a loss has become better where both hold: its mean
-over half the patience is lower than any before, and the line through the last twice as many steps as the patience falls
-by more than its own uncertainty allows for.
+The loss of a step is noisy: the best of many values is only the luckiest one. A slowly falling loss would never beat
+it, and on a plateau luck alone finds a new best now and then. So a loss has improved if both of these hold: its mean
+over half the patience is lower than any before, and the regression line over twice the patience falls significantly.
 """
 
 from __future__ import annotations
@@ -12,28 +11,29 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.alerts.moments import Stagnation
 
-# As many blocks as the patience is long are cut of its steps; so many are the mean, and so many the line.
+# The numbers of blocks in the patience, in the mean and in the regression line.
 PATIENCE_BLOCKS = 10
 MEAN_BLOCKS = 5
 LINE_BLOCKS = 20
-# The slope is this many of its standard errors below zero. By simulation (tests/alerts/test_loss_course.py): luck ends
-# a plateau about once in 20 000 steps, and a loss that falls by a fifth of its noise in 1000 steps is taken for none.
-LEAST_ERRORS = 1.5
-# An improvement smaller than this share of the best value is none.
-LEAST_IMPROVEMENT = 1e-4
-# A loss that has fallen to this share of its first value has converged: there is nothing left to improve.
+# A falling slope is this many standard errors below zero. In simulations (tests/alerts/test_loss_course.py) luck ends a
+# plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps is never taken for a plateau.
+MIN_ERRORS = 1.5
+# The smallest improvement, as a share of the best value.
+MIN_IMPROVEMENT = 1e-4
+# A loss that has fallen to this share of its first value has converged.
 CONVERGED_SHARE = 0.01
 
 
 @dataclass(slots=True)
 class BestLoss:
-    """The best value of a metric of which less is better, where it was, and how many seconds of training ago; and the
-    first value."""
+    """The best value of a metric to minimize, its place and age in seconds of training, and the first value."""
 
     value: float | None = None
     step: int | None = None
@@ -42,20 +42,20 @@ class BestLoss:
     first: float | None = None
 
     def wait(self, seconds: float) -> None:
-        """Count time that went by."""
+        """Let time pass."""
         self.seconds_ago += seconds
 
     def add(self, value: float, step: int | None, epoch: float | None) -> bool:
-        """Whether it is the best by now."""
+        """Add a value; returns whether it is the best so far."""
         if self.first is None:
             self.first = value
-        if self.value is not None and value >= self.value - LEAST_IMPROVEMENT * abs(self.value):
+        if self.value is not None and value >= self.value - MIN_IMPROVEMENT * abs(self.value):
             return False
         self.value, self.step, self.epoch, self.seconds_ago = value, step, epoch, 0.0
         return True
 
     def stagnation(self, metric: str, step: int | None, epoch: float | None) -> Stagnation | None:
-        """How long ago that was at ``step`` and ``epoch``."""
+        """The time since the best value, at ``step`` and ``epoch``."""
         if self.value is None:
             return None
         steps = None if step is None or self.step is None else max(0, step - self.step)
@@ -69,7 +69,7 @@ class BestLoss:
 
 @dataclass(slots=True)
 class LossCourse:
-    """The means of the newest blocks of steps, and the best so far. ``blocks_since``: how many ended since the best."""
+    """The means of the newest blocks of steps, and the best. ``blocks_since`` counts the blocks after the best."""
 
     blocks: deque[float] = field(default_factory=lambda: deque(maxlen=LINE_BLOCKS))
     total: float = 0.0
@@ -79,7 +79,7 @@ class LossCourse:
     blocks_since: int = 0
 
     def add(self, loss: float, step: int, epoch: float | None, patience_steps: float) -> None:
-        """A loss that is a number. Where lines come more seldom than blocks are long, each is a block."""
+        """Add a finite loss. If lines are rarer than blocks, each line is a block."""
         if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
             self.blocks.append(self.total / self.count)
             self.total, self.count, self.begin = 0.0, 0, None
@@ -90,8 +90,7 @@ class LossCourse:
         self.count += 1
 
     def stagnation(self, step: int | None, epoch: float | None, patience_steps: float) -> Stagnation | None:
-        """For how long it has not become better; never for longer than the patience where there were too few lines
-        since to tell."""
+        """The time without improvement; at most the patience if there were too few lines since."""
         found = self.best.stagnation("loss", step, epoch)
         if found is None or self.blocks_since >= PATIENCE_BLOCKS or found.steps is None:
             return found
@@ -115,7 +114,7 @@ class LossCourse:
 
     @classmethod
     def from_json(cls, data: Any) -> LossCourse:
-        """Raises TypeError, KeyError or ValueError if it cannot be understood."""
+        """Raises TypeError, KeyError or ValueError for invalid data."""
         total, count, begin = data["open"]
         return cls(
             deque((float(mean) for mean in data["blocks"]), maxlen=LINE_BLOCKS),
@@ -124,9 +123,9 @@ class LossCourse:
 
 
 def falls(values: Sequence[float]) -> bool:
-    """Whether the least-squares line through evenly spaced values falls by more than chance."""
+    """Whether the least-squares line through evenly spaced values falls significantly."""
     middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
     spread = sum((place - middle) ** 2 for place in range(len(values)))
     slope = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
     left = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values))
-    return slope < -LEAST_ERRORS * math.sqrt(left / (len(values) - 2) / spread)
+    return slope < -MIN_ERRORS * math.sqrt(left / (len(values) - 2) / spread)

@@ -1,4 +1,4 @@
-"""What each rule reads of a GPU or of the host. Pure; a threshold is in the unit that its name ends in."""
+"""The measures of rules about a GPU or the host. Pure. A threshold is in the unit at the end of its name."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from collections.abc import Mapping
 
 from gputui.alerts.moments import IDLE, UNKNOWN, GpuMoment, HostMoment, RuleReading
 from gputui.gpu.throttle import TROUBLE
-from gputui.gpu.xid import xid_text
-from gputui.gpu.xid_classes import XidClass, xid_class
+from gputui.gpu.xid import XidClass, xid_class, xid_text
 
 Limits = Mapping[str, float]
 
-# No GPU slows down below this: a lower limit is a driver that does not know it.
-LEAST_SLOWDOWN_CELSIUS = 60.0
+# No GPU slows down below this; a lower limit means that the driver does not know it.
+MIN_SLOWDOWN_CELSIUS = 60.0
 
 _OF_THE_PROGRAM = frozenset({XidClass.APPLICATION, XidClass.NOTICE})
 _OF_THE_HARDWARE = frozenset({XidClass.CONTAINED, XidClass.MEMORY, XidClass.LINK, XidClass.LOST})
 
 
 def lost(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """1 while the driver no longer answers for the GPU."""
+    """1 while the driver does not answer for the GPU."""
     return RuleReading(float(gpu.state == "lost"), 0.0) if gpu.is_known else UNKNOWN
 
 
 def xid_of_program(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """How many XIDs were reported that mostly are an error of the program, or whose meaning is not known. One that only
-    follows from another error is not counted."""
+    """The number of XIDs that are usually an error of the program, or have an unknown meaning. XIDs that follow from
+    another error do not count."""
     return _xids(gpu, _OF_THE_PROGRAM)
 
 
 def xid_of_hardware(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """How many were reported that put the GPU in doubt: its memory, its links, or the GPU itself."""
+    """The number of XIDs that concern the GPU, its memory or its links."""
     return _xids(gpu, _OF_THE_HARDWARE)
 
 
@@ -41,7 +40,7 @@ def ecc(gpu: GpuMoment, limits: Limits) -> RuleReading:
 
 
 def row_remap(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """1 while a memory row waits to be remapped by a reset, 2 where remapping failed."""
+    """1 while a memory row waits to be remapped by a reset, 2 if remapping failed."""
     if gpu.slow is None or (gpu.slow.row_remap_pending is None and gpu.slow.row_remap_failed is None):
         return UNKNOWN
     if gpu.slow.row_remap_failed:
@@ -50,14 +49,14 @@ def row_remap(gpu: GpuMoment, limits: Limits) -> RuleReading:
 
 
 def gpu_memory(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """Share of the GPU's memory in use."""
+    """The share of the GPU's memory in use."""
     return _share(gpu.memory_used_bytes, gpu.memory_total_bytes, limits["above_percent"])
 
 
 def heat(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """The temperature; its limit is the lower of the fixed one and the one below the driver's slowdown limit."""
+    """The temperature. Its limit is the fixed one or the one below the driver's slowdown limit, whichever is lower."""
     limit, detail = limits["above_celsius"], ""
-    if gpu.slowdown_celsius is not None and gpu.slowdown_celsius >= LEAST_SLOWDOWN_CELSIUS:
+    if gpu.slowdown_celsius is not None and gpu.slowdown_celsius >= MIN_SLOWDOWN_CELSIUS:
         near = gpu.slowdown_celsius - limits["margin_celsius"]
         if near < limit:
             limit, detail = near, f"; throttles at {gpu.slowdown_celsius:.0f} °C"
@@ -65,13 +64,13 @@ def heat(gpu: GpuMoment, limits: Limits) -> RuleReading:
 
 
 def throttled(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """Share of the last minute in which the hardware held the clocks back."""
+    """The share of the last minute in which the hardware throttled the clocks."""
     words = ", ".join(reason for reason in gpu.throttle_reasons or () if reason in TROUBLE)
     return RuleReading(gpu.throttled_percent, limits["above_percent"], f": {words}" if words else "")
 
 
 def underused(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """Mean utilisation of the last minute while a run trains on the GPU."""
+    """The mean utilisation of the last minute while a run trains on the GPU."""
     if gpu.training_run is None:
         return IDLE
     return RuleReading(gpu.busy_percent, limits["below_percent"], gpu.training_run)
@@ -87,7 +86,7 @@ def parked(gpu: GpuMoment, limits: Limits) -> RuleReading:
 
 
 def power_trend(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """By how many percent the power of the last minutes differs from that of the hour before, under one attempt."""
+    """The difference in percent between the power of the last minutes and of the hour before, within one attempt."""
     if gpu.training_run is None:
         return IDLE
     if gpu.power_watts is None or not gpu.power_before_watts:
@@ -99,12 +98,12 @@ def power_trend(gpu: GpuMoment, limits: Limits) -> RuleReading:
 
 
 def host_memory(host: HostMoment, limits: Limits) -> RuleReading:
-    """Share of the host's memory in use, page cache not counted."""
+    """The share of the host's memory in use, without the page cache."""
     return _share(host.memory_used_bytes, host.memory_total_bytes, limits["above_percent"])
 
 
 def host_growth(host: HostMoment, limits: Limits) -> RuleReading:
-    """How fast the host's memory fills, in GB an hour."""
+    """The growth of the host's memory in GB per hour."""
     growth = host.memory_growth_bytes_per_hour
     if growth is None:
         return UNKNOWN
@@ -115,12 +114,12 @@ def host_growth(host: HostMoment, limits: Limits) -> RuleReading:
 
 
 def disk(host: HostMoment, limits: Limits) -> RuleReading:
-    """Share in use of the file system that holds the state."""
+    """The used share of the file system with the state."""
     return _share(host.disk_used_bytes, host.disk_total_bytes, limits["above_percent"])
 
 
 def shared_memory(host: HostMoment, limits: Limits) -> RuleReading:
-    """Share of /dev/shm in use."""
+    """The used share of /dev/shm."""
     return _share(host.shm_used_bytes, host.shm_total_bytes, limits["above_percent"])
 
 

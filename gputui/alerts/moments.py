@@ -1,20 +1,21 @@
-"""What the rules look at: a GPU, the host and a run as they are at one moment, and what a rule reads of them.
+"""The input of rules: a GPU, the host or a run at one moment, and the value that a rule reads of it.
 
-``None`` is unknown everywhere: an unknown value neither raises an alert nor clears one.
+``None`` is unknown: an unknown value neither raises nor clears an alert.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from gputui.gpu.model import GpuSlowSample
 
 
-@dataclass(frozen=True, slots=True)
-class RuleReading:
-    """What a rule reads at one moment: ``value`` and its ``limit``, in the rule's unit. ``applies`` is False if the
-    question does not arise (no run claims the GPU), which clears an alert; ``detail`` goes into the sentence."""
+class RuleReading(Struct, frozen=True):
+    """A ``value`` and its ``limit``, in the unit of the rule. ``applies`` is False if the rule is irrelevant now (no
+    run uses the GPU), which clears an alert; ``detail`` goes into the sentence."""
 
     value: float | None = None
     limit: float = 0.0
@@ -24,18 +25,16 @@ class RuleReading:
 
 UNKNOWN = RuleReading()
 IDLE = RuleReading(applies=False)
-"""The question does not arise."""
+"""The rule does not apply."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMoment:
-    """One GPU. ``is_known`` is False while the driver says nothing.
+class GpuMoment(Struct, frozen=True):
+    """One GPU. ``is_known`` is False while the driver does not answer.
 
-    ``busy_percent`` and ``throttled_percent`` are means over the last minute, ``power_watts`` over five and
-    ``power_before_watts`` over the last hour under the same attempt (None before there is enough of it).
-    ``training_run`` is the run that claims the GPU and has made steps. ``slow`` is all that the driver gives every few
-    seconds, and ``grown`` by how much each whole number of it is larger than in the moment before. ``xids`` are those
-    reported since then.
+    ``busy_percent`` and ``throttled_percent`` are means over the last minute, ``power_watts`` over five minutes and
+    ``power_before_watts`` over the last hour of the same attempt (None before there is enough). ``training_run`` is the
+    run that uses the GPU and has made steps. ``slow`` is the newest slow sample, ``grown`` the growth of its integers
+    since the previous moment. ``xids`` are those reported since then.
     """
 
     uuid: str
@@ -56,11 +55,10 @@ class GpuMoment:
     holder: str | None = None
     xids: tuple[int, ...] = ()
     slow: GpuSlowSample | None = None
-    grown: Mapping[str, int] = field(default_factory=dict)
+    grown: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class HostMoment:
+class HostMoment(Struct, frozen=True):
     """The host. ``memory_growth_bytes_per_hour`` is None before there is enough history."""
 
     memory_used_bytes: int | None = None
@@ -72,10 +70,9 @@ class HostMoment:
     shm_total_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stagnation:
-    """How long a metric has not become better: the best value, and how many steps, epochs and seconds of training ago
-    it was. ``is_converged``: the best is next to nothing beside the first value."""
+class Stagnation(Struct, frozen=True):
+    """The time without improvement of a metric: the best value, and its age in steps, epochs and seconds of training.
+    ``is_converged``: the best is negligible beside the first value."""
 
     metric: str
     best: float
@@ -86,17 +83,16 @@ class Stagnation:
     is_converged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunMoment:
-    """One run. ``is_training``: its attempt lives and has made a step. ``values`` are its newest metrics, ``means``
-    those of its times over half a minute; both are empty once they are old. ``median_step_seconds`` is its own, of the
-    steps before; ``cache_hit_percent`` a mean over the last minute; ``lr_expected`` the least and the most that its
-    schedule allows. ``nccl_errors`` counts those since the moment before."""
+class RunMoment(Struct, frozen=True):
+    """One run. ``is_training``: its attempt is active and has made a step. ``values`` are its newest metrics, ``means``
+    those of its times over half a minute; both are empty when outdated. ``median_step_seconds`` is the median of
+    earlier steps; ``cache_hit_percent`` a mean over the last minute; ``lr_expected`` the range that the schedule
+    allows. ``nccl_errors`` counts errors since the previous moment."""
 
     run_id: str
     is_training: bool = True
-    values: Mapping[str, float] = field(default_factory=dict)
-    means: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float] = msgspec.field(default_factory=dict)
+    means: Mapping[str, float] = msgspec.field(default_factory=dict)
     stagnation: tuple[Stagnation, ...] = ()
     median_step_seconds: float | None = None
     cache_hit_percent: float | None = None

@@ -1,10 +1,13 @@
-"""What ``alerts.yaml`` or a profile's ``alerts:`` changes of the rules. `gputui.profiles.alerts_form` checks both."""
+"""Overrides of alert rules in ``alerts.yaml`` or a profile's ``alerts:``. `gputui.profiles.alerts_form` validates
+both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from gputui.alerts.resolved_rules import Override
 from gputui.alerts.rules import RULES, RUN_RULE_IDS, Severity
@@ -12,29 +15,27 @@ from gputui.alerts.schedules import RateSchedule
 from gputui.yaml_forms.quantities import parse_duration
 
 _TIMES = {"for": "for_seconds", "clear_after": "clear_seconds", "cooldown": "cooldown_seconds"}
-MOST_SECONDS = 30 * 86400.0
+MAX_SECONDS = 30 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Where alerts are sent besides the screen, a command or a webhook, and from which severity on."""
+class Delivery(Struct, frozen=True):
+    """Delivery of alerts outside the screen, by a command or a webhook, from a severity on."""
 
     command: tuple[str, ...] = ()
     webhook: str | None = None
     severity: Severity = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class Overrides:
-    """What one file changes of the rules."""
+class Overrides(Struct, frozen=True):
+    """The overrides of one file."""
 
-    rules: Mapping[str, Override] = field(default_factory=dict)
+    rules: Mapping[str, Override] = msgspec.field(default_factory=dict)
     delivery: Delivery | None = None
     schedule: RateSchedule | None = None
 
 
 def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
-    """What a profile's valid ``alerts:`` changes: a mapping, ``standard``, or ``off`` (None). Raises ValueError."""
+    """The overrides in a profile's valid ``alerts:``: a mapping, ``standard``, or ``off`` (None). Raises ValueError."""
     if isinstance(alerts, Mapping):
         return overrides_from(alerts)
     is_off = alerts is None or alerts == "off"
@@ -42,7 +43,7 @@ def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
 
 
 def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
-    """What a valid mapping changes (see `gputui.profiles.alerts_form`). Raises ValueError for one that is not."""
+    """The overrides in a valid mapping (see `gputui.profiles.alerts_form`). Raises ValueError for an invalid one."""
     if unknown := mapping.keys() - RULES.keys() - {"notify"}:
         raise ValueError(f"unknown alert rules: {', '.join(sorted(map(str, unknown)))}")
     try:
@@ -81,4 +82,4 @@ def parse_seconds(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     seconds = parse_duration(value) if isinstance(value, str) else value if isinstance(value, (int, float)) else None
-    return float(seconds) if seconds is not None and 0 <= seconds <= MOST_SECONDS else None
+    return float(seconds) if seconds is not None and 0 <= seconds <= MAX_SECONDS else None

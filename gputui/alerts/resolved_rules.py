@@ -1,10 +1,13 @@
-"""Alert rules with the numbers that apply, and who set each of them."""
+"""Alert rules with their effective values, and the source of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.alerts.rules import RULES, SEVERITIES, Rule, Severity
 
@@ -15,8 +18,7 @@ Override = Mapping[str, object]
 ``hysteresis``, ``severity``, ``enabled``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRule:
+class ResolvedRule(Struct, frozen=True):
     """One rule with its effective values. `gputui.alerts.rules.Rule` explains the durations.
 
     Attributes:
@@ -39,7 +41,7 @@ class ResolvedRule:
     cooldown_seconds: float
     hysteresis: float
     enabled: bool = True
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def source(self, name: str) -> str:
         """Who set a value: a file's name, ``profile``, or ``standard``."""

@@ -1,17 +1,18 @@
-"""The alert rules as data: what each looks at, from where on it is trouble, for how long, and what to do then.
+"""The alert rules as data: what each measures, its thresholds and durations, and the remedy.
 
 A new rule is a row here, a measure in ``measures`` (of a GPU or the host) or ``run_measures``, a case in
 ``tests/alerts/test_rules.py`` and ``python -m docs.alert_tables``.
 
-Each threshold names its origin: NVIDIA's documentation for hardware values, else experience with
-training runs, and then it is meant to be changed in ``alerts.yaml`` or in a profile.
+Thresholds of hardware values follow NVIDIA's documentation. The others come from experience with training runs, and are
+meant to be changed in ``alerts.yaml`` or in a profile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from gputui.alerts import measures, run_measures
 from gputui.alerts.measures import Limits
@@ -20,12 +21,11 @@ from gputui.alerts.moments import RuleReading
 SubjectKind = Literal["gpu", "host", "run"]
 Severity = Literal["info", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
-"""From the mildest on."""
+"""In ascending order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """One number of a rule. ``unit`` is as it is printed; a value lies within ``least`` and ``most``."""
+class Threshold(Struct, frozen=True):
+    """A number of a rule. ``unit`` is printed; valid values are from ``least`` to ``most``."""
 
     name: str
     default: float
@@ -35,20 +35,19 @@ class Threshold:
     most: float = 1e12
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One thing that may be wrong with a GPU, the host or a run.
+class Rule(Struct, frozen=True):
+    """A condition of a GPU, the host or a run that raises an alert.
 
     Attributes:
-        measure: what is read of a moment, with its limit.
+        measure: reads a value and its limit from a moment.
         unit: of the value and of ``hysteresis``.
-        below: trouble lies below the limit, not above it.
-        for_seconds: how long the value must be beyond the limit before the alert is raised.
-        hysteresis: how far the value must come back over the limit before it counts as well again.
-        clear_seconds: how long it must be well before the alert is cleared.
-        cooldown_seconds: how long after that it is not raised again.
-        of_run: it is about a run even where its subject is a GPU; a profile with ``alerts: off`` switches it off.
-        is_reported: the events already have it, so no event is added.
+        below: the alert is raised below the limit, not above it.
+        for_seconds: time beyond the limit until the alert is raised.
+        hysteresis: distance from the limit at which the value counts as back.
+        clear_seconds: time back until the alert is cleared.
+        cooldown_seconds: time after that until it can be raised again.
+        of_run: concerns a run, even if its subject is a GPU; a profile with ``alerts: off`` disables it.
+        is_reported: an event already reports it, so no event is added.
         sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{detail}``.
         remedy: what to do.
     """

@@ -1,4 +1,4 @@
-"""What each rule reads of a run's metrics. Pure; a threshold is in the unit that its name ends in."""
+"""The measures of rules about a run. Pure. A threshold is in the unit at the end of its name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from gputui.alerts.measures import Limits
 from gputui.alerts.moments import IDLE, UNKNOWN, RuleReading, RunMoment, Stagnation
 from gputui.charts.units import count, metric_value, short_number
 
-LEAST_SAMPLES = 100
-"""Of fewer samples no share is made."""
+MIN_SAMPLES = 100
+"""Fewer samples have no share."""
 
 
 def no_improvement(run: RunMoment, limits: Limits) -> RuleReading:
-    """For how many steps, or epochs, nothing became better; of all that is looked at, what is farthest over. What has
-    converged, and a span of less than the limit in minutes, is not judged."""
+    """The steps or epochs without an improvement: the value that is farthest beyond its limit. Converged metrics, and
+    spans shorter than the limit in minutes, are ignored."""
     if not run.is_training:
         return IDLE
     found: RuleReading | None = None
@@ -33,7 +33,7 @@ def no_improvement(run: RunMoment, limits: Limits) -> RuleReading:
 
 
 def gradient_norm(run: RunMoment, limits: Limits) -> RuleReading:
-    """The norm of the gradients; one that is no number counts as infinite."""
+    """The gradient norm; NaN counts as infinite."""
     if not run.is_training:
         return IDLE
     norm = run.values.get("grad_norm")
@@ -41,8 +41,8 @@ def gradient_norm(run: RunMoment, limits: Limits) -> RuleReading:
 
 
 def slow_steps(run: RunMoment, limits: Limits) -> RuleReading:
-    """A step in milliseconds; its limit is the higher of the fixed one and the run's own median times a factor, for a
-    model of seconds a step is not slow by that."""
+    """The step time in milliseconds. Its limit is at least a multiple of the run's own median, because large models
+    have long steps."""
     if not run.is_training:
         return IDLE
     seconds = run.means.get("step_time")
@@ -54,8 +54,8 @@ def slow_steps(run: RunMoment, limits: Limits) -> RuleReading:
 
 
 def data_wait(run: RunMoment, limits: Limits) -> RuleReading:
-    """How long a step waits for its data, in milliseconds; where the step's own time is known, the limit is at least a
-    share of it."""
+    """The time that a step waits for data, in milliseconds. Its limit is at least a share of the step time, if that is
+    known."""
     if not run.is_training:
         return IDLE
     wait, step = run.means.get("data_time"), run.means.get("step_time")
@@ -68,7 +68,7 @@ def data_wait(run: RunMoment, limits: Limits) -> RuleReading:
 
 
 def cache_misses(run: RunMoment, limits: Limits) -> RuleReading:
-    """Share of samples found in the cache. In the first epoch a cache is being filled."""
+    """The share of samples found in the cache, after the first epoch, which fills it."""
     epoch = run.values.get("epoch")
     if not run.is_training or (epoch is not None and epoch < 1):
         return IDLE
@@ -76,10 +76,10 @@ def cache_misses(run: RunMoment, limits: Limits) -> RuleReading:
 
 
 def skipped_samples(run: RunMoment, limits: Limits) -> RuleReading:
-    """Share of samples that could not be read."""
+    """The share of samples that could not be read."""
     if not run.is_training:
         return IDLE
-    if run.samples_seen is not None and run.samples_seen < LEAST_SAMPLES:
+    if run.samples_seen is not None and run.samples_seen < MIN_SAMPLES:
         return UNKNOWN
     return RuleReading(run.skipped_percent, limits["above_percent"])
 
@@ -90,7 +90,7 @@ def nccl_errors(run: RunMoment, limits: Limits) -> RuleReading:
 
 
 def lr_off_schedule(run: RunMoment, limits: Limits) -> RuleReading:
-    """By how many percent the learning rate differs from what its schedule says. A run without one is not judged."""
+    """The difference between the learning rate and its schedule in percent. Does not apply without a schedule."""
     if not run.is_training:
         return IDLE
     if not run.values:
@@ -107,7 +107,9 @@ def lr_off_schedule(run: RunMoment, limits: Limits) -> RuleReading:
     return RuleReading(off, limits["above_percent"], detail)
 
 
-def _since(one: Stagnation, value: float, unit: str) -> str:
-    best = f"best {metric_value(one.best)}" + ("" if one.step is None else f" at step {count(one.step)}")
+def _since(stagnation: Stagnation, value: float, unit: str) -> str:
+    best = f"best {metric_value(stagnation.best)}" + (
+        "" if stagnation.step is None else f" at step {count(stagnation.step)}"
+    )
     amount = count(int(value)) if value.is_integer() else f"{value:.1f}"
-    return f"{one.metric}: no improvement for {amount} {unit} ({best})"
+    return f"{stagnation.metric}: no improvement for {amount} {unit} ({best})"

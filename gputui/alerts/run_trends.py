@@ -1,5 +1,5 @@
-"""What is remembered of a run between two moments: its best values, its usual step time, what it skipped. Pure; all of
-it can be stored as JSON, so that the next agent continues."""
+"""Running statistics of a run: its best values, usual step time and skipped samples. Pure. They can be stored as JSON
+for the next agent."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.alerts.loss_course import BestLoss, LossCourse
 from gputui.alerts.moments import RunMoment, Stagnation
 from gputui.alerts.trends import MINUTE_SECONDS, Mean
 
 PATIENCE_STEPS = 1000.0
-LEAST_STEP_TIMES = 10
+MIN_STEP_TIMES = 10
 STEP_TIMES = 100
-# A step time beyond this many medians is not taken for the run's usual one.
+# Step times beyond this many medians are ignored in the median.
 UNUSUAL_TIMES = 1.5
-# A loader that reads ahead makes one step of many wait for all: only a mean tells how long they wait.
+# With a loader that reads ahead, one of many steps waits for all, so only a mean is meaningful.
 TIMES = ("step_time", "data_time")
 TIMES_SECONDS = 30.0
-# Metrics older than this say nothing of now: the run may hang, which is recovery's to see.
+# Older metrics are outdated. The run may hang, which recovery detects.
 OLD_SECONDS = 300.0
 
 
 @dataclass(slots=True)
 class RunTrend:
-    """One attempt of a run. ``age_seconds`` is since its newest line; ``patience_steps`` after how many steps without
-    improvement somebody wants to know."""
+    """The statistics of one attempt. ``age_seconds`` is the age of its newest line; ``patience_steps`` is the number of
+    steps without improvement that raises an alert."""
 
     attempt: int
     values: dict[str, float] = field(default_factory=dict)
@@ -45,12 +47,12 @@ class RunTrend:
     samples_before: float | None = None
 
     def take(self, step: int | None, values: Mapping[str, float], skipped: int, waited_seconds: float) -> None:
-        """New lines of the attempt: the newest of each metric, at ``step``; ``skipped`` samples were reported among
-        them. ``waited_seconds`` is since the lines before."""
+        """Add new lines: the newest value of each metric at ``step``, and ``skipped`` samples. ``waited_seconds`` is
+        the time since the previous lines."""
         before = self.step
         if step is not None:
             if before is not None and step < before:
-                # It went back, to a checkpoint or to a new phase: what was best before is not what it is judged by.
+                # The run went back to a checkpoint, or to a new phase, so earlier best values do not count.
                 self.loss, self.best_validation = LossCourse(), BestLoss()
             self.step = step
         self.values.update(values)
@@ -79,14 +81,14 @@ class RunTrend:
         nccl_errors: int = 0,
         nccl_text: str = "",
     ) -> RunMoment:
-        """Let ``elapsed_seconds`` pass and return what the rules measure of the run."""
+        """Let ``elapsed_seconds`` pass and return the moment for the rules."""
         self.age_seconds += elapsed_seconds
         epoch = self.values.get("epoch")
         validation = self.best_validation.stagnation("val/loss", self.step, epoch)
         loss = self.loss.stagnation(self.step, epoch, self.patience_steps)
         stagnation: list[Stagnation] = []
         if validation is not None:
-            # Epochs are judged by what was not trained on, where that is known; steps by the loss of every step.
+            # Epochs are judged by the validation loss, if there is one, and steps by the training loss.
             stagnation.append(replace(validation, steps=None))
         if loss is not None:
             epochs = None if validation is not None else loss.epochs
@@ -97,7 +99,7 @@ class RunTrend:
             run_id=run_id,
             is_training=is_training,
             values=self.values if is_fresh else {},
-            means=self._means() if is_fresh else {},
+            means={name: value for name, mean in self.times.items() if is_fresh and (value := mean.value) is not None},
             stagnation=tuple(stagnation) if is_fresh else (),
             median_step_seconds=self.median_step_seconds,
             cache_hit_percent=self.cache_hit.value if is_fresh else None,
@@ -110,12 +112,8 @@ class RunTrend:
 
     @property
     def median_step_seconds(self) -> float | None:
-        """The usual step time, None before there are enough steps."""
-        return statistics.median(self.step_times) if len(self.step_times) >= LEAST_STEP_TIMES else None
-
-    def _means(self) -> dict[str, float]:
-        found = {name: mean.value for name, mean in self.times.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        """The usual step time; None before there are enough steps."""
+        return statistics.median(self.step_times) if len(self.step_times) >= MIN_STEP_TIMES else None
 
     def _take_losses(self, values: Mapping[str, float]) -> None:
         epoch = self.values.get("epoch")
@@ -134,8 +132,8 @@ class RunTrend:
             self.step_times.append(seconds)
 
     def _skipped_share(self) -> tuple[float | None, float | None]:
-        """Samples consumed in this attempt and the share of them that could not be read, in percent: by the metrics
-        ``skipped_samples`` and ``samples``, else by the events counted here."""
+        """The samples of this attempt and the share that could not be read, in percent: by the metrics
+        ``skipped_samples`` and ``samples``, else by counted events."""
         samples = self.values.get("samples")
         if samples is None or not math.isfinite(samples):
             return None, None
@@ -163,8 +161,8 @@ class RunTrend:
 
     @classmethod
     def from_json(cls, data: Any) -> RunTrend:
-        """Raises TypeError, KeyError, AttributeError or ValueError if it cannot be understood. What was measured
-        before says nothing of now: its values wait for the next line."""
+        """Raises TypeError, KeyError, AttributeError or ValueError for invalid data. Stored values are outdated, so
+        rules wait for the next line."""
         trend = cls(
             attempt=int(data["attempt"]),
             step=data["step"],

@@ -1,23 +1,23 @@
-"""What a learning rate should be at a step, by the schedule that a profile names. Pure."""
+"""The expected learning rate at a step, by the schedule of a profile. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Shape = Literal["constant", "linear", "cosine"]
 SHAPES: tuple[Shape, ...] = ("constant", "linear", "cosine")
 
 EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
-"""Metrics by which a script itself says what its learning rate should be."""
+"""Metrics by which a script reports its expected learning rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class RateSchedule:
-    """A rise from 0 over ``warmup_steps`` to ``peak``, then ``shape`` down to ``final`` at ``total_steps``. What is
-    None is the run's own: the parameter that is its learning rate, and the ``total_steps`` that it tells."""
+class RateSchedule(Struct, frozen=True):
+    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at ``total_steps``. None takes
+    the value of the run: its learning-rate parameter, and the ``total_steps`` that it reports."""
 
     shape: Shape
     peak: float | None = None
@@ -26,7 +26,7 @@ class RateSchedule:
     total_steps: int | None = None
 
     def at(self, step: int, *, peak: float | None, total_steps: int | None) -> float | None:
-        """The rate at ``step``; the arguments replace what the profile left out. None if unknown."""
+        """The rate at ``step``; the arguments replace missing values. None if unknown."""
         top = self.peak if self.peak is not None else peak
         if top is None:
             return None
@@ -45,8 +45,8 @@ class RateSchedule:
 def expected_rate(
     schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
 ) -> tuple[float, float] | None:
-    """The least and the most that the learning rate may be at ``step``: what the script itself says, else the profile's
-    schedule at this step and at its neighbours, for scripts differ in whether they count before or after it."""
+    """The range of the learning rate at ``step``: the value that the script reports, else the profile's schedule at
+    this step and its neighbours, because scripts count before or after the step."""
     for name in EXPECTED_METRICS:
         if name in values:
             return (values[name], values[name]) if math.isfinite(values[name]) else None

@@ -1,4 +1,4 @@
-"""An alert in words: one sentence that says what is wrong, where, and by how much."""
+"""Alerts as sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gputui.charts.units import UNKNOWN, count, metric_value
 
 
 def sentence(rule: Rule, reading: RuleReading, subject: str) -> str:
-    """``subject`` is how the subject is called: "GPU 3", a run's id."""
+    """The sentence of an alert. ``subject`` is its name: "GPU 3", a run's ID."""
     text = rule.sentence.format(
         subject=subject,
         value=in_unit(reading.value, rule.unit),
@@ -37,16 +37,18 @@ def in_unit(value: float | None, unit: str) -> str:
     return f"{value:.1f} {unit}" if is_fine else f"{count(value)} {unit}"
 
 
-def thresholds(one: ResolvedRule) -> str:
-    """Its numbers by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty for rules without thresholds."""
-    return ", ".join(f"{each.name} {in_unit(one.limits[each.name], each.unit)}" for each in one.rule.thresholds)
+def thresholds(rule: ResolvedRule) -> str:
+    """The thresholds by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty without any."""
+    return ", ".join(
+        f"{threshold.name} {in_unit(rule.limits[threshold.name], threshold.unit)}" for threshold in rule.rule.thresholds
+    )
 
 
-def changed_by(one: ResolvedRule) -> str:
-    """Who set what is not the standard: ``alerts.yaml: above_celsius, for``; ``standard`` if no one did."""
+def changed_by(rule: ResolvedRule) -> str:
+    """The sources of overrides: ``alerts.yaml: above_celsius, for``; ``standard`` without any."""
     words = {"for_seconds": "for", "clear_seconds": "clear_after", "cooldown_seconds": "cooldown"}
     by: dict[str, list[str]] = {}
-    for name, source in one.sources.items():
-        if name != "enabled" or not one.enabled:
+    for name, source in rule.sources.items():
+        if name != "enabled" or not rule.enabled:
             by.setdefault(source, []).append("off" if name == "enabled" else words.get(name, name))
     return "; ".join(f"{source}: {', '.join(names)}" for source, names in by.items()) or STANDARD

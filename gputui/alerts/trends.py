@@ -1,11 +1,11 @@
-"""State of GPUs and of the host between two moments: means over time, and how fast memory grows. Pure. All of it can be
-stored as JSON, so that the next agent continues."""
+"""Running statistics of GPUs and of the host: means, and the growth of memory. Pure. They can be stored as JSON for the
+next agent."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -16,19 +16,19 @@ from gputui.gpu.throttle import TROUBLE
 MINUTE_SECONDS = 60.0
 POWER_SECONDS = 300.0
 POWER_BEFORE_SECONDS = 3600.0
-LEAST_SHARE = 0.6
-"""The part of its span that a mean must hold before it has a value."""
+MIN_SHARE = 0.6
+"""The share of its span that a mean needs before it has a value."""
 GROWTH_SAMPLES = 61
 GROWTH_EVERY_SECONDS = 30.0
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean in which older values weigh less.
+    """An exponentially weighted mean.
 
     Attributes:
-        span_seconds: the age at which a value's weight has fallen to 1/e.
-        weighted_sum: the values, each times its weight.
+        span_seconds: the age at which the weight of a value has fallen to 1/e.
+        weighted_sum: the sum of weighted values.
         weight: the sum of the weights: 0 before the first value, towards 1 as the span fills.
     """
 
@@ -37,7 +37,7 @@ class Mean:
     weight: float = 0.0
 
     def add(self, value: float | None, elapsed_seconds: float) -> None:
-        """Take in a value, ``elapsed_seconds`` after the one before; an unknown or non-finite one is left out."""
+        """Add a value, ``elapsed_seconds`` after the previous one. Unknown and non-finite values are ignored."""
         if value is None or not math.isfinite(value):
             return
         share = 1.0 - math.exp(-elapsed_seconds / self.span_seconds)
@@ -46,12 +46,12 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """The mean; None before `LEAST_SHARE` of the span is filled."""
-        return self.weighted_sum / self.weight if self.weight >= LEAST_SHARE else None
+        """The mean; None before `MIN_SHARE` of the span is filled."""
+        return self.weighted_sum / self.weight if self.weight >= MIN_SHARE else None
 
     @property
     def zero_padded(self) -> float | None:
-        """The mean with zeros for the part of the span before the first value; None without a value."""
+        """The mean with zeros before the first value; None without a value."""
         return self.weighted_sum if self.weight > 0 else None
 
     def to_json(self) -> list[float]:
@@ -67,15 +67,15 @@ class Mean:
 
 @dataclass(slots=True)
 class GpuTrend:
-    """State of one GPU.
+    """The statistics of one GPU.
 
     Attributes:
-        attempt: the run and attempt that use and power belong to; another one resets them.
+        attempt: the run and attempt of utilisation and power; another one resets them.
         busy: utilisation in percent.
-        throttled: 100 while throttled for a harmful reason, else 0. It belongs to the GPU, whatever runs on it.
+        throttled: 100 while throttled for a harmful reason, else 0, whatever runs on the GPU.
         power: watts over the last minutes.
-        power_before: watts over the last hour, to compare with.
-        counts: the newest whole numbers of the slow tier, by name.
+        power_before: watts over the last hour.
+        counts: the newest integers of the slow tier, by name.
     """
 
     attempt: str | None = None
@@ -110,7 +110,7 @@ class GpuTrend:
         grown = self._grown(slow)
         attempt = None if training is None else f"{training[0]} {training[1]}"
         if attempt != self.attempt:
-            # Another run's use and power are no measure for this one.
+            # Utilisation and power of another run are not comparable.
             self.attempt = attempt
             self.busy = Mean(MINUTE_SECONDS)
             self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
@@ -148,10 +148,10 @@ class GpuTrend:
         )
 
     def _grown(self, slow: GpuSlowSample | None) -> dict[str, int]:
-        """How much each count has grown; 0 for the first and for a smaller one (the driver was loaded again)."""
+        """The growth of each count; 0 for the first value and after a decrease (the driver was reloaded)."""
         if slow is None:
             return {}
-        counts = {each.name: value for each in fields(slow) if type(value := getattr(slow, each.name)) is int}
+        counts = {name: value for name in slow.__struct_fields__ if type(value := getattr(slow, name)) is int}
         grown = {name: max(0, value - self.counts.get(name, value)) for name, value in counts.items()}
         self.counts |= counts
         return grown
@@ -181,12 +181,12 @@ class GpuTrend:
 
 @dataclass(slots=True)
 class Growth:
-    """How fast a value grows.
+    """The growth of a value.
 
     Attributes:
-        samples: times of ``clock_seconds`` and values: the last half hour, one for each half minute.
+        samples: (``clock_seconds``, value) of the last half hour, one per half minute.
         age_seconds: since the newest sample.
-        clock_seconds: since this object was made.
+        clock_seconds: since this object was created.
     """
 
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=GROWTH_SAMPLES))
@@ -194,7 +194,7 @@ class Growth:
     clock_seconds: float = 0.0
 
     def add(self, value: float | None, elapsed_seconds: float) -> None:
-        """Take in a value, ``elapsed_seconds`` after the one before; an unknown or non-finite one is left out."""
+        """Add a value, ``elapsed_seconds`` after the previous one. Unknown and non-finite values are ignored."""
         self.age_seconds += elapsed_seconds
         self.clock_seconds += elapsed_seconds
         if value is not None and math.isfinite(value) and self.age_seconds >= GROWTH_EVERY_SECONDS:
@@ -203,8 +203,8 @@ class Growth:
 
     @property
     def per_hour(self) -> float | None:
-        """The smaller slope of the two halves, so that a jump (a run that begins) is no growth; None before the half
-        hour is full."""
+        """The smaller slope of the two halves, so that a jump (the start of a run) is no growth; None before half an
+        hour."""
         if len(self.samples) < GROWTH_SAMPLES:
             return None
         middle = GROWTH_SAMPLES // 2
@@ -212,13 +212,13 @@ class Growth:
         return 3600.0 * min(_slope(half) for half in halves)
 
     def to_json(self) -> list[list[float]]:
-        """The samples; their times are relative to now, at most 0."""
+        """The samples, with times relative to now (at most 0)."""
         return [[at - self.clock_seconds, value] for at, value in self.samples]
 
     @classmethod
     def from_json(cls, data: Any, down_seconds: float) -> Growth:
-        """``down_seconds`` is the time without an agent; after more than four samples' time, or if the wall clock was
-        set back, it starts empty. Raises TypeError or ValueError."""
+        """``down_seconds`` is the time without an agent. After more than four sampling periods, or if the clock was set
+        back, the result is empty. Raises TypeError or ValueError."""
         growth = cls()
         if 0 <= down_seconds <= 4 * GROWTH_EVERY_SECONDS:
             growth.samples.extend((float(at) - down_seconds, float(value)) for at, value in data)
@@ -226,7 +226,7 @@ class Growth:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """The slope of a straight line through the points by least squares, per second."""
+    """The least-squares slope through the points, per second."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)

@@ -3,8 +3,9 @@
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol
+
+from msgspec import Struct
 
 from gputui.charts.envelope import Bin
 from gputui.charts.ticks import round_steps
@@ -32,8 +33,7 @@ class Scale(Protocol):
         """0 at `low`, 1 at `high`, beyond them outside; `None` for a value that this axis cannot hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinearScale:
+class LinearScale(Struct, frozen=True):
     """An axis with equal distances for equal differences; `high` must be above `low`."""
 
     low: float
@@ -44,8 +44,7 @@ class LinearScale:
         return (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class LogScale:
+class LogScale(Struct, frozen=True):
     """An axis with equal distances for equal ratios; both ends are positive and `high` is above `low`."""
 
     low: float

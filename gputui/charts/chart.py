@@ -7,6 +7,7 @@ usually "series.0", "series.1", …
 
 from collections.abc import Sequence
 
+from gputui.charts import glyphs
 from gputui.charts.axes import (
     LinearScale,
     LogScale,
@@ -20,7 +21,6 @@ from gputui.charts.axes import (
 from gputui.charts.cells import cell_width, fit
 from gputui.charts.edges import axis_line, label_line, legend
 from gputui.charts.envelope import Bin
-from gputui.charts.glyphs import BRAILLE, Glyphs
 from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
 from gputui.charts.raster import Canvas, Span
 from gputui.charts.ticks import even_ticks, linear_ticks, log_ticks, tick_labels
@@ -44,16 +44,24 @@ def chart(
     least_gutter: int = 0,
     end_gutter: int = 0,
     note: str = "",
-    glyphs: Glyphs = BRAILLE,
     empty_text: str = "no data yet",
 ) -> list[Line]:
     """Draw curves as exactly `height` lines of exactly `width` cells.
 
-    Later curves lie above earlier ones. ``cursor`` is the x of a line over the whole height. Value labels take
-    ``least_gutter`` cells at least, so that charts below each other have the same place for the same x. The curves'
-    ends have ``end_gutter`` cells at the right; ``note`` ends the title's line. Where room is short, marker labels go
-    first, then the title, the x axis, the curves' ends, and the value labels. Titles, labels and names must be harmless
-    text (`gputui.charts.safe_text.clean`).
+    If there is too little room, marker labels go first, then the title, the x axis, the curves' ends, and the value
+    labels. All texts must be harmless (`gputui.charts.safe_text.clean`).
+
+    Args:
+        curves: later ones lie above earlier ones.
+        width, height: size in cells.
+        title: text at the left of the first line.
+        x_axis, y_axis: by default, linear axes that hold all values.
+        markers: places on the x axis.
+        cursor: x of a line over the whole height.
+        least_gutter: least cells of the value labels, so that columns of charts below each other match.
+        end_gutter: cells at the right for the curves' ends.
+        note: text at the right of the first line.
+        empty_text: what a chart without values says.
     """
     if width < 1 or height < 1:
         return []
@@ -80,7 +88,7 @@ def chart(
         gutter, gutter_width = {}, -1
     room = width - gutter_width - 1
     end_width = end_gutter if end_gutter <= room // 3 and rows >= 3 else 0
-    canvas = Canvas(room - end_width, rows, glyphs)
+    canvas = Canvas(room - end_width, rows)
 
     marker_columns = [
         (column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None
@@ -96,11 +104,11 @@ def chart(
     pointed = None if cursor is None else canvas.column(cursor, x_scale)
     if pointed is not None:
         canvas.point(pointed)
-    plot = canvas.lines() if bins else _empty(canvas.width, rows, empty_text, glyphs)
+    plot = canvas.lines() if bins else _empty(canvas.width, rows, empty_text)
 
     lines: list[Line] = []
     if title_rows:
-        lines.append(legend(title, curves, bins, y_axis, as_asked, width, glyphs, note))
+        lines.append(legend(title, curves, bins, y_axis, as_asked, width, note))
     if end_width:
         end_labels = _end_labels(curves, canvas, y_scale, end_width)
         plot = [[*plot_line, end_labels[row]] for row, plot_line in enumerate(plot)]
@@ -108,19 +116,19 @@ def chart(
         if gutter_width < 0:
             lines.append(plot_line)
             continue
-        text = fit(gutter.get(row, ""), gutter_width - 1, ">", glyphs.ellipsis)
-        edge = glyphs.value_tick if row in gutter else glyphs.vertical
+        text = fit(gutter.get(row, ""), gutter_width - 1, ">")
+        edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL
         lines.append([(f"{text} {edge}", "axis"), *plot_line])
     if axis_rows:
         line = axis_line(canvas, x_scale, x_axis, marker_columns, pointed, gutter_width, bool(bins))
-        lines.append([*line, (glyphs.horizontal * end_width, "axis")] if end_width else line)
+        lines.append([*line, (glyphs.HORIZONTAL * end_width, "axis")] if end_width else line)
     if label_rows:
         lines.append(label_line(marker_columns, canvas.width + end_width, gutter_width + 1))
     return lines
 
 
 def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
-    """The value scale, and whether it is of the kind that was asked for."""
+    """The value scale, and whether it is of the requested kind."""
     as_asked = True
     if axis.kind == "log":
         low, high = log_bounds(bins)
@@ -136,7 +144,7 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
     low = low if axis.low is None else axis.low
     high = high if axis.high is None else axis.high
     if low is not None and high is not None and low > high:
-        # One end was given and all values lie beyond it.
+        # All values lie beyond the given end.
         low = high = axis.low if axis.low is not None else axis.high
     scale = value_scale(low, high)
     start, end = (value * axis.unit for value in round_outward(scale.low / axis.unit, scale.high / axis.unit))
@@ -146,8 +154,7 @@ def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
 
 
 def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
-    """The x axis; ends that are not given are those of the bins. A logarithmic one without anything above 0 is
-    linear."""
+    """The scale of the x axis; open ends are those of the bins. A logarithmic axis without an x above 0 is linear."""
     start, end = x_bounds(bins)
     start = start if axis.start is None else axis.start
     end = end if axis.end is None else axis.end
@@ -162,7 +169,7 @@ def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
 
 
 def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list[str]]:
-    """At most so many ticks of a value axis, and their labels."""
+    """At most ``most`` ticks of a value axis, and their labels."""
     if isinstance(scale, LogScale):
         ticks = log_ticks(scale.low, scale.high, most)
     else:
@@ -171,7 +178,7 @@ def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list
 
 
 def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tuple[LinearScale, dict[int, str]]:
-    """The scale with ends that bring its ticks to equally distant rows, and the labels by row."""
+    """The scale with ends at which ticks are in equally distant rows, and the labels by row."""
     low, high = bounds(bins)
     if axis.low is not None or low is None or low < scale.low:
         low = scale.low
@@ -190,7 +197,7 @@ def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tu
 
 
 def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: int) -> list[Span]:
-    """What is written at the right of each row: the curves' ends, moved apart where they would lie over each other."""
+    """The text at the right of each row: the curves' ends, moved apart if they overlap."""
     wanted: list[tuple[int, Curve]] = []
     for curve in curves:
         last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
@@ -204,7 +211,7 @@ def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: in
     for number, (row, curve) in enumerate(wanted):
         # Those that come below need a row each.
         row = min(max(row, free), canvas.rows - len(wanted) + number)
-        found[row] = (fit(f" {curve.end}", width, ellipsis=canvas.glyphs.ellipsis), curve.style)
+        found[row] = (fit(f" {curve.end}", width), curve.style)
         free = row + 1
     return found
 
@@ -214,9 +221,9 @@ def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
     most = min(_MOST_VALUE_TICKS, rows // 2 + 1)
     ticks, labels = value_ticks(scale, axis, most)
     if len(ticks) < 2 and most < rows:
-        # One label shows no scale: rather labels that are close.
+        # A single label shows no scale: closer labels are better.
         ticks, labels = value_ticks(scale, axis, most + 1)
-    canvas = Canvas(1, rows, BRAILLE)
+    canvas = Canvas(1, rows)
     placed: dict[int, str] = {}
     for tick, label in zip(ticks, labels, strict=True):
         row = canvas.row(tick, scale)
@@ -225,7 +232,7 @@ def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
     return placed
 
 
-def _empty(width: int, rows: int, text: str, glyphs: Glyphs) -> list[Line]:
+def _empty(width: int, rows: int, text: str) -> list[Line]:
     middle = (rows - 1) // 2
     blank = " " * width
-    return [[(fit(text, width, "^", glyphs.ellipsis) if row == middle else blank, "dim")] for row in range(rows)]
+    return [[(fit(text, width, "^") if row == middle else blank, "dim")] for row in range(rows)]

@@ -1,4 +1,4 @@
-"""A curve as dots.
+"""A curve as braille dots.
 
 A layer holds one integer per column of dots, bit r for the dot in row r from the top: a vertical stroke of any length
 is one operation.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+
+from gputui.charts.glyphs import DOTS_DOWN
 
 
 class Layer:
@@ -59,19 +61,15 @@ class Layer:
         whole, lowest = (1 << self.down) - 1, 1 << (self.down - 1)
         self.columns = [(bits | bits << 1 | (bits & lowest) >> 1) & whole for bits in self.columns]
 
-    def by_cell(self, dots_across: int) -> list[int]:
-        """The dots of each column of cells, which is one or two columns of dots wide, in one integer."""
-        if dots_across == 1:
-            return self.columns
+    def by_cell(self) -> list[int]:
+        """The dots of each column of cells in one integer: its two columns of dots laid over each other."""
         return [left | right for left, right in zip(self.columns[0::2], self.columns[1::2], strict=True)]
 
-    def masks(self, row: int, dots_across: int, dots_down: int) -> list[int]:
-        """The dots of each cell in a row of cells, as `Glyphs.cells` is indexed."""
-        shift, full = row * dots_down, (1 << dots_down) - 1
-        if dots_across == 1:
-            return [bits >> shift & full for bits in self.columns]
+    def masks(self, row: int) -> list[int]:
+        """The dots of each cell in a row of cells, as `glyphs.CELLS` is indexed."""
+        shift, full = row * DOTS_DOWN, (1 << DOTS_DOWN) - 1
         return [
-            (left >> shift & full) << dots_down | right >> shift & full
+            (left >> shift & full) << DOTS_DOWN | right >> shift & full
             for left, right in zip(self.columns[0::2], self.columns[1::2], strict=True)
         ]
 

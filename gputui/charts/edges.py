@@ -1,11 +1,11 @@
-"""The surroundings of a chart's plotting area: the legend above, the x axis and the markers' labels below."""
+"""What lies around a chart's plotting area: the legend above, the x axis and the markers' labels below."""
 
 from collections.abc import Sequence
 
+from gputui.charts import glyphs
 from gputui.charts.axes import LogScale, Scale
 from gputui.charts.cells import cell_width, clip, clip_middle
 from gputui.charts.envelope import Bin
-from gputui.charts.glyphs import Glyphs
 from gputui.charts.parts import Curve, Line, Marker, XAxis, YAxis
 from gputui.charts.raster import BAD_STYLE, CURSOR_STYLE, Canvas, Span, spans
 from gputui.charts.ticks import linear_ticks, log_ticks, log_time_ticks, tick_labels, time_labels, time_ticks
@@ -24,19 +24,18 @@ def legend(
     axis: YAxis,
     as_asked: bool,
     width: int,
-    glyphs: Glyphs,
     note: str = "",
 ) -> Line:
-    """The first line: title, newest values, and on the right what must not be overlooked."""
+    """The first line: title, newest values, and on the right notes."""
     notes: list[Span] = [(note, "dim")] if note else []
     non_finite = sum(each.non_finite for each in bins)
     if non_finite:
-        notes.append((f"{glyphs.nan} {short_number(non_finite)} not finite", BAD_STYLE))
+        notes.append((f"{glyphs.NAN} {short_number(non_finite)} not finite", BAD_STYLE))
     if axis.kind == "log":
         if not as_asked:
             notes.append(("nothing above 0: linear", "dim"))
         elif any(each.low is not None and each.low <= 0 for each in bins):
-            notes.append((f"{glyphs.below} 0 or less, log", BAD_STYLE))
+            notes.append((f"{glyphs.BELOW} 0 or less, log", BAD_STYLE))
         else:
             notes.append(("log", "dim"))
     left: list[Span] = []
@@ -47,14 +46,14 @@ def legend(
         if words:
             left.append((" ".join(words), curve.style))
     if title:
-        # A long title leaves room for the newest values, up to half of the line.
+        # A long title leaves up to half of the line for the newest values.
         values = min(sum(2 + cell_width(text) for text, _ in left), width // 2)
-        left.insert(0, (clip_middle(title, width - values, glyphs.ellipsis), "title"))
+        left.insert(0, (clip_middle(title, width - values), "title"))
     line: Line = []
     room = width
     for text, style in left:
         lead = "  " if line else ""
-        piece = clip(lead + text, room, glyphs.ellipsis)
+        piece = clip(lead + text, room)
         if not piece.strip():
             break
         line.append((piece, style))
@@ -99,11 +98,10 @@ def axis_line(
     gutter_width: int,
     with_ticks: bool,
 ) -> Line:
-    """The x axis in one line: a label follows its tick; a tick whose label does not fit is left out. The newest value's
-    place has its label in front. The axis' name is below the value labels, or at the end where that is too narrow.
+    """The x axis in one line. A label follows its tick, or is left out with it; the newest value's label precedes its
+    tick. The axis' name is below the value labels or, if that is too narrow, at the end.
     """
-    glyphs = canvas.glyphs
-    chars = [glyphs.horizontal] * canvas.width
+    chars = [glyphs.HORIZONTAL] * canvas.width
     styles = ["axis"] * canvas.width
     words = axis.words(scale)
     is_beside = bool(words) and cell_width(words) < gutter_width
@@ -115,7 +113,7 @@ def axis_line(
         label = f"{name} {newest_label(axis)}" if name else newest_label(axis)
         start = newest - len(label)
         if start >= 0 and taken.isdisjoint(range(start, newest + 1)):
-            chars[start : newest + 1] = label + glyphs.x_tick
+            chars[start : newest + 1] = label + glyphs.X_TICK
             taken |= set(range(start - 1, newest + 2))
             name = ""
     if name and cell_width(name) == len(name) < canvas.width // 2:
@@ -123,25 +121,24 @@ def axis_line(
         chars[free:] = name
     if with_ticks:
         for column, label in _placed_ticks(canvas, scale, axis, free, taken):
-            chars[column : column + 1 + len(label)] = glyphs.x_tick + label
+            chars[column : column + 1 + len(label)] = glyphs.X_TICK + label
     for column, marker in sorted(markers, key=lambda each: each[1].is_line):
         if column >= free:
             continue
         if marker.is_line:
-            chars[column] = glyphs.marker
-        elif chars[column] == glyphs.horizontal:
-            chars[column] = glyphs.note
+            chars[column] = glyphs.MARKER
+        elif chars[column] == glyphs.HORIZONTAL:
+            chars[column] = glyphs.NOTCH
         styles[column] = marker.style
     if cursor is not None and cursor < free:
-        chars[cursor], styles[cursor] = glyphs.vertical, CURSOR_STYLE
+        chars[cursor], styles[cursor] = glyphs.VERTICAL, CURSOR_STYLE
     before = f"{words:>{gutter_width - 1}} " if is_beside else " " * gutter_width
-    edge: Line = [(before + glyphs.corner, "axis")] if gutter_width >= 0 else []
+    edge: Line = [(before + glyphs.CORNER, "axis")] if gutter_width >= 0 else []
     return [*edge, *spans(chars, styles)]
 
 
 def _placed_ticks(canvas: Canvas, scale: Scale, axis: XAxis, free: int, taken: set[int]) -> Sequence[tuple[int, str]]:
-    """Columns of the ticks and their labels, those left out that do not fit. Where fewer than two are left, as beside
-    the axis' name, closer ticks are tried."""
+    """Columns and labels of the ticks that fit. If fewer than two fit, closer ticks are tried."""
     first = min(_MOST_X_TICKS, max(2, canvas.width // 10))
     best: list[tuple[int, str]] = []
     for most in range(first, max(first, canvas.width // 4) + 1):
@@ -162,7 +159,7 @@ def _placed_ticks(canvas: Canvas, scale: Scale, axis: XAxis, free: int, taken: s
 
 
 def label_line(markers: Sequence[tuple[int, Marker]], width: int, indent: int) -> Line:
-    """The labels of markers below them. Where two would touch the later marker has the room."""
+    """The labels of markers below them. Of two that would touch, the later marker's stays."""
     taken: dict[int, tuple[int, Marker]] = {}
     for column, marker in reversed(markers):
         size = cell_width(marker.label) if marker.is_line else 0

@@ -1,8 +1,8 @@
-"""Series reduced to as many bins as a chart can show, without losing an extreme.
+"""Reduction of series to as many bins as a chart can show, without losing an extreme.
 
-A bin holds the lowest, highest, first and last finite value of a stretch of x, and counts what is not finite: a spike
-of one point among a million stays a spike, and a NaN stays visible. `reduce` works on a whole series at once;
-`Buckets` takes one point after the other in amortised constant time and constant memory.
+A bin holds the lowest, highest, first and last finite value of a stretch of x, and counts other values: a spike of one
+point among a million stays a spike, and a NaN stays visible. `reduce` works on a whole series; `Buckets` takes point
+after point in amortised constant time and constant memory.
 """
 
 import math
@@ -15,11 +15,11 @@ DEFAULT_CAPACITY: Final = 2048
 
 @dataclass(slots=True)
 class Bin:
-    """What happened in one stretch of x.
+    """The values of one stretch of x.
 
-    `first_x`, `last_x` are the x of its first and last finite point in order of arrival; with no finite point both
-    are the x of what else was there. `low`, `high`, `first` and `last` are `None` when no value was finite.
-    `gap_before` says that the curve is broken between the previous bin and this one.
+    `first_x` and `last_x` are the x of the first and last finite point in order of arrival; without one, the x of
+    another point. `low`, `high`, `first` and `last` are `None` without a finite value. `gap_before`: the curve is
+    broken before this bin.
     """
 
     first_x: float
@@ -40,7 +40,7 @@ class Bin:
         return self.nan + self.positive_infinite + self.negative_infinite
 
     def add(self, x: float, value: float) -> None:
-        """Take in one value, finite or not."""
+        """Add a value, finite or not."""
         self.points += 1
         if not math.isfinite(value):
             if value != value:
@@ -61,7 +61,7 @@ class Bin:
         self.last_x = x
 
     def merge(self, later: "Bin") -> None:
-        """Take in the bin that follows this one in x."""
+        """Add the bin that follows this one in x."""
         self.points += later.points
         self.nan += later.nan
         self.positive_infinite += later.positive_infinite
@@ -157,7 +157,7 @@ class Buckets:
         self._gap = False
 
     def take(self, reduced: Bin) -> None:
-        """Add what was reduced elsewhere; it lies where its first value does. The bin is given away."""
+        """Add a bin at the place of its first value. The caller must not use the bin afterwards."""
         x = reduced.first_x
         if not math.isfinite(x) or (self.is_log and x <= 0):
             self.unplaced += reduced.points
@@ -199,8 +199,8 @@ class Buckets:
     def bins(self, limit: int, start: float = -math.inf, end: float = math.inf) -> list[Bin]:
         """The series between two x as at most `limit` (2 or more) bins in order of x; by default all of it.
 
-        Bins that reach over an end of the range are included whole. They must not be changed: what did not grow
-        since the last call is handed out again, so that a call at every tick costs little.
+        Bins across an end of the range are included whole. They must not be changed: unchanged ones are returned again,
+        so that a call at every tick costs little.
         """
         if limit < 2 or not self._bins or end < start:
             return []

@@ -125,7 +125,7 @@ def png_bytes(sheet: Picture, scale: int = PNG_SCALE) -> bytes:
 def _dashes(
     points: Sequence[tuple[float, float]], length: float
 ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """A vertical line in pieces."""
+    """The dashes of a vertical line."""
     (x, top), (_, bottom) = points[0], points[-1]
     count = int((bottom - top) / (2 * length))
     return [((x, top + 2 * i * length), (x, top + (2 * i + 1) * length)) for i in range(count)]

@@ -1,39 +1,10 @@
-"""The three sets of characters that charts and bars are drawn with: braille, blocks, plain ASCII."""
+"""The characters of charts and bars. Where a terminal cannot show them, `gputui.charts.plain` replaces them."""
 
-from dataclasses import dataclass, replace
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class Glyphs:
-    """One set of characters.
-
-    A cell of a curve is `dots_across` × `dots_down` dots. `cells[mask]` draws it; the mask holds the columns from left
-    to right, the leftmost in the highest bits, and each column's top dot in its lowest bit.
-    """
-
-    name: str
-    dots_across: int
-    dots_down: int
-    cells: tuple[str, ...]
-    vertical: str
-    horizontal: str
-    corner: str
-    value_tick: str
-    x_tick: str
-    marker: str
-    area: str
-    """What lies below a curve."""
-    note: str
-    """A place on the x axis that needs no line."""
-    nan: str
-    above: str
-    below: str
-    bar: str
-    """Partly filled cells of a bar from least to full."""
-    spark: str
-    """Heights of a sparkline's cells from lowest to highest."""
-    ellipsis: str
+DOTS_ACROSS: Final = 2
+DOTS_DOWN: Final = 4
+"""Dots of a cell of a curve."""
 
 
 def _braille() -> tuple[str, ...]:
@@ -46,54 +17,31 @@ def _braille() -> tuple[str, ...]:
     return tuple(cells)
 
 
-BRAILLE: Final = Glyphs(
-    name="braille",
-    dots_across=2,
-    dots_down=4,
-    cells=_braille(),
-    vertical="│",
-    horizontal="─",
-    corner="└",
-    value_tick="┤",
-    x_tick="┬",
-    marker="┊",
-    area="⢕",
-    note="┴",
-    nan="×",
-    above="↑",
-    below="↓",
-    bar="▏▎▍▌▋▊▉█",
-    spark="▁▂▃▄▅▆▇█",
-    ellipsis="…",
-)
+CELLS: Final = _braille()
+"""The character of each mask of dots: the left column in the upper four bits, each column's top dot in its lowest."""
 
-BLOCK: Final = replace(
-    BRAILLE,
-    name="block",
-    dots_across=2,
-    dots_down=2,
-    # Right column in bits 0 (top) and 1 (bottom), left column in bits 2 and 3.
-    cells=(" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", "▞", "▄", "▟", "▌", "▛", "▙", "█"),
-    area="░",
-)
+VERTICAL: Final = "│"
+HORIZONTAL: Final = "─"
+CORNER: Final = "└"
+VALUE_TICK: Final = "┤"
+X_TICK: Final = "┬"
+MARKER: Final = "┊"
+NOTCH: Final = "┴"
+"""A marker without a line, on the x axis."""
 
-ASCII: Final = Glyphs(
-    name="ascii",
-    dots_across=1,
-    dots_down=3,
-    cells=(" ", "'", "-", "|", ".", ":", "|", "|"),
-    vertical="|",
-    horizontal="-",
-    corner="+",
-    value_tick="+",
-    x_tick="+",
-    marker="!",
-    area=":",
-    note="'",
-    nan="x",
-    above="^",
-    below="v",
-    bar="#",
-    spark="_.-=*#",
-    ellipsis="~",
-)
+AREA: Final = "⢕"
+"""A cell below a curve."""
+
+NAN: Final = "×"
+ABOVE: Final = "↑"
+BELOW: Final = "↓"
+"""Values that the value axis cannot hold."""
+
+BAR: Final = "▏▎▍▌▋▊▉█"
+"""Partly filled cells of a bar, from the least to the full one."""
+
+SPARK: Final = "▁▂▃▄▅▆▇█"
+"""Cells of a sparkline, from the lowest to the highest."""
+
+QUARTERS: Final = (" ", "▝", "▗", "▐", "▘", "▀", "▚", "▜", "▖", "▞", "▄", "▟", "▌", "▛", "▙", "█")
+"""Quarter blocks by mask: the right column in bits 0 (top) and 1, the left column in bits 2 and 3."""

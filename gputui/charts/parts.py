@@ -1,29 +1,34 @@
-"""What a chart is made of: curves, markers, axes."""
+"""The parts of a chart: curves, markers, axes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
+from msgspec import Struct
 
 from gputui.charts.axes import AxisKind, LogScale, Scale
 from gputui.charts.envelope import Bin
 from gputui.charts.raster import Span
 
 XKind = Literal["number", "count", "time"]
-"""What an x axis is of: numbers, whole numbers only, or seconds."""
+"""The quantity of an x axis: numbers, whole numbers, or seconds."""
 
 Line = list[Span]
-"""One line of a chart: pieces of text with the keys of their styles."""
+"""One line of text: pieces with the keys of their styles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """One series of a chart.
 
-    `label` and `value` (its newest value, or the one under the cursor) go into the legend; a curve with neither has no
-    place there. A shadow, such as the raw values behind their average, is drawn only where no other curve is.
-    `is_strong` draws the line twice as thick, `area` names the style of what lies below it, `shape` is a sign that
-    is drawn along it here and there, so that curves differ without colour, and `end` is written to the right of
-    its newest value.
+    Attributes:
+        style: style key of the line.
+        label, value: the text and the newest value, or that under the cursor, in the legend; it leaves out a curve
+            with neither.
+        is_shadow: whether the curve, such as the raw values of an average, is drawn only where no other curve is.
+        is_strong: whether the line is twice as thick.
+        area: style key of the area below the line; empty for none.
+        shape: a sign drawn along the line, to distinguish curves without colour.
+        end: the text to the right of the newest value.
     """
 
     bins: Sequence[Bin]
@@ -37,10 +42,9 @@ class Curve:
     end: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """A place on the x axis, such as a restart: a vertical line with a short label below the axis, or with `is_line`
-    off only a notch in the axis."""
+class Marker(Struct, frozen=True):
+    """A place on the x axis, such as a restart: a vertical line with a short label below the axis or, if not `is_line`,
+    a notch in the axis."""
 
     x: float
     label: str = ""
@@ -48,13 +52,14 @@ class Marker:
     is_line: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class XAxis:
-    """The horizontal axis; ends left `None` follow the curves, the right one in round steps. Time is in seconds. The
-    place of the `newest` value is labelled beside the ticks. `names` are at 0, 1, 2 … in place of numbers; each is as
-    many cells wide as it has characters.
+class XAxis(Struct, frozen=True):
+    """The horizontal axis; without a value above 0, a logarithmic one is drawn linear.
 
-    On a logarithmic axis nothing at 0 or before has a place; without anything behind 0 it is drawn linear.
+    Attributes:
+        start, end: the ends; None follows the curves, at the right end in round steps.
+        kind: the quantity; time is in seconds.
+        newest: the x of the newest value, labelled beside the ticks.
+        names: labels at 0, 1, 2 … in place of numbers, of characters one cell wide.
     """
 
     name: str = ""
@@ -66,23 +71,23 @@ class XAxis:
     names: tuple[str, ...] = ()
 
     def words(self, scale: Scale) -> str:
-        """Its name as it is drawn, and of what kind it is where that is not the usual."""
+        """The axis' name as it is drawn, with its scale if that is not linear."""
         if self.scale == "linear":
             return self.name
         is_log = isinstance(scale, LogScale)
         return ", ".join(filter(None, [self.name, "log" if is_log else "linear: nothing above 0"]))
 
 
-@dataclass(frozen=True, slots=True)
-class YAxis:
-    """The value axis; ends left `None` follow the curves in round steps.
+class YAxis(Struct, frozen=True):
+    """The value axis; without a value above 0, a logarithmic one is drawn linear, and the legend says so.
 
-    Ticks of a linear axis are equally many rows apart, at round multiples of `unit`: of 2³⁰ for values in bytes. A
-    logarithmic axis without a positive value to show is drawn linear, and the legend says so.
+    Attributes:
+        low, high: the ends; None follows the curves in round steps.
+        unit: ticks of a linear axis are at round multiples of it: 2³⁰ for values in bytes.
     """
 
     kind: AxisKind = "linear"
     low: float | None = None
     high: float | None = None
-    label: Callable[[float], str] | None = field(default=None)
+    label: Callable[[float], str] | None = msgspec.field(default=None)
     unit: float = 1.0

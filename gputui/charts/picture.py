@@ -1,10 +1,12 @@
-"""A chart as shapes on a white sheet, for files: the same curves, axes and markers as in the terminal."""
+"""A chart as shapes on a white sheet, for files, with the same curves, axes and markers as in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
+from msgspec import Struct
 
 from gputui.charts.axes import Scale
 from gputui.charts.chart import Curve, Marker, XAxis, YAxis, value_ticks, x_scale_of, y_scale_of
@@ -39,8 +41,7 @@ COLOURS: Mapping[str, str] = {
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(Struct, frozen=True):
     """A line through points; `is_area` fills what they enclose, faintly."""
 
     points: tuple[Point, ...]
@@ -50,8 +51,7 @@ class Path:
     is_dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """Text whose baseline begins, ends or has its middle at a point."""
 
     at: Point
@@ -61,20 +61,17 @@ class Label:
     anchor: Literal["start", "middle", "end"] = "start"
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """What a chart shows, wherever it is drawn; a shadow is grey and stays out of the legend. Titles, labels and
-    names must be harmless text."""
+class Drawing(Struct, frozen=True):
+    """The content of a chart for a file. A shadow is grey and not in the legend. All texts must be harmless."""
 
     curves: Sequence[Curve]
     title: str = ""
-    x_axis: XAxis = field(default_factory=XAxis)
-    y_axis: YAxis = field(default_factory=YAxis)
+    x_axis: XAxis = msgspec.field(default_factory=XAxis)
+    y_axis: YAxis = msgspec.field(default_factory=YAxis)
     markers: Sequence[Marker] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """Shapes in the order in which they are drawn, in a coordinate system that grows down from the upper left."""
 
     width: int
@@ -131,7 +128,7 @@ class _Sheet:
             yield Label((right, bottom + 44), words, axis, anchor="end")
 
     def _markers(self) -> Iterator[Path | Label]:
-        """Lines and notches; of labels that would lie over each other the first."""
+        """Lines and notches; of overlapping labels, the first."""
         bottom = self.height - _BOTTOM
         free = 0.0
         for marker in sorted(self.drawing.markers, key=lambda each: each.x):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal, cast
 
-from gputui.charts.glyphs import BLOCK, BRAILLE
+from gputui.charts.glyphs import AREA, QUARTERS
 
 Characters = Literal["braille", "blocks", "ascii"]
 
@@ -67,13 +67,13 @@ def ascii_char(char: str) -> str:
 
 def block_char(char: str) -> str:
     """The cell's text with braille as quarter blocks, for fonts without braille."""
-    if char == BRAILLE.area:
-        return BLOCK.area
+    if char == AREA:
+        return "░"
     if len(char) == 1 and "\u2800" <= char <= "\u28ff":
         dots = ord(char) - 0x2800
         left = (dots & 0x03 > 0) | (dots & 0x44 > 0) << 1
         right = (dots & 0x18 > 0) | (dots & 0xA0 > 0) << 1
-        return BLOCK.cells[left << 2 | right]
+        return QUARTERS[left << 2 | right]
     return char
 
 
@@ -81,7 +81,7 @@ def _stroke(dots: int) -> str:
     """The ASCII character whose ink lies nearest to that of a braille cell of these dots (bit n is dot n + 1)."""
     if not dots:
         return " "
-    if dots == ord(BRAILLE.area) - 0x2800:
+    if dots == ord(AREA) - 0x2800:
         return ":"
     left = [bool(dots & bit) for bit in (0x01, 0x02, 0x04, 0x40)]
     right = [bool(dots & bit) for bit in (0x08, 0x10, 0x20, 0x80)]

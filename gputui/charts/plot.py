@@ -89,8 +89,8 @@ def _axis_value(value: float, log_y: bool) -> float:
 
 
 def _unit(low: float, high: float) -> Callable[[float], float]:
-    """Onto 0 … 1. plotext's library computes with differences and aborts the whole process where they overflow, so it
-    never sees a value of the series itself."""
+    """A map from low … high to 0 … 1. plotext's library aborts the process if differences of values overflow, so it
+    gets only these."""
     extent = high / 2 - low / 2
 
     def place(value: float) -> float:

@@ -1,22 +1,22 @@
-"""Curves as characters: dots become cells, and what lies over and under the curves is drawn around them."""
+"""Curves as characters: dots become cells; areas and markers are drawn below the curves, signs and cursor above."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gputui.charts import glyphs
 from gputui.charts.axes import Scale
 from gputui.charts.dots import Layer, merged, top_row
 from gputui.charts.envelope import Bin
-from gputui.charts.glyphs import Glyphs
 
 Span = tuple[str, str]
 """A piece of text and the key of its style."""
 
 BAD_STYLE = "bad"
-"""Style key of the signs of values without a place: NaN, infinities, what a log axis cannot hold."""
+"""Style key of the signs of values without a place: NaN, infinities, and on a log axis values up to 0."""
 
 CURSOR_STYLE = "cursor"
-"""Style key of the line that a person moves over a chart."""
+"""Style key of the crosshair."""
 
 SHAPE_APART = 24
 """Cells from one sign of a curve's shape to the next."""
@@ -25,18 +25,17 @@ _SHAPE_FIRST = 3
 """Cells left of the first sign, so that it does not touch the axis."""
 
 _SHAPE_PHASES = 3
-"""Curves whose signs are in different columns: each begins a third of `SHAPE_APART` after the one before."""
+"""Number of curves with signs in different columns: each starts a third of `SHAPE_APART` after the previous one."""
 
 
 class Canvas:
     """A plotting area of `columns` × `rows` cells."""
 
-    def __init__(self, columns: int, rows: int, glyphs: Glyphs) -> None:
+    def __init__(self, columns: int, rows: int) -> None:
         self.width = columns
         self.rows = rows
-        self.glyphs = glyphs
-        self._across = columns * glyphs.dots_across
-        self._down = rows * glyphs.dots_down
+        self._across = columns * glyphs.DOTS_ACROSS
+        self._down = rows * glyphs.DOTS_DOWN
         self._layers: list[Layer] = []
         # Signs by column and row of their cell: of bad values, and of curves' shapes.
         self._signs: dict[tuple[int, int], Span] = {}
@@ -48,22 +47,21 @@ class Canvas:
     def column(self, x: float, scale: Scale) -> int | None:
         """The cell column of `x`, or `None` when it lies outside."""
         column = self._dot_column(x, scale)
-        return None if column is None else column // self.glyphs.dots_across
+        return None if column is None else column // glyphs.DOTS_ACROSS
 
     def row(self, value: float, scale: Scale) -> int | None:
         """The cell row of `value`, from the top, or `None` when it lies outside."""
         place = scale.place(value)
         if place is None or not 0 <= place <= 1 or self.rows < 1:
             return None
-        return self._dot_row(place) // self.glyphs.dots_down
+        return self._dot_row(place) // glyphs.DOTS_DOWN
 
     def mark(self, column: int, style: str) -> None:
-        """A vertical marker line behind the curves, in a column from 0 to `width` - 1."""
+        """Draw a vertical marker line behind the curves, in a column from 0 to `width` - 1."""
         self._markers[column] = style
 
     def point(self, column: int) -> None:
-        """A vertical line that a person moves, in a column from 0 to `width` - 1; a curve that it meets is drawn in
-        its style there."""
+        """Draw the crosshair in a column from 0 to `width` - 1; it gives its style to curves that it meets."""
         self._cursor = column
 
     def draw(
@@ -138,7 +136,7 @@ class Canvas:
             return None
         low = y_scale.place(each.low)
         if low is None:
-            self._sign(column, self.rows - 1, self.glyphs.below)
+            self._sign(column, self.rows - 1, glyphs.BELOW)
         high = low if each.high == each.low else y_scale.place(each.high)
         if high is None:
             return None, None
@@ -166,34 +164,33 @@ class Canvas:
 
     def _sign(self, column: int, row: int, sign: str) -> None:
         """Put a sign of a bad value into the cell of a dot column."""
-        self._signs[column // self.glyphs.dots_across, row] = (sign, BAD_STYLE)
+        self._signs[column // glyphs.DOTS_ACROSS, row] = (sign, BAD_STYLE)
 
     def _sign_non_finite(self, each: Bin, column: int) -> None:
-        """Infinities have their signs at the top and the bottom, NaN at the bottom or, beside an infinity, between."""
+        """Put the signs of infinities at the top and bottom, that of NaN at the bottom or between infinities."""
         if each.positive_infinite:
-            self._sign(column, 0, self.glyphs.above)
+            self._sign(column, 0, glyphs.ABOVE)
         if each.negative_infinite:
-            self._sign(column, self.rows - 1, self.glyphs.below)
+            self._sign(column, self.rows - 1, glyphs.BELOW)
         if each.nan:
             row = self.rows // 2 if each.positive_infinite or each.negative_infinite else self.rows - 1
-            self._sign(column, row, self.glyphs.nan)
+            self._sign(column, row, glyphs.NAN)
 
     def _sign_shape(self, layer: Layer, shape: str) -> None:
-        """Put a shape's sign on the curve at regular distances."""
+        """Put a shape's sign on the curve at regular intervals."""
         phase = self._shape_count % _SHAPE_PHASES
         self._shape_count += 1
-        columns = layer.by_cell(self.glyphs.dots_across)
+        columns = layer.by_cell()
         for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
             if columns[cell]:
-                self._shapes[cell, top_row(columns[cell]) // self.glyphs.dots_down] = (shape, layer.style)
+                self._shapes[cell, top_row(columns[cell]) // glyphs.DOTS_DOWN] = (shape, layer.style)
 
     # --- from dots to characters
 
     def _line(self, row: int) -> list[Span]:
-        across, down = self.glyphs.dots_across, self.glyphs.dots_down
-        masks = [layer.masks(row, across, down) for layer in self._layers]
+        masks = [layer.masks(row) for layer in self._layers]
         if len(masks) == 1 and not self._has_more_than_curves(row):
-            return [("".join(map(self.glyphs.cells.__getitem__, masks[0])), self._layers[0].style)]
+            return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].style)]
         chars, styles = self._curves(masks)
         self._draw_behind(row, masks, chars, styles)
         self._draw_over(row, chars, styles)
@@ -215,22 +212,22 @@ class Canvas:
             for column, mask in enumerate(layer_masks):
                 if mask:
                     styles[column] = layer.style
-        table = self.glyphs.cells
-        return [table[mask] for mask in merged([mask for _, mask in solid], self.width)], styles
+        cells = glyphs.CELLS
+        return [cells[mask] for mask in merged([mask for _, mask in solid], self.width)], styles
 
     def _draw_behind(self, row: int, masks: Sequence[Sequence[int]], chars: list[str], styles: list[str]) -> None:
         """Fill areas and shadows into cells without a curve."""
         # A cell lies below a curve that has a dot in its row or above.
-        here_or_above = (1 << (row + 1) * self.glyphs.dots_down) - 1
+        here_or_above = (1 << (row + 1) * glyphs.DOTS_DOWN) - 1
         for layer, layer_masks in zip(self._layers, masks, strict=True):
             if layer.area:
-                for column, bits in enumerate(layer.by_cell(self.glyphs.dots_across)):
+                for column, bits in enumerate(layer.by_cell()):
                     if bits & here_or_above and not styles[column]:
-                        chars[column], styles[column] = self.glyphs.area, layer.area
+                        chars[column], styles[column] = glyphs.AREA, layer.area
             if layer.is_shadow:
                 for column, mask in enumerate(layer_masks):
                     if mask and not styles[column]:
-                        chars[column], styles[column] = self.glyphs.cells[mask], layer.style
+                        chars[column], styles[column] = glyphs.CELLS[mask], layer.style
 
     def _draw_over(self, row: int, chars: list[str], styles: list[str]) -> None:
         """Put shapes, markers, the cursor and the signs of bad values into a row, the later over the earlier."""
@@ -238,11 +235,11 @@ class Canvas:
             if sign_row == row:
                 chars[column], styles[column] = sign, style
         for column, style in self._markers.items():
-            if chars[column] in (" ", self.glyphs.area):
-                chars[column], styles[column] = self.glyphs.marker, style
+            if chars[column] in (" ", glyphs.AREA):
+                chars[column], styles[column] = glyphs.MARKER, style
         if self._cursor is not None:
-            is_free = chars[self._cursor] in (" ", self.glyphs.marker, self.glyphs.area)
-            chars[self._cursor] = self.glyphs.vertical if is_free else chars[self._cursor]
+            is_free = chars[self._cursor] in (" ", glyphs.MARKER, glyphs.AREA)
+            chars[self._cursor] = glyphs.VERTICAL if is_free else chars[self._cursor]
             styles[self._cursor] = CURSOR_STYLE
         for (column, sign_row), (sign, style) in self._signs.items():
             if sign_row == row:

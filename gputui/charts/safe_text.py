@@ -1,8 +1,8 @@
-"""Text from outside, made harmless for a terminal.
+"""Making text from outside harmless for a terminal.
 
-A log line, a process name or a metric's name may hold anything: escape sequences that drive the terminal, controls that
-move its cursor, characters that reverse or hide their neighbours. `clean` shows such things instead of
-obeying them. What comes out holds only visible characters, spaces, and at most three combining marks behind each.
+A log line or a name may contain escape sequences, controls that move the cursor, or characters that reverse or hide
+their neighbours. `clean` makes them visible instead. Its result has only visible characters, spaces, and at most three
+combining marks behind each.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 from gputui.charts.cells import PLAIN
 
 REPLACEMENT: Final = "\ufffd"
-"""Stands where a character was that cannot be shown."""
+"""Replaces a character that cannot be shown."""
 
 MARKS_PER_CHARACTER: Final = 3
 """Combining marks kept behind one character: enough for every script in use, too few to paint over other lines."""

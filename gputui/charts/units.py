@@ -1,8 +1,11 @@
-"""Quantities as people read them. Unknown is `None` and shows as "–"; non-finite numbers show as what they are."""
+"""Quantities as people read them. None, for unknown, is written "–"; numbers that are not finite "nan" and "inf"."""
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec
+
+P = ParamSpec("P")
 
 UNKNOWN: Final = "–"
 
@@ -11,23 +14,29 @@ _DECIMAL: Final = ("", "k", "M", "G", "T", "P", "E")
 _THIN: Final = " "
 
 
-def _special(value: float | None) -> str | None:
-    """The text of a value without digits, else `None`."""
-    if value is None:
-        return UNKNOWN
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return None
+def _of_numbers(write: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[float | None, P], str]:
+    """Let a function that writes finite numbers write any value: "–" for None, "nan", "inf" and "-inf"."""
+
+    @wraps(write)
+    def text(value: float | None, /, *args: P.args, **kwargs: P.kwargs) -> str:
+        if value is None:
+            return UNKNOWN
+        return write(value, *args, **kwargs) if math.isfinite(value) else str(float(value))
+
+    return text
 
 
-def _three_digits(value: float) -> str:
-    """A number from 0.01 to about a thousand with three digits at most and no trailing zeros behind the point."""
+def _all_three_digits(value: float) -> str:
+    """A number from 0.01 to about a thousand with three digits."""
     size = abs(value)
     limits = (99.95, 9.995, 0.9995, 0.09995)
     decimals = next((decimals for decimals, limit in enumerate(limits) if size >= limit), len(limits))
-    text = f"{value:.{decimals}f}"
+    return f"{value:.{decimals}f}"
+
+
+def _three_digits(value: float) -> str:
+    """The same with three digits at most: no trailing zeros behind the point."""
+    text = _all_three_digits(value)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -40,56 +49,49 @@ def _scaled(value: float, base: float, units: tuple[str, ...]) -> tuple[float, s
     return value, units[index]
 
 
-def bytes_text(count_bytes: float | None) -> str:
+@_of_numbers
+def bytes_text(count_bytes: float) -> str:
     """Memory and file sizes in binary units: "347 GiB", "1.5 MiB", "12 B"."""
-    if (special := _special(count_bytes)) is not None or count_bytes is None:
-        return special or UNKNOWN
     value, unit = _scaled(count_bytes, 1024, _BINARY)
     return f"{_three_digits(value) if unit != 'B' else round(value)} {unit}"
 
 
-def gibibytes(count_bytes: float | None, decimals: int = 1) -> str:
+@_of_numbers
+def gibibytes(count_bytes: float, decimals: int = 1) -> str:
     """The number of GiB alone, for columns that name the unit in their head: "71.2"."""
-    if (special := _special(count_bytes)) is not None or count_bytes is None:
-        return special or UNKNOWN
     return f"{count_bytes / 2**30:.{decimals}f}"
 
 
-def byte_rate(bytes_per_second: float | None) -> str:
+@_of_numbers
+def byte_rate(bytes_per_second: float) -> str:
     """Throughput of disks and links in decimal units, as their vendors count: "1.2 GB/s"."""
-    if (special := _special(bytes_per_second)) is not None or bytes_per_second is None:
-        return special or UNKNOWN
     value, prefix = _scaled(bytes_per_second, 1000, _DECIMAL)
     return f"{_three_digits(value)} {prefix}B/s"
 
 
-def watts(power_watts: float | None) -> str:
+@_of_numbers
+def watts(power_watts: float) -> str:
     """Power: "612 W", from 1 000 W on "3.41 kW"."""
-    if (special := _special(power_watts)) is not None or power_watts is None:
-        return special or UNKNOWN
     if abs(power_watts) < 999.5:
         return f"{power_watts:.0f} W"
     return f"{_three_digits(power_watts / 1000)} kW"
 
 
-def percent(value_percent: float | None, decimals: int = 0) -> str:
+@_of_numbers
+def percent(value_percent: float, decimals: int = 0) -> str:
     """A percentage given in percent: "61%"."""
-    if (special := _special(value_percent)) is not None or value_percent is None:
-        return special or UNKNOWN
     return f"{value_percent:.{decimals}f}%"
 
 
-def celsius(temperature_celsius: float | None) -> str:
+@_of_numbers
+def celsius(temperature_celsius: float) -> str:
     """A temperature: "78°C"."""
-    if (special := _special(temperature_celsius)) is not None or temperature_celsius is None:
-        return special or UNKNOWN
     return f"{temperature_celsius:.0f}°C"
 
 
-def short_number(value: float | None) -> str:
+@_of_numbers
+def short_number(value: float) -> str:
     """A number in few cells: "0.00123" → "1.23e-3", "41 200" → "41.2k", 1 902 000 → "1.9M", 3.214 → "3.21"."""
-    if (special := _special(value)) is not None or value is None:
-        return special or UNKNOWN
     size = abs(value)
     if size == 0:
         return "0"
@@ -100,13 +102,29 @@ def short_number(value: float | None) -> str:
     return _three_digits(scaled) + prefix
 
 
-def metric_value(value: float | None) -> str:
-    """A metric's value with four significant digits: "1.902", "9.8e-04" → "9.8e-4", "3021", "nan"."""
-    if (special := _special(value)) is not None or value is None:
-        return special or UNKNOWN
-    if value == 0:
-        return "0"
+@_of_numbers
+def rate(value: float) -> str:
+    """A rate with all of three digits, so that it holds still while it changes a little: "2.50", "41.0", "1.20k"."""
     size = abs(value)
+    if size < 0.01 or size >= 1e21:
+        return short_number(value)
+    scaled, prefix = _scaled(value, 1000, _DECIMAL)
+    return _all_three_digits(scaled) + prefix
+
+
+@_of_numbers
+def gpu_hours(value: float) -> str:
+    """GPU-hours with two significant digits: "0.0042", "1.5", "310"."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+@_of_numbers
+def metric_value(value: float) -> str:
+    """A metric's value with four significant digits: "1.902", "9.8e-04" → "9.8e-4", "nan"; whole numbers as they are:
+    "60", "30210"."""
+    size = abs(value)
+    if size < 1e6 and value == int(value):
+        return f"{value:.0f}"
     if size < 1e-3 or size >= 1e6:
         mantissa, _, exponent = f"{value:.3e}".partition("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
@@ -114,17 +132,20 @@ def metric_value(value: float | None) -> str:
     return f"{value:.{decimals}f}"
 
 
-def count(number: float | None) -> str:
+@_of_numbers
+def count(number: float) -> str:
     """A whole number in groups of three: "41 200"."""
-    if (special := _special(number)) is not None or number is None:
-        return special or UNKNOWN
     return f"{round(number):,}".replace(",", _THIN)
 
 
-def duration(seconds: float | None) -> str:
-    """A span of time in its two largest units: "47 s", "3 min 20 s", "1 h 42", "2 d 5 h"; below ten seconds "2.4 s"."""
-    if (special := _special(seconds)) is not None or seconds is None:
-        return special or UNKNOWN
+def count_of(number: int, noun: str) -> str:
+    """``1 trial``, ``2 trials``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@_of_numbers
+def duration(seconds: float) -> str:
+    """A span of time in its two largest units: "47 s", "3 min 20 s", "1 h 42 min", "2 d 5 h"; below 10 s "2.4 s"."""
     sign = "-" if seconds < 0 else ""
     seconds = abs(seconds)
     if seconds < 9.95:
@@ -137,15 +158,14 @@ def duration(seconds: float | None) -> str:
         return f"{sign}{minutes} min" + (f" {rest} s" if rest else "")
     hours, minutes = divmod(round(seconds / 60), 60)
     if hours < 24:
-        return f"{sign}{hours} h {minutes:02d}"
+        return f"{sign}{hours} h" + (f" {minutes} min" if minutes else "")
     days, hours = divmod(round(seconds / 3600), 24)
     return f"{sign}{days} d" + (f" {hours} h" if hours else "")
 
 
-def age(seconds: float | None) -> str:
+@_of_numbers
+def age(seconds: float) -> str:
     """How long ago, in one unit: "now", "47 s", "12 min", "3 h", "9 d". A clock that ran back shows as "now"."""
-    if (special := _special(seconds)) is not None or seconds is None:
-        return special or UNKNOWN
     if seconds < 1:
         return "now"
     for limit, size, unit in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
@@ -158,6 +178,13 @@ def ago(seconds: float | None) -> str:
     """The same as a phrase: "just now", "47 s ago"."""
     words = age(seconds)
     return "just now" if words == "now" else f"{words} ago"
+
+
+def aligned(texts: Sequence[str]) -> list[str]:
+    """The texts of numbers with blanks at their ends, so that right-aligned decimal points are below each other."""
+    ends = [len(text) - text.index(".") if "." in text else 0 for text in texts]
+    widest = max(ends, default=0)
+    return [text + " " * (widest - end) if text != UNKNOWN else text for text, end in zip(texts, ends, strict=True)]
 
 
 def index_ranges(values: Sequence[int]) -> str:

@@ -1,25 +1,25 @@
-"""Which stretch of the x axis a chart shows, and the crosshair's position. Pure: every key gives a new value."""
+"""The visible stretch of the x axis, and steps of the crosshair. Immutable: each key gives a new value."""
 
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.axes import AxisKind, round_outward, stable_end
 from gputui.charts.envelope import Bin
 
 ZOOM_FACTOR = 2.0
 PAN_SHARE = 0.25
-"""How much of what is shown one key press moves the window by."""
+"""The fraction of its span that the window is moved by."""
 
 _FOLLOW_SHARE = 0.25
-"""A window that follows the newest point moves on by this much of its span at once, not with every point."""
+"""A window that follows the newest point moves by this fraction of its span at once, not with every point."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The first and the newest x of the data, and the smallest stretch worth looking at. On a logarithmic axis both
-    are positive."""
+class Extent(Struct, frozen=True):
+    """The first and the newest x of the data, and the smallest useful stretch. On a logarithmic axis, x is positive."""
 
     first: float
     newest: float
@@ -27,8 +27,8 @@ class Extent:
     kind: AxisKind = "linear"
 
     def logarithmic(self) -> "Extent":
-        """The same on a logarithmic axis, as far as that is possible: what lies below the resolution has no place on
-        it, and with nothing above it the axis stays linear."""
+        """The extent on a logarithmic axis, which begins at the resolution at the earliest; unchanged if all x lie
+        below it."""
         if not self.newest > self.resolution:
             return self
         return replace(self, first=max(self.first, self.resolution), kind="log")
@@ -43,28 +43,27 @@ class Extent:
         return (start, end) if end > start else (start, start + self.resolution)
 
     def along(self, x: float) -> float:
-        """How far along the axis an x lies: equal distances look equally long."""
+        """The position of an x along the axis, in which equal distances look equal."""
         return math.log10(max(x, 1e-300)) if self.kind == "log" else x
 
     def at(self, along: float) -> float:
-        """The x that lies so far along the axis."""
+        """The x at a position along the axis."""
         return float(10.0 ** min(along, 300.0)) if self.kind == "log" else along
 
     def beside(self, x: float, window: tuple[float, float], share: float) -> float:
-        """The x that lies a share of a window further along the axis than another."""
+        """The x that is ``share`` of the window further along the axis than ``x``."""
         start, end = (self.along(each) for each in window)
         return self.at(self.along(x) + share * (end - start))
 
     def between(self, window: tuple[float, float], share: float) -> float:
-        """The x at a share of the way through a window: 0 at its beginning, 1 at its end."""
+        """The x at ``share`` of the way through a window, from 0 to 1."""
         start, end = (self.along(x) for x in window)
         return self.at(start + share * (end - start))
 
 
-@dataclass(frozen=True, slots=True)
-class Viewport:
-    """`span` None shows everything; `end` None follows the newest point. Both are along the axis (`Extent.along`): on a
-    logarithmic one half of the span is half of what is seen too."""
+class Viewport(Struct, frozen=True):
+    """A window, as positions along the axis (`Extent.along`). `span` None shows everything; `end` None follows the
+    newest point."""
 
     span: float | None = None
     end: float | None = None
@@ -77,7 +76,7 @@ class Viewport:
         return extent.at(start), extent.at(end)
 
     def _ends(self, extent: Extent) -> tuple[float, float]:
-        """The same along the axis."""
+        """The ends of the window, along the axis."""
         if self.span is None:
             start, end = extent.whole
             return extent.along(start), extent.along(end)
@@ -88,7 +87,7 @@ class Viewport:
         return end - self.span, end
 
     def zoomed_in(self, extent: Extent, about: float | None) -> "Viewport":
-        """Half as much; `about` (an x) keeps its place, without it the window ends with the newest point."""
+        """Half the span around `about` (an x); without it, the end of the window stays."""
         start, end = self._ends(extent)
         span = (end - start) / ZOOM_FACTOR
         place = None if about is None else extent.along(about)
@@ -100,7 +99,7 @@ class Viewport:
         return self if last - first < 4 * extent.resolution else zoomed
 
     def zoomed_out(self, extent: Extent, about: float | None) -> "Viewport":
-        """Twice as much, at most everything."""
+        """Twice the span around `about` (an x), at most everything."""
         start, end = self._ends(extent)
         whole_start, whole_end = Viewport()._ends(extent)
         span = (end - start) * ZOOM_FACTOR
@@ -113,7 +112,7 @@ class Viewport:
         return Viewport(span, min(max(at + (end - at) * ZOOM_FACTOR, whole_start + span), whole_end))
 
     def panned(self, extent: Extent, by: int) -> "Viewport":
-        """Moved by quarters of its span; at the right end it follows the newest point."""
+        """Moved by `by` quarters of the span; at the right end, the window follows the newest point."""
         if self.span is None:
             return self
         whole_start, _ = Viewport()._ends(extent)
@@ -123,7 +122,7 @@ class Viewport:
         return Viewport(self.span, None if follows else moved)
 
     def holding(self, extent: Extent, x: float) -> "Viewport":
-        """Moved so that an x lies in the middle, if it cannot be seen."""
+        """Moved to have `x` in the middle, if it is outside."""
         start, end = self._ends(extent)
         place = extent.along(x)
         if self.span is None or start <= place <= end:
@@ -132,7 +131,7 @@ class Viewport:
 
 
 def stepped(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
-    """The crosshair moved from point to point, `least` further at least; it stays within the data."""
+    """The x of the next point in direction `by`, at least `least` away, within the data."""
     if not bins:
         return x
     if by > 0:

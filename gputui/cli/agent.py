@@ -6,7 +6,7 @@ import sqlite3
 
 import click
 
-from gputui.cli.context import EXIT_UNREACHABLE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_UNREACHABLE, Session, fail, json_option, print_json, say
 from gputui.config import PRIVATE_FILE_MODE
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
 from gputui.store import json_shapes
@@ -46,7 +46,7 @@ def stop(session: Session) -> None:
 
 
 @command.command("status")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def status(session: Session, as_json: bool) -> None:
     """Whether an agent runs here, and which."""

@@ -1,4 +1,4 @@
-"""`gputui alerts rules` and `gputui alerts test`: what holds here, and whether a message arrives."""
+"""`gputui alerts rules` and `gputui alerts test`: the effective rules, and a test message."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from gputui.alerts.overrides import Overrides, of_profile
 from gputui.alerts.resolved_rules import ResolvedRule, standard, with_overrides
 from gputui.alerts.sentences import changed_by, in_unit, thresholds
 from gputui.charts import units
-from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, print_table, say
 from gputui.cli.launch_spec import load_profile, refuse
-from gputui.cli.table import columns
 from gputui.profiles.home_files import load_alerts
 from gputui.recovery.policies import NoticeTarget
 from gputui.yaml_forms.problems import ProfileError, shown_path
 
 
 def machine_overrides(session: Session) -> Overrides:
-    """What alerts.yaml says; ends the command with one line per problem."""
+    """The overrides in alerts.yaml; ends the command with one line per problem."""
     try:
         return load_alerts(session.workspace.alerts)
     except ProfileError as error:
@@ -35,58 +34,57 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     if profile is not None:
         machine = with_overrides(machine, of_profile(load_profile(session, profile).form.alerts).rules, "profile")
     if as_json:
-        print_json([rule_shape(one) for one in machine.values()])
+        print_json([rule_shape(rule) for rule in machine.values()])
         return
     rows = [
         (
-            one.rule.id,
-            one.rule.subject,
-            one.severity if one.enabled else "off",
-            units.duration(one.for_seconds) if one.for_seconds else "at once",
-            thresholds(one) or "when it is reported",
-            changed_by(one),
+            rule.rule.id,
+            rule.rule.subject,
+            rule.severity if rule.enabled else "off",
+            units.duration(rule.for_seconds) if rule.for_seconds else "at once",
+            thresholds(rule) or "when it is reported",
+            changed_by(rule),
         )
-        for one in machine.values()
+        for rule in machine.values()
     ]
-    for line in columns(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM"), rows):
-        say(line)
+    print_table(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM"), rows)
     say("")
     where = shown_path(path)
     missing = "" if path.exists() else " (it is not there yet)"
     say(f"{where} changes them for this machine{missing}, alerts: in a profile for its runs")
 
 
-def rule_shape(one: ResolvedRule) -> dict[str, Any]:
-    """One rule of ``gputui alerts rules --json``."""
+def rule_shape(rule: ResolvedRule) -> dict[str, Any]:
+    """A rule of ``gputui alerts rules --json``."""
     return {
-        "id": one.rule.id,
-        "title": one.rule.title,
-        "subject": one.rule.subject,
-        "enabled": one.enabled,
-        "severity": one.severity,
-        "below": one.rule.below,
+        "id": rule.rule.id,
+        "title": rule.rule.title,
+        "subject": rule.rule.subject,
+        "enabled": rule.enabled,
+        "severity": rule.severity,
+        "below": rule.rule.below,
         "thresholds": [
             {
-                "name": each.name,
-                "value": one.limits[each.name],
-                "unit": each.unit,
-                "meaning": each.help,
-                "source": one.source(each.name),
+                "name": threshold.name,
+                "value": rule.limits[threshold.name],
+                "unit": threshold.unit,
+                "meaning": threshold.help,
+                "source": rule.source(threshold.name),
             }
-            for each in one.rule.thresholds
+            for threshold in rule.rule.thresholds
         ],
-        "for_seconds": one.for_seconds,
-        "hysteresis": one.hysteresis,
-        "hysteresis_words": in_unit(one.hysteresis, one.rule.unit),
-        "clear_seconds": one.clear_seconds,
-        "cooldown_seconds": one.cooldown_seconds,
-        "sources": dict(one.sources),
-        "remedy": one.rule.remedy,
+        "for_seconds": rule.for_seconds,
+        "hysteresis": rule.hysteresis,
+        "hysteresis_words": in_unit(rule.hysteresis, rule.rule.unit),
+        "clear_seconds": rule.clear_seconds,
+        "cooldown_seconds": rule.cooldown_seconds,
+        "sources": dict(rule.sources),
+        "remedy": rule.rule.remedy,
     }
 
 
 def send_test(session: Session, as_json: bool) -> None:
-    """Send by every way that is configured, one after the other, in this process."""
+    """Send a message by every configured way."""
     delivery = machine_overrides(session).delivery
     if delivery is None or not (delivery.command or delivery.webhook):
         fail(f"{shown_path(session.workspace.alerts)} names no command and no webhook under notify", EXIT_REFUSED)

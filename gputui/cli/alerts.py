@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
 from gputui.runs.agent_process import read_identity
 from gputui.store import alerts
 from gputui.store.agent import read_agent
@@ -23,7 +22,7 @@ MOST = 1000
 @click.group("alerts", cls=JsonGroup, invoke_without_command=True)
 @click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
 @click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_context
 def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bool) -> None:
     """What is wrong now, the severest first."""
@@ -36,7 +35,7 @@ def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bo
 @command.command("list")
 @click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
 @click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def list_alerts(session: Session, with_cleared: bool, run: str | None, as_json: bool) -> None:
     """The same as gputui alerts."""
@@ -58,14 +57,13 @@ def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None
     if not found:
         say("no alert" if with_cleared or run is not None else "no active alerts")
     else:
-        for line in columns(("", "SEVERITY", "SINCE", "STATE", "ALERT"), _rows(found, now)):
-            say(line)
+        print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), _rows(found, now))
     for line in [] if connection is None else _remarks(session, connection, now):
         say(line)
 
 
 def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> list[str]:
-    """What else there is to know: rules that are silenced everywhere, and how old all this is where no agent looks."""
+    """Rules that are silenced everywhere, and the age of the list if no agent runs."""
     lines = []
     for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
         if subject == alerts.ANY_SUBJECT:
@@ -86,7 +84,7 @@ def _rows(found: Sequence[AlertView], now: float) -> list[tuple[str, ...]]:
 
 
 def state_words(alert: AlertView, now: float) -> str:
-    """An alert's state, in a few words."""
+    """The state of an alert in a few words."""
     if alert.cleared_at is not None:
         return f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
     if alert.silenced_until is not None and alert.silenced_until > now:
@@ -99,7 +97,7 @@ def state_words(alert: AlertView, now: float) -> str:
 @command.command("ack")
 @click.argument("ids", nargs=-1, type=int, metavar="[ALERT]…")
 @click.option("--all", "everything", is_flag=True, help="All that last.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_json: bool) -> None:
     """Note that somebody has seen alerts, by their numbers."""
@@ -113,7 +111,7 @@ def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_jso
 @click.option(
     "--for", "how_long", default="1h", show_default=True, metavar="TIME", help="Such as 30min, 2h, 1d; 0 ends it."
 )
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
     """Silence notifications for a while: of an alert's rule for its subject, or of a rule. Recording continues."""
@@ -128,7 +126,7 @@ def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
 
 @command.command("rules")
 @click.argument("profile", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def rules(session: Session, profile: str | None, as_json: bool) -> None:
     """The rules with the thresholds in force here, or for a PROFILE, and where each comes from."""
@@ -138,7 +136,7 @@ def rules(session: Session, profile: str | None, as_json: bool) -> None:
 
 
 @command.command("test")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def test(session: Session, as_json: bool) -> None:
     """Send a test message by the command and the webhook of alerts.yaml, and say what came of it."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_OK, EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    Session,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    say,
+)
 
 if TYPE_CHECKING:
     from gputui.reports.summary.losses import ScaledRun, ScalingRow
@@ -29,7 +39,7 @@ def command() -> None:
 @click.option("--gpus", metavar="1,2,4", help="Numbers of GPUs to compare.")
 @click.option("--processes", metavar="1,2", help="Numbers of CPU processes instead, on a machine without GPUs.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter, such as steps=200.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def scaling(
     session: Session, profile: str, gpus: str | None, processes: str | None, changes: tuple[str, ...], as_json: bool
@@ -142,8 +152,7 @@ def _print(rows: list[ScalingRow], what: str) -> None:
     head = (
         what.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
     )  # fmt: skip
-    for line in columns(head, table):
-        say(line)
+    print_table(head, table)
     last = rows[-1]
     if last.extra_other_seconds is None:
         say("where it is lost is unknown: the runs report no step_time, comm_time or data_time")

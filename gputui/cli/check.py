@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gputui.profiles.gpu_checks import GpuSituation
 
 GPUS_CHECK = "gpus"
-MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
+_MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
 
 
 @click.command("check")
@@ -60,8 +60,7 @@ def command(
         print_plan(session, spec, situation, as_json=False)
         say("")
         for result in results:
-            remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
-            say(f"{MARKS[result.status]} {result.name}: {result.detail}{remedy}")
+            say(result_line(result))
         say("")
         set_words = [word for change in changes for word in ("--set", change)]
         gpu_words = [] if gpus is None else ["--gpus", gpus]
@@ -70,8 +69,14 @@ def command(
         raise SystemExit(EXIT_REFUSED if missing else EXIT_USAGE)
 
 
+def result_line(result: CheckResult) -> str:
+    """A check for a person, such as ``✗ gpus: 1 of 2 GPUs can be used; ask for others with --gpus``."""
+    remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
+    return f"{_MARKS[result.status]} {result.name}: {result.detail}{remedy}"
+
+
 def verdict(results: Sequence[CheckResult], launch: str) -> str:
-    """What the checks come to; ``launch`` is the command that was checked for."""
+    """The result of all checks for the command ``launch``."""
     failed = [result.name for result in results if result.status == "fail"]
     if failed:
         return f"✗ {launch} would be refused: {', '.join(failed)}"
@@ -82,7 +87,7 @@ def verdict(results: Sequence[CheckResult], launch: str) -> str:
 
 
 def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, as_json: bool) -> None:
-    """Command, environment and GPUs, secrets left out."""
+    """Print command, environment and GPUs, without secrets."""
     from gputui.profiles.describe import describe, preview_launch
     from gputui.profiles.gpu_checks import likely_gpus
 

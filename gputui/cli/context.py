@@ -1,4 +1,4 @@
-"""What every verb shares: the workspace, the store, exit codes, and how errors and answers are printed."""
+"""Shared by all commands: the workspace, the store, questions to the agent, exit codes and output."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import os
 import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
+from msgspec import Struct
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
@@ -32,13 +32,16 @@ EXIT_UNREACHABLE = 4
 EXIT_INTERRUPTED = 130
 
 
-def tell_doing(doing: str) -> None:
-    """Say what the agent does first, on a line of standard error."""
+def report_progress(doing: str) -> None:
+    """Show what the agent does first, on standard error."""
     click.echo(f"The agent is {doing} …", err=True)
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+
+
 class JsonGroup(click.Group):
-    """A group of verbs: its own ``--json`` counts for the verb behind it, too."""
+    """A command group whose own ``--json`` also applies to its subcommand."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -48,15 +51,13 @@ class JsonGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One command's view of the world."""
+class Session(Struct, frozen=True):
+    """The workspace of one command, with access to its store and agent."""
 
     workspace: Workspace
 
     def reader(self) -> sqlite3.Connection:
-        """A read-only connection; ends the command with one line when there is nothing to read. A stopped agent, of
-        which nothing new is read, is told."""
+        """A read-only connection; ends the command if there is nothing to read. Warns about a stopped agent."""
         if (stopped := stopped_agent(self.workspace)) is not None:
             click.echo(f"gputui: {stopped}", err=True)
         try:
@@ -67,24 +68,24 @@ class Session:
             fail(str(error), EXIT_UNREACHABLE)
 
     def reader_or_none(self) -> sqlite3.Connection | None:
-        """As `reader`, but None if nothing has been recorded yet: an empty list is then the true answer."""
+        """As `reader`, but None if nothing has been recorded yet."""
         return self.reader() if self.workspace.database.exists() else None
 
     def note_missing_agent(self, *, is_active: bool) -> None:
-        """Say that nobody supervises what is active, where that is so."""
+        """Warn if something is active and no agent supervises it."""
         if is_active and read_identity(self.workspace) is None:
             click.echo("gputui: no agent runs, so nothing is supervised or recorded; gputui agent start", err=True)
 
     def need_agent(self) -> None:
-        """Start an agent where none runs."""
+        """Start an agent if none runs; ends the command if that fails."""
         try:
-            ensure_agent(self.workspace, report=tell_doing)
+            ensure_agent(self.workspace, report=report_progress)
         except AgentUnreachableError as error:
             fail(str(error), EXIT_UNREACHABLE)
 
     def command(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
-        """Ask the agent for something and wait for its answer; ends the command where it refuses. ``meanwhile``: what
-        helps as long as nothing can be written."""
+        """Send a command to the agent and wait for the answer; ends the command if it is refused. ``meanwhile`` is a
+        remedy while nothing can be written."""
         self.need_agent()
         with closing(self.commander()) as connection, self.writing(meanwhile):
             words = {**args, "asker": asker()}
@@ -95,7 +96,7 @@ class Session:
 
     @contextmanager
     def writing(self, meanwhile: str = "") -> Iterator[None]:
-        """Ends the command with one line where the state directory cannot be written."""
+        """End the command with one line if the state directory cannot be written."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -119,9 +120,7 @@ class Session:
         self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
     ) -> dict[str, Any]:
         try:
-            answer = commands.wait_for_answer(
-                connection, command_id, seconds, is_in_vain=lambda: stopped_agent(self.workspace) is not None
-            )
+            answer = commands.wait_for_answer(connection, command_id, seconds, is_in_vain=self._is_in_vain)
         except commands.NotWithdrawnError as error:
             remedy = "it may still be carried out; see gputui ps"
             fail(
@@ -135,8 +134,20 @@ class Session:
             fail(answer.reason or "refused", EXIT_REFUSED)
         return answer.result or {}
 
+    def _is_in_vain(self) -> bool:
+        """Whether no agent will answer. One that ended while the command was written, because no client needed it, is
+        started again."""
+        if stopped_agent(self.workspace) is not None:
+            return True
+        if read_identity(self.workspace) is None and not self.workspace.agent_stopped.exists():
+            try:
+                ensure_agent(self.workspace, report=report_progress)
+            except AgentUnreachableError:
+                return True
+        return False
+
     def find_run(self, connection: sqlite3.Connection, wanted: str | None) -> Run:
-        """The run that ``wanted`` means, the newest for None; ends the command if there is none."""
+        """The run named ``wanted``, the newest for None; ends the command if there is none."""
         if wanted is None:
             newest = read_runs(connection, limit=1)
             if not newest:
@@ -149,7 +160,7 @@ class Session:
 
 
 def actor() -> str:
-    """Who asks, as it is written into the history."""
+    """The name of the user, for the history."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -157,13 +168,13 @@ def actor() -> str:
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """One line on standard error, and the documented exit code."""
+    """Print one line on standard error, and exit with a documented code."""
     click.echo(f"gputui: {clean(message)}", err=True)
     sys.exit(code)
 
 
 def typed_moment(text: str) -> float:
-    """The moment in UTC unix seconds that ``--at`` tells; ends the command where it tells none."""
+    """The moment of ``--at`` in UTC unix seconds; ends the command if it is invalid."""
     from gputui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
     try:
@@ -174,12 +185,12 @@ def typed_moment(text: str) -> float:
 
 def print_json(value: Any) -> None:
     # Standard output is None if it was closed.
-    for_a_person = sys.stdout is not None and sys.stdout.isatty()
-    click.echo(json.dumps(value, indent=2 if for_a_person else None, ensure_ascii=False))
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    click.echo(json.dumps(value, indent=2 if is_terminal else None, ensure_ascii=False))
 
 
 def print_json_list(values: Iterable[Any]) -> None:
-    """A JSON list written as it comes, an element a line: it may have millions."""
+    """Print a JSON list, one element per line, without building it: it may have millions."""
     before = "["
     for value in values:
         click.echo(before + json.dumps(value, ensure_ascii=False), nl=False)
@@ -188,5 +199,14 @@ def print_json_list(values: Iterable[Any]) -> None:
 
 
 def say(text: str) -> None:
-    """A line for a person, with text from outside made harmless."""
+    """Print a line for a person, with control characters removed."""
     click.echo(clean(text))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print left-aligned columns, two spaces apart."""
+    table = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(row[index]) for row in table) for index in range(len(header) - 1)]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        say("  ".join([*cells, row[-1]]).rstrip())

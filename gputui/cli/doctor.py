@@ -54,7 +54,7 @@ def command(session: Session, profile: str | None, as_json: bool, bandwidth: boo
 
 
 def report(results: list[CheckResult]) -> list[str]:
-    """The checks for a person, with a summary at the end."""
+    """The checks for a person, with a summary."""
     width = max(len(result.name) for result in results)
     lines = []
     for result in results:
@@ -64,7 +64,7 @@ def report(results: list[CheckResult]) -> list[str]:
     counted = Counter[str](result.status for result in results)
     names = {"pass": "passed", "warn": "warnings" if counted["warn"] != 1 else "warning", "fail": "failed"}
     summary = ", ".join(f"{counted[status]} {word}" for status, word in names.items() if counted[status])
-    return [*lines, "", f"{summary}; {counted['skip']} could not be judged" if counted["skip"] else summary]
+    return [*lines, "", f"{summary}; {counted['skip']} skipped" if counted["skip"] else summary]
 
 
 def _write(session: Session, path: Path, results: list[CheckResult]) -> None:

@@ -22,9 +22,10 @@ from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import Run
+from gputui.tui.layout.words import dated_clock
 
 WIDTH = 100
-ALERTS_TOLD = 8
+MAX_ALERTS = 8
 
 
 @click.command("explain")
@@ -33,8 +34,8 @@ ALERTS_TOLD = 8
 @click.pass_obj
 def command(session: Session, run: str | None, evidence: bool) -> None:
     """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
-    from gputui.recovery.checkpoint_ledger import spans_of
     from gputui.recovery.checkpoint_words import checkpoints_sentence
+    from gputui.recovery.ledger_inputs import spans_of
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
@@ -50,7 +51,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
         if rows := checkpoints.of_run(connection, view.run_id):
             spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
             story.append(checkpoints_sentence(rows, spans))
-        story += [f"{event.message[:1].upper()}{event.message[1:]}." for event in noted(connection, view.run_id)]
+        story += [f"{event.message[:1].upper()}{event.message[1:]}." for event in data_events(connection, view.run_id)]
         if trouble := intake_words(intake.intake(connection, view.run_id)):
             story.append(f"{trouble}.")
     if raised:
@@ -62,7 +63,7 @@ def command(session: Session, run: str | None, evidence: bool) -> None:
 
 
 def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
-    """What happened to a run, a paragraph per attempt."""
+    """The history of a run, one paragraph per attempt."""
     from gputui.recovery.cost import costs
     from gputui.recovery.history import resumptions
     from gputui.recovery.story import tell
@@ -81,17 +82,17 @@ def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
         read_transitions(connection, view.run_id),
         now=time.time(),
         costs=costs(attempts, incidents, decisions, clock, start_is_chosen_there=chooses_start(known_spec(view))),
-        went_on=resumptions(attempts, clock.repeats),
+        went_on=resumptions(attempts, clock, checkpoints.of_run(connection, view.run_id)),
     )
 
 
-def noted(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
-    """What was reported of the run's metrics and checkpoints; of its sinks, the newest state is elsewhere."""
+def data_events(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
+    """A run's events of DATA_KINDS, except about sinks, whose state is shown elsewhere."""
     return [event for event in read_data_events(connection, run_id) if event.kind not in SINK_KINDS]
 
 
 def print_paragraphs(paragraphs: Sequence[str]) -> None:
-    """Wrapped, with an empty line between two."""
+    """Print wrapped paragraphs, with an empty line between them."""
     for index, paragraph in enumerate(paragraphs):
         if index:
             say("")
@@ -100,19 +101,23 @@ def print_paragraphs(paragraphs: Sequence[str]) -> None:
 
 
 def alerts_sentence(raised: Sequence[AlertView]) -> str:
-    """Alerts of the meantime, newest last."""
+    """The alerts of a run, newest last."""
     shown = []
-    for one in raised[-ALERTS_TOLD:]:
-        end = "active" if one.cleared_at is None else f"resolved after {units.duration(one.cleared_at - one.raised_at)}"
-        sentence = one.sentence.removeprefix(f"{one.run_id}: ")
-        shown.append(f"{time.strftime('%H:%M:%S', time.localtime(one.raised_at))} {sentence} ({end})")
+    for alert in raised[-MAX_ALERTS:]:
+        end = (
+            "active"
+            if alert.cleared_at is None
+            else f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
+        )
+        sentence = alert.sentence.removeprefix(f"{alert.run_id}: ")
+        shown.append(f"{dated_clock(alert.raised_at, time.time())} {sentence} ({end})")
     left = len(raised) - len(shown)
     more = f"; {left} earlier ones: gputui alerts --run {raised[0].run_id}" if left else ""
     return f"Alerts: {'; '.join(shown)}{more}"
 
 
 def evidence_folders(run_dir: Path) -> list[Path]:
-    """Where evidence on the run's incidents is kept, by attempt."""
+    """The folders with evidence of the run's incidents, by attempt."""
     try:
         found = [entry for entry in (run_dir / "incidents").iterdir() if entry.is_dir()]
     except OSError:

@@ -13,10 +13,9 @@ from gputui.cli.context import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE,
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.runs.manifests import MANIFESTS
 from gputui.store.metrics import queries
-from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.nearest import did_you_mean
 
 if TYPE_CHECKING:
-    from gputui.reports.export.follower import Follower, Target
     from gputui.store.runs import Run
 
 
@@ -65,7 +64,7 @@ def command(
         fail("--force replaces and --follow continues; give one of them", EXIT_USAGE)
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)
-        where = out or _usual_place(name, view.run_id)
+        where = out or _default_target(name, view.run_id)
         if not follow:
             _refuse_unknown(connection, view, names)
             written = _once(connection, view, names, name, where, force)
@@ -108,7 +107,7 @@ def _manifest(
     say(f"{out} written")
 
 
-def _usual_place(name: Format, run_id: str) -> str:
+def _default_target(name: Format, run_id: str) -> str:
     if FORMATS[name].is_address:
         return f"sqlite:///{name}.db"
     return f"{run_id}-{name}" if FORMATS[name].is_folder else f"{run_id}.{name}"
@@ -126,8 +125,7 @@ def _refuse_unknown(connection: sqlite3.Connection, view: Run, names: tuple[str,
         fail(f"{view.run_id} has measured nothing yet; --follow waits for it", EXIT_REFUSED)
     for name in names:
         if name not in known:
-            meant = nearest(name, known)
-            hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"it has {', '.join(known)}"
             fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
 
 
@@ -150,26 +148,20 @@ def _once(
 
 def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, where: str) -> int:
     from gputui.reports.export.follower import Follower, Target
+    from gputui.reports.export.sink import ExportError
     from gputui.reports.export.sink_factory import absolute_target
+    from gputui.runs.process_lock import HeldElsewhereError
+    from gputui.store.database import StoreError
 
     target = absolute_target(name, where, Path.cwd())
     if not view.state.is_over:
         session.need_agent()
     workspace = session.workspace
     run_dir = workspace.run_dir(view.run_id)
-    followed = Target(view.run_id, run_dir, name, target, names)
-    return _until_over(Follower(workspace.database, followed), followed, where)
-
-
-def _until_over(follower: Follower, followed: Target, where: str) -> int:
-    from gputui.reports.export.sink import ExportError
-    from gputui.runs.process_lock import HeldElsewhereError
-    from gputui.store.database import StoreError
-
     try:
-        return follower.run()
+        return Follower(workspace.database, Target(view.run_id, run_dir, name, target, names)).run()
     except HeldElsewhereError:
-        fail(f"another process follows {followed.run_id} to {_shown(where)} already", EXIT_REFUSED)
+        fail(f"another process follows {view.run_id} to {_shown(where)} already", EXIT_REFUSED)
     except ExportError as error:
         fail(str(error), EXIT_REFUSED)
     except OSError as error:
@@ -177,5 +169,5 @@ def _until_over(follower: Follower, followed: Target, where: str) -> int:
     except (StoreError, sqlite3.Error) as error:
         fail(str(error), EXIT_UNREACHABLE)
     except KeyboardInterrupt:
-        say(f"{followed.run_id} continues; the same command resumes the export")
+        say(f"{view.run_id} continues; the same command resumes the export")
         raise SystemExit(EXIT_INTERRUPTED) from None

@@ -9,8 +9,7 @@ import time
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, print_table, say
 from gputui.store import json_shapes
 from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
@@ -22,7 +21,7 @@ XID_SECONDS = 86_400.0
 
 
 @click.command("gpus")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.option("--clear", metavar="GPU", help="Let runs have a GPU again that is in quarantine (index or UUID).")
 @click.option(
     "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
@@ -63,18 +62,17 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
             units.celsius(gpu.temperature_celsius),
             units.watts(gpu.power_watts),
             gpu.name,
-            failed[gpu.uuid].reason if gpu.uuid in failed else who(gpu),
+            failed[gpu.uuid].reason if gpu.uuid in failed else gpu_user(gpu),
         )
         for gpu in gpus
     ]
-    for line in columns(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows):
-        say(line)
+    print_table(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows)
 
 
 def shapes(
     connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]
 ) -> list[json_shapes.Shape]:
-    """What ``--json`` prints."""
+    """The JSON of the GPUs."""
     now = time.time()
     xids = xid_counts(connection, now - XID_SECONDS, now)
     paces: dict[tuple[str, int | None], tuple[float | None, float | None]] = {}
@@ -88,7 +86,7 @@ def shapes(
             paces[run_id, line.rank or 0] = (step, data / step if step and data is not None else None)
     found = []
     for gpu in gpus:
-        # Of several runs none has the pace of the GPU.
+        # On a shared GPU no run has its pace alone.
         pace = None if gpu.shared_with else paces.get((gpu.run_id or "", gpu.rank))
         step, wait = pace or (None, None)
         found.append(
@@ -100,8 +98,7 @@ def shapes(
 
 
 def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:
-    """The GPUs, once the agent has looked; an agent that was just started needs a moment. The second value says why
-    there are none."""
+    """The GPUs once a new agent has read them, and why there are none."""
     deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
     while True:
         agent = read_agent(connection)
@@ -113,8 +110,8 @@ def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | 
         time.sleep(0.05)
 
 
-def who(gpu: GpuView) -> str:
-    """Who sits on a GPU, in words."""
+def gpu_user(gpu: GpuView) -> str:
+    """The user of a GPU."""
     if gpu.shared_with:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:

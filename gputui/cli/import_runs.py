@@ -7,19 +7,19 @@ from pathlib import Path
 
 import click
 
-from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, say
 from gputui.cli.run import submit
 from gputui.metrics.tracker_copy import TrackedRun, tracked_runs
 from gputui.runs.repository import fitting_name
 from gputui.runs.spec import MetricsSpec, RunSpec
 
-MOST_RUNS = 50
+MAX_RUNS = 50
 
 
 @click.command("import")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--name", help="What the run is called (else as the folder, or the W&B run).")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(session: Session, folder: Path, name: str | None, as_json: bool) -> None:
     """Import what TensorBoard or W&B (offline) wrote into a folder, as finished runs to compare with.
@@ -29,10 +29,10 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
     found = tracked_runs(folder.absolute())
     if not found:
         fail(f"{folder} holds no events.out.tfevents.* and no run-*.wandb file", EXIT_USAGE)
-    if len(found) > MOST_RUNS:
-        fail(f"{folder} holds {len(found)} runs; import at most {MOST_RUNS} at once", EXIT_USAGE)
+    if len(found) > MAX_RUNS:
+        fail(f"{folder} holds {len(found)} runs; import at most {MAX_RUNS} at once", EXIT_USAGE)
     session.need_agent()
-    ids = [submit(session, copying(each), name or each.name) for each in found]
+    ids = [submit(session, copy_spec(each), name or each.name) for each in found]
     if as_json:
         print_json([{"id": run_id} for run_id in ids])
         return
@@ -40,13 +40,13 @@ def command(session: Session, folder: Path, name: str | None, as_json: bool) -> 
         say(f"{run_id} is imported from {each.source} ({each.kind}); gputui metrics {run_id} shows it")
 
 
-def copying(run: TrackedRun) -> RunSpec:
-    """A run that copies the metrics of another tracker, in a process of its own."""
+def copy_spec(run: TrackedRun) -> RunSpec:
+    """A run that copies the metrics of another tracker."""
     source, output = str(run.source), "{run_dir}/metrics.jsonl"
     return RunSpec(
         name=fitting_name(run.name),
         launcher="command",
-        # What lies in the folder must not be imported.
+        # -P: modules in the folder must not be imported.
         program=(sys.executable, "-P", "-m", "gputui.metrics.tracker_copy", run.kind, source, output),
         workdir=str(run.source if run.source.is_dir() else run.source.parent),
         args=(),

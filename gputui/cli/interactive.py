@@ -1,8 +1,10 @@
-"""The bare `gputui`: the screen, in the user's workspace or in a throw-away one of simulated GPUs."""
+"""The bare `gputui`: the screen, in the user's workspace or in a temporary one of simulated GPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from gputui.store.database import StoreError
 
 
 def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None = None) -> int:
-    """Open the control center, at the present or at the moment that ``at`` tells. Needs a terminal."""
+    """Open the screen, at the present or at the moment ``at``. Needs a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("the screen needs a terminal; gputui --once and gputui --record work without one", EXIT_USAGE)
     if not sys.stderr.isatty():
@@ -27,14 +29,12 @@ def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None 
     return show(session.workspace, readonly=readonly, demo=False, moment_at=moment_at)
 
 
-def show(
-    workspace: Workspace, *, readonly: bool, demo: bool, settings: Path | None = None, moment_at: float | None = None
-) -> int:
+def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float | None = None) -> int:
     try:
         workspace.create()
     except OSError as error:
         fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
-    # What is imported stays; looking for garbage among it would only delay the first frame.
+    # Imported modules are no garbage; collecting now would only delay the first frame.
     gc.disable()
     from gputui.tui.data.feed import Feed
     from gputui.tui.data.snapshot import Moment
@@ -47,18 +47,20 @@ def show(
 
     gc.freeze()
     gc.enable()
-    return run(workspace, feed, readonly=readonly, demo=demo, settings_path=settings)
+    return run(workspace, feed, readonly=readonly, demo=demo)
 
 
 def open_demo(*, readonly: bool, settings: Path, at: str | None) -> int:
-    """A home of simulated GPUs and past runs, removed when the screen is left. ``settings``: the file of the user's
-    own settings, which are used here too."""
+    """Open the screen in a home of simulated GPUs and past runs, which is removed at the end. The user's ``settings``
+    (a file) apply to it, and remain as they are."""
     from gputui.demo.home import demo_home
 
     click.echo("preparing the demo: eight simulated GPUs with a week of past runs …", err=True)
     try:
         with demo_home() as workspace:
+            with contextlib.suppress(OSError):
+                shutil.copyfile(settings, workspace.settings)
             moment_at = None if at is None else typed_moment(at)
-            return show(workspace, readonly=readonly, demo=True, settings=settings, moment_at=moment_at)
+            return show(workspace, readonly=readonly, demo=True, moment_at=moment_at)
     except (StoreError, AgentUnreachableError, OSError) as error:
         fail(f"the demo cannot start: {error}", EXIT_UNREACHABLE)

@@ -1,4 +1,4 @@
-"""`gputui rename`, `tag` and `note`: what a person calls a run."""
+"""`gputui rename`, `tag` and `note`: a person's labels of a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from gputui.cli.context import EXIT_USAGE, Session, fail, print_json, say
+from gputui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, say
 from gputui.runs.labels import LabelError, checked_note, checked_tag
 
 
 @click.command("rename")
 @click.argument("run")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def rename(session: Session, run: str, name: str, as_json: bool) -> None:
     """Give a run another name. Its id stays; every command takes either."""
@@ -24,7 +24,7 @@ def rename(session: Session, run: str, name: str, as_json: bool) -> None:
 @click.command("tag", context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
 @click.argument("run")
 @click.argument("tags", nargs=-1, metavar="[+TAG | -TAG] ...")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def tag(session: Session, run: str, tags: tuple[str, ...], as_json: bool) -> None:
     """Add and remove tags of a run: +TAG or TAG adds one, -TAG removes one. Without tags: print them."""
@@ -42,7 +42,7 @@ def tag(session: Session, run: str, tags: tuple[str, ...], as_json: bool) -> Non
 @click.command("note")
 @click.argument("run")
 @click.argument("text", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def note(session: Session, run: str, text: tuple[str, ...], as_json: bool) -> None:
     """Note something about a run. An empty text removes the note; without a text: print it."""

@@ -1,15 +1,16 @@
-"""From the command line to a run's specification, reporting every error at once."""
+"""Resolve the command line to a run's specification, reporting every error at once."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import click
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session
@@ -18,6 +19,7 @@ from gputui.profiles.loading import Profile, ProfileNotFoundError, find, load
 from gputui.profiles.params import ParameterError, split_assignments
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import situation_of
+from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, open_reader
@@ -27,7 +29,7 @@ from gputui.yaml_forms.problems import ProfileError
 
 
 def load_profile(session: Session, wanted: str) -> Profile:
-    """The profile that a path or a name means; ends the command with one line per problem."""
+    """The profile of a path or name; ends the command with one line per problem."""
     try:
         return load(find(wanted, session.workspace, Path.cwd()))
     except (ProfileNotFoundError, ProfileError) as error:
@@ -37,7 +39,7 @@ def load_profile(session: Session, wanted: str) -> Profile:
 def resolve_spec(
     profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
 ) -> RunSpec:
-    """The specification; ends the command with one line per problem."""
+    """The specification of a run; ends the command with one line per problem."""
     inventory = None if situation is None else situation.facts
     try:
         return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory)
@@ -50,8 +52,8 @@ def resolve_spec(
 def resolve_on_target(
     session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: str
 ) -> RunSpec:
-    """The specification of a run on a target; ends the command with one line per problem. Whether it can be used is
-    found out there: nothing waits for a network."""
+    """The specification of a run on a target; ends the command with one line per problem. The target itself is not
+    asked, so that nothing waits for a network."""
     from gputui.profiles.preflight import check_elsewhere
     from gputui.profiles.targets import TargetNotFoundError, find_target
 
@@ -60,9 +62,7 @@ def resolve_on_target(
     except (TargetNotFoundError, ProfileError) as error:
         refuse(str(error).splitlines(), EXIT_USAGE)
     spec = replace(resolve_spec(profile, changes, gpus, None), target=found)
-    failed = [result for result in check_elsewhere(spec, session.workspace.state) if result.status == "fail"]
-    if failed:
-        refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+    refuse_failed(check_elsewhere(spec, session.workspace.state))
     if found.get("python"):
         spec = replace(spec, python=found["python"])
     return spec
@@ -71,8 +71,8 @@ def resolve_on_target(
 def resolve_without_gpus(
     profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
 ) -> tuple[RunSpec, list[str]]:
-    """As `resolve_spec`, but GPUs that this machine cannot give do not end the command: why not, one line each. The
-    specification then asks for them all the same."""
+    """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are requested all the
+    same, with one line per problem."""
     inventory = None if situation is None else situation.facts
     try:
         return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory), []
@@ -85,7 +85,7 @@ def resolve_without_gpus(
 
 
 def gpu_situation(session: Session) -> GpuSituation | None:
-    """The GPUs as the agent saw them last, or None if none has looked yet."""
+    """The GPUs as the agent last saw them; None if no agent has read them."""
     try:
         with closing(open_reader(session.workspace.database)) as connection:
             gpus = read_gpus(connection, time.time())
@@ -95,7 +95,7 @@ def gpu_situation(session: Session) -> GpuSituation | None:
 
 
 def earlier_peaks(session: Session, spec: RunSpec) -> list[PastPeak]:
-    """What GPU memory earlier runs of the profile took; none where nothing was ever recorded."""
+    """The GPU memory of earlier runs of the profile; none if nothing was recorded."""
     try:
         with closing(open_reader(session.workspace.database)) as connection:
             return past_peaks(connection, spec.name)
@@ -103,8 +103,15 @@ def earlier_peaks(session: Session, spec: RunSpec) -> list[PastPeak]:
         return []
 
 
+def refuse_failed(results: Iterable[CheckResult]) -> None:
+    """End the command if a check failed, with one line per failure."""
+    failed = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
+    if failed:
+        refuse(failed, EXIT_REFUSED)
+
+
 def refuse(problems: list[str], code: int) -> NoReturn:
-    """Print each problem on a line, and exit."""
+    """Print one line per problem, and exit."""
     for problem in problems:
         click.echo(f"gputui: {clean(problem)}", err=True)
     sys.exit(code)

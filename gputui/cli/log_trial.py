@@ -1,4 +1,4 @@
-"""`gputui check --log`: what a profile's metrics would be of a log that is there already."""
+"""`gputui check --log`: try a profile's metrics on an existing log."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from gputui.charts.bars import sparkline
 from gputui.charts.envelope import reduce
 from gputui.charts.plot import plot_text
 from gputui.charts.safe_text import clean
-from gputui.cli.context import EXIT_USAGE, fail, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_USAGE, fail, print_json, print_table, say
 from gputui.metrics.formats import Reading, line_format
 from gputui.metrics.trial import Trial, try_log
 from gputui.profiles.loading import Profile
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 PLOT_HEIGHT = 12
 SPARK_WIDTH = 24
 
 
 def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
-    """Read the log by the profile's patterns, or as the CSV or JSON lines that it names, and print what would be drawn.
-    Ends the command with EXIT_USAGE where that is nothing."""
+    """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would be drawn. Ends the
+    command with EXIT_USAGE if nothing would."""
     sources = [source for source in profile.form.metrics if source.is_printed or source.source in ("csv", "jsonl")]
     source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
     if source is None:
@@ -37,7 +36,7 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
     patterns = tuple(source.patterns or ())
     kind = "stdout" if source.is_printed else source.source
     with log.open("rb") as file:
-        content = file.read(MOST_BYTES)
+        content = file.read(MAX_BYTES)
     trial = try_log(content, line_format(kind, Reading(patterns, source.step, source.units)), patterns)
     if as_json:
         print_json(trial.to_json())
@@ -61,8 +60,7 @@ def _print(trial: Trial, log: Path) -> None:
     ]
     if rows:
         say("")
-        for line in columns(("METRIC", "VALUES", "FIRST", "LAST", ""), rows):
-            say(line)
+        print_table(("METRIC", "VALUES", "FIRST", "LAST", ""), rows)
         name = "loss" if "loss" in trial.points else next(iter(trial.points))
         width = min(shutil.get_terminal_size((80, PLOT_HEIGHT)).columns, 100)
         bins = reduce(trial.points[name], 2 * width)

@@ -59,23 +59,23 @@ def command(session: Session, run: str | None, follow: bool, rank: int | None, a
                 time.sleep(FOLLOW_SECONDS)
         ended = get_attempt(connection, view.run_id, number)
         if ended is not None and ended.state == "stopped" and (name := stop_traceback(chosen(folder, rank))):
-            # No line of the log, so that whoever pipes that gets none.
+            # On standard error, so that a pipe gets only lines of the log.
             click.echo(f"(attempt {number} was stopped: the {name} above is how its launcher reports that)", err=True)
 
 
 def stop_traceback(files: Sequence[RankLog]) -> str | None:
-    """The exception by which a launcher reports that it was asked to end, where one of these logs ends with it."""
+    """The exception by which a launcher reports that it was stopped, if one of these logs ends with it."""
     reports = (stop_report(tail_text(log.path, STOP_BYTES).splitlines()) for log in files)
     return next((report.exception for report in reports if report is not None), None)
 
 
 def chosen(folder: Path, rank: int | None) -> list[RankLog]:
-    """The log files asked for; empty ones say nothing and are left out."""
+    """The requested log files that are not empty."""
     return [log for log in rank_logs(folder) if rank is None or log.rank == rank]
 
 
 def last_lines(path: Path, count: int) -> Iterator[str]:
-    """The end of a file, or all of it for 0."""
+    """The last lines of a file, all for 0."""
     if count:
         yield from tail_text(path, TAIL_BYTES).splitlines()[-count:]
         return
@@ -89,7 +89,7 @@ def last_lines(path: Path, count: int) -> Iterator[str]:
 
 
 def follow_once(folder: Path, rank: int | None, positions: dict[Path, int]) -> bool:
-    """Print what was added since; True when there was something."""
+    """Print what was added; returns whether there was something."""
     files = chosen(folder, rank)
     printed = False
     for log in files:
@@ -102,7 +102,7 @@ def follow_once(folder: Path, rank: int | None, positions: dict[Path, int]) -> b
 
 
 def label(log: RankLog, several: bool) -> str:
-    """Whose line it is, where several speak."""
+    """The prefix of a line if there are several files."""
     if not several:
         return ""
     return "[launcher] " if log.rank is None else f"[rank {log.rank}] "

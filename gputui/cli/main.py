@@ -1,4 +1,4 @@
-"""The command line: one module per verb, imported only when it is used."""
+"""The command line: one module per command, imported when it is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gputui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, S
 from gputui.config import locate, own_checkout
 from gputui.version import VERSION
 
-# verb → (module, with the function where that is not `command`; what the overview of commands says)
+# command → (module, or module:function if that is not `command`; its line in the list of commands)
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("run", "Launch a run from a profile."),
     "sweep": ("sweep", "Run a profile with each combination of some values."),
@@ -53,7 +53,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 class VerbGroup(click.Group):
-    """A group whose verbs are imported when they are called."""
+    """A group that imports a command when it is called."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -148,7 +148,7 @@ def command(
 
 
 def entry() -> None:
-    """The console script. Every way out of it is one line and a documented exit code."""
+    """The console script. It always ends with at most one line of error and a documented exit code."""
     try:
         command(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -162,7 +162,7 @@ def entry() -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read the output has seen enough; nothing may be written to it while the interpreter ends.
+        # The reader is gone, and the interpreter must not write to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (OSError, sqlite3.Error) as error:

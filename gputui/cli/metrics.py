@@ -12,8 +12,7 @@ import click
 from gputui.charts import export as files
 from gputui.charts import units
 from gputui.charts.safe_text import clean
-from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, print_table, say
 from gputui.curves.drawing import drawing
 from gputui.curves.live_curves import read_charts
 from gputui.curves.model import AXES, ChartData, ChartRequest
@@ -22,7 +21,7 @@ from gputui.runs.spec import known_spec
 from gputui.store.metrics import intake, queries
 from gputui.store.runs import Run
 from gputui.tui.layout.panels import by_interest
-from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.nearest import did_you_mean
 
 PLOT_HEIGHT = 20
 PLOT_WIDTH = 80
@@ -61,8 +60,7 @@ def command(
             fail(_none_words(connection, view), EXIT_REFUSED)
         for name in names:
             if name not in known:
-                meant = nearest(name, known)
-                hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known) or 'none yet'}"
+                hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"
                 fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
         if as_json:
             print_json_list(queries.points_json(connection, view.run_id, names or known))
@@ -83,12 +81,11 @@ def command(
             say(_none_words(connection, view))
             return
         rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]
-        for line in columns(("METRIC", "NEWEST"), rows):
-            say(line)
+        print_table(("METRIC", "NEWEST"), rows)
 
 
 def _none_words(connection: sqlite3.Connection, run: Run) -> str:
-    """That a run has no metrics, and why."""
+    """Why a run has no metrics."""
     trouble = intake_words(intake.intake(connection, run.run_id))
     spec = known_spec(run)
     if spec is not None and not spec.metrics:
@@ -108,7 +105,7 @@ def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
 
 
 def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
-    """Write the curves into a file of the kind that its ending says."""
+    """Write the curves to a file in the format of its suffix."""
     try:
         content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
     except files.ChartExportError as error:

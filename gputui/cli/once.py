@@ -1,4 +1,4 @@
-"""`gputui --once`: one frame of the screen as text or JSON, also if there is no terminal."""
+"""`gputui --once`: one frame of the screen as text or JSON, without a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 
 from gputui.charts.plain import characters_for
 from gputui.charts.units import age
-from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, tell_doing, typed_moment
+from gputui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, report_progress, typed_moment
 from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, ensure_agent, read_identity
 from gputui.store.agent import read_agent
 from gputui.store.hardware import read_gpus, read_host
@@ -31,21 +31,21 @@ SECOND_SAMPLE_SECONDS = 2.0
 WIDTH_WITHOUT_TERMINAL = 100
 LEAST_WIDTH = 40
 
-# What one snapshot leaves out, the next holds: the curves of long runs.
+# Curves of long runs take several reads.
 _READS = 3
 
 
 def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> int:
-    """Print one frame of the overview, of now or of the moment that ``at`` tells; the exit code.
+    """Print one frame of the overview, now or at the moment ``at``; returns the exit code.
 
-    Without ``at`` an agent is started where none runs, so that the values are of now; it leaves by itself. A read-only
-    look starts none and says how old the values are.
+    Without ``at`` an agent is started if none runs, so that the values are current; it ends by itself. A read-only view
+    starts none and prints the age of the values.
     """
     moment = None if at is None else Moment(typed_moment(at))
     notice = None
     if moment is None and not readonly:
         try:
-            ensure_agent(session.workspace, report=tell_doing)
+            ensure_agent(session.workspace, report=report_progress)
         except AgentStoppedError as error:
             notice = error.sentence
         except AgentUnreachableError as error:
@@ -71,8 +71,8 @@ def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> 
 
 
 def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
-    """Columns and lines of a frame: those that COLUMNS and LINES tell, else the terminal's, with a line left for the
-    prompt. If there is no terminal the frame has as many lines as it takes."""
+    """The columns and lines of a frame: COLUMNS and LINES, else the terminal without a line for the prompt. Without a
+    terminal the height is unlimited."""
     columns, lines = (_number(environ.get(name)) for name in ("COLUMNS", "LINES"))
     if output.isatty():
         size = shutil.get_terminal_size((80, 24))
@@ -94,13 +94,13 @@ def _read(session: Session, connection: sqlite3.Connection, moment: Moment | Non
 
 
 def _await_sample(connection: sqlite3.Connection) -> None:
-    """Until the agent has sampled something, or it is clear that it does not: one just started needs a moment."""
+    """Wait until a new agent has sampled something, or cannot."""
     begin = time.monotonic()
     deadline = begin + FIRST_SAMPLE_SECONDS
     while time.monotonic() < deadline:
         agent, host = read_agent(connection), read_host(connection)
         if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
-            # Rates and the processor's load are known from the second sample on.
+            # Rates and CPU load need two samples.
             if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
                 time.sleep(0.02)
                 continue
@@ -113,7 +113,7 @@ def _await_sample(connection: sqlite3.Connection) -> None:
 
 
 def _age_notice(snapshot: Snapshot) -> str | None:
-    """How old the values are, where no agent runs."""
+    """The age of the values if no agent runs."""
     newest = max((gpu.at for gpu in snapshot.gpus if gpu.at is not None), default=None)
     if snapshot.host is not None:
         newest = max(newest or 0.0, snapshot.host.at)

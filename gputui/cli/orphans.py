@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
+from typing import Any
 
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_OK, EXIT_REFUSED, Session, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_OK, EXIT_REFUSED, Session, json_option, print_json, print_table, say
 from gputui.runs import orphans, repository
 from gputui.store.hardware import read_gpus
 
 
 @click.command("orphans")
 @click.option("--kill", is_flag=True, help="End them: SIGTERM, and SIGKILL after 5 s.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(session: Session, kill: bool, as_json: bool) -> None:
     """Processes of this home's runs that are still alive though their attempt is over.
@@ -31,36 +31,20 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
     held: dict[tuple[int, int | None], int] = {}
     if found:
         with closing(session.reader()) as connection:
-            found = orphans.orphans(found, repository.standings(connection))
+            found = orphans.orphans(found, repository.run_statuses(connection))
             for gpu in read_gpus(connection, time.time()):
                 for process in gpu.processes or ():
                     key = (process.pid, process.start_ticks)
                     held[key] = held.get(key, 0) + (process.memory_bytes or 0)
     left = set(orphans.end([orphan.identity for orphan in found])) if kill else set()
     if kill and found:
-        ended = [
-            {
-                "pid": orphan.identity.pid,
-                "run_id": orphan.run_id,
-                "attempt": orphan.attempt,
-                "command": orphan.command,
-                "killed": orphan.identity not in left,
-            }
-            for orphan in found
-        ]
+        ended = [{**_shape(orphan), "killed": orphan.identity not in left} for orphan in found]
         session.command("orphans_ended", None, processes=ended)
     memory = [held.get((orphan.identity.pid, orphan.identity.start_ticks)) for orphan in found]
     if as_json:
         print_json(
             [
-                {
-                    "pid": orphan.identity.pid,
-                    "run_id": orphan.run_id,
-                    "attempt": orphan.attempt,
-                    "command": orphan.command,
-                    "gpu_memory_bytes": size,
-                    "killed": orphan.identity not in left if kill else None,
-                }
+                {**_shape(orphan), "gpu_memory_bytes": size, "killed": orphan.identity not in left if kill else None}
                 for orphan, size in zip(found, memory, strict=True)
             ]
         )
@@ -78,12 +62,14 @@ def command(session: Session, kill: bool, as_json: bool) -> None:
             )
             for orphan, size in zip(found, memory, strict=True)
         ]
-        for line in columns(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), rows):
-            say(line)
+        print_table(("PID", "RUN", "ATTEMPT", "GPU MEMORY", "", "COMMAND"), rows)
         if not kill:
             say("gputui orphans --kill ends them")
-    if left:
+    if left and not as_json:
         pids = ", ".join(str(identity.pid) for identity in left)
-        if not as_json:
-            say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
+        say(f"not even SIGKILL ends {pids}; a hung driver is likely, and a reboot needed")
     raise SystemExit(EXIT_REFUSED if left else EXIT_OK)
+
+
+def _shape(orphan: orphans.MarkedProcess) -> dict[str, Any]:
+    return {"pid": orphan.identity.pid, "run_id": orphan.run_id, "attempt": orphan.attempt, "command": orphan.command}

@@ -1,4 +1,4 @@
-"""`gputui policy`: what recovery would do, without doing it."""
+"""`gputui policy`: show what recovery would do."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from gputui.charts.units import duration
-from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gputui.cli.policy_subjects import PolicySubject
     from gputui.recovery.action_results import Result
-    from gputui.recovery.policy_simulation import Round
+    from gputui.recovery.policy_simulation import SimulatedAttempt
 
 
 @click.group("policy", cls=JsonGroup, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
     """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
@@ -40,18 +39,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
         )
         for name, policy in POLICIES.items()
     ]
-    for line in columns(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows):
-        say(line)
+    print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
 
 
 @command.command("show")
 @click.argument("what", metavar="[NAME|PROFILE|RUN]", default="standard")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def show(session: Session, what: str, as_json: bool) -> None:
     """Ladders and limits of a policy; of a profile or a run also what each action would do to its parameters."""
     from gputui.cli import policy_subjects
-    from gputui.recovery import policy_words
+    from gputui.recovery import policies, policy_words
 
     subject = policy_subjects.find(session, what)
     policy = subject.policy
@@ -71,17 +69,15 @@ def show(session: Session, what: str, as_json: bool) -> None:
         say(f"  {sentence}")
     if policy.enabled:
         say("")
-        rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policy_words.retried()]
-        for line in columns(("INCIDENT", "WHAT IS TRIED"), rows):
-            say(line)
+        rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
+        print_table(("INCIDENT", "WHAT IS TRIED"), rows)
         say("")
         say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
     if effects:
         say("")
         say(f"what the actions would do with the parameters of {spec.name}")
         table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
-        for line in columns(("ACTION", "", ""), table):
-            say(line)
+        print_table(("ACTION", "", ""), table)
 
 
 @command.command("try")
@@ -92,7 +88,7 @@ def show(session: Session, what: str, as_json: bool) -> None:
 @click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
 @click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")
 @click.option("--refuses", is_flag=True, help="Assume that the script does not start with changed parameters.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def try_(
     session: Session,
@@ -156,11 +152,10 @@ def try_(
 
 def unknown_kind(kind: str) -> NoReturn:
     from gputui.recovery.kinds import KINDS
-    from gputui.yaml_forms.nearest import nearest
+    from gputui.yaml_forms.nearest import did_you_mean
 
-    near = nearest(kind, KINDS)
-    meant = f"did you mean {near}?" if near else f"known are {', '.join(KINDS)}"
-    fail(f"unknown kind of incident {kind!r}; {meant}", EXIT_USAGE)
+    hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
+    fail(f"unknown kind of incident {kind!r}; {hint}", EXIT_USAGE)
 
 
 def _effect(result: Result) -> tuple[str, str]:
@@ -171,42 +166,44 @@ def _effect(result: Result) -> tuple[str, str]:
     return "skipped", result.why
 
 
-def _say_round(one: Round, kind: str, subject: PolicySubject, rungs: int) -> None:
-    plan = one.plan
-    where = f" at its start ({one.kind})" if one.kind != kind else "" if one.step is None else f" at step {one.step}"
+def _say_round(attempt: SimulatedAttempt, kind: str, subject: PolicySubject, rungs: int) -> None:
+    plan = attempt.plan
+    where = "" if attempt.step is None else f" at step {attempt.step}"
+    if attempt.kind != kind:
+        where = f" at its start ({attempt.kind})"
     if plan.verdict == "stop":
-        say(f"attempt {one.attempt} fails{where}: the run stops")
+        say(f"attempt {attempt.attempt} fails{where}: the run stops")
         say(f"  {plan.reason}")
         return
-    say(f"attempt {one.attempt} fails{where}: rung {plan.rung + 1} of {rungs}")
+    say(f"attempt {attempt.attempt} fails{where}: rung {plan.rung + 1} of {rungs}")
     say(f"  {plan.reason}")
-    before = subject.shown(one.before)
+    before = subject.shown(attempt.before)
     for name, value in subject.shown(plan.changed).items():
         say(f"  {name}  {_value(before.get(name))} → {_value(value)}")
-    say(f"  next: {'at once' if not plan.delay_seconds else f'after {duration(plan.delay_seconds)}'}, from "
-        + (_beginning(subject) if plan.resume_from is None else Path(plan.resume_from).name))  # fmt: skip
-
-
-def _beginning(subject: PolicySubject) -> str:
-    return "what its target chooses" if subject.situation.chosen_there else "the beginning"
+    when = f"after {duration(plan.delay_seconds)}" if plan.delay_seconds else "at once"
+    if plan.resume_from is not None:
+        start = Path(plan.resume_from).name
+    else:
+        start = "what its target chooses" if subject.situation.chosen_there else "the beginning"
+    say(f"  next: {when}, from {start}")
 
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _round_json(one: Round, subject: PolicySubject) -> dict[str, Any]:
-    plan = one.plan
+def _round_json(attempt: SimulatedAttempt, subject: PolicySubject) -> dict[str, Any]:
+    plan = attempt.plan
     return {
-        "attempt": one.attempt,
-        "step": one.step,
-        "incident": one.kind,
+        "attempt": attempt.attempt,
+        "step": attempt.step,
+        "incident": attempt.kind,
         "verdict": plan.verdict,
         "rung": plan.rung,
         "because": plan.because,
         "reason": plan.reason,
         "actions": plan.actions_json(),
-        "params_before": subject.shown(one.before),
+        "params_before": subject.shown(attempt.before),
         "params_after": subject.shown(plan.params),
         "changed": subject.shown(plan.changed),
         "resume_from": plan.resume_from,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.agent.lifecycle.checkpoint_survey import search_of
 from gputui.cli import launch_spec
@@ -26,14 +27,14 @@ from gputui.runs.executors import Executors
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.store.attempts import read_attempts
 from gputui.store.database import StoreError, open_reader
+from gputui.store.events import has_event
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
-from gputui.store.runs import AmbiguousRunError, Run, RunLookupError, find_run, get_run
-from gputui.yaml_forms.nearest import nearest
+from gputui.store.runs import AmbiguousRunError, RunLookupError, find_run, get_run
+from gputui.yaml_forms.nearest import did_you_mean
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySubject:
-    """A policy and the run that it is for. ``profile`` and ``run`` are what was named, None if it was not that."""
+class PolicySubject(Struct, frozen=True):
+    """A policy, and the run that it applies to. ``profile`` or ``run`` is the name that was given."""
 
     policy: Policy
     situation: Situation
@@ -51,7 +52,7 @@ class PolicySubject:
         return "an example run with every usual parameter" if self.profile is None else f"a new run of {self.profile}"
 
     def shown(self, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Parameters as they may be printed."""
+        """Parameters without secrets."""
         return redact_params(params)
 
 
@@ -60,16 +61,15 @@ def example() -> PolicySubject:
 
 
 def ready(name: str) -> Policy:
-    """The built-in policy of this name; exits if there is none."""
+    """The built-in policy of this name; ends the command if there is none."""
     if name not in POLICIES:
-        near = nearest(name, POLICIES)
-        meant = f"did you mean {near}?" if near else f"known are {', '.join(POLICIES)}"
-        fail(f"unknown policy {name!r}; {meant}", EXIT_USAGE)
+        hint = did_you_mean(name, POLICIES) or f"known are {', '.join(POLICIES)}"
+        fail(f"unknown policy {name!r}; {hint}", EXIT_USAGE)
     return POLICIES[name]
 
 
 def find(session: Session, what: str) -> PolicySubject:
-    """A built-in policy by name, else a profile, else a run; exits if it is none of them."""
+    """A built-in policy by name, else a profile, else a run; ends the command if it is none of them."""
     if what in POLICIES:
         return PolicySubject(POLICIES[what], policy_simulation.fresh(policy_simulation.EXAMPLE))
     try:
@@ -77,14 +77,13 @@ def find(session: Session, what: str) -> PolicySubject:
     except ProfileNotFoundError:
         if _is_run(session, what):
             return of_run(session, what)
-        near = nearest(what, POLICIES)
-        meant = f"did you mean {near}?" if near else f"built-in policies are {', '.join(POLICIES)}"
-        fail(f"no policy, profile or run {what!r}; {meant}, gputui profiles and gputui ps list the others", EXIT_USAGE)
+        hint = did_you_mean(what, POLICIES) or f"built-in policies are {', '.join(POLICIES)}"
+        fail(f"no policy, profile or run {what!r}; {hint}, gputui profiles and gputui ps list the others", EXIT_USAGE)
     return of_profile(session, what)
 
 
 def of_profile(session: Session, wanted: str) -> PolicySubject:
-    """A new run of a profile. Ends the command with one line per problem."""
+    """A new run of a profile; ends the command with one line per problem."""
     spec = launch_spec.resolve_spec(
         launch_spec.load_profile(session, wanted), (), None, launch_spec.gpu_situation(session)
     )  # fmt: skip
@@ -92,7 +91,7 @@ def of_profile(session: Session, wanted: str) -> PolicySubject:
 
 
 def of_run(session: Session, wanted: str) -> PolicySubject:
-    """An existing run: its parameters, earlier decisions, and valid checkpoints."""
+    """An existing run: its parameters, earlier decisions and valid checkpoints."""
     with closing(session.reader()) as connection:
         view = session.find_run(connection, wanted)
         attempts = read_attempts(connection, view.run_id)
@@ -100,12 +99,16 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         decisions = read_decisions(connection, view.run_id)
         transitions = read_transitions(connection, view.run_id)
         record = get_run(connection, view.run_id)
+        steps_start_again = has_event(connection, "steps_restarted", run_id=view.run_id)
         search = (
             None
             if record is None
             else search_of(connection, session.workspace, record, time.time(), executors=Executors())
         )
-    spec = _stored_spec(view)
+    try:
+        spec = spec_of(view)
+    except SpecError as error:
+        fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
     policy = _policy(spec, view.run_id)
     directory = checkpoint_directory(spec, session.workspace.run_dir(view.run_id))
     chosen_there = search is None and record is not None and spec.checkpoints is not None
@@ -119,8 +122,10 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         fail(
             f"{directory} cannot be read: {error.strerror or error}; see whether its file system answers", EXIT_REFUSED
         )
-    # What an attempt that ended with an incident led to is history; the attempt that fails now is the one after it.
-    reached = progress_of(attempts, view.attempt, choice.rows, transitions, ended_at=time.time())
+    # If the last attempt has a decision, the simulated incident is that of the next attempt.
+    reached = progress_of(
+        attempts, view.attempt, choice.rows, transitions, ended_at=time.time(), steps_start_again=steps_start_again
+    )
     judged = any(decision.attempt == view.attempt for decision in decisions)
     spans = () if search is None else search.attempts
     newest = spans[-1] if spans else None
@@ -131,7 +136,11 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
         spec=spec,
         params=dict(view.params),
         attempt=max(1, view.attempt + (1 if judged else 0)),
-        history=tuple(past_decisions(attempts, incidents, decisions, transitions, choice.rows)),
+        history=tuple(
+            past_decisions(
+                attempts, incidents, decisions, transitions, choice.rows, steps_start_again=steps_start_again
+            )
+        ),
         checkpoints=choice.rows,
         directory=None if chosen_there else directory,
         chosen_there=chosen_there,
@@ -146,14 +155,14 @@ def of_run(session: Session, wanted: str) -> PolicySubject:
 
 
 def effects(subject: PolicySubject) -> list[tuple[PolicyAction, Result]]:
-    """What each action of the policy's ladders alone would do to the run's parameters."""
+    """The effect of each action of the policy's ladders on the run's parameters."""
     spec, params = subject.situation.spec, subject.situation.params
     found = ((action, policy_simulation.effect_of(action, spec, params)) for action in actions_in(subject.policy))
     return [(action, result) for action, result in found if result is not None]
 
 
 def assumptions(subject: PolicySubject, progress: bool) -> list[str]:
-    """What a trial takes for granted, a sentence each."""
+    """The assumptions of a simulation, one sentence each."""
     situation = subject.situation
     known = situation.fails_at
     if known is None:
@@ -181,13 +190,6 @@ def _policy(spec: RunSpec, name: str) -> Policy:
         return policy_from(spec.recovery)
     except PolicyError as error:
         launch_spec.refuse([f"{name}: {error}"], EXIT_USAGE)
-
-
-def _stored_spec(view: Run) -> RunSpec:
-    try:
-        return spec_of(view)
-    except SpecError as error:
-        fail(f"{view.run_id}: its stored specification cannot be read ({error})", EXIT_REFUSED)
 
 
 def _is_run(session: Session, wanted: str) -> bool:

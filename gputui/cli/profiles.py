@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gputui.cli.context import Session, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import Session, json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from gputui.profiles.loading import ProfileEntry
 
 
 @click.command("profiles")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(session: Session, as_json: bool) -> None:
     """The profiles that a name can mean: here, in the home, and those that come with gputui."""
@@ -35,13 +34,12 @@ def command(session: Session, as_json: bool) -> None:
             ]
         )
         return
-    rows = [(entry.name, entry.source, remark(entry)) for entry in entries]
-    for line in columns(("PROFILE", "FROM", ""), rows):
-        say(line)
+    rows = [(entry.name, entry.source, _remark(entry)) for entry in entries]
+    print_table(("PROFILE", "FROM", ""), rows)
 
 
-def remark(entry: ProfileEntry) -> str:
-    """What a profile says of itself, or what is wrong with it."""
+def _remark(entry: ProfileEntry) -> str:
+    """The description of a profile, or its first mistake."""
     if entry.error is not None:
         return str(entry.error).splitlines()[0]
     return (entry.profile.form.description if entry.profile is not None else None) or ""

@@ -8,9 +8,8 @@ import time
 import click
 
 from gputui.charts import units
-from gputui.cli.context import Session, print_json, say
+from gputui.cli.context import Session, json_option, print_json, print_table, say
 from gputui.cli.queue import pause_line
-from gputui.cli.table import columns
 from gputui.store import json_shapes, queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
@@ -31,7 +30,7 @@ from gputui.tui.layout.run_words import (
 
 
 @click.command("ps")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.option("--active", is_flag=True, help="Only runs that are not over.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Only runs with this tag.")
 @click.pass_obj
@@ -67,8 +66,7 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
         if any(cells):
             heads.insert(1, head)
             rows = [(row[0], cell, *row[1:]) for row, cell in zip(rows, cells, strict=True)]
-    for line in columns(heads, rows):
-        say(line)
+    print_table(heads, rows)
 
 
 def _name(run: Run) -> str:
@@ -84,9 +82,11 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
     loss = left = now_words = None
     if run.state is RunState.STARTING and not unread:
         now_words = start_words(run, now)
-    if run.state in (RunState.RUNNING, RunState.STOPPING):
+    if run.attempt:
+        is_going_on = run.state in (RunState.RUNNING, RunState.STOPPING)
         tracker = RunTracker(run.run_id)
-        tracker.read(connection, run.attempt)
+        # Without its curve a run is read at once, however long it is.
+        tracker.read(connection, run.attempt, with_curve=is_going_on)
         progress = tracker.progress(run)
         if progress.step is not None:
             total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
@@ -95,9 +95,9 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
         row = RunRow(run, progress)
         if run.state is RunState.STOPPING:
             now_words = stop_words(row, now)[0]
-        elif silent_seconds(row, now):
+        elif is_going_on and silent_seconds(row, now):
             now_words = outlook(row, now)[0]
-        else:
+        elif is_going_on:
             left = time_left(progress).removesuffix(" left")
             now_words = unmeasured_words(row) or None
     why = (

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, print_json, say
+from gputui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
 from gputui.cli.run_verbs import act
-from gputui.cli.table import columns
 from gputui.store import queue
 from gputui.store.json_shapes import iso
 
@@ -20,7 +19,7 @@ PLACES = ("first", "last", "up", "down")
 
 
 @click.group("queue", cls=JsonGroup, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
     """The runs that wait, in the order in which they are served, and what each waits for.
@@ -33,7 +32,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
 
 def show(session: Session, as_json: bool) -> None:
-    """Print whether the queue is paused, and the runs that wait."""
+    """Print the waiting runs, and whether the queue is paused."""
     pause, waiting = _read(session)
     if as_json:
         print_json(_shape(pause, waiting))
@@ -42,7 +41,7 @@ def show(session: Session, as_json: bool) -> None:
     if pause is not None:
         say(pause_line(pause, now))
     if not waiting:
-        say("no run waits")
+        say("the queue is empty")
         return
     rows = [
         (
@@ -54,12 +53,11 @@ def show(session: Session, as_json: bool) -> None:
         )
         for entry in waiting
     ]
-    for line in columns(("", "RUN", "PRIORITY", "WAITS", ""), rows):
-        say(line)
+    print_table(("", "RUN", "PRIORITY", "WAITS", ""), rows)
 
 
 def _read(session: Session) -> tuple[queue.QueuePause | None, list[queue.QueueEntry]]:
-    """The pause and the waiting runs, as of one moment."""
+    """The pause and the waiting runs at one moment."""
     connection = session.reader_or_none()
     if connection is None:
         return None, []
@@ -88,13 +86,13 @@ def _shape(pause: queue.QueuePause | None, waiting: Sequence[queue.QueueEntry]) 
 
 
 def pause_line(pause: queue.QueuePause, now: float) -> str:
-    """The message while the queue is paused; ``now`` is UTC unix seconds."""
+    """The notice while the queue is paused; ``now`` is UTC unix seconds."""
     since = units.duration(max(0.0, now - pause.at))
     return f"the queue was paused by {pause.actor} {since} ago: nothing new starts; gputui queue resume opens it"
 
 
 @command.command("pause")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def pause_queue(session: Session, as_json: bool) -> None:
     """Start nothing new; what runs goes on, and is recovered as ever."""
@@ -106,7 +104,7 @@ def pause_queue(session: Session, as_json: bool) -> None:
 
 
 @command.command("resume")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def resume_queue(session: Session, as_json: bool) -> None:
     """Open the queue again."""
@@ -124,7 +122,7 @@ def resume_queue(session: Session, as_json: bool) -> None:
 @click.option("--up", is_flag=True, help="One place earlier.")
 @click.option("--down", is_flag=True, help="One place later.")
 @click.option("--priority", type=click.IntRange(-1000, 1000), help="This priority.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def move(
     session: Session, run: str, first: bool, last: bool, up: bool, down: bool, priority: int | None, as_json: bool

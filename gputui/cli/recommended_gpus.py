@@ -24,7 +24,8 @@ TOPOLOGY_SECONDS = 5.0
 def print_recommended(
     connection: sqlite3.Connection, gpus: Sequence[GpuView], count: int, memory: str | None, as_json: bool
 ) -> None:
-    """UUIDs with commas between, or as JSON. Ends with exit code 3 and the reasons where fewer can be had now.
+    """Print UUIDs for CUDA_VISIBLE_DEVICES, or JSON. Ends the command with exit code 3 and the reasons if too few GPUs
+    are free.
 
     UUIDs mean the same GPUs in any CUDA order.
     """
@@ -39,7 +40,7 @@ def print_recommended(
         fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
     pairs: tuple[GpuPair, ...] = ()
     if count > 1 and agent is not None and agent.source == "nvml":
-        # Only the driver knows it, and in a separate process it may hang.
+        # Only the driver knows the topology. A child process asks it, because it may hang.
         pairs = read_gpus(None, deadline_seconds=TOPOLOGY_SECONDS).pairs
     chosen = recommend(count, situation, memory_bytes, pairs)
     if chosen is None:
@@ -62,19 +63,19 @@ def print_recommended(
 
 
 def _refusal(situation: GpuSituation, count: int, memory_bytes: int | None) -> str:
-    """How many can be had, and why not the others."""
+    """How many GPUs are free, and why the others are not."""
     had = len(usable(situation, memory_bytes))
     reasons = []
     for gpu in sorted(situation.facts, key=lambda gpu: gpu.index):
-        reason = situation.obstacle(gpu, memory_bytes) or situation.hindrance(gpu, memory_bytes)
+        reason = situation.unusable_reason(gpu, memory_bytes) or situation.busy_reason(gpu, memory_bytes)
         if reason is not None:
             reasons.append(f"GPU {gpu.index} {clean(reason)}")
     shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    return f"{had} of {count} GPUs can be had now" + (f": {shown}" if shown else "; this machine shows no GPU")
+    return f"{had} of {count} requested GPUs are available" + (f": {shown}" if shown else "; this machine shows no GPU")
 
 
 def _links(chosen: Sequence[GpuFacts], pairs: Sequence[GpuPair]) -> list[dict[str, object]]:
-    """How those chosen reach each other, as far as the driver says."""
+    """The connections between the chosen GPUs, as far as the driver reports them."""
     indices = {gpu.index for gpu in chosen}
     return [
         {"gpus": [pair.first, pair.second], "path": pair.best_path, "p2p": pair.p2p}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gputui.agent.recording.file_output import FileOutput
     from gputui.agent.recording.sample_lines import Format
 
-LEAST_ROTATED_BYTES = 64 << 10
+MIN_ROTATED_BYTES = 64 << 10
 
 
 def record(
@@ -24,8 +24,8 @@ def record(
     output: Path | None,
     rotate: str | None,
 ) -> int:
-    """Record in the foreground until stopped; ``prometheus`` is the address that may be scraped meanwhile. ``output``
-    is a file that gets every sample too, rotated at the size ``rotate``."""
+    """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on; ``output`` is a file
+    for every sample, rotated at the size ``rotate``."""
     samples = _samples(output, rotate)
     if prometheus is not None:
         _expose(session, prometheus)
@@ -46,7 +46,7 @@ def record(
     except RecordError as error:
         fail(str(error), EXIT_UNREACHABLE)
     if code == 0 and sys.stderr.isatty():
-        # A terminal shows ^C where it was typed; the prompt must not follow on the same line.
+        # The terminal has printed ^C, and the prompt must not follow on the same line.
         print("\ngputui: recording ended", file=sys.stderr)  # noqa: T201
     return code
 
@@ -60,10 +60,8 @@ def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
             fail("--rotate goes with --output", EXIT_USAGE)
         return None
     size = None if rotate is None else parse_size(rotate)
-    if rotate is not None and (size is None or size < LEAST_ROTATED_BYTES):
-        fail(
-            f"--rotate: expected a size from {LEAST_ROTATED_BYTES >> 10}KiB such as 100MB, found {rotate!r}", EXIT_USAGE
-        )
+    if rotate is not None and (size is None or size < MIN_ROTATED_BYTES):
+        fail(f"--rotate: expected a size from {MIN_ROTATED_BYTES >> 10}KiB such as 100MB, found {rotate!r}", EXIT_USAGE)
     forms: dict[str, Format] = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}
     form = forms.get(output.suffix.lower())
     if form is None:
@@ -74,7 +72,7 @@ def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
 
 
 def _expose(session: Session, text: str) -> None:
-    """Listen for scrapes, and say where. What is asked of standard output stays as it was."""
+    """Serve metrics, and print the address on standard error."""
     from gputui.reports.prometheus.server import AddressError, parse_address, serve
 
     try:

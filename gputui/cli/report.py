@@ -53,7 +53,7 @@ def command(
     from gputui.reports.summary.report import contents, shapes
 
     if bool(names) == (since is not None):
-        fail("name runs, or say --since when (see gputui report --help)", EXIT_USAGE)
+        fail("give run names or --since TIME (see gputui report --help)", EXIT_USAGE)
     thresholds = _thresholds(changes)
     prices = Prices(price_per_kwh, price_per_gpu_hour, currency)
     now = time.time()
@@ -68,7 +68,10 @@ def command(
         except ReportError as error:
             fail(str(error), EXIT_REFUSED)
     failed = [
-        (run_id, one) for run_id, verdicts in report.verdicts.items() for one in verdicts if one.outcome == "fail"
+        (run_id, verdict)
+        for run_id, verdicts in report.verdicts.items()
+        for verdict in verdicts
+        if verdict.outcome == "fail"
     ]
     if as_json:
         print_json(shapes(report))
@@ -89,7 +92,7 @@ def _runs(
     from gputui.tui.dialogs.typed_time import TypedTimeError, parse_moment
 
     try:
-        # A span alone means so long ago.
+        # A bare span counts back from now.
         moment = parse_moment(f"-{since}" if _SPAN.fullmatch(since.strip()) else since, now)
     except TypedTimeError as error:
         fail(f"--since: {error}", EXIT_USAGE)
@@ -107,11 +110,11 @@ def _report(
     thresholds: Mapping[str, float],
     prices: Any,
 ) -> Report:
-    from gputui.reports.summary.facts import MOST_PICTURED
+    from gputui.reports.summary.facts import MAX_PICTURED
     from gputui.reports.summary.report import make
     from gputui.reports.summary.stored_facts import siblings
 
-    pictured = {run.run_id for run in sorted(runs, key=lambda each: each.sequence)[-MOST_PICTURED:]}
+    pictured = {run.run_id for run in sorted(runs, key=lambda each: each.sequence)[-MAX_PICTURED:]}
     named = [_facts(connection, run, now, with_pictures=run.run_id in pictured) for run in runs]
     others = [_facts(connection, run, now, with_pictures=False) for run in siblings(connection, runs)]
     return make(title, now, named, others, thresholds, prices)
@@ -131,7 +134,7 @@ def _facts(connection: sqlite3.Connection, run: Run, now: float, *, with_picture
 
 
 def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
-    """What the run's failures cost."""
+    """The cost of the run's failures."""
     from gputui.recovery import cost
     from gputui.reports.summary.facts import Lost
     from gputui.runs.executors import chooses_start
@@ -155,7 +158,7 @@ def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
 
 
 def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
-    """What the learning rate should be: as the script says, else by the schedule of the profile."""
+    """The expected learning rate: reported by the script, else by the schedule of the profile."""
     from gputui.alerts.overrides import of_profile
     from gputui.alerts.schedules import expected_rate
     from gputui.runs.spec import spec_of
@@ -171,7 +174,7 @@ def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 peaks[attempt.number] = float(value)
     except ValueError:
-        schedule = None  # stored by another version of gputui; the script's own word still counts
+        schedule = None  # stored by another version of gputui; the script may still report it
 
     def expected(attempt: int, step: int, values: Mapping[str, float]) -> tuple[float, float] | None:
         return expected_rate(schedule, step, values, peaks.get(attempt))
@@ -181,14 +184,13 @@ def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
 
 def _thresholds(changes: tuple[str, ...]) -> dict[str, float]:
     from gputui.reports.summary.thresholds import GATE_THRESHOLDS
-    from gputui.yaml_forms.nearest import nearest
+    from gputui.yaml_forms.nearest import did_you_mean
 
     found = {}
     for change in changes:
         name, _, text = change.partition("=")
         if name not in GATE_THRESHOLDS:
-            meant = nearest(name, GATE_THRESHOLDS)
-            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(GATE_THRESHOLDS)}"
+            hint = did_you_mean(name, GATE_THRESHOLDS) or f"there are {', '.join(GATE_THRESHOLDS)}"
             fail(f"--gate: no gate {name!r}; {hint}", EXIT_USAGE)
         try:
             value = float(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option
 from gputui.cli.run_verbs import act
 from gputui.redaction import redact_params
 from gputui.runs.executors import Executors
@@ -24,7 +24,7 @@ from gputui.store.runs import get_run
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
 @click.option("--force", is_flag=True, help="Also a run that succeeded, with nothing changed.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(
     session: Session, run: str, changes: tuple[str, ...], named: str | None, force: bool, as_json: bool
@@ -51,7 +51,7 @@ def command(
         texts = split_assignments(changes)
         values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)
         wanted: dict[str, Scalar] = {name: values[name] for name in texts}
-        # What a command says is stored; a secret must not be.
+        # Commands are stored, and a secret must not be.
         if redact_params(wanted) != wanted:
             fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
     except ParameterError as error:
@@ -60,7 +60,7 @@ def command(
 
 
 def named_path(named: str, rows: Sequence[CheckpointRow]) -> str:
-    """The file or folder that is meant: a path, or the name of one of the run's own checkpoints."""
+    """The path of a checkpoint given by path, or by its name among the run's own."""
     path = Path(named).expanduser().absolute()
     own = [row.path for row in rows if row.name == named]
     return own[0] if len(own) == 1 and not path.exists() else str(path)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import replace
 
 import click
+from msgspec.structs import replace
 
-from gputui.cli.context import EXIT_REFUSED, Session, actor, print_json, say
+from gputui.cli.context import Session, actor, json_option, print_json, say
 from gputui.cli.gpus import wait_for_gpus
 from gputui.redaction import Redactor
 from gputui.runs.spec import RunSpec
@@ -17,7 +17,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
 DECISION_SECONDS = 1.0
-"""The agent decides in its next turn whether a run starts."""
+"""How long to wait for the agent to decide whether a new run starts."""
 
 
 @click.command("run")
@@ -32,7 +32,7 @@ DECISION_SECONDS = 1.0
 @click.option("--after", "predecessors", multiple=True, metavar="RUN", help="Start once this run has succeeded.")
 @click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be started.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(
     session: Session,
@@ -76,10 +76,7 @@ def command(
     situation = launch_spec.gpu_situation(session)
     spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
     past = launch_spec.earlier_peaks(session, spec)
-    results = preflight(spec, state=session.workspace.state, gpus=situation, past=past)
-    failed = [result for result in results if result.status == "fail"]
-    if failed:
-        launch_spec.refuse([f"{result.name}: {result.detail}; {result.remedy}" for result in failed], EXIT_REFUSED)
+    launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
     _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
 
 
@@ -103,15 +100,16 @@ def _launch(
         if as_json:
             print_json({"id": run_id, "state": RunState.QUEUED})
         else:
-            say(f"{run_id} {begun(session, run_id)}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+            state = first_state(session, run_id)
+            say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
         return
     from gputui.cli.wait import wait_until_over
 
     raise SystemExit(wait_until_over(session, run_id, as_json))
 
 
-def begun(session: Session, run_id: str) -> str:
-    """The run's state once the agent has decided whether it starts at once, or what it waits for."""
+def first_state(session: Session, run_id: str) -> str:
+    """The state of a new run once the agent has decided whether it starts at once, or what it waits for."""
     deadline = time.monotonic() + DECISION_SECONDS
     with closing(session.reader()) as connection:
         while (run := get_run(connection, run_id)) is not None and run.state is RunState.QUEUED:
@@ -124,7 +122,7 @@ def begun(session: Session, run_id: str) -> str:
 
 
 def print_preview(session: Session, spec: RunSpec) -> None:
-    """What the run's target would be handed, secrets left out."""
+    """Print what the run's target would get, without secrets."""
     from gputui.profiles.describe import preview_launch
     from gputui.runs.command import without_gpus
     from gputui.runs.executors import Executors
@@ -137,7 +135,7 @@ def print_preview(session: Session, spec: RunSpec) -> None:
 
 
 def submit(session: Session, spec: RunSpec, name: str | None) -> str:
-    """Hand the run to the agent. Returns its id; ends the command where it is refused."""
+    """Hand a run to the agent; returns its ID. Ends the command if it is refused."""
     with closing(session.commander()) as connection, session.writing():
         command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
         return str(session.wait(connection, command_id)["id"])

@@ -1,4 +1,4 @@
-"""`gputui stop`, `restart` and `rm`: the agent is asked to act on one run."""
+"""`gputui stop`, `restart` and `rm`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gputui.cli.context import Session, print_json, say
+from gputui.cli.context import Session, json_option, print_json, say
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.store.attempts import get_attempt
@@ -20,7 +20,7 @@ from gputui.tui.layout.run_words import stop_words
 
 
 def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
-    """Resolve the run, send the command, print what became of it."""
+    """Send a command about a run to the agent and print the answer."""
     with closing(session.reader()) as connection:
         run_id = session.find_run(connection, wanted).run_id
     result = session.command(verb, run_id, **args)
@@ -43,7 +43,7 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
 @click.command("stop")
 @click.argument("run")
 @click.option("--now", is_flag=True, help="Kill at once.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
     """Ask a run to end. It may finish its step and save a checkpoint; --now kills it at once."""
@@ -68,7 +68,7 @@ def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
 
 @click.command("restart")
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def restart(session: Session, run: str, as_json: bool) -> None:
     """Begin a run again from the start, with the parameters as launched."""
@@ -77,7 +77,7 @@ def restart(session: Session, run: str, as_json: bool) -> None:
 
 @click.command("rm")
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def rm(session: Session, run: str, as_json: bool) -> None:
     """Remove a run that has ended: its history and its folder."""

@@ -1,4 +1,4 @@
-"""`gputui service install|uninstall|status`: recording from the start of the machine on, by the user's own systemd."""
+"""`gputui service install|uninstall|status`: record permanently by a systemd unit of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gputui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, Session, actor, fail, print_json, say
+from gputui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, Session, actor, fail, json_option, print_json, say
 from gputui.config import Workspace, locate
 from gputui.host.service_unit import MARK, NAME, unit_path, unit_text
 
@@ -34,7 +34,7 @@ def install(session: Session, interval: float, print_only: bool, yes: bool) -> N
     if print_only:
         click.echo(text, nl=False)
         return
-    _refuse_a_stranger(path)
+    _refuse_foreign_unit(path)
     say(f"{path}:")
     click.echo(text)
     if not yes and not click.confirm("Write it, and start recording now?"):
@@ -71,7 +71,7 @@ def uninstall(_session: Session, yes: bool) -> None:
     if not path.exists():
         say("no unit is installed")
         return
-    _refuse_a_stranger(path)
+    _refuse_foreign_unit(path)
     if not yes and not click.confirm(f"Stop the recorder and remove {path}?"):
         fail("nothing was changed", EXIT_REFUSED)
     _, problem = _systemctl("disable", "--now", NAME)
@@ -86,7 +86,7 @@ def uninstall(_session: Session, yes: bool) -> None:
 
 
 @command.command("status")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def status(session: Session, as_json: bool) -> None:
     """Whether the unit is installed, enabled and running."""
@@ -129,12 +129,12 @@ def _unit(workspace: Workspace, interval: float) -> str:
 
 
 def _command_line(text: str) -> str:
-    """The recorder and its home, without the interval."""
+    """The recorder and its home in a unit, without the interval."""
     line = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
     return line.partition('"--record"')[0]
 
 
-def _refuse_a_stranger(path: Path) -> None:
+def _refuse_foreign_unit(path: Path) -> None:
     if path.exists() and MARK not in _read(path):
         fail(f"{path} was not written by gputui; move it away first", EXIT_REFUSED)
 
@@ -151,7 +151,7 @@ def _lingers() -> bool:
 
 
 def _systemctl(*words: str) -> tuple[str | None, str | None]:
-    """What systemctl --user answers, and what went wrong."""
+    """The answer of systemctl --user, and what went wrong."""
     program = shutil.which("systemctl")
     if program is None:
         return None, "there is no systemd here"

@@ -8,8 +8,7 @@ from contextlib import closing
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option, print_json, print_table, say
 from gputui.metrics.intake_words import intake_words
 from gputui.redaction import Redactor
 from gputui.runs.code_version import code_words
@@ -32,14 +31,15 @@ from gputui.tui.layout.run_words import placement_words, tag_words
 @click.argument("run", required=False)
 @click.option("--diff", "with_diff", is_flag=True, help="How the code that ran differed from its git commit.")
 @click.option("--against", metavar="RUN", help="With --diff: how it differed from the code of that run.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     from gputui.recovery import cost
-    from gputui.recovery.checkpoint_ledger import candidates, refused, spans_of
+    from gputui.recovery.checkpoint_ledger import candidates, refused
     from gputui.recovery.checkpoint_words import checkpoints_shape
     from gputui.recovery.history import resumptions
+    from gputui.recovery.ledger_inputs import spans_of
 
     if against is not None and not with_diff:
         fail("--against goes with --diff", EXIT_USAGE)
@@ -57,7 +57,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         clock = StepTimes(connection, view.run_id)
         is_chosen_there = chooses_start(known_spec(view))
         costs = cost.costs(attempts, incidents, decisions, clock, start_is_chosen_there=is_chosen_there)
-        went_on = resumptions(attempts, clock.repeats)
+        went_on = resumptions(attempts, clock, saved)
     together = cost.total(costs.values())
     spans = spans_of(view, attempts, time.time())
     if as_json:
@@ -87,15 +87,15 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     if (trouble := intake_words(lines)) is not None:
         say(f"metrics     {trouble}")
     if taken.gpu_hours:
-        say("took        " + taken_words(taken))
+        say("took        " + cost_words(taken))
     sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
     for position, (name, target) in enumerate(sinks.items()):
         say(f"{'sinks' if position == 0 else '':12}{name} → {target}")
     if saved:
         usable, passed = candidates(saved, spans), refused(saved, spans)
-        newest = f", the next one {usable[0].name}" if usable else ""
+        newest = f", latest {usable[0].name}" if usable else ""
         more = f"; {len(passed)} passed over: gputui explain {view.run_id} says why" if passed else ""
-        say(f"checkpoints {len(usable)} can be resumed from{newest}{more}")
+        say(f"checkpoints {len(usable)} to resume from{newest}{more}")
     if view.waiting_for:
         say(f"waiting     {view.waiting_for}")
     causes = {incident.attempt: incident.summary for incident in incidents}
@@ -111,8 +111,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
     ]
     if rows:
         say("")
-        for line in columns(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows):
-            say(line)
+        print_table(("ATTEMPT", "STATE", "TIME", "STEPS", ""), rows)
     if together is not None and cost.in_words(together):
         say("")
         incidents_word = "1 incident" if together.incidents == 1 else f"{together.incidents} incidents"
@@ -120,7 +119,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
 
 
 def _print_diff(session: Session, view: Run, other: Run | None) -> None:
-    """The diff of the code that ran from its commit, or from that of another run, secrets left out."""
+    """Print the diff of the code from its commit, or from the code of another run, without secrets."""
     if other is not None:
         from gputui.runs.code_diff import CodeUnknownError, run_code_diff
 
@@ -144,6 +143,7 @@ def _print_diff(session: Session, view: Run, other: Run | None) -> None:
 _NOT_RESUMED: dict[str | None, str] = {
     "beginning": "started from the beginning although a checkpoint was given",
     "earlier": "went on from an earlier step than its checkpoint's",
+    "later": "loaded a later checkpoint than the one it was given",
 }
 
 
@@ -151,9 +151,9 @@ def steps(first: int | None, last: int | None) -> str:
     return "–" if first is None or last is None else f"{units.count(first)}–{units.count(last)}"
 
 
-def taken_words(taken: RunCost) -> str:
-    """``3.2 GPU-hours, 2.14 kWh``; what the energy counters did not tell is not in the second."""
-    words = f"{units.short_number(taken.gpu_hours)} GPU-hours"
+def cost_words(taken: RunCost) -> str:
+    """``3.2 GPU-hours, 2.14 kWh``; "at least" if some energy counters were unavailable."""
+    words = f"{units.gpu_hours(taken.gpu_hours)} GPU-hours"
     if taken.energy_kwh is None:
         return words
     energy = taken.energy_kwh

@@ -7,16 +7,16 @@ import time
 import click
 
 from gputui.charts import units
-from gputui.cli.context import Session, print_json, say, typed_moment
+from gputui.cli.context import Session, json_option, print_json, print_table, say, typed_moment
 from gputui.cli.study_shapes import study_shape
-from gputui.cli.table import columns
-from gputui.store.studies import TrialState, read_studies, read_trials
+from gputui.store.studies import TrialState, read_studies, read_trials, study_wall_seconds
 from gputui.studies.analysis import best_trials
+from gputui.studies.spec import known_study_spec
 
 
 @click.command("studies")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(session: Session, at: str | None, as_json: bool) -> None:
     """List the studies, newest first."""
@@ -38,13 +38,14 @@ def list_studies(session: Session, at: str | None, *, as_json: bool) -> None:
     rows = []
     for study in found:
         trials = read_trials(connection, study.study_id, moment)
-        over = sum(one.state.is_over for one in trials)
-        pruned = sum(one.state is TrialState.PRUNED for one in trials)
+        over = sum(trial.state.is_over for trial in trials)
+        pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
         best = best_trials(study, trials)
         value = units.metric_value(best[0].value) if best else "–"
-        took = units.duration((study.ended_at or moment or now) - study.created_at)
-        rows.append(
-            (study.study_id, study.state, f"{over}/{len(trials)}", str(pruned), value, took, study.reason or "")
-        )
-    for line in columns(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows):
-        say(line)
+        spec = known_study_spec(study)
+        wanted = None if spec is None else spec.wanted_trials
+        # Points that a person added, reruns and earlier runs count beyond the budget.
+        progress = f"{over}/{max(wanted, len(trials))}" if wanted is not None else str(over)
+        took = units.duration(study_wall_seconds(connection, study.study_id, now if moment is None else moment))
+        rows.append((study.study_id, study.state, progress, str(pruned), value, took, study.reason or ""))
+    print_table(("STUDY", "STATE", "TRIALS", "PRUNED", "BEST", "TIME", ""), rows)

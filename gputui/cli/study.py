@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,11 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gputui.charts import units
-from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json, say, typed_moment
-from gputui.cli.table import columns
+from gputui.cli.context import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    Session,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    say,
+    typed_moment,
+)
 
 if TYPE_CHECKING:
-    from gputui.store.studies import RungValue
+    from gputui.store.studies import RungValue, StudyRecord, TrialRecord
+    from gputui.studies.spec import StudySpec
 
 
 @click.group("study")
@@ -29,7 +41,7 @@ def command() -> None:
 @command.command("run")
 @click.argument("file")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def run(session: Session, file: str, wait: bool, as_json: bool) -> None:
     """Begin a study: a file, or a name in ./studies, the home's studies or those that come with gputui."""
@@ -42,7 +54,7 @@ def run(session: Session, file: str, wait: bool, as_json: bool) -> None:
 @command.command("check")
 @click.argument("file")
 @click.option("--dry-run", is_flag=True, help="Show the first ten trials, and the time expected from earlier runs.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     """Check a study's file and its profile."""
@@ -59,32 +71,36 @@ def check(session: Session, file: str, dry_run: bool, as_json: bool) -> None:
     elif as_json:
         print_json({"name": spec.name, "profile": spec.profile, "valid": True})
     else:
-        say(f"{spec.name} is valid: {spec.sampler.kind} over {', '.join(spec.tuned)} of {spec.profile}")
+        say(f"{spec.name} is valid: {spec.method} over {', '.join(spec.tuned)} of {spec.profile}")
 
 
 def print_plan(plan: dict[str, Any]) -> None:
-    """What a study would do, for a person."""
-    from gputui.cli.study_launch import point_words
+    """Print the plan of a study for a person."""
+    from gputui.studies.launch import plan_cost, plan_head, point_words
 
-    count = "an open number of" if plan["trials"] is None else str(plan["trials"])
-    gpus = plan["gpus_per_trial"]
-    on = f"{gpus} GPU{'s' if gpus != 1 else ''} each" if gpus else "on the CPU"
-    if plan["trials_per_gpu"] > 1:
-        on = f"{plan['trials_per_gpu']} sharing a GPU"
-    say(f"{plan['name']}: {count} trials of {plan['profile']}, {on}, {plan['parallel'] or '–'} at a time")
+    say(plan_head(plan))
     for number, point in enumerate(plan["first_points"]):
         say(f"  {number}  {point_words(point)}")
-    wall, hours = plan["expected_wall_seconds"], plan["expected_gpu_hours"]
-    if plan["expected_trial_seconds"] is None:
-        say("no run of the profile with these parameters has succeeded yet: how long it takes is not known")
-    else:
-        took = "–" if hours is None else f"{hours:.2f}"
-        say(f"expected without pruning: {units.duration(wall)}, {took} GPU-hours")
+    say(plan_cost(plan))
+
+
+def _remark(trial: TrialRecord) -> str:
+    """What a person should know about a trial beside its state and values."""
+    origins = {"enqueued": "by hand", "warm": "an earlier run", "rerun": f"trial {trial.parent} again, to the end"}
+    parts = [origins[trial.origin]] if trial.origin in origins else []
+    if trial.generation is not None:
+        parent = "itself" if trial.parent is None else f"trial {trial.parent}"
+        parts.append(f"from {parent} after milestone {trial.generation}")
+    if trial.wish == "keep" and not trial.state.is_over:
+        parts.append("kept")
+    if trial.reason:
+        parts.append(trial.reason)
+    return "; ".join(parts)
 
 
 @command.command("list")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def list_command(session: Session, at: str | None, as_json: bool) -> None:
     """The same as gputui studies."""
@@ -97,20 +113,18 @@ def list_command(session: Session, at: str | None, as_json: bool) -> None:
 @click.argument("study", required=False)
 @click.option("--source", is_flag=True, help="Only the study's file.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def show(session: Session, study: str | None, source: bool, at: str | None, as_json: bool) -> None:
     """One study with its trials, the newest where none is named."""
-    from gputui.cli.study_launch import point_words
     from gputui.cli.study_shapes import show_shape
-    from gputui.store.studies import StudyNotFoundError, find_study, read_trials
+    from gputui.store.studies import read_trials
+    from gputui.studies.launch import point_words
+    from gputui.studies.spec import known_study_spec
 
     moment = None if at is None else typed_moment(at)
     with closing(session.reader()) as connection:
-        try:
-            found = find_study(connection, study, moment)
-        except StudyNotFoundError as error:
-            fail(str(error), EXIT_REFUSED)
+        found = _find(connection, study, moment)
         if source:
             click.echo(found.source, nl=False)
             return
@@ -120,27 +134,29 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
             return
         say(f"{found.study_id} {found.state}" + (f": {found.reason}" if found.reason else ""))
         goal = ", ".join(f"{one['direction']} {one['metric']}" for one in shape["objectives"])
-        say(f"{goal} · sampler {shape['sampler']} · pruner {shape['pruner']} · {shape['gpu_hours']:.2f} GPU-hours")
+        spec = known_study_spec(found)
+        method = "of a newer gputui" if spec is None else spec.method
+        pruner = "" if spec is None or spec.pbt is not None else f" · pruner {spec.pruner.kind}"
+        say(f"{goal} · {method}{pruner} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
         best = {one["number"] for one in shape["best"]}
         rows = [
             (
-                ("★ " if one.number in best else "  ") + str(one.number),
-                one.run_id or "–",
-                one.state,
-                "–" if one.rung is None else str(one.rung),
-                ", ".join(units.metric_value(value) for value in one.values) or "–",
-                point_words(one.params),
-                one.reason or "",
+                ("★ " if trial.number in best else "  ") + str(trial.number),
+                trial.run_id or "–",
+                trial.state,
+                "–" if trial.rung is None else str(trial.rung),
+                ", ".join(units.metric_value(value) for value in trial.values) or "–",
+                point_words(trial.params),
+                _remark(trial),
             )
-            for one in read_trials(connection, found.study_id, moment)
+            for trial in read_trials(connection, found.study_id, moment)
         ]
-        for line in columns(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows):
-            say(line)
+        print_table(("  TRIAL", "RUN", "STATE", "RUNG", "VALUE", "POINT", ""), rows)
 
 
 @command.command("pause")
 @click.argument("study")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def pause(session: Session, study: str, as_json: bool) -> None:
     """Begin no more trials; those that run go on."""
@@ -149,7 +165,7 @@ def pause(session: Session, study: str, as_json: bool) -> None:
 
 @command.command("resume")
 @click.argument("study")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def resume(session: Session, study: str, as_json: bool) -> None:
     """Go on with a study that is paused or was stopped."""
@@ -158,7 +174,7 @@ def resume(session: Session, study: str, as_json: bool) -> None:
 
 @command.command("stop")
 @click.argument("study")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def stop(session: Session, study: str, as_json: bool) -> None:
     """Stop all of its trials and end it."""
@@ -170,7 +186,7 @@ def stop(session: Session, study: str, as_json: bool) -> None:
 @click.option("--trials", type=click.IntRange(1), help="So many trials more.")
 @click.option("--gpu-hours", type=click.FloatRange(0, min_open=True), help="So many GPU-hours more.")
 @click.option("--wall", metavar="TIME", help="So much time more, such as 2h.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def extend(
     session: Session, study: str, trials: int | None, gpu_hours: float | None, wall: str | None, as_json: bool
@@ -189,7 +205,7 @@ def extend(
 @command.command("enqueue")
 @click.argument("study")
 @click.option("--set", "values", multiple=True, required=True, metavar="KEY=VALUE", help="A tuned parameter's value.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool) -> None:
     """Add a point by hand; it is the next trial. What is not given is as in the best trial."""
@@ -204,12 +220,33 @@ def enqueue(session: Session, study: str, values: tuple[str, ...], as_json: bool
     _act(session, "study_enqueue", study, as_json, set=given)
 
 
+@command.command("prune")
+@click.argument("study")
+@click.argument("trial", type=click.IntRange(0))
+@json_option
+@click.pass_obj
+def prune(session: Session, study: str, trial: int, as_json: bool) -> None:
+    """Cut a running trial short now, as the pruner does."""
+    _act(session, "study_prune", study, as_json, trial=trial)
+
+
+@command.command("keep")
+@click.argument("study")
+@click.argument("trial", type=click.IntRange(0))
+@click.option("--undo", is_flag=True, help="Leave it to the pruner again.")
+@json_option
+@click.pass_obj
+def keep(session: Session, study: str, trial: int, undo: bool, as_json: bool) -> None:
+    """Let a trial run to its end: the pruner does not cut it short."""
+    _act(session, "study_keep", study, as_json, trial=trial, keep=not undo)
+
+
 @command.command("export")
 @click.argument("study")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--lineage", is_flag=True, help="The course of a population's best member as a profile with phases.")
 @click.option("--trial", type=click.IntRange(0), help="With --lineage: of this member instead.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def export(session: Session, study: str, file: Path, lineage: bool, trial: int | None, as_json: bool) -> None:
     """Write a study as an Optuna storage (SQLite), which optuna-dashboard opens."""
@@ -218,32 +255,28 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         return
     if trial is not None:
         fail("--trial goes with --lineage", EXIT_USAGE)
-    from gputui.store.studies import StudyNotFoundError, find_study
-    from gputui.studies.optuna_export import ExistingFileError, export_study
+    from gputui.studies.optuna_export import StudyExportError, export_study
     from gputui.studies.sampling import install_command
-    from gputui.studies.spec import known_study_spec
 
     with closing(session.reader()) as connection:
+        found = _find(connection, study)
+        spec = _spec_of(found)
         try:
-            found = find_study(connection, study)
-            spec = known_study_spec(found)
-            if spec is None:
-                fail(f"{found.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
             count = export_study(connection, found, spec, file)
-        except (StudyNotFoundError, ExistingFileError) as error:
+        except StudyExportError as error:
             fail(str(error), EXIT_REFUSED)
         except ImportError:
             fail(f"Optuna is not installed; {install_command()}", EXIT_REFUSED)
     if as_json:
         print_json({"id": found.study_id, "file": str(file), "trials": count})
     else:
-        say(f"{count} trials of {found.study_id} written; optuna-dashboard sqlite:///{file}")
+        say(f"{units.count_of(count, 'trial')} of {found.study_id} written; optuna-dashboard sqlite:///{file}")
 
 
 def _export_lineage(session: Session, study: str, file: Path, number: int | None, *, as_json: bool) -> None:
     from gputui.runs.spec import SpecError
     from gputui.runs.submission import read_spec
-    from gputui.store.studies import StudyNotFoundError, find_study, read_trials
+    from gputui.store.studies import read_trials
     from gputui.studies import rows
     from gputui.studies.analysis import best_trial
     from gputui.studies.lineage import LineageError, lineage
@@ -251,10 +284,7 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
     from gputui.studies.spec import known_study_spec
 
     with closing(session.reader()) as connection:
-        try:
-            found = find_study(connection, study)
-        except StudyNotFoundError as error:
-            fail(str(error), EXIT_REFUSED)
+        found = _find(connection, study)
         spec, trials = known_study_spec(found), read_trials(connection, found.study_id)
         if spec is None or spec.pbt is None:
             fail(f"{found.study_id} trains no population; gputui study report names the command", EXIT_REFUSED)
@@ -277,61 +307,99 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
     if as_json:
         print_json({"id": found.study_id, "trial": number, "file": str(file), "phases": len(phases)})
     else:
-        say(f"{len(phases)} phases of trial {number} of {found.study_id} written; gputui run {file}")
+        course = f"the course of trial {number} of {found.study_id}, in {units.count_of(len(phases), 'phase')}"
+        say(f"{file}: {course}; {shlex.join(['gputui', 'run', str(file)])}")
 
 
 @command.command("report")
 @click.argument("study", required=False)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="A folder: a page, and with pictures.")
 @click.option("--at", metavar="TIME", help="As it was at a past moment.")
+@json_option
 @click.pass_obj
-def report(session: Session, study: str | None, out: Path | None, at: str | None) -> None:
+def report(session: Session, study: str | None, out: Path | None, at: str | None, as_json: bool) -> None:
     """What was found, what was cut short and why, and the command that trains the best point, as Markdown; with --out
     report.md and report.html with pictures."""
+    from gputui.cli.study_shapes import report_shape
     from gputui.reports.summary.files import ReportError, write_files
-    from gputui.store.studies import StudyNotFoundError, find_study, read_rungs, read_trials, study_gpu_hours
+    from gputui.store.studies import read_rungs, read_trials, study_gpu_hours, study_wall_seconds
     from gputui.studies.report import StudyFindings, contents, markdown
-    from gputui.studies.spec import known_study_spec
 
     moment = None if at is None else typed_moment(at)
     now = time.time() if moment is None else moment
     with closing(session.reader()) as connection:
-        try:
-            found = find_study(connection, study, moment)
-        except StudyNotFoundError as error:
-            fail(str(error), EXIT_REFUSED)
-        spec = known_study_spec(found)
-        if spec is None:
-            fail(f"{found.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
+        found = _find(connection, study, moment)
+        spec = _spec_of(found)
         trials = read_trials(connection, found.study_id, moment)
         hours = study_gpu_hours(connection, found.study_id, now)
+        running = study_wall_seconds(connection, found.study_id, now)
         rungs: dict[int, list[RungValue]] = {}
-        for one in read_rungs(connection, found.study_id, moment):
-            rungs.setdefault(one.number, []).append(one)
-    findings = StudyFindings(found, spec, trials, rungs, hours, now)
-    if out is None:
+        for rung in read_rungs(connection, found.study_id, moment):
+            rungs.setdefault(rung.number, []).append(rung)
+    findings = StudyFindings(found, spec, trials, rungs, hours, running, now, _run_words(session, found, spec))
+    if out is not None:
+        try:
+            write_files(out, contents(findings))
+        except ReportError as error:
+            fail(str(error), EXIT_REFUSED)
+    if as_json:
+        print_json(report_shape(findings))
+    elif out is not None:
+        say(f"{found.study_id} in {out / 'report.html'} and {out / 'report.md'}")
+    else:
         for line in markdown(findings).splitlines():
             say(line)
-        return
+
+
+def _find(connection: sqlite3.Connection, wanted: str | None, at: float | None = None) -> StudyRecord:
+    """The named study, the newest for None; ends the command if there is none."""
+    from gputui.store.studies import StudyNotFoundError, find_study
+
     try:
-        write_files(out, contents(findings))
-    except ReportError as error:
+        return find_study(connection, wanted, at)
+    except StudyNotFoundError as error:
         fail(str(error), EXIT_REFUSED)
-    say(f"{found.study_id} in {out / 'report.html'} and {out / 'report.md'}")
+
+
+def _spec_of(study: StudyRecord) -> StudySpec:
+    """The specification of a study; ends the command if this gputui cannot read it."""
+    from gputui.studies.spec import known_study_spec
+
+    spec = known_study_spec(study)
+    if spec is None:
+        fail(f"{study.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
+    return spec
+
+
+def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:
+    """The words of `gputui run` that name the study's profile, by its path where its name means none or another one
+    here, and the GPUs of a trial where they differ from the profile's."""
+    from gputui.profiles.loading import ProfileNotFoundError, find, load
+    from gputui.runs.spec import SpecError
+    from gputui.runs.submission import read_spec
+    from gputui.studies import rows
+    from gputui.studies.loading import gpus_of
+    from gputui.yaml_forms.problems import ProfileError
+
+    try:
+        path = Path(read_spec(session.workspace.studies / study.study_id / rows.SPEC_FILE).profile_path or "")
+        profile = load(path)
+    except (SpecError, ProfileError):
+        return [spec.profile]
+    try:
+        is_found = find(spec.profile, session.workspace, Path.cwd()).resolve() == path.resolve()
+    except ProfileNotFoundError:
+        is_found = False
+    gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
+    return [spec.profile if is_found else str(path), *gpus]
 
 
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
-    """Find the study, send the command, print what became of it."""
-    from gputui.store.studies import StudyNotFoundError, find_study
-
+    """Send a command about a study and print the answer."""
     with closing(session.reader()) as connection:
-        try:
-            study_id = find_study(connection, wanted).study_id
-        except StudyNotFoundError as error:
-            fail(str(error), EXIT_REFUSED)
+        study_id = _find(connection, wanted).study_id
     result = session.command(verb, None, study=study_id, **args)
     if as_json:
         print_json(result)
     else:
-        trial = f" trial {result['trial']}" if "trial" in result else ""
-        say(f"{study_id}{trial} {result.get('state', 'enqueued')}")
+        say(str(result.get("text") or f"{study_id} {result['state']}"))

@@ -1,6 +1,6 @@
-"""JSON of studies and trials: stable, fields are only ever added.
+"""JSON of studies and trials. Stable: fields are only ever added.
 
-``trials`` is a count by state in the list of studies, and a list of trials where one study is shown.
+``trials`` is a count by state in a list of studies, and a list of trials for one study.
 """
 
 from __future__ import annotations
@@ -8,26 +8,22 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gputui.store.json_shapes import iso
-from gputui.store.studies import (
-    StudyRecord,
-    TrialRecord,
-    TrialState,
-    read_rungs,
-    read_trials,
-    study_gpu_hours,
-)
-from gputui.studies.analysis import ranked
+from gputui.store.studies import StudyRecord, TrialRecord, TrialState, read_rungs, read_trials, study_gpu_hours
+from gputui.studies.analysis import importances, ranked
 from gputui.studies.spec import StudySpec, known_study_spec
+
+if TYPE_CHECKING:
+    from gputui.studies.report import StudyFindings
 
 
 def study_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
-    """One study of ``gputui studies --json``, with the number of trials in each state. ``best`` has one trial, or the
-    Pareto front of several objectives."""
+    """A study of ``gputui studies --json``, with the number of trials in each state. ``best`` has one trial, or the
+    Pareto front of several objectives; ``sampler`` and ``pruner`` are null for a population."""
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     return _study_shape(study, known_study_spec(study), trials, hours)
@@ -36,28 +32,57 @@ def study_shape(
 def show_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
-    """``gputui study show --json``: the study with its space, and its trials as a list, each with its values at
-    rungs."""
+    """A study of ``gputui study show --json``: with its space, and a list of trials with their values at rungs."""
     spec = known_study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     rungs: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for one in read_rungs(connection, study.study_id, at):
-        passed = {"rung": one.rung, "step": one.step, "value": one.value, "attempt": one.attempt, "at": iso(one.at)}
-        rungs[one.number].append(passed)
+    for rung in read_rungs(connection, study.study_id, at):
+        passed = {
+            "rung": rung.rung,
+            "step": rung.step,
+            "value": rung.value,
+            "attempt": rung.attempt,
+            "at": iso(rung.at),
+        }
+        rungs[rung.number].append(passed)
     return {
         **_study_shape(study, spec, trials, hours),
         "space": [] if spec is None else list(spec.to_json()["space"]),
         "source": study.source,
-        "trials": [{**_trial_shape(one), "rungs": rungs[one.number]} for one in trials],
+        "trials": [{**_trial_shape(trial), "rungs": rungs[trial.number]} for trial in trials],
+    }
+
+
+def report_shape(findings: StudyFindings) -> dict[str, Any]:
+    """``gputui study report --json``: the study of ``gputui studies`` with every ranked trial, each with the command
+    that trains it. ``saved_share`` (0 to 1) is what pruning saved of full runs' compute, null without pruned trials;
+    ``importances`` are null while too few trials are complete."""
+    # Lists of studies need no drawings.
+    from gputui.studies.report import saved_share, winner_command
+
+    spec, trials = findings.spec, findings.trials
+    best = [
+        {**_trial_shape(trial), "command": winner_command(findings, trial)} for trial in ranked(trials, spec.objectives)
+    ]
+    known = importances(trials, spec.space, spec.objectives[0])
+    return {
+        **_study_shape(findings.study, spec, trials, findings.gpu_hours),
+        "best": best,
+        "running_seconds": findings.running_seconds,
+        "saved_share": saved_share(spec, trials),
+        "importances": None if known is None else [one._asdict() for one in known],
+        "not_complete": [
+            _trial_shape(trial) for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE
+        ],
     }
 
 
 def _study_shape(
     study: StudyRecord, spec: StudySpec | None, trials: Sequence[TrialRecord], gpu_hours: float
 ) -> dict[str, Any]:
-    """What both outputs have. ``spec`` is None where this gputui cannot read the study."""
-    states = Counter(one.state for one in trials)
+    """The common part. ``spec`` is None if this gputui cannot read the study."""
+    states = Counter(trial.state for trial in trials)
     objectives = () if spec is None else spec.objectives
     best = ranked(trials, objectives) if objectives else []
     return {
@@ -68,9 +93,9 @@ def _study_shape(
         "reason": study.reason,
         "created_at": iso(study.created_at),
         "ended_at": iso(study.ended_at),
-        "objectives": [{"metric": one.metric, "direction": one.direction} for one in objectives],
-        "sampler": None if spec is None else spec.sampler.kind,
-        "pruner": None if spec is None else spec.pruner.kind,
+        "objectives": [{"metric": objective.metric, "direction": objective.direction} for objective in objectives],
+        "sampler": None if spec is None or spec.pbt is not None else spec.sampler.kind,
+        "pruner": None if spec is None or spec.pbt is not None else spec.pruner.kind,
         "budget": None if spec is None else dict(spec.to_json()["budget"]),
         "trials": {state.value: states[state] for state in TrialState},
         "gpu_hours": gpu_hours,
@@ -79,7 +104,8 @@ def _study_shape(
 
 
 def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
-    """One trial. ``value`` is that of the first objective, ``parent`` the member that it went on from."""
+    """A trial. ``value`` is that of the first objective; ``parent`` is the member that it continued from; ``wish`` is
+    keep or prune where a person said so."""
     return {
         "number": trial.number,
         "run": trial.run_id,
@@ -93,6 +119,7 @@ def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
         "reason": trial.reason,
         "parent": trial.parent,
         "generation": trial.generation,
+        "wish": trial.wish,
         "created_at": iso(trial.created_at),
         "ended_at": iso(trial.ended_at),
     }

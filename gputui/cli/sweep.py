@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gputui.cli.context import EXIT_USAGE, Session, print_json
+from gputui.cli.context import EXIT_USAGE, Session, json_option, print_json
 
 
 @click.command("sweep")
@@ -17,7 +17,7 @@ from gputui.cli.context import EXIT_USAGE, Session, print_json
 @click.option("--name", help="What the study is called (else the profile's name and -sweep).")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its points and what they are expected to take.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def command(
     session: Session,

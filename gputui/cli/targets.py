@@ -5,13 +5,12 @@ from __future__ import annotations
 import click
 
 from gputui.cli import launch_spec
-from gputui.cli.check import MARKS
-from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, JsonGroup, Session, print_json, say
-from gputui.cli.table import columns
+from gputui.cli.check import result_line
+from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, JsonGroup, Session, json_option, print_json, print_table, say
 
 
 @click.group("targets", cls=JsonGroup, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
     """Where else runs may run: the targets of targets.yaml."""
@@ -38,13 +37,12 @@ def command(context: click.Context, as_json: bool) -> None:
             )
             for name, one in found.items()
         ]
-        for line in columns(("TARGET", "KIND", ""), rows):
-            say(line)
+        print_table(("TARGET", "KIND", ""), rows)
 
 
 @command.command("check")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@json_option
 @click.pass_obj
 def check(session: Session, name: str, as_json: bool) -> None:
     """See whether a target can be used: reached, right partition and account, free GPUs, its clock."""
@@ -60,8 +58,7 @@ def check(session: Session, name: str, as_json: bool) -> None:
     for result in Executors().of(target).survey(target):
         results.append(result)
         if not as_json:
-            remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
-            say(f"{MARKS[result.status]} {result.name}: {result.detail}{remedy}")
+            say(result_line(result))
     if as_json:
         print_json([result.to_json() for result in results])
     if any(result.status == "fail" for result in results):

@@ -1,4 +1,4 @@
-"""Waiting for a run to end, with what happens to it shown as it happens."""
+"""Wait for a run to end, and show its events."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from gputui.tui.layout.run_words import outlook, silent_seconds, start_words, st
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5
 AGENT_SECONDS = 5.0
-"""A run needs an agent; whoever waits for it starts one where it is gone, checked this often."""
+"""How often an agent is started if none supervises the run."""
 
 MARKS = {"error": "✗", "warning": "▲"}
 
 
 class StatusLine:
-    """One line at the bottom of a terminal that is rewritten; nothing if there is no terminal."""
+    """A line at the bottom of a terminal that is rewritten; nothing without a terminal."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout is not None and sys.stdout.isatty()
         self._shown = ""
 
     def show(self, text: str) -> None:
-        """Replace the line; text from outside is made harmless."""
+        """Replace the line, with control characters removed."""
         if not self._is_terminal:
             return
         text = clip(clean(text), max(1, shutil.get_terminal_size().columns - 1))
@@ -48,18 +48,17 @@ class StatusLine:
             self._shown = text
 
     def clear(self) -> None:
-        """Remove it, so that something else can be printed."""
+        """Remove the line before other output."""
         if self._shown:
             click.echo("\r\x1b[2K", nl=False)
             self._shown = ""
 
 
 def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: bool = False) -> int:
-    """Follow a run until it is over; the exit code. Interrupting leaves the run alone.
+    """Follow a run until it is over; returns the exit code. An interrupt leaves the run alone.
 
-    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``); every event is a separate line, on
-    a terminal or not. After an incident the story of the run follows. ``is_quiet`` prints nothing, ``as_json`` only
-    the end.
+    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``). Every event is a separate line.
+    After an incident the history of the run follows. ``is_quiet`` prints nothing, ``as_json`` only the end.
     """
     with closing(session.reader()) as connection:
         try:
@@ -75,7 +74,7 @@ def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: b
 
 
 def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> Run:
-    """The run as it was when it was over."""
+    """Show the run until it is over; returns its final state."""
     line = StatusLine()
     tracker = RunTracker(run_id)
     waits_for: str | None = None
@@ -117,7 +116,7 @@ def event_line(event: EventView) -> str:
 
 
 def status_words(run: Run, progress: Progress, now: float) -> str:
-    """``oom-1 running · attempt 2 · step 140/300 · loss 0.02 · 40 s left``; what is unknown is left out."""
+    """``oom-1 running · attempt 2 · step 140/300 · loss 0.02 · 40 s left``, without what is unknown."""
     parts = [f"{run.run_id} {run.state}"]
     if run.attempt > 1:
         parts.append(f"attempt {run.attempt}")

@@ -1,4 +1,5 @@
-"""What a chart shows of a run: metrics over step, time or epoch, hardware under the same axis, and what happened.
+"""The curves of a run: metrics over step, time or epoch, hardware over the same axis, and markers.
 
-Reads the store, gives values of `gputui.charts`; draws nothing.
+In: the store, a `ChartRequest`. Out: `ChartData` with bins of `gputui.charts`; nothing is drawn. Read ``model`` first,
+then ``live_curves``.
 """

@@ -1,29 +1,30 @@
-"""From a step and a moment of an attempt to a place on the axis."""
+"""The x axis of a run: from a step and a moment of an attempt to an x."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from gputui.curves.model import Axis, Window
 from gputui.store.attempts import Attempt
 
 Pairs = Sequence[tuple[float, float]]
-"""(x, y) of a function that grows with x, in order of x, linear in between."""
+"""(x, y) pairs of an increasing function in order of x, linear in between."""
 
 
-@dataclass(frozen=True, slots=True)
-class AxisTimeline:
-    """When the attempts of a run were under way. ``begins`` are UTC unix seconds by attempt, ``trained_before`` the
-    seconds of training before each, without what lay between the attempts."""
+class AxisTimeline(Struct, frozen=True):
+    """The times of a run's attempts. ``begins`` and ``ends`` are UTC unix seconds by attempt, ``trained_before`` the
+    seconds of training before each, without pauses between attempts."""
 
     origin_at: float | None
-    begins: Mapping[int, float] = field(default_factory=dict)
-    ends: Mapping[int, float] = field(default_factory=dict)
-    trained_before: Mapping[int, float] = field(default_factory=dict)
+    begins: Mapping[int, float] = msgspec.field(default_factory=dict)
+    ends: Mapping[int, float] = msgspec.field(default_factory=dict)
+    trained_before: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, attempts: Sequence[Attempt]) -> AxisTimeline:
@@ -41,13 +42,13 @@ class AxisTimeline:
         return cls(next(iter(begins.values()), None), begins, ends, before)
 
     def is_like(self, earlier: AxisTimeline) -> bool:
-        """Whether everything that lay somewhere on an axis before lies there still."""
+        """Whether everything keeps its place on the axis that it had with an earlier timeline."""
         if self.origin_at != earlier.origin_at or self.begins.keys() != earlier.begins.keys():
             return False
         return self.begins == earlier.begins and self.trained_before == earlier.trained_before
 
     def attempt_at(self, at: float) -> int | None:
-        """The attempt that was under way at this moment."""
+        """The attempt that was running at this moment."""
         for number in sorted(self.begins, reverse=True):
             if self.begins[number] <= at:
                 return number if at <= self.ends.get(number, math.inf) else None
@@ -55,7 +56,7 @@ class AxisTimeline:
 
 
 class Reach(NamedTuple):
-    """A window as steps or as moments of one attempt, in UTC unix seconds; the other of the two is None."""
+    """A window as steps of one attempt, or as moments (UTC unix seconds); the other is None."""
 
     steps: tuple[float, float] | None = None
     moments: tuple[float, float] | None = None
@@ -63,7 +64,7 @@ class Reach(NamedTuple):
     def touches(
         self, min_step: float | None, max_step: float | None, min_at: float | None, max_at: float | None
     ) -> bool:
-        """Whether something that reaches over these steps and moments lies in it in part."""
+        """Whether a stretch of these steps and moments overlaps the window."""
         window, low, high = self.steps, min_step, max_step
         if window is None:
             window, low, high = self.moments, min_at, max_at
@@ -71,21 +72,20 @@ class Reach(NamedTuple):
 
 
 MOST_MOMENTS = 256
-"""How finely a place on the axis tells when the run was there, for each attempt."""
+"""Most moments per attempt that are kept for `Frame.moment_at`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AxisMap:
-    """Where things lie on an axis. ``epochs`` and ``paces`` are (step, epoch) and (moment, step) pairs by attempt; they
-    are needed on the axis of epochs, and for what has a moment and no step."""
+class AxisMap(Struct, frozen=True):
+    """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of epochs; ``paces`` are
+    (moment, step) pairs by attempt, needed for what has a moment and no step."""
 
     axis: Axis
     timeline: AxisTimeline
-    epochs: Mapping[int, Pairs] = field(default_factory=dict)
-    paces: Mapping[int, Pairs] = field(default_factory=dict)
+    epochs: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
+    paces: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
 
     def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
-        """The x of a line; None if the line does not tell it."""
+        """The x of a line; None if it has none."""
         if self.axis == "step":
             return None if step is None else float(step)
         if self.axis == "epoch":
@@ -93,7 +93,7 @@ class AxisMap:
         return None if at is None else self._of_moment(attempt, at)
 
     def place_moment(self, at: float, attempt: int | None = None) -> float | None:
-        """The x of a moment: over steps and epochs, where the run was then; None if no attempt was under way."""
+        """The x of a moment: over steps and epochs, where the run was then; None if no attempt was running."""
         if attempt is None:
             attempt = self.timeline.attempt_at(at)
         if self.axis == "time":
@@ -108,7 +108,7 @@ class AxisMap:
         return interpolate(self.epochs.get(attempt, ()), step)
 
     def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
-        """(x, moment) pairs in order of x for what was not done again; ``cuts`` are from `cuts_of`."""
+        """(x, moment) pairs in order of x, without redone steps; ``cuts`` are from `cuts_of`."""
         found: list[tuple[float, float]] = []
         for attempt, pairs in self.paces.items():
             if not pairs:
@@ -122,7 +122,7 @@ class AxisMap:
         return tuple(sorted(found))
 
     def reach(self, attempt: int, window: Window) -> Reach:
-        """What of an attempt may lie in a window."""
+        """The part of an attempt that may lie in a window."""
         if self.axis == "step":
             return Reach(steps=window)
         if self.axis == "epoch":
@@ -132,7 +132,7 @@ class AxisMap:
                 inside = [place for place, pair in enumerate(pairs) if pair[1] <= window[0]][-1:]
             if not inside:
                 return Reach()
-            # What lies behind the last pair is put there too.
+            # Steps after the last pair have its place.
             behind = inside[-1] + 1
             end = pairs[behind][0] if behind < len(pairs) else math.inf
             return Reach(steps=(pairs[max(0, inside[0] - 1)][0], end))
@@ -150,7 +150,7 @@ class AxisMap:
 
 
 def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
-    """For each attempt the first step that a later one did again."""
+    """For each attempt, the first step that a later one did again; infinite if none."""
     cuts: dict[int, float] = {}
     lowest = math.inf
     for attempt in sorted(attempts, key=lambda each: -each.number):
@@ -161,7 +161,7 @@ def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
 
 
 def interpolate(pairs: Pairs, x: float) -> float | None:
-    """The function at ``x``; beyond its ends the value there. None for a function of nothing."""
+    """The function at ``x``; beyond an end, the value at the end. None without pairs."""
     if not pairs:
         return None
     place = bisect_right(pairs, x, key=lambda pair: pair[0])
@@ -174,7 +174,7 @@ def interpolate(pairs: Pairs, x: float) -> float | None:
 
 
 def growing(pairs: Pairs) -> list[tuple[float, float]]:
-    """The pairs that make a function which never falls: what goes back in either is left out."""
+    """The pairs of a function that never falls: pairs that go back are left out."""
     kept: list[tuple[float, float]] = []
     for x, y in pairs:
         if not kept or (x > kept[-1][0] and y >= kept[-1][1]):
@@ -183,10 +183,10 @@ def growing(pairs: Pairs) -> list[tuple[float, float]]:
 
 
 def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(step, epoch with a fraction) from (step, epoch as it was written).
+    """(step, epoch with fraction) pairs from (step, epoch as written) pairs.
 
-    Where whole numbers were written, an epoch goes evenly from its first step to the next one's; the one under way is
-    taken to be as long as the one before. Empty while that is unknown: no epoch has ended, and no fraction was written.
+    Whole epochs are interpolated between their first steps; the running one is assumed to be as long as the last. Empty
+    while no epoch has ended and no fraction was written.
     """
     known = [(step, epoch) for step, epoch in points if math.isfinite(epoch)]
     if any(epoch != math.floor(epoch) for _, epoch in known):

@@ -1,9 +1,10 @@
-"""One metric on one axis in bins: each attempt's own, and what of them holds."""
+"""One metric on one axis in bins: of each attempt, and of the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from gputui.charts.envelope import Bin, Buckets
 from gputui.charts.safe_text import clean
@@ -19,8 +20,8 @@ RESOLUTION = {"step": 1.0, "time": 0.1, "trained": 0.1, "epoch": 1e-4}
 
 
 class Followed:
-    """A metric, fed in the order its lines were written. ``cuts`` is for each attempt the first step that a later one
-    did again; bins are at least ``resolution`` wide."""
+    """A metric, fed with lines in the order in which they were written. ``cuts`` gives for each attempt the first step
+    that a later one did again; bins are at least ``resolution`` wide."""
 
     def __init__(self, name: str, request: ChartRequest, cuts: Mapping[int, float], resolution: float = 0.0) -> None:
         self.name = name
@@ -51,7 +52,7 @@ class Followed:
         self._has_changed = True
 
     def take_entries(self, attempt: int, entries: Iterable[Entry], axis_map: AxisMap, *, is_redone: bool) -> None:
-        """Add what was reduced already."""
+        """Add reduced lines."""
         place = axis_map.place
         low, high = self._request.window or (-math.inf, math.inf)
         buckets: Buckets | None = None
@@ -75,31 +76,16 @@ class Followed:
             buckets.take(found)
 
     def curve(self, request: ChartRequest, last: float | None) -> MetricCurve:
-        """What is known now; the same value as before where nothing came and nothing else is asked for. ``last`` is the
-        newest value of the metric."""
+        """The curve now; the same object as before if nothing changed. ``last`` is the newest value of the metric."""
         if self._curve is not None and not self._has_changed and request == self._request:
             return self._curve
         self._request, self._has_changed = request, False
-        kept: list[Bin] = []
-        redone: list[Bin] = []
-        attempts = []
-        for number in sorted({*self._kept, *self._redone}):
-            own, again = self._bins(self._kept, number), self._bins(self._redone, number)
-            kept += broken_off(own) if kept else own
-            redone += broken_off(again)
-            attempts.append(AttemptCurve(number, (*own, *again)))
-        if len(attempts) > 1:
-            kept.sort(key=lambda each: each.first_x)
-        wants_smooth = request.smoothing > 0 and not is_set(self.name)
-        self._curve = MetricCurve(
-            name=clean(self.name),
-            bins=tuple(kept),
-            redone=tuple(redone),
-            smooth=tuple(smooth_bins(kept, request.smoothing)) if wants_smooth else (),
-            attempts=tuple(attempts),
-            last=last,
-            problem=None if attempts else self._problem(last),
-        )
+        attempts = [
+            AttemptBins(number, self._bins(self._kept, number), self._bins(self._redone, number))
+            for number in sorted({*self._kept, *self._redone})
+        ]
+        problem = None if attempts else self._problem(last)
+        self._curve = joined_curve(self.name, request, attempts, last=last, problem=problem)
         return self._curve
 
     def _problem(self, last: float | None) -> str:
@@ -124,7 +110,7 @@ class Followed:
 
 
 def new_buckets(request: ChartRequest, least: float = 0.0) -> Buckets:
-    """Buckets for what was asked for, at least ``least`` wide where the axis is linear."""
+    """Buckets for a request, on a linear axis at least ``least`` wide."""
     bins, window = max(2, request.bins), request.window
     if request.is_log:
         decades = 1e-4
@@ -133,11 +119,42 @@ def new_buckets(request: ChartRequest, least: float = 0.0) -> Buckets:
         return Buckets(decades, 2 * bins if window is None else 4 * bins, is_log=True)
     if window is None or not window[1] > window[0]:
         return Buckets(max(RESOLUTION[request.axis], least), 2 * bins)
-    # As many as were asked for lie in the window; what reaches over its ends has room beside them.
+    # The requested number lies in the window; bins across its ends have room beside them.
     return Buckets(max((window[1] - window[0]) / max(1, bins - 2), least), 4 * bins)
 
 
-def broken_off(bins: Sequence[Bin]) -> list[Bin]:
+class AttemptBins(NamedTuple):
+    """The bins of one attempt: those that count, and those of steps that a later attempt did again."""
+
+    attempt: int
+    kept: Sequence[Bin]
+    redone: Sequence[Bin]
+
+
+def joined_curve(
+    name: str, request: ChartRequest, attempts: Sequence[AttemptBins], *, last: float | None, problem: str | None
+) -> MetricCurve:
+    """The curve of a metric from the bins of its attempts, oldest attempt first. ``last`` is the newest value."""
+    kept: list[Bin] = []
+    redone: list[Bin] = []
+    for attempt in attempts:
+        kept += _broken_off(attempt.kept) if kept else attempt.kept
+        redone += _broken_off(attempt.redone)
+    if len(attempts) > 1:
+        kept.sort(key=lambda kept_bin: kept_bin.first_x)
+    wants_smooth = request.smoothing > 0 and not is_set(name)
+    return MetricCurve(
+        name=clean(name),
+        bins=tuple(kept),
+        redone=tuple(redone),
+        smooth=tuple(smooth_bins(kept, request.smoothing)) if wants_smooth else (),
+        attempts=tuple(AttemptCurve(attempt.attempt, (*attempt.kept, *attempt.redone)) for attempt in attempts),
+        last=last,
+        problem=problem,
+    )
+
+
+def _broken_off(bins: Sequence[Bin]) -> list[Bin]:
     """The bins, with a gap before the first."""
     if not bins:
         return []

@@ -1,4 +1,4 @@
-"""How an attempt's steps, moments and epochs belong together, learned from its lines."""
+"""The relation between an attempt's steps, moments and epochs, learned from its lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gputui.store.metrics.envelopes import Stretch
 from gputui.store.metrics.queries import as_float
 
 PACE_SECONDS = 1.0
-"""Pairs of a moment and a step are kept this far apart."""
+"""Least time between two kept pairs of a moment and a step."""
 
 MOST_PAIRS = 20_000
 
@@ -18,18 +18,18 @@ EPOCH = "epoch"
 
 
 class Paces:
-    """(moment, step) pairs by attempt; they only ever grow."""
+    """(moment, step) pairs by attempt, both increasing."""
 
     def __init__(self) -> None:
         self.pairs: dict[int, list[tuple[float, float]]] = {}
 
     def add(self, line: CurveLine) -> None:
-        """Take in a line."""
+        """Add the pair of a line."""
         if line.at is not None:
             self._add(line.attempt, line.at, line.step)
 
     def add_stretch(self, stretch: Stretch) -> None:
-        """Take in the ends of a stretch."""
+        """Add the ends of a stretch."""
         if stretch.min_at is not None and stretch.max_at is not None:
             self._add(stretch.attempt, stretch.min_at, stretch.min_step)
             self._add(stretch.attempt, stretch.max_at, stretch.max_step)
@@ -50,8 +50,8 @@ class Epochs:
         self._newest: dict[int, float] = {}
 
     def add(self, line: CurveLine) -> bool:
-        """Take in a line. False if it changes where lines before it lie, once that was settled: an epoch has ended,
-        and how long it was is known by now."""
+        """Add the pair of a line. False if, after `settle`, it moves earlier lines: an epoch has ended, and its length
+        is known now."""
         epoch = as_float(line.values.get(EPOCH))
         if epoch is None or not math.isfinite(epoch):
             return True
@@ -69,11 +69,11 @@ class Epochs:
         return True
 
     def add_pair(self, attempt: int, step: float, epoch: float) -> None:
-        """Take in a pair as it was written, before they are settled."""
+        """Add a pair as it was written, before `settle`."""
         self._written.setdefault(attempt, []).append((step, epoch))
 
     def settle(self) -> dict[int, list[tuple[float, float]]]:
-        """The pairs that make the axis, with fractions. Those of attempts that write fractions go on growing."""
+        """The pairs of the axis, with fractions of epochs. Those of attempts that write fractions keep growing."""
         self._settled = {attempt: epoch_pairs(written) for attempt, written in self._written.items()}
         for attempt, written in self._written.items():
             if all(epoch == math.floor(epoch) for _, epoch in written):
@@ -83,6 +83,6 @@ class Epochs:
 
 
 def _thin(pairs: list[tuple[float, float]]) -> None:
-    """Bound what is kept: every other pair is enough, as long as both ends stay."""
+    """Drop every other pair but the ends if there are too many."""
     if len(pairs) > MOST_PAIRS:
         del pairs[1:-1:2]

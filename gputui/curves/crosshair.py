@@ -1,20 +1,20 @@
-"""What curves say at one place of the axis."""
+"""The values of curves at one place of the axis."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputui.charts.envelope import Bin
 
 
-@dataclass(frozen=True, slots=True)
-class ValueAt:
-    """The measured place nearest to the crosshair: its bin's newest value and the extremes around it.
+class ValueAt(Struct, frozen=True):
+    """The value measured nearest to the crosshair, and the extremes of its bin.
 
-    ``value`` is NaN or infinite where nothing finite was measured there; None, as ``x``, where there is nothing at all.
+    ``value`` is NaN or infinite if nothing finite was measured there; ``value`` and ``x`` are None for an empty curve.
     """
 
     x: float | None = None
@@ -24,7 +24,7 @@ class ValueAt:
 
 
 def values_at(curves: Iterable[Sequence[Bin]], position: float) -> list[ValueAt]:
-    """For each curve, given as its bins in order of x, what it says nearest to ``position``."""
+    """For each curve, given as bins in order of x, its value nearest to ``position``."""
     return [_value_at(bins, position) for bins in curves]
 
 
@@ -35,13 +35,8 @@ def _value_at(bins: Sequence[Bin], position: float) -> ValueAt:
     near = bins[max(0, place - 1) : place + 1]
     found = min(near, key=lambda each: max(each.first_x - position, position - each.last_x, 0.0))
     if found.first is None or found.last is None:
-        return ValueAt(found.first_x, _not_finite(found))
+        infinity = math.inf if found.positive_infinite >= found.negative_infinite else -math.inf
+        return ValueAt(found.first_x, math.nan if found.nan else infinity)
     at_start = abs(position - found.first_x) < abs(position - found.last_x)
     x, value = (found.first_x, found.first) if at_start else (found.last_x, found.last)
     return ValueAt(x, value, found.low, found.high)
-
-
-def _not_finite(found: Bin) -> float:
-    if found.nan:
-        return math.nan
-    return math.inf if found.positive_infinite >= found.negative_infinite else -math.inf

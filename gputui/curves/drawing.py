@@ -1,14 +1,15 @@
-"""Curves as a drawing for a file: colours, axes and what is marked, the same for the screen and the command line."""
+"""Curves as a drawing for a file: colours, axes and markers, the same for the screen and the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputui.charts.parts import Curve as DrawnCurve
 from gputui.charts.parts import Marker, XAxis, YAxis
 from gputui.charts.picture import Drawing
-from gputui.curves.model import Axis, ChartData, ChartMarker, HardwareCurve, MarkerKind, MetricCurve
+from gputui.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve
 
 COLOURS = 6
 
@@ -20,11 +21,11 @@ X_AXES: Mapping[Axis, XAxis] = {
 }
 
 _LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
-"""What is drawn as a line with a word; the rest are notches."""
+"""Markers drawn as a line with a word; the others are notches."""
 
 
 def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Drawing:
-    """The curves of ``names``, or all, over each other. ``title`` is harmless text."""
+    """A drawing of the curves of ``names``, or of all. ``title`` is harmless text."""
     wanted = [curve for name, curve in data.curves.items() if names is None or name in names]
     return Drawing(
         [drawn for number, curve in enumerate(wanted) for drawn in _drawn(curve, f"series.{number % COLOURS}")],
@@ -36,7 +37,7 @@ def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, 
 
 
 def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve], labels: Sequence[str]) -> Drawing:
-    """Hardware curves of one field over each other, each with its label."""
+    """A drawing of hardware curves of one field, each with its label."""
     drawn = [
         DrawnCurve(curve.bins, f"series.{number % COLOURS}", label, curve.last)
         for number, (curve, label) in enumerate(zip(curves, labels, strict=True))
@@ -45,7 +46,7 @@ def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve
 
 
 def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
-    """A curve, and behind it what was done again and what its average was made of."""
+    """A curve, behind it the redone steps and, for an average, the measured curve."""
     shadows = []
     if curve.redone:
         shadows.append(DrawnCurve(curve.redone, style, f"{curve.name} (redone)", is_shadow=True))
@@ -61,8 +62,5 @@ def _axis(data: ChartData) -> XAxis:
 
 
 def _markers(data: ChartData) -> list[Marker]:
-    return [_marker(marker) for marker in data.markers if marker.kind not in ("start", "end")]
-
-
-def _marker(marker: ChartMarker) -> Marker:
-    return Marker(marker.x, marker.word, is_line=marker.kind in _LINES)
+    shown = (marker for marker in data.markers if marker.kind not in ("start", "end"))
+    return [Marker(marker.x, marker.word, is_line=marker.kind in _LINES) for marker in shown]

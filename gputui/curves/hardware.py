@@ -1,11 +1,16 @@
-"""GPUs and the host under the axis of a run: what they did while an attempt was there."""
+"""Curves of GPUs and host over the axis of a run, while its attempts used them."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct
 
 from gputui.charts.envelope import Bin
 from gputui.curves.axis import AxisMap, interpolate
@@ -14,11 +19,16 @@ from gputui.store.attempts import Attempt
 from gputui.store.sample_spans import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
 
 SAMPLES_AT_ONCE = 200_000
-"""About so many samples are looked at when a chart is opened, some 100 ms; of a longer stretch each span is looked into
-for a part of its time."""
+"""Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each span is read."""
 
 APART_SECONDS = 10.0
-"""Samples further apart than this, and than a span, are not joined: recorders look more often than that."""
+"""Least distance of samples that are not joined by a line."""
+
+APART_INTERVALS = 2.0
+"""The same, in distances of the samples around them: old samples are kept as means of minutes and hours."""
+
+_AROUND = 4
+"""Spans on each side from which the usual distance of samples is taken."""
 
 LEAST_SECONDS = 60.0
 
@@ -32,10 +42,9 @@ _GPU: Mapping[HardwareField, str] = {
 _HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": "memory_used_bytes"}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHold:
-    """An attempt was on a GPU, or on the host (``uuid`` is None), from ``begin`` to ``end``, UTC unix seconds; the end
-    of one that is under way is infinite."""
+class GpuHold(Struct, frozen=True):
+    """The time that an attempt used a GPU, or the host (``uuid`` is None), in UTC unix seconds; ``end`` is infinite for
+    a running attempt."""
 
     uuid: str | None
     attempt: int
@@ -45,7 +54,7 @@ class GpuHold:
 
 @dataclass(slots=True)
 class _Device:
-    """What is known of one GPU or of the host: its spans, and the bins of each field that will not change any more."""
+    """One GPU or the host: its spans, and the final bins of each field."""
 
     placed: list[list[Bin]]
     spans: dict[int, SampleSpan] = field(default_factory=dict)
@@ -54,7 +63,7 @@ class _Device:
 
 
 class HardwareCurves:
-    """The hardware of one run, followed as it is sampled; one per run and reader."""
+    """Reads the hardware curves of one run, and follows them; one per run and reader."""
 
     def __init__(self) -> None:
         self._asked: tuple[object, ...] | None = None
@@ -62,8 +71,8 @@ class HardwareCurves:
         self._looked_at = 1.0
         self._devices: dict[str | None, _Device] = {}
 
-    def begin_anew(self) -> None:
-        """Where moments lie on the axis has changed."""
+    def reset(self) -> None:
+        """Read everything again next time: places on the axis have changed."""
         self._asked = None
 
     def read(
@@ -74,10 +83,10 @@ class HardwareCurves:
         cuts: Mapping[int, float],
         request: ChartRequest,
     ) -> tuple[HardwareCurve, ...]:
-        """A curve for each field and GPU that the run was on, and one for each field of the host.
+        """A curve for each field and GPU of the run, and one for each field of the host.
 
-        The first and last value of a bin are its mean. Over steps and epochs only what lies between the first and the
-        last line of an attempt has a place, and not what a later attempt did again. Raises sqlite3.Error.
+        The first and last value of a bin are its mean. Over steps and epochs, samples before the first line of an
+        attempt, after its last, and of redone steps have no place. Raises sqlite3.Error.
         """
         stays = _stays(attempts, axis_map)
         gpu_fields = [name for name in request.hardware if name in _GPU]
@@ -111,7 +120,7 @@ class HardwareCurves:
         axis_map: AxisMap,
         window: Window | None,
     ) -> Window | None:
-        """The stretch of time that is looked at; None if nothing was sampled in it."""
+        """The stretch of time that is shown; None if nothing was sampled in it."""
         begins, ends = [], []
         for stay in stays:
             reach = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)
@@ -128,7 +137,7 @@ class HardwareCurves:
         return (begin, end) if end >= begin else None
 
     def _settle(self, moments: Window, sources: int, request: ChartRequest, timeline: object) -> None:
-        """How long a span is. What is followed keeps its spans until they become too many."""
+        """Choose the length of a span; it is kept until there are too many spans."""
         bins = max(2, request.bins)
         length = max(1.0, moments[1] - moments[0])
         asked = (request.axis, request.window, request.bins, request.hardware, timeline)
@@ -137,7 +146,7 @@ class HardwareCurves:
         self._asked = asked
         self._devices.clear()
         self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
-        # At one sample a second; a recorder that is slower still leaves something in each.
+        # For one sample a second; a slower recorder still has samples in each part.
         share = min(1.0, SAMPLES_AT_ONCE / (length * sources))
         self._looked_at = min(self._seconds, max(self._seconds * share, LEAST_SECONDS))
 
@@ -149,7 +158,7 @@ class HardwareCurves:
         fields: Sequence[HardwareField],
         moments: Window,
     ) -> None:
-        """Read the spans that are not known yet; the newest one known may have grown."""
+        """Read new spans, and the newest known one, which may have grown."""
         first = max(device.spans, default=math.floor(moments[0] / self._seconds))
         last = math.floor(moments[1] / self._seconds)
         grid = (self._seconds, first, last, self._looked_at)
@@ -169,18 +178,17 @@ def _bins(
     window: Window | None,
     seconds: float,
 ) -> list[tuple[Bin, ...]]:
-    """The bins of each field, from spans of so many ``seconds``. Spans that will not grow any more, and whose place is
-    known, are placed once."""
+    """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed once."""
     if not device.spans:
         return [() for _ in device.placed]
     newest = max(device.spans)
     begin = min(device.spans) if device.placed_until is None else device.placed_until
     later: list[list[Bin]] = [[] for _ in device.placed]
     before, into = device.last_placed, device.placed
-    for number in range(begin, newest + 1):
-        span = device.spans.get(number)
-        if span is None:
-            continue
+    numbers = sorted(device.spans)
+    for at in range(bisect_left(numbers, begin), len(numbers)):
+        number = numbers[at]
+        span = device.spans[number]
         if number == newest or not _is_settled(axis_map, span):
             into = later
         stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
@@ -188,7 +196,11 @@ def _bins(
             start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
             end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
             if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
-                is_apart = before is not None and (number - before) * seconds > max(seconds, APART_SECONDS)
+                is_apart = (
+                    before is not None
+                    and (number - before) * seconds > max(seconds, APART_SECONDS)
+                    and _is_unusual(device, numbers, at, span.first_at - device.spans[before].last_at)
+                )
                 for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
                     if count:
                         bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
@@ -198,8 +210,17 @@ def _bins(
     return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
 
 
+def _is_unusual(device: _Device, numbers: Sequence[int], at: int, apart: float) -> bool:
+    """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the samples around."""
+    spans = [device.spans[number] for number in numbers[max(0, at - 1 - _AROUND) : at + 1 + _AROUND]]
+    gaps = [later.first_at - earlier.last_at for earlier, later in pairwise(spans)]
+    here = min(at - 1, _AROUND)
+    sides = [median(side) for side in (gaps[:here], gaps[here + 1 :]) if side]
+    return apart > APART_INTERVALS * max(sides, default=0.0)
+
+
 def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
-    """Whether it is known where the moments of a span lie: over steps not before a later step is known."""
+    """Whether the place of a span is final: over steps, not before a later step is known."""
     if axis_map.axis in ("time", "trained"):
         return True
     return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())

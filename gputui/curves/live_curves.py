@@ -1,4 +1,4 @@
-"""The curves of one run, followed as it grows: a request is answered from what was read before and what came since."""
+"""The curves of one run, followed as it grows: each request reads only new lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import itertools
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.curves import run_lines
@@ -33,11 +34,11 @@ from gputui.store.metrics.envelopes import Stretch
 from gputui.store.metrics.queries import FilePosition
 
 LINES_AT_ONCE = 8192
-"""When more lines than these came since the last look, starting over is quicker than following."""
+"""With more new lines than these, starting over is quicker than following."""
 
 
 class RunCurves:
-    """What is known of one run's curves. One per reader; not for several threads at once."""
+    """The curves of one run. One per reader; not thread-safe."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -58,18 +59,8 @@ class RunCurves:
         self._line_count = 0
         self._start, self._end = math.inf, -math.inf
 
-    @property
-    def axis_map(self) -> AxisMap:
-        """Where steps and moments of this run lie on the axis that was asked for last."""
-        return self._map
-
-    @property
-    def newest(self) -> Mapping[str, float]:
-        """The newest value of each metric, by its name as it was written."""
-        return self._newest
-
     def has_news(self, connection: sqlite3.Connection) -> bool:
-        """Whether lines came since the last look. Raises sqlite3.Error."""
+        """Whether there are new lines since the last read. Raises sqlite3.Error."""
         return run_lines.sources(connection, self.run_id)[0] != self._until
 
     def pace(self, attempt: int) -> Pairs:
@@ -77,7 +68,7 @@ class RunCurves:
         return self._paces.pairs.get(attempt, ())
 
     def read(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> ChartData:
-        """The answer to ``request``. The connection is inside a transaction that reads. Raises sqlite3.Error."""
+        """The answer to ``request``. The connection must be in a read transaction. Raises sqlite3.Error."""
         curves = self.curves(connection, attempts, request)
         hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
         start, end = self._reach(hardware)
@@ -87,6 +78,7 @@ class RunCurves:
             None if start > end else end,
             self._map.timeline.origin_at,
             () if request.axis == "time" else self._map.moments(self._cuts),
+            {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()},
         )
         happened = markers(connection, self.run_id, attempts, self._events, self._map)
         ranked: Mapping[str, RankCurves] = {}
@@ -96,8 +88,7 @@ class RunCurves:
         return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
 
     def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
-        """Both ends of the axis. In time a run also is there before its first line and behind its last one, and where
-        it wrote none."""
+        """Both ends of the axis. Over time, a run starts before its first line and ends after its last one."""
         if self._map.axis not in ("time", "trained"):
             return self._start, self._end
         timeline = self._map.timeline
@@ -109,7 +100,7 @@ class RunCurves:
     def curves(
         self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
     ) -> dict[str, MetricCurve]:
-        """The metrics alone, by the names that were asked for. Raises sqlite3.Error."""
+        """The metrics alone, by requested name. Raises sqlite3.Error."""
         self._advance(connection, attempts, request)
         wanted = {asked: self._written_as(asked) for asked in request.names}
         for name in [name for name in self._followed if name not in wanted.values()]:
@@ -125,16 +116,15 @@ class RunCurves:
         return curves
 
     def _written_as(self, asked: str) -> str:
-        """The metric that is asked for by its name, or by its harmless text."""
+        """The stored name of a metric that is requested by its name or by its harmless text."""
         if asked in self._newest:
             return asked
         return next((name for name in self._newest if clean(name) == asked), asked)
 
-    # --- what came since
+    # --- new lines
 
     def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
-        """Take in new lines. Start over where what was read lies elsewhere on the axis by now, or where that is
-        quicker."""
+        """Read new lines; or start over if known lines have moved on the axis, or if that is quicker."""
         timeline = AxisTimeline.of(attempts)
         cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
         until, line_count = run_lines.sources(connection, self.run_id)
@@ -156,23 +146,20 @@ class RunCurves:
             self._shown = shown
             self._followed.clear()
         if is_same and until != self._until:
-            new = self._lines_between(connection, self._until, until)
-            self._until, self._line_count = until, line_count
-            is_same = self._take(new)
+            since, self._until, self._line_count = self._until, until, line_count
+            new = (
+                run_lines.lines(connection, source_id, since[source_id], end)
+                for source_id, end in until.items()
+                if since[source_id] != end
+            )
+            is_same = self._take(itertools.chain.from_iterable(new))
         if is_same:
             self._map = replace(self._map, timeline=timeline)
         else:
             self._start_over(connection, request, timeline, cuts)
 
-    def _lines_between(
-        self, connection: sqlite3.Connection, since: Mapping[int, FilePosition], until: Mapping[int, FilePosition]
-    ) -> Iterator[CurveLine]:
-        for source_id, end in until.items():
-            if since[source_id] != end:
-                yield from run_lines.lines(connection, source_id, since[source_id], end)
-
     def _take(self, lines: Iterable[CurveLine]) -> bool:
-        """Add lines to all curves; False if they changed the axis itself."""
+        """Add lines to all curves; False if they change the axis."""
         is_epoch = self._map.axis == EPOCH
         followed = list(self._followed.values())
         for line in lines:
@@ -202,8 +189,8 @@ class RunCurves:
         self._paces = Paces()
         self._epochs = Epochs()
         self._start, self._end = math.inf, -math.inf
-        self._hardware.begin_anew()
-        self._ranks.begin_anew()
+        self._hardware.reset()
+        self._ranks.reset()
         found = self._layout = run_lines.layout(connection, self.run_id)
         self._until, self._line_count = dict(found.until), found.line_count
         for stretch in found.stretches:
@@ -230,13 +217,13 @@ class RunCurves:
     def _begin(
         self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
     ) -> None:
-        """Read metrics that were not followed yet, up to where the others are."""
+        """Read new metrics up to where the others are."""
         parts = run_lines.parts(found.stretches, self._map, request.window, self._cuts)
         reduced = sum(part.line_count for part in parts)
-        # Half as many suffice: an entry has four values to draw, and a level below is sixteen times as long to read.
+        # Half as many entries suffice: each has four values to draw, and the level below takes sixteen times as long.
         level = envelopes.level_for(reduced, max(1, request.bins // 2))
         in_full = reduced <= run_lines.LINES_IN_FULL
-        # What is read line by line beside entries is to look like them.
+        # Lines beside entries get bins as wide as theirs.
         resolution = 0.0 if in_full or request.is_log else self._entry_width(parts, level)
         new = [Followed(name, request, self._cuts, resolution) for name in names]
         self._followed |= {each.name: each for each in new}
@@ -245,12 +232,14 @@ class RunCurves:
             if in_full or at is None or part.share == "mixed":
                 self._read_lines(run_lines.lines(connection, *part.place), new)
             else:
-                self._read_part(connection, part, at, new)
+                for each in new:
+                    entries = part.entries(connection, each.name, at)
+                    each.take_entries(part.stretches[0].attempt, entries, self._map, is_redone=part.share == "redone")
         self._read_lines(_unreduced(connection, found), new)
 
     def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
-        """How finely a stretch is read for a logarithmic axis: the further it lies along the axis, the more of it one
-        bin holds. None is line by line."""
+        """The level of each stretch for a logarithmic axis: the further along the axis, the more lines one bin holds.
+        None is line by line."""
         start, end = request.window or (self._start, self._end)
         start = max(start, RESOLUTION[request.axis])
         share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
@@ -266,7 +255,7 @@ class RunCurves:
         return level_of
 
     def _entry_width(self, parts: Sequence[Part], level: int) -> float:
-        """How far an entry reaches on the axis, on average."""
+        """The mean width of an entry on the axis."""
         span, entries = 0.0, 0.0
         for part in parts:
             first, last = part.stretches[0], part.stretches[-1]
@@ -284,15 +273,9 @@ class RunCurves:
             for each in followed:
                 each.take(line, x)
 
-    def _read_part(self, connection: sqlite3.Connection, part: Part, level: int, followed: Sequence[Followed]) -> None:
-        attempt = part.stretches[0].attempt
-        for each in followed:
-            entries = part.entries(connection, each.name, level)
-            each.take_entries(attempt, entries, self._map, is_redone=part.share == "redone")
-
 
 def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
-    """The answer to one request, for who asks once. The connection is in no transaction. Raises sqlite3.Error."""
+    """The answer to a single request. The connection must be in no transaction. Raises sqlite3.Error."""
     connection.execute("BEGIN")
     try:
         return RunCurves(run_id).read(connection, read_attempts(connection, run_id), request)
@@ -306,7 +289,7 @@ def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[CurveL
 
 
 def _wider(edges: tuple[CurveLine, CurveLine] | None, line: CurveLine) -> tuple[CurveLine, CurveLine]:
-    """The lowest step and moment, and the highest, as if they were lines."""
+    """Two lines with the lowest and the highest step and moment."""
     if edges is None:
         return line, line
     low, high = edges

@@ -1,4 +1,4 @@
-"""What happened to a run, as places on its axis."""
+"""The events of a run as markers on its axis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gputui.store.run_history import IncidentView, read_incidents
 from gputui.store.runs import RunLookupError, find_run
 
 EVENTS_KEPT = 1000
-"""The newest events of the training are marked; no chart has room for more."""
+"""Most events of the training with a marker, the newest; no chart has room for more."""
 
 WORD_CHARACTERS = 20
 CHECKPOINT = "checkpoint"
@@ -28,7 +28,7 @@ _TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bo
 
 
 def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
-    """The marker of a line with an event in it; None if it is not worth one, or has no place on the axis."""
+    """The marker of a line with an event; None if it is not worth one, or has no place on the axis."""
     name = line.values.get("event")
     if not isinstance(name, str) or name in _TOLD_OTHERWISE:
         return None
@@ -36,7 +36,7 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
     text = next((value for key in keys if isinstance(value := line.values.get(key), str)), "")
     path = line.values.get("path")
     if not text and isinstance(path, str):
-        # The folder is the same for all of them; the name tells which it is.
+        # All paths have the same folder.
         text = f"{name.replace('_', ' ')} {PurePath(path).name}"
     kind: MarkerKind = "checkpoint" if name == CHECKPOINT else "event"
     word = "ckpt" if name == CHECKPOINT else clean(name[:80]).replace("_", " ")
@@ -45,7 +45,7 @@ def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
 
 
 def event_lines(connection: sqlite3.Connection, run_id: str) -> list[CurveLine]:
-    """The newest lines of a run that tell of an event, oldest first. Raises sqlite3.Error."""
+    """The newest lines of a run with an event, oldest first. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
         "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, '\"event\"') > 0 "
@@ -65,8 +65,8 @@ def markers(
     events: Iterable[ChartMarker],
     axis_map: AxisMap,
 ) -> tuple[ChartMarker, ...]:
-    """All, the training's own ``events`` among them, in order of x, for any window. What has no place on the axis
-    is left out. Raises sqlite3.Error."""
+    """All markers with a place on the axis, the training's own ``events`` among them, in order of x, for any window.
+    Raises sqlite3.Error."""
     found: list[ChartMarker | None] = [*events, *(_begin(attempt, axis_map) for attempt in attempts)]
     by_number = {attempt.number: attempt for attempt in attempts}
     for incident in read_incidents(connection, run_id):

@@ -1,6 +1,12 @@
-"""What the name of a metric says about it."""
+"""Metrics by their names: whether more is better, what is set rather than measured, and filters that a person types."""
 
 from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
 
 _MORE_IS_BETTER = frozenset(
     {
@@ -16,6 +22,12 @@ _NOT_MEASURED = frozenset(
     }
 )  # fmt: skip
 
+_OF_THE_RUN = frozenset({"batch_size", "grad_accum", "gradient_accumulation_steps", "world_size", "parameters"})
+_TOTALS = ("total_steps", "total_epochs", "max_steps", "max_epochs", "total_samples", "total_tokens")
+
+EXPRESSION_MARK = "~"
+_GLOB = frozenset("*?[")
+
 
 def is_more_better(metric: str) -> bool:
     """Whether a larger value of this metric is the better one."""
@@ -27,7 +39,62 @@ def is_more_better(metric: str) -> bool:
 
 
 def is_set(name: str) -> bool:
-    """Whether a metric is set or counted rather than measured, so that an average of it would only lie: learning rates
-    (``lr``, ``lr/group0``, ``optimizer.learning_rate``), epochs, totals and the like, by the parts of its name."""
+    """Whether a metric is set or counted rather than measured, so that smoothing would falsify it: learning rates
+    (``lr``, ``lr/group0``, ``optimizer.learning_rate``), epochs, totals and the like. Decided by the parts of its name.
+    """
     parts = name.casefold().replace(".", "/").replace("-", "_").split("/")
-    return any(part in _NOT_MEASURED or part.startswith(("lr_", "total_")) or part.endswith("_lr") for part in parts)
+    return any(
+        part in _NOT_MEASURED
+        or (part.startswith(("lr_", "total_")) and not part.endswith("loss"))
+        or part.endswith("_lr")
+        for part in parts
+    )
+
+
+def is_of_the_run(name: str) -> bool:
+    """Whether a metric tells what a run is, such as its batch size, rather than how it goes: most often one value."""
+    return name.casefold() in _OF_THE_RUN or name.casefold() in _TOTALS
+
+
+class NameFilter(Struct, frozen=True):
+    """The names that match, in the given order; all names if there is a ``problem`` with the pattern."""
+
+    names: tuple[str, ...]
+    problem: str | None = None
+
+
+def filter_names(names: Sequence[str], pattern: str) -> NameFilter:
+    """The names that match ``pattern``, ignoring case.
+
+    Of several words, one must match. A word matches any part of a name; with ``*``, ``?`` or ``[…]``, it is a glob for
+    the whole name. ``!`` before a word excludes its matches. After ``~``, the rest of the pattern is a regular
+    expression for any part of the name. An empty pattern matches every name.
+    """
+    text = pattern.strip()
+    if not text:
+        return NameFilter(tuple(names))
+    if text.startswith(EXPRESSION_MARK):
+        try:
+            search = re.compile(text[len(EXPRESSION_MARK) :], re.IGNORECASE).search
+        except (re.error, OverflowError, RecursionError) as error:
+            return NameFilter(tuple(names), f"not a regular expression: {error}")
+        return NameFilter(tuple(name for name in names if search(name)))
+    words = text.split()
+    wanted = [_matcher(word) for word in words if not word.startswith("!")]
+    unwanted = [_matcher(word[1:]) for word in words if word.startswith("!") and len(word) > 1]
+    return NameFilter(
+        tuple(
+            name
+            for name in names
+            if (not wanted or any(matches(name) for matches in wanted))
+            and not any(matches(name) for matches in unwanted)
+        )
+    )
+
+
+def _matcher(word: str) -> Callable[[str], bool]:
+    folded = word.casefold()
+    if _GLOB.isdisjoint(folded):
+        return lambda name: folded in name.casefold()
+    match = re.compile(fnmatch.translate(folded)).match
+    return lambda name: match(name.casefold()) is not None

@@ -1,6 +1,6 @@
-"""What is asked for a chart, and what is answered: frozen values, made by the feed's thread and drawn by the screen.
+"""Chart requests and answers: frozen values, made by the feed's thread and drawn by the screen.
 
-Names in an answer are harmless text; a request may use them, or the names as they were written.
+Names in an answer are harmless text; a request may use these, or the names as written.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+from msgspec import Struct
+
 from gputui.charts.envelope import Bin
 
 Axis = Literal["step", "time", "trained", "epoch"]
-"""What runs along x.
+"""The quantity along x.
 
 ``step``: the step of the line. ``time``: seconds since the run's first attempt began, pauses included, so that
 ``Frame.origin_at + x`` is the moment in UTC unix seconds. ``trained``: the same without the time between attempts.
@@ -31,15 +34,17 @@ HardwareField = Literal["utilization", "memory", "power", "temperature", "sm_clo
 MarkerKind = Literal["start", "restart", "checkpoint", "incident", "alert", "event", "end"]
 
 
-@dataclass(frozen=True, slots=True)
-class ChartRequest:
-    """What the charts of a run are to show.
+class ChartRequest(Struct, frozen=True):
+    """The curves that the charts of a run need.
 
-    ``window`` is the stretch of x looked at; None is all of the run, followed as it grows. ``bins`` is how many bins a
-    curve has at most: twice the columns of a chart show all that braille can. ``smoothing`` is the weight of the past
-    of a moving average, from 0 (none) to below 1. ``hardware`` are fields of the run's GPUs and of the host. With
-    ``ranked`` are metrics whose ranks are to be separated; with
-    ``is_log`` the bins of metrics are equally wide on a logarithmic axis, where nothing at 0 or before has a place.
+    Attributes:
+        names: the metrics.
+        window: the stretch of x; None is the whole run, followed as it grows.
+        bins: most bins of a curve; twice the columns of a chart show all that braille can.
+        smoothing: the weight of the past in a moving average, from 0 (none) to below 1.
+        hardware: fields of the run's GPUs and of the host.
+        is_log: whether bins are equally wide on a logarithmic x axis, which has no place for x ≤ 0.
+        ranked: metrics with a curve for each rank.
     """
 
     names: tuple[str, ...] = ()
@@ -52,16 +57,14 @@ class ChartRequest:
     ranked: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptCurve:
-    """One metric of one attempt, all of it: what a later attempt did again is in it too."""
+class AttemptCurve(Struct, frozen=True):
+    """One metric of one attempt, including steps that a later attempt did again."""
 
     attempt: int
     bins: tuple[Bin, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MetricCurve:
+class MetricCurve(Struct, frozen=True):
     """One metric over the axis.
 
     Over steps and epochs an attempt that continues from an older step does some steps again: ``bins`` hold what the
@@ -78,29 +81,26 @@ class MetricCurve:
     attempts: tuple[AttemptCurve, ...] = ()
     last: float | None = None
     problem: str | None = None
-    """Why there is nothing to show, in words; None if there is something."""
+    """Why the curve is empty, in words; None if it is not."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankCurve:
-    """One metric of one rank, averaged where an average was asked for; ``last`` is its newest value."""
+class RankCurve(Struct, frozen=True):
+    """One metric of one rank, smoothed if requested; ``last`` is its newest value."""
 
     rank: int
     bins: tuple[Bin, ...] = ()
     last: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RankCurves:
-    """One metric of all ranks. ``is_sampled``: the run is so long that a part of its lines was looked at."""
+class RankCurves(Struct, frozen=True):
+    """One metric of all ranks. ``is_sampled``: the run is so long that only a part of its lines was read."""
 
     curves: tuple[RankCurve, ...] = ()
     is_sampled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareCurve:
-    """One field of one GPU, or of the host (``uuid`` is None), while the run was there."""
+class HardwareCurve(Struct, frozen=True):
+    """One field of one GPU, or of the host (``uuid`` is None), while the run used it."""
 
     field: HardwareField
     uuid: str | None
@@ -108,10 +108,9 @@ class HardwareCurve:
     last: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChartMarker:
-    """Something that happened: where on the axis, what kind, a short word (``↻2``, ``ckpt``, ``cuda oom``), when in UTC
-    unix seconds where that is known, and a sentence where there is more to say. All harmless text."""
+class ChartMarker(Struct, frozen=True):
+    """An event on the axis, as harmless text: a short word (``↻2``, ``ckpt``, ``cuda oom``), the moment (``at``, UTC
+    unix seconds) if known, and perhaps a sentence."""
 
     x: float
     kind: MarkerKind
@@ -123,18 +122,24 @@ class ChartMarker:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The axis that the curves lie on. ``start`` and ``end`` are those of the whole run, in any window; None
-    where nothing lies on it yet. ``origin_at`` is the moment of x = 0 over time, in UTC unix seconds; ``moments`` are
-    pairs of x and the moment when the run was there, in order of x, as finely as was read."""
+    """The x axis of the curves.
+
+    Attributes:
+        start, end: the ends of the whole run, in any window; None while it is empty.
+        origin_at: over time, the moment of x = 0, UTC unix seconds.
+        moments: pairs of x and the moment when the run was there, in order of x.
+        epochs: over epochs, the pairs of step and x of each attempt, in order of the steps.
+    """
 
     axis: Axis
     start: float | None = None
     end: float | None = None
     origin_at: float | None = None
     moments: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+    epochs: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict, compare=False)
 
     def moment_at(self, x: float) -> float | None:
-        """When the run was at this place, in UTC unix seconds; None if that is unknown."""
+        """When the run was at ``x``, in UTC unix seconds; None if unknown."""
         if self.axis == "time":
             return None if self.origin_at is None else self.origin_at + x
         place = bisect_left(self.moments, (x,))
@@ -144,16 +149,15 @@ class Frame:
         return at0 + (at1 - at0) * (x - x0) / (x1 - x0) if x0 <= x < x1 and at1 >= at0 else at1
 
 
-@dataclass(frozen=True, slots=True)
-class ChartData:
+class ChartData(Struct, frozen=True):
     """The answer to a request. ``names`` are all metrics of the run in the order of their first appearance,
-    ``rank_names`` those that several ranks tell."""
+    ``rank_names`` those that several ranks report."""
 
     request: ChartRequest
     frame: Frame
     names: tuple[str, ...] = ()
-    curves: Mapping[str, MetricCurve] = field(default_factory=dict)
+    curves: Mapping[str, MetricCurve] = msgspec.field(default_factory=dict)
     hardware: tuple[HardwareCurve, ...] = ()
     markers: tuple[ChartMarker, ...] = ()
     rank_names: frozenset[str] = frozenset()
-    ranked: Mapping[str, RankCurves] = field(default_factory=dict)
+    ranked: Mapping[str, RankCurves] = msgspec.field(default_factory=dict)

@@ -1,31 +1,36 @@
-"""Charts as they were at a past moment: what was read of the whole run, cut where the run was then."""
+"""Charts as they were at a past moment: the curves of the whole run, cut where the run was then."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.envelope import Bin
-from gputui.curves.axis import AxisTimeline, cuts_of
-from gputui.curves.bins import broken_off
-from gputui.curves.metric_names import is_set
+from gputui.curves.axis import AxisTimeline, cuts_of, interpolate
+from gputui.curves.bins import AttemptBins, joined_curve
 from gputui.curves.model import ChartData, HardwareCurve, MetricCurve, RankCurve
-from gputui.curves.smooth import smooth_bins
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.metrics import queries
 
 
-@dataclass(frozen=True, slots=True)
-class RunExtent:
-    """Where a run was: the moment in UTC unix seconds, its attempts as they were then, and the step and the epoch that
-    the newest of them had reached, None if that is unknown."""
+class RunExtent(Struct, frozen=True):
+    """How far a run was at a moment (UTC unix seconds): its attempts, and the step that the newest one had reached,
+    None if unknown."""
 
     at: float
     attempts: tuple[Attempt, ...]
     step: int | None = None
-    epoch: float | None = None
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest attempt, 0 without one."""
+        return max((attempt.number for attempt in self.attempts), default=0)
 
     @classmethod
     def of(cls, connection: sqlite3.Connection, run_id: str, at: float) -> RunExtent:
@@ -33,23 +38,25 @@ class RunExtent:
         attempts = tuple(read_attempts(connection, run_id, at))
         newest = max((attempt.number for attempt in attempts), default=0)
         steps = [line.step for line in queries.ranks(connection, run_id, newest, at) if line.step is not None]
-        return cls(at, attempts, max(steps, default=None), queries.latest(connection, run_id, at).get("epoch"))
+        return cls(at, attempts, max(steps, default=None))
 
 
 def cut(data: ChartData, extent: RunExtent) -> ChartData:
-    """The charts without what came later. A bin that lies over the moment ends there, its extremes are those of all
-    of it."""
+    """The charts without what came later. A bin across the moment ends there, but keeps its extremes."""
     reached = _reached(data, extent)
     curves = {name: _cut_curve(data, curve, extent, reached) for name, curve in data.curves.items()}
-    ends = [bins[-1].last_x for curve in curves.values() if (bins := (*curve.redone, *curve.bins))]
+    hardware = tuple(_cut_bins(each, reached) for each in data.hardware)
+    ends = [each.last_x for curve in curves.values() for each in (*curve.redone, *curve.bins)]
+    if data.request.axis in ("time", "trained"):
+        ends += [curve.bins[-1].last_x for curve in hardware if curve.bins]
     numbers = {attempt.number for attempt in extent.attempts}
     return replace(
         data,
-        frame=replace(data.frame, end=min(max(ends), data.frame.end or math.inf) if ends else None),
+        frame=dataclasses.replace(data.frame, end=min(max(ends), data.frame.end or math.inf) if ends else None),
         curves=curves,
-        hardware=tuple(_cut_hardware(each, reached) for each in data.hardware),
+        hardware=hardware,
         ranked={
-            name: replace(each, curves=tuple(_cut_rank(curve, reached) for curve in each.curves))
+            name: replace(each, curves=tuple(_cut_bins(curve, reached) for curve in each.curves))
             for name, each in data.ranked.items()
         },
         markers=tuple(
@@ -65,67 +72,65 @@ def cut(data: ChartData, extent: RunExtent) -> ChartData:
 def _reached(data: ChartData, extent: RunExtent) -> float:
     """The last x of the newest attempt; minus infinity where it has none yet."""
     axis, origin = data.request.axis, data.frame.origin_at
-    if axis == "step":
-        return -math.inf if extent.step is None else float(extent.step)
-    if axis == "epoch":
-        return math.inf if extent.epoch is None else extent.epoch
+    if axis in ("step", "epoch"):
+        x = None if extent.step is None else _x_of_step(data, extent.newest, extent.step)
+        return -math.inf if x is None else x
     if origin is None or not extent.attempts:
         return -math.inf
     if axis == "time":
         return extent.at - origin
     timeline = AxisTimeline.of(extent.attempts)
-    newest = max(attempt.number for attempt in extent.attempts)
+    newest = extent.newest
     ended = timeline.ends.get(newest, extent.at)
     return timeline.trained_before[newest] + min(extent.at, ended) - timeline.begins[newest]
 
 
+def _x_of_step(data: ChartData, attempt: int, step: float) -> float | None:
+    """The x of an attempt's step over steps or epochs; None if it has none."""
+    return float(step) if data.request.axis == "step" else interpolate(data.frame.epochs.get(attempt, ()), step)
+
+
 def _cut_curve(data: ChartData, curve: MetricCurve, extent: RunExtent, reached: float) -> MetricCurve:
-    limits = cuts_of(extent.attempts) if data.request.axis in ("step", "epoch") else {}
-    newest = max((attempt.number for attempt in extent.attempts), default=0)
-    kept: list[Bin] = []
-    redone: list[Bin] = []
+    """The curve at that moment. A step counts there until an attempt of that time did it again."""
+    cuts = cuts_of(extent.attempts) if data.request.axis in ("step", "epoch") else {}
+    numbers = {attempt.number for attempt in extent.attempts}
     attempts = []
     for attempt in curve.attempts:
-        if attempt.attempt not in {each.number for each in extent.attempts}:
+        if attempt.attempt not in numbers:
             continue
-        bins = sorted(attempt.bins, key=lambda each: each.first_x)
-        if attempt.attempt == newest or data.request.axis in ("time", "trained"):
+        bins = sorted(attempt.bins, key=lambda one: one.first_x)
+        if attempt.attempt == extent.newest or data.request.axis in ("time", "trained"):
             bins = _until(bins, reached)
         if not bins:
             continue
-        attempts.append(replace(attempt, bins=tuple(bins)))
-        limit = limits.get(attempt.attempt, math.inf)
-        own = [each for each in bins if each.first_x < limit]
-        kept += broken_off(own) if kept else own
-        redone += broken_off([each for each in bins if each.first_x >= limit])
-    kept.sort(key=lambda each: each.first_x)
-    last = attempts[-1].bins[-1].last if attempts else None
-    wants_smooth = data.request.smoothing > 0 and not is_set(curve.name)
-    return replace(
-        curve,
-        bins=tuple(kept),
-        redone=tuple(redone),
-        smooth=tuple(smooth_bins(kept, data.request.smoothing)) if wants_smooth else (),
-        attempts=tuple(attempts),
-        last=last,
-        problem=curve.problem if kept or redone else curve.problem or "nothing measured by then",
+        cut_step = cuts.get(attempt.attempt, math.inf)
+        cut_x = _x_of_step(data, attempt.attempt, cut_step) if cut_step < math.inf else None
+        limit = math.inf if cut_x is None else cut_x
+        kept, redone = [one for one in bins if one.first_x < limit], [one for one in bins if one.first_x >= limit]
+        attempts.append(AttemptBins(attempt.attempt, kept, redone))
+    newest = (*attempts[-1].kept, *attempts[-1].redone) if attempts else ()
+    return joined_curve(
+        curve.name,
+        data.request,
+        attempts,
+        last=newest[-1].last if newest else None,
+        problem=curve.problem or (None if attempts else "nothing measured by then"),
     )
 
 
-def _cut_rank(curve: RankCurve, reached: float) -> RankCurve:
-    bins = tuple(_until(curve.bins, reached))
-    return replace(curve, bins=bins, last=bins[-1].last if bins else None)
+C = TypeVar("C", RankCurve, HardwareCurve)
 
 
-def _cut_hardware(curve: HardwareCurve, reached: float) -> HardwareCurve:
+def _cut_bins(curve: C, reached: float) -> C:
     bins = tuple(_until(curve.bins, reached))
     return replace(curve, bins=bins, last=bins[-1].last if bins else None)
 
 
 def _until(bins: Sequence[Bin], reached: float) -> list[Bin]:
-    found = [each for each in bins if each.first_x <= reached]
-    if found and found[-1].last_x > reached:
-        last = found[-1].copy()
+    """The bins up to an x; one across it ends there."""
+    begun = [one for one in bins if one.first_x <= reached]
+    if begun and begun[-1].last_x > reached:
+        last = begun[-1].copy()
         last.last_x = reached
-        found[-1] = last
-    return found
+        begun[-1] = last
+    return begun

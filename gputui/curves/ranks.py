@@ -1,4 +1,4 @@
-"""One metric of every rank beside the others: read from the lines themselves, for only rank 0's are reduced."""
+"""Curves of one metric for each rank, read from lines: only those of rank 0 are reduced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gputui.curves.smooth import smooth_bins
 from gputui.store.metrics.queries import FilePosition, as_float
 
 LINES_AT_ONCE = 24_000
-"""About so many lines are looked at when a chart is opened, some 100 ms; of a longer run, parts of its stretches."""
+"""Most lines read when a chart is opened, about 100 ms; of a longer run, a sample is read."""
 
 _LINES = (
     "SELECT rank, attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
@@ -31,7 +31,7 @@ RankLine = tuple[int, int, int, float | None, str]
 
 
 class RankReader:
-    """The curves of the ranks of one run, followed as it grows."""
+    """Reads the curves of a run's ranks, and follows them as the run grows."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -42,8 +42,8 @@ class RankReader:
         self._is_sampled = False
         self._answer: tuple[ChartRequest, Mapping[str, RankCurves]] | None = None
 
-    def begin_anew(self) -> None:
-        """Where lines lie on the axis has changed."""
+    def reset(self) -> None:
+        """Read everything again next time: places on the axis have changed."""
         self._asked = None
 
     def read(
@@ -54,8 +54,8 @@ class RankReader:
         cuts: Mapping[int, float],
         request: ChartRequest,
     ) -> Mapping[str, RankCurves]:
-        """The ranks of each metric of ``names``: as it was asked for, and as it was written. What a later attempt did
-        again is left out. Raises sqlite3.Error."""
+        """The curves of all ranks for each metric. ``names`` maps requested names to those in the store. Steps that a
+        later attempt did again are left out. Raises sqlite3.Error."""
         asked = (tuple(names.items()), request.axis, request.window, request.bins, request.is_log)
         until, _ = run_lines.sources(connection, self._run_id)
         if asked != self._asked or until.keys() != self._until.keys():
@@ -68,7 +68,7 @@ class RankReader:
             return self._answer[1]
         else:
             lines = iter(())
-        # Until all of them are there, what was taken has holes; a reading that fails starts over.
+        # Incomplete until all lines were taken: a failed read starts over.
         self._asked, self._answer = None, None
         for line in lines:
             self._take(line, axis_map, cuts, request)
@@ -89,7 +89,7 @@ class RankReader:
         self._is_sampled = wanted > LINES_AT_ONCE
         limit = -1
         if self._is_sampled:
-            # Each looked into for so many lines that every rank is among them twice.
+            # From each stretch enough lines for two of every rank.
             stretches = stretches[:: -(-len(stretches) // max(1, request.bins))]
             limit = max(2 * ranks, LINES_AT_ONCE // len(stretches))
         for stretch in stretches:

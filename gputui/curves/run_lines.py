@@ -1,23 +1,23 @@
-"""A run's lines as its curves need them: reduced where that is fine enough, line by line where it is not."""
+"""Reading a run's lines for its curves: reduced ones where they are fine enough, else line by line."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 from gputui.curves.axis import AxisMap, AxisTimeline, Reach
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import FAN, Entry, Stretch
-from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.queries import FilePosition, named_by_event
 
 LINES_IN_FULL = 4096
-"""A window of at most so many lines is read line by line: about 10 ms."""
+"""A window with at most this many lines is read line by line: about 10 ms."""
 
 _ALL = AxisMap("step", AxisTimeline(None))
 
@@ -25,7 +25,7 @@ Share = Literal["kept", "redone", "mixed"]
 
 
 class CurveLine(NamedTuple):
-    """A line of rank 0 or of none, with a step. ``at`` is UTC unix seconds."""
+    """A line of rank 0 or without a rank, with a step. ``at`` is UTC unix seconds."""
 
     attempt: int
     step: int
@@ -33,24 +33,23 @@ class CurveLine(NamedTuple):
     values: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What is stored of a run's lines at one moment: ``until`` is the place behind the last line of each source,
-    ``line_count`` counts the lines of all ranks."""
+class Layout(Struct, frozen=True):
+    """The stored lines of a run at one moment. ``until`` is the end of the last line of each source, ``line_count``
+    counts the lines of all ranks."""
 
     until: Mapping[int, FilePosition]
     line_count: int
     stretches: Sequence[Stretch]
 
     def unreduced(self) -> Iterator[tuple[int, FilePosition, FilePosition]]:
-        """(source, begin, end) of the lines behind the last stretch of each source."""
+        """(source, begin, end) of the lines after the last stretch of each source."""
         ends = {stretch.source_id: stretch.end for stretch in self.stretches}
         for source_id, until in self.until.items():
             yield source_id, ends.get(source_id, (0, 0)), until
 
 
 def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, FilePosition], int]:
-    """How far each source was read, and how many lines there are."""
+    """The end of each source, and the number of lines."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset, line_count FROM metric_sources WHERE run_id = ? ORDER BY source_id",
         (run_id,),
@@ -59,7 +58,7 @@ def sources(connection: sqlite3.Connection, run_id: str) -> tuple[dict[int, File
 
 
 def layout(connection: sqlite3.Connection, run_id: str) -> Layout:
-    """Where a run's lines are now."""
+    """The current layout of a run's lines."""
     until, line_count = sources(connection, run_id)
     return Layout(until, line_count, envelopes.stretches(connection, run_id))
 
@@ -67,7 +66,7 @@ def layout(connection: sqlite3.Connection, run_id: str) -> Layout:
 def lines(
     connection: sqlite3.Connection, source_id: int, begin: FilePosition, end: FilePosition
 ) -> Iterator[CurveLine]:
-    """The lines from one place to before another, in the order they were written."""
+    """The lines from one position up to another, in the order in which they were written."""
     rows = connection.execute(
         "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) >= (?, ?) "
         "AND (generation, byte_offset) < (?, ?) AND (rank IS NULL OR rank = 0) AND step IS NOT NULL "
@@ -77,12 +76,15 @@ def lines(
     new = tuple.__new__
     loads = orjson.loads
     for attempt, step, at, data in rows:
-        yield new(CurveLine, (attempt, step, at, loads(data)))
+        values = loads(data)
+        if "event" in values:
+            # Runs recorded by an older gputui have metrics without the event's name.
+            values = {**values, **named_by_event(values)}
+        yield new(CurveLine, (attempt, step, at, values))
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Consecutive stretches of one attempt in one source that are read alike."""
+class Part(Struct, frozen=True):
+    """Consecutive stretches of one attempt in one source that are read in the same way."""
 
     share: Share
     stretches: Sequence[Stretch]
@@ -99,7 +101,7 @@ class Part:
         return sum(stretch.line_count for stretch in self.stretches)
 
     def entries(self, connection: sqlite3.Connection, name: str, level: int) -> Iterator[Entry]:
-        """What one metric did in it, reduced to at most ``level``."""
+        """The entries of one metric, reduced to at most ``level``."""
         first, last = self.stretches[0], self.stretches[-1]
         for at, begin, end in envelopes.pieces(first.number, last.number + 1, self.count, level):
             yield from envelopes.entries(connection, first.source_id, first.attempt, name, at, begin, end)
@@ -108,8 +110,8 @@ class Part:
 def parts(
     found: Sequence[Stretch], axis_map: AxisMap, window: tuple[float, float] | None, cuts: Mapping[int, float]
 ) -> list[Part]:
-    """The stretches that lie in a window, or all. Steps of an attempt from its cut on were done again by a later one: a
-    stretch with steps on both sides of it is mixed, and is a part of its own."""
+    """The stretches in a window, or all, as parts. Steps of an attempt from its cut on were done again by a later
+    attempt; a stretch with steps on both sides of the cut is a separate, mixed part."""
     counts: dict[tuple[int, int], int] = {}
     for stretch in found:
         counts[stretch.source_id, stretch.attempt] = stretch.number + 1
@@ -134,7 +136,7 @@ def parts(
 
 
 def by_level(found: Iterable[Part], level_of: Callable[[Stretch], int | None]) -> Iterator[tuple[Part, int | None]]:
-    """The same parts, cut where they are to be read at another level; None is line by line."""
+    """The parts, split where the level changes; level None is line by line."""
     for part in found:
         for level, group in groupby(part.stretches, level_of):
             yield Part(part.share, list(group), part.count), level
@@ -150,7 +152,7 @@ def _share(stretch: Stretch, cuts: Mapping[int, float]) -> Share:
 def epoch_points(
     connection: sqlite3.Connection, found: Sequence[Stretch], name: str, wanted: int
 ) -> Iterator[tuple[int, float, float]]:
-    """(attempt, step, epoch) of stretches, more closely where the epoch changes."""
+    """(attempt, step, epoch) of stretches, finer where the epoch changes."""
     for part in parts(found, _ALL, None, {}):
         first, last = part.stretches[0], part.stretches[-1]
         key = (first.source_id, first.attempt, name)

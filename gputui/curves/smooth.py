@@ -1,8 +1,8 @@
-"""A moving average over bins, for drawing in front of what was measured.
+"""A moving average over bins, drawn in front of the measured curve.
 
-Its beginning is not pulled towards zero: the running sum `s ← w·s + (1 − w)·v` starts at 0 and is divided by `1 − wⁿ`,
-the weight that n values have put into it (the bias correction of Adam, Kingma and Ba 2015, section 3). `None`, NaN and
-infinities are left out: they neither move the average nor count.
+The average is debiased, so that its beginning is not pulled towards zero: the running sum `s ← w·s + (1 − w)·v` starts
+at 0 and is divided by `1 − wⁿ`, the total weight of n values (the bias correction of Adam, Kingma and Ba 2015, section
+3). `None`, NaN and infinities are ignored.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gputui.charts.envelope import Bin
 
 
 def smooth_bins(bins: Iterable[Bin], weight: float) -> list[Bin]:
-    """The debiased exponential average after each bin's mean of first and last value, as a place in each bin's middle.
+    """The debiased exponential average of each bin's mean of first and last value, at the bin's middle.
 
-    A bin without a finite value neither moves the average nor gets one; the curve goes on behind it. ``weight`` is how
-    much of the past is kept from bin to bin, from 0 to below 1; a gap in the curve does not forget.
+    Bins without a finite value are skipped. ``weight`` is the weight of the past from bin to bin, from 0 to below 1;
+    gaps in the curve do not reset the average.
     """
     average = DebiasedEma(weight)
     smoothed = []
@@ -35,7 +35,7 @@ class DebiasedEma:
     """A debiased exponential moving average, one value at a time.
 
     Args:
-        weight: how much of the past is kept with each value, from 0 (no smoothing) to below 1.
+        weight: the weight of the past at each value, from 0 (no smoothing) to below 1.
     """
 
     def __init__(self, weight: float) -> None:
@@ -46,7 +46,7 @@ class DebiasedEma:
         self._missing = 1.0
 
     def push(self, value: float | None) -> float | None:
-        """Take in a value; returns the average, or `None` for a value that is unknown or not finite."""
+        """Add a value; returns the average, or `None` for a value that is unknown or not finite."""
         if value is None or not math.isfinite(value):
             return None
         self._sum = self.weight * self._sum + (1 - self.weight) * value

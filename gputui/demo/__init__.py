@@ -1,6 +1,6 @@
-"""The demo: a throw-away machine of simulated GPUs with a past.
+"""The demo: a temporary home with simulated GPUs and a week of history.
 
-In: nothing. Out: a home that the screen opens and that is removed afterwards. `training` is the script that the demo's
-runs execute, `past` makes a week of runs with the agent's own code and a clock that was set back, `study` the study
-among them, `home` puts all together. Start with `home`.
+In: nothing. Out: a home for the screen, removed afterwards. `simulated_training` is the script of the demo's runs,
+`past` makes the history with the agent's own code and a clock that was set back, `study` the study in it, `home`
+creates the home. Read `home` first.
 """

@@ -1,4 +1,4 @@
-"""Opening the demo: a home with a past, a run that continues and one that waits, removed when the screen is left."""
+"""The demo's home: it has a history, an active run and a waiting one, and is removed at the end."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gputui.runs.submission import submit_run
 from gputui.store import commands
 from gputui.store.database import StoreError, open_commander
 from gputui.store.runs import read_runs
+from gputui.store.studies import StudyRecord, read_studies
 
 STOP_SECONDS = 40.0
 
@@ -73,7 +74,7 @@ checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--
 
 @contextmanager
 def demo_home() -> Iterator[Workspace]:
-    """A home with a past on which a run continues. Raises OSError, StoreError, AgentUnreachableError."""
+    """A home with a history and an active run. Raises OSError, StoreError, AgentUnreachableError."""
     folder = Path(tempfile.mkdtemp(prefix="gputui-demo-"))
     workspace = locate(folder, {})
     try:
@@ -84,15 +85,15 @@ def demo_home() -> Iterator[Workspace]:
         write_profiles(workspace)
         now = time.time()
         DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=now), now).make()
-        _go_on(workspace)
+        _start_runs(workspace)
         yield workspace
     finally:
-        _end(workspace)
+        _stop_everything(workspace)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_profiles(workspace: Workspace) -> None:
-    """The demo's profiles, the script that they start, and a study's file."""
+    """Write the demo's profiles, the script that they start, and the file of a study."""
     folder = workspace.profiles
     shutil.copyfile(simulated_training.__file__, folder / "train.py")
     for name, (description, gpus, steps, step_seconds, batch_size, loss) in TRAININGS.items():
@@ -105,7 +106,7 @@ def write_profiles(workspace: Workspace) -> None:
     (workspace.study_files / f"{STUDY}.yaml").write_text(STUDY_FILE, "utf-8")
 
 
-def _go_on(workspace: Workspace) -> None:
+def _start_runs(workspace: Workspace) -> None:
     """Resume the run that was stopped last, and queue one that must wait for it."""
     ensure_agent(workspace)
     now = time.time()
@@ -114,24 +115,37 @@ def _go_on(workspace: Workspace) -> None:
         command_id = commands.submit(
             connection, "resume", stopped.run_id, {"set": {}}, STORIES[-1].actor, now=now, doorbell=workspace.doorbell
         )
-        # Its GPUs must be its own before somebody else asks for four.
+        # It must have its GPUs before another run asks for four.
         commands.wait_for_answer(connection, command_id, commands.ANSWER_SECONDS)
         spec = resolve(load(workspace.profiles / "resnet50.yaml"))
         submit_run(workspace, connection, spec, name=None, actor="bob", now=now)
 
 
-def _end(workspace: Workspace) -> None:
-    """Stop what was launched, then the agent: nothing of the demo may outlive it."""
+def _active_studies(connection: sqlite3.Connection) -> list[StudyRecord]:
+    """The studies that are not over."""
+    return [study for study in read_studies(connection) if not study.state.is_over]
+
+
+def _stop_everything(workspace: Workspace) -> None:
+    """Stop all studies and runs, then the agent: nothing of the demo may outlive it."""
     if not workspace.database.exists():
         return
     try:
         with closing(open_commander(workspace.database)) as connection:
+            for study in _active_studies(connection):
+                # It would go on launching trials.
+                words = {"study": study.study_id}
+                commands.submit(
+                    connection, "study_stop", None, words, "demo", now=time.time(), doorbell=workspace.doorbell
+                )
             for run in read_runs(connection, active_only=True):
                 commands.submit(
                     connection, "stop", run.run_id, {"now": True}, "demo", now=time.time(), doorbell=workspace.doorbell
                 )
             deadline = time.monotonic() + STOP_SECONDS
-            while read_runs(connection, active_only=True) and time.monotonic() < deadline:
+            while (
+                read_runs(connection, active_only=True) or _active_studies(connection)
+            ) and time.monotonic() < deadline:
                 time.sleep(0.1)
         stop_agent(workspace)
     except (StoreError, AgentUnreachableError, sqlite3.Error) as error:

@@ -1,7 +1,7 @@
 """A week of runs on a simulated machine, made by the agent's own code with a clock that was set back.
 
-Attempts are prepared, their metrics ingested, their ends examined and decided exactly as the agent does it; only the
-processes never existed. So what the screen, ``explain`` and the reports show of it follows from the same rules.
+Attempts are prepared, their metrics ingested, and their ends classified and decided as by the agent; only their
+processes never existed. So the screen, ``explain`` and the reports show what the real rules give.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, prepare_attempt
@@ -46,16 +48,16 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 SAMPLED_SECONDS = 26 * HOUR
-"""How far back the GPUs were sampled."""
+"""Length of the history of GPU samples."""
 
 STUDY_AGO = 3.2 * DAY
-"""When the study of the past began."""
+"""How long ago the study began."""
 
-MOST_LINES, TRIAL_LINES = 1500, 200
-"""A past attempt, one of a trial, writes about so many steps; a line for each would only take time."""
+MAX_LINES, MAX_TRIAL_LINES = 1500, 200
+"""About how many steps an attempt, and an attempt of a trial, writes; a line for each step would only take time."""
 
-MOST_VALIDATIONS = 200
-"""A past attempt writes about so many validations."""
+MAX_VALIDATIONS = 200
+"""About how many validations an attempt writes."""
 
 OOM = """\
 [rank1]: Traceback (most recent call last):
@@ -79,10 +81,9 @@ BUS_ERROR = """\
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Act:
-    """One attempt: how far it comes and how it ends. ``log`` is what it printed last; ``xid`` what the driver reported
-    of its last GPU then; ``pruned`` why a study cut it short."""
+class Act(Struct, frozen=True):
+    """One attempt: its last step and its end. ``log`` is the end of its output; ``xid`` is reported for its last GPU;
+    ``pruned`` says why a study pruned it."""
 
     last_step: int
     log: str = ""
@@ -90,12 +91,11 @@ class Act:
     xid: int | None = None
     is_stopped: bool = False
     pruned: str | None = None
-    most_lines: int = MOST_LINES
+    max_lines: int = MAX_LINES
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
-    """One run: when it began (seconds ago), on which GPUs, at what pace, and its attempts."""
+class Story(Struct, frozen=True):
+    """One run: its start in seconds ago, its GPUs, step time and attempts."""
 
     profile: str
     began_ago: float
@@ -116,7 +116,7 @@ STORIES = (
 
 
 class Clock:
-    """The time that the agent's code is given, in UTC unix seconds."""
+    """The clock of the agent's code, in UTC unix seconds."""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -126,7 +126,7 @@ class Clock:
 
 
 class DemoPast:
-    """Makes the past of one home. ``source`` is its simulated machine."""
+    """Makes the history of one home. ``source`` is its simulated machine."""
 
     def __init__(self, workspace: Workspace, source: SimulatedSource, now: float) -> None:
         self.workspace = workspace
@@ -141,7 +141,7 @@ class DemoPast:
         self._busy: list[tuple[float, float, str, tuple[int, ...]]] = []
 
     def make(self, stories: Sequence[Story] = STORIES) -> None:
-        """Write everything, the oldest first. Raises sqlite3.Error, OSError."""
+        """Write the whole history, the oldest run first. Raises sqlite3.Error, OSError."""
         self.clock.at = self._until - 7 * DAY
         inventory = self._source.inventory(self.clock.at)
         self.gpus = inventory.gpus
@@ -152,7 +152,7 @@ class DemoPast:
             (STUDY_AGO, partial(play_study, self, file, self._until - STUDY_AGO)),
             *((story.began_ago, partial(self._play, story)) for story in stories),
         ]
-        for _, play in sorted(plays, key=lambda one: -one[0]):
+        for _, play in sorted(plays, key=lambda each: -each[0]):
             play()
         self._sample()
         self._context.ingest.close()
@@ -171,12 +171,12 @@ class DemoPast:
     def train_trial(
         self, run_id: str, gpus: tuple[int, ...], step_seconds: float, last_step: int, pruned: str | None, actor: str
     ) -> None:
-        """The only attempt of a trial's run, to its end or to where it is cut short."""
-        act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, most_lines=TRIAL_LINES)
+        """Write the only attempt of a trial's run, to its end or to where it is pruned."""
+        act = Act(last_step, is_stopped=pruned is not None, pruned=pruned, max_lines=MAX_TRIAL_LINES)
         self._act(run_id, act, gpus, step_seconds, actor)
 
     def begin_run(self, spec: RunSpec, actor: str, name: str | None = None) -> str:
-        """A run that is queued now; its id."""
+        """Queue a run now; returns its id."""
         clock, connection, workspace = self.clock, self.connection, self.workspace
         name = name or spec.name
         run_id, sequence = repository.next_run_id(connection, name, set())
@@ -193,7 +193,7 @@ class DemoPast:
         return run_id
 
     def _act(self, run_id: str, act: Act, gpus: tuple[int, ...], step_seconds: float, actor: str) -> tuple[int, ...]:
-        """One attempt from its start to its end; the GPUs that the next one gets."""
+        """Write one attempt from its start to its end; returns the GPUs of the next one."""
         clock, connection, workspace = self.clock, self.connection, self.workspace
         run = get_run(connection, run_id)
         assert run is not None
@@ -233,23 +233,25 @@ class DemoPast:
             self._context.recorder.flush()
         self._end(run_id, attempt, act, began_at, tuple(uuids))
         self._busy.append((began_at, clock.at, run_id, gpus))
-        left = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
-        return tuple(index for index in gpus if self.gpus[index].uuid not in left)
+        quarantined = {uuid for (uuid,) in connection.execute("SELECT gpu_uuid FROM gpu_quarantine")}
+        return tuple(index for index in gpus if self.gpus[index].uuid not in quarantined)
 
     def _train(self, run_id: str, attempt: Attempt, act: Act, ranks: int, step_seconds: float) -> None:
-        """Metrics and checkpoints of an attempt; moves the clock to its end."""
+        """Write the metrics and checkpoints of an attempt, and move the clock to its end."""
         clock, folder = self.clock, self.workspace.run_dir(run_id)
-        begin = attempt.resumed_step or 0
+        first_step = attempt.resumed_step or 0
         newest = act.last_step // CHECKPOINT_STEPS * CHECKPOINT_STEPS
-        saved = [step for step in range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS) if step > begin]
+        saved = [
+            step for step in range(newest - 2 * CHECKPOINT_STEPS, newest + 1, CHECKPOINT_STEPS) if step > first_step
+        ]
         if act.code == 0 and act.pruned is None and act.last_step not in saved:
             saved.append(act.last_step)
-        every = max(1, (act.last_step - begin) // act.most_lines)
+        every = max(1, (act.last_step - first_step) // act.max_lines)
         # A checkpoint's step is that of the line before it.
-        apart = VALIDATION_STEPS * max(1, (act.last_step - begin) // (VALIDATION_STEPS * MOST_VALIDATIONS))
-        validated = range(begin - begin % VALIDATION_STEPS + VALIDATION_STEPS, act.last_step + 1, apart)
-        some = {*range(begin + 1, act.last_step + 1, every), *validated, *saved, act.last_step}
-        steps = sorted(some if act.last_step else ())
+        interval = VALIDATION_STEPS * max(1, (act.last_step - first_step) // (VALIDATION_STEPS * MAX_VALIDATIONS))
+        validated = range(first_step - first_step % VALIDATION_STEPS + VALIDATION_STEPS, act.last_step + 1, interval)
+        chosen = {*range(first_step + 1, act.last_step + 1, every), *validated, *saved, act.last_step}
+        steps = sorted(chosen if act.last_step else ())
         first_at = clock.at + 18.0
         run = get_run(self.connection, attempt.run_id)
         assert run is not None
@@ -260,7 +262,7 @@ class DemoPast:
         params = {name: float(str(value)) for name, value in attempt.params.items()}
         end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
         for step in steps:
-            at = first_at + (step - begin) * step_seconds
+            at = first_at + (step - first_step) * step_seconds
             written += lines(
                 step, at, total=int(params["steps"]), ranks=ranks, batch_size=int(params["batch_size"]),
                 step_seconds=step_seconds, loss=(params["loss_begin"], end), lr=params["lr"],
@@ -268,9 +270,9 @@ class DemoPast:
         with (folder / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in written)
         for step in saved:
-            at = first_at + (step - begin) * step_seconds + 0.5
+            at = first_at + (step - first_step) * step_seconds + 0.5
             os.utime(save(folder / "checkpoints", step), (at, at))
-        clock.at = first_at + (act.last_step - begin) * step_seconds + 1.0
+        clock.at = first_at + (act.last_step - first_step) * step_seconds + 1.0
 
     def _end(self, run_id: str, attempt: Attempt, act: Act, began_at: float, uuids: tuple[str, ...]) -> None:
         context = self._context
@@ -296,7 +298,7 @@ class DemoPast:
     # --- hardware
 
     def _sample(self) -> None:
-        """GPUs and host up to now: a sample a minute, and one every two seconds in the last quarter of an hour."""
+        """Record GPUs and host up to now: a sample per minute, and one every two seconds in the last 15 minutes."""
         begin, recent = self._until - SAMPLED_SECONDS, self._until - 900.0
         times = [begin + 60.0 * number for number in range(int((recent - begin) // 60.0))]
         times += [recent + 2.0 * number for number in range(450)]

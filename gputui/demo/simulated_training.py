@@ -1,6 +1,6 @@
-"""A training that is only simulated: it writes metrics, logs and checkpoints as a real one would, and computes nothing.
+"""A simulated training: writes metrics, logs and checkpoints like a real one, and computes nothing.
 
-Standard library only; the demo's profiles start a copy of it.
+Standard library only; the demo's profiles start a copy of this file.
 """
 
 import argparse
@@ -8,6 +8,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ LR, WEIGHT_DECAY = 6e-4, 0.1
 
 
 def noise(*key: int) -> float:
-    """A number in -1..1 that is the same for the same key (an integer hash after Wang)."""
+    """A number from -1 to 1 that depends only on the key (an integer hash after Wang)."""
     value = 0x9E3779B9
     for part in key:
         value = (value ^ part) * 0x27D4EB2D & 0xFFFFFFFF
@@ -32,19 +33,19 @@ def noise(*key: int) -> float:
 
 
 def loss_at(step: int, total: int, start: float, end: float, seed: int) -> float:
-    """A loss that falls fast, then slowly, with noise that becomes smaller with it."""
+    """A loss that falls fast, then slowly, with proportional noise."""
     done = step / total
     smooth = end + (start - end) * (0.8 * math.exp(-18 * done) + 0.2 * math.exp(-3 * done))
     return smooth * (1 + 0.03 * noise(seed, step))
 
 
 def tuned_end(end: float, lr: float, weight_decay: float) -> float:
-    """Where the loss ends that ends at ``end`` with the best of these: worse the farther they are from it."""
+    """The final loss: ``end`` for the best parameters, more for others."""
     return end * (1 + 0.09 * math.log10(lr / LR) ** 2 + 1.2 * (weight_decay - WEIGHT_DECAY) ** 2)
 
 
 def validation_loss(step: int, total: int, loss: tuple[float, float]) -> float:
-    """The validation loss after a step; ``loss`` is where the training loss begins and ends."""
+    """The validation loss after a step. ``loss`` are the first and the last training loss."""
     return round(loss_at(step, total, loss[0], loss[1] * 1.04, int(loss[0] * 1000) + 1), 5)
 
 
@@ -59,8 +60,8 @@ def lines(
     loss: tuple[float, float],
     lr: float = LR,
 ) -> Iterator[dict[str, Any]]:
-    """What the ranks write about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` where it begins and
-    ends."""
+    """The lines of all ranks about one step, rank 0 first. ``at`` is UTC unix seconds, ``loss`` are the first and the
+    last loss."""
     seed = int(loss[0] * 1000)
     warm = max(1, total // 20)
     for rank in range(ranks):
@@ -84,7 +85,7 @@ def lines(
 
 
 def save(folder: Path, step: int) -> Path:
-    """A checkpoint: a ZIP file, as ``torch.save`` writes one, with nothing of weight in it."""
+    """Write a checkpoint: a ZIP file as by ``torch.save``, without weights."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.pt"
     with zipfile.ZipFile(path.with_suffix(".tmp"), "w") as archive:
@@ -112,13 +113,13 @@ def main() -> None:
 
 
 def say(text: str) -> None:
-    """One line of the log, at once."""
+    """Write one line of the log, unbuffered."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def launch(ranks: int) -> int:
-    """Start this script once for each rank and wait; the first exit code that is not 0."""
+    """Start this script once for each rank, and wait; returns the first exit code that is not 0."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def pass_on(*_: object) -> None:
@@ -126,17 +127,28 @@ def launch(ranks: int) -> int:
             process.terminate()
 
     signal.signal(signal.SIGTERM, pass_on)
-    for rank in range(ranks):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
-    codes = [process.wait() for process in processes]
+    # Every rank keeps a connection to it, as the members of a process group do to their store.
+    with socket.create_server(("127.0.0.1", 0), backlog=ranks) as store:
+        port = str(store.getsockname()[1])
+        for rank in range(ranks):
+            environment = {
+                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port,
+            }  # fmt: skip
+            processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+        codes = [process.wait() for process in processes]
     return next((code for code in codes if code), 0)
 
 
 def train(options: argparse.Namespace, rank: int, ranks: int) -> int:
-    """One rank, until all steps are done or somebody asks it to end."""
-    is_asked: list[bool] = []
-    signal.signal(signal.SIGTERM, lambda *_: is_asked.append(True))
+    """Run one rank until all steps are done or SIGTERM arrives; returns the exit code."""
+    should_stop: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: should_stop.append(True))
+    with socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
+        return steps(options, rank, ranks, should_stop)
+
+
+def steps(options: argparse.Namespace, rank: int, ranks: int, should_stop: list[bool]) -> int:
+    """Make all steps that are left, or those until something is in ``should_stop``; returns the exit code."""
     begin = 0
     if options.resume is not None:
         with zipfile.ZipFile(options.resume) as archive:
@@ -154,9 +166,9 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> int:
         os.write(out, f"{json.dumps(line)}\n".encode())
         if rank == 0 and step % 20 == 0:
             say(f"step {step}/{options.steps} loss {line['loss']:.4f}")
-        if rank == 0 and (step % CHECKPOINT_STEPS == 0 or is_asked or step == options.steps):
+        if rank == 0 and (step % CHECKPOINT_STEPS == 0 or should_stop or step == options.steps):
             say(f"saved {save(folder, step).name}")
-        if is_asked:
+        if should_stop:
             break
     return 0
 

@@ -1,6 +1,6 @@
-"""The study in the demo's past: random points on four pairs of GPUs, the hopeless ones cut short by the median.
+"""The study in the demo's history: random points on four pairs of GPUs, pruned by the median.
 
-Points, rungs and verdicts are those that a study's process would have written for these losses; Optuna is not needed.
+Points, rungs and decisions are those that a study's process would write for these losses; Optuna is not needed.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.demo.simulated_training import VALIDATION_STEPS, tuned_end, validation_loss
@@ -47,9 +49,8 @@ STEP_SECONDS = 1.6
 ACTOR = "ada"
 
 
-@dataclass(frozen=True, slots=True)
-class _Course:
-    """What a trial reports at its rungs, how far it comes and why not farther. Times are UTC unix seconds."""
+class _Course(Struct, frozen=True):
+    """A trial's values at its rungs, and why it was pruned. Times are UTC unix seconds."""
 
     begin: float
     values: tuple[float, ...]
@@ -90,7 +91,7 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
         run_id = past.begin_run(trial, f"study {study_id}", name=f"{study_id}-t{number}")
         steps = len(course.values) * VALIDATION_STEPS
         past.train_trial(run_id, gpus, STEP_SECONDS, steps, course.reason, f"study {study_id}")
-        _write_verdict(past, study_id, number, run_id, course)
+        _write_result(past, study_id, number, run_id, course)
         slots = sorted([*slots, (clock.at + 2.0, gpus)])
     clock.at = max(at for at, _ in slots)
     with transaction(connection):
@@ -101,7 +102,7 @@ def play_study(past: DemoPast, file: Path, began_at: float) -> None:
 
 
 def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
-    """A trial's values at its rungs, up to where the median of those before it cuts it short."""
+    """A trial's values at its rungs, up to the one at which the median of earlier trials prunes it."""
     end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
     values = tuple(
         validation_loss(rung * VALIDATION_STEPS, int(params["steps"]), (params["loss_begin"], end))
@@ -113,13 +114,13 @@ def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Se
         complete = [one for one in others if one.reason is None and one.at(spec.pruner.rungs) <= now]
         known = [one.best(rung) for one in others if len(one.values) >= rung and one.at(rung) <= now]
         if len(complete) >= spec.pruner.startup and course.best(rung) > statistics.median(known):
-            reason = decide.place_words(rung, course.best(rung), known, Objective("val/loss"))
+            reason = decide.pruning_reason(rung, course.best(rung), known, Objective("val/loss"))
             return _Course(begin, values[:rung], reason)
     return course
 
 
-def _write_verdict(past: DemoPast, study_id: str, number: int, run_id: str, course: _Course) -> None:
-    """A value at each rung, then how the trial ended."""
+def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, course: _Course) -> None:
+    """Write a value for each rung, and the end of the trial."""
     rungs = len(course.values)
     value = None if course.reason is not None else course.best(rungs)
     state = TrialState.COMPLETE if course.reason is None else TrialState.PRUNED

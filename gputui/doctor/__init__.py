@@ -1,1 +1,1 @@
-"""Whether this machine is fit for training: what is read of it, and pure judgements of that."""
+"""Checks of this machine: readings of host, GPUs and home, and pure judgements of them."""

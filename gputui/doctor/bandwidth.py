@@ -1,14 +1,15 @@
-"""How fast host and GPUs, and the GPUs among themselves, really are: measured by the training environment's own torch,
-under its own torchrun, in processes that end at a deadline in any case."""
+"""The bandwidth between host and GPUs and among GPUs, measured by the training environment's torch under its torchrun,
+in processes that end at a deadline."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.doctor.gpu_probe import GpuReading
 from gputui.host.child import ChildError, run_child
@@ -19,7 +20,7 @@ TORCHRUN_MODULE = "torch.distributed.run"
 DEADLINE_SECONDS = 120.0
 # Per direction and lane, encoding deducted (PCI-SIG): generation → GB/s.
 PCIE_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-# Pinned copies reach 80 to 90 % of the link; half of it means that something is wrong.
+# Pinned copies reach 80 to 90 % of the link. Less than half of it is a fault.
 SLOW_COPY_FRACTION = 0.5
 FREE_MEMORY_BYTES = 2**30
 FREE_PERCENT = 5.0
@@ -27,8 +28,8 @@ CPU_PROCESSES = 2
 
 _MARK = "gputui-bandwidth:"
 
-# Runs under a foreign torchrun. Its ranks are sessions of their own, so each ends itself: with its parent, or at the
-# deadline, both by the kernel and also inside of a call that hangs.
+# Runs under another environment's torchrun, which starts ranks in new sessions. So each rank asks the kernel to end it
+# with its parent and at the deadline, which works inside a call that hangs.
 _SCRIPT = r"""
 import ctypes, json, os, signal, sys, time
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -90,11 +91,10 @@ dist.destroy_process_group()
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """What was measured. ``copies``: per GPU of the test (to it, from it) in bytes per second. ``bus_bytes_per_second``
-    is the all-reduce's bus bandwidth as nccl-tests define it (its PERFORMANCE.md), ``latency_seconds`` the median of
-    all-reduces of one number; both None with a single process."""
+class Bandwidth(Struct, frozen=True):
+    """Measured values. ``copies``: per GPU (to it, from it) in bytes per second. ``bus_bytes_per_second`` is the bus
+    bandwidth of the all-reduce as nccl-tests define it (PERFORMANCE.md), ``latency_seconds`` the median of all-reduces
+    of one number; both are None with a single process."""
 
     backend: str
     world: int
@@ -104,30 +104,24 @@ class Bandwidth:
 
 
 def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
-    """The GPUs (as places in ``reading.facts``) on which a test disturbs no one; None if there are none at all, and
-    processes on the CPU are to be measured instead."""
+    """The idle GPUs, as indices of ``reading.facts``. None if there are no GPUs, so that CPU processes are measured."""
     if reading.source != "nvml" or not reading.facts:
         return None
-    found = []
-    for place, gpu in enumerate(reading.facts):
+    free = []
+    for number, gpu in enumerate(reading.facts):
         sample = reading.samples.get(gpu.uuid)
         if gpu.mig_mode or gpu.uuid in leased or sample is None or sample.state != "ok":
             continue
         used, busy = sample.memory_used_bytes, sample.utilization_percent
         if used is not None and used < FREE_MEMORY_BYTES and (busy is None or busy < FREE_PERCENT):
-            found.append(place)
-    return tuple(found)
+            free.append(number)
+    return tuple(free)
 
 
 def measure(
-    python: str,
-    environ: Mapping[str, str],
-    uuids: Sequence[str] | None,
-    *,
-    deadline_seconds: float = DEADLINE_SECONDS,
+    python: str, environ: Mapping[str, str], uuids: Sequence[str] | None, *, deadline_seconds: float = DEADLINE_SECONDS
 ) -> Bandwidth | str:
-    """Measure on these GPUs, or with None between processes on the CPU (gloo). Or why that failed, as the end of a
-    sentence."""
+    """Measure on these GPUs, or between CPU processes (gloo) for None. A failure is the end of a sentence."""
     clean = {
         name: value
         for name, value in environ.items()
@@ -147,32 +141,32 @@ def measure(
     for line in answered.output.splitlines():
         if line.startswith(_MARK):
             return decode(json.loads(line.removeprefix(_MARK)))
-    errors = [line.strip() for line in answered.complaint.splitlines() if "Error" in line]
-    return f"ended without figures: {(errors[0] if errors else answered.last_words)[:160]}"
+    errors = [line.strip() for line in answered.errors.splitlines() if "Error" in line]
+    return f"ended without figures: {(errors[0] if errors else answered.stderr_tail)[:160]}"
 
 
-def decode(found: Mapping[str, Any]) -> Bandwidth:
-    """What the script printed."""
-    copies = ((each["to_gpu_bytes_per_second"], each["from_gpu_bytes_per_second"]) for each in found["copies"])
+def decode(data: Mapping[str, Any]) -> Bandwidth:
+    """Parse the output of the script."""
+    copies = ((each["to_gpu_bytes_per_second"], each["from_gpu_bytes_per_second"]) for each in data["copies"])
     return Bandwidth(
-        found["backend"], found["world"], tuple(copies), found["bus_bytes_per_second"], found["latency_seconds"]
+        data["backend"], data["world"], tuple(copies), data["bus_bytes_per_second"], data["latency_seconds"]
     )
 
 
-def judge_bandwidth(measured: Bandwidth | str, reading: GpuReading, places: Sequence[int] | None) -> list[CheckResult]:
-    """Pure. ``places`` as `free_gpus` gave them."""
+def judge_bandwidth(measured: Bandwidth | str, reading: GpuReading, gpus: Sequence[int] | None) -> list[CheckResult]:
+    """Judge a measurement. Pure. ``gpus`` is the result of `free_gpus`."""
     if isinstance(measured, str):
         remedy = "try it by hand with NCCL_DEBUG=INFO, or see whether the interpreter's torch works at all"
         return [CheckResult("bandwidth", "fail", f"the measurement {measured}", remedy)]
-    return [_copies(measured, reading, places), _all_reduce(measured, reading, places)]
+    return [_copies(measured, reading, gpus), _all_reduce(measured, reading, gpus)]
 
 
-def _copies(measured: Bandwidth, reading: GpuReading, places: Sequence[int] | None) -> CheckResult:
-    if not measured.copies or places is None:
+def _copies(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
+    if not measured.copies or gpus is None:
         return CheckResult("copy bandwidth", "skip", "no GPU to copy to")
     words, slow = [], []
-    for place, (to_gpu, from_gpu) in zip(places, measured.copies, strict=True):
-        gpu = reading.facts[place]
+    for number, (to_gpu, from_gpu) in zip(gpus, measured.copies, strict=True):
+        gpu = reading.facts[number]
         words.append(f"GPU {gpu.index} {to_gpu / 1e9:.1f} GB/s to it, {from_gpu / 1e9:.1f} from it")
         link = pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max)
         if link is not None and min(to_gpu, from_gpu) < link * SLOW_COPY_FRACTION:
@@ -184,26 +178,25 @@ def _copies(measured: Bandwidth, reading: GpuReading, places: Sequence[int] | No
     return CheckResult("copy bandwidth", "pass", detail)
 
 
-def _all_reduce(measured: Bandwidth, reading: GpuReading, places: Sequence[int] | None) -> CheckResult:
+def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
     bus, latency = measured.bus_bytes_per_second, measured.latency_seconds
     if bus is None or latency is None:
         return CheckResult("all-reduce", "skip", "needs two free GPUs")
-    where = f"{measured.world} {'GPUs' if places is not None else 'processes on the CPU'} by {measured.backend}"
+    where = f"{measured.world} {'GPUs' if gpus is not None else 'processes on the CPU'} by {measured.backend}"
     detail = f"{bus / 1e9:.1f} GB/s bus bandwidth, {latency * 1e6:.0f} µs latency; {where}"
-    if places is not None:
-        indices = {reading.facts[place].index for place in places}
+    if gpus is not None:
+        measured_gpus = [reading.facts[number] for number in gpus]
+        indices = {gpu.index for gpu in measured_gpus}
         pairs = [pair for pair in reading.pairs if {pair.first, pair.second} <= indices]
-        links = [
-            pcie_bytes_per_second(reading.facts[p].pcie_generation_max, reading.facts[p].pcie_width_max) for p in places
-        ]
-        known = [link for link in links if link is not None]
-        if pairs and all(pair.nvlink for pair in pairs) and known and bus < min(known):
+        links = [pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in measured_gpus]
+        slowest_link = min((link for link in links if link is not None), default=0.0)
+        if pairs and all(pair.nvlink for pair in pairs) and bus < slowest_link:
             remedy = "NVLink seems unused: look for NCCL_P2P_DISABLE, and at NCCL_DEBUG=INFO for the path it took"
             return CheckResult("all-reduce", "warn", f"{detail}; slower than PCIe", remedy)
     return CheckResult("all-reduce", "pass", detail)
 
 
 def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:
-    """What a link carries in one direction; None if it is not known."""
+    """The throughput of a link in one direction; None if unknown."""
     lane = PCIE_LANE_BYTES_PER_SECOND.get(generation) if generation is not None else None
     return None if lane is None or width is None else lane * width

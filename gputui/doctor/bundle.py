@@ -1,5 +1,5 @@
-"""The bundle for a bug report: versions, the checks, the end of the agent's log, settings and the last incidents, all
-scrubbed of secrets. Nothing that a run measured or printed goes in."""
+"""The bundle for a bug report: versions, checks, the end of the agent's log, settings and the last incidents, without
+secrets. It contains no metrics and no output of runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
@@ -43,9 +43,9 @@ _SHOWN_ENVIRONMENT = (
 def write_bundle(
     path: Path, workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], now: float
 ) -> list[str]:
-    """Write the bundle, readable by its owner only, and return the names of what is in it.
+    """Write the bundle, readable only by its owner, and return the names of its files.
 
-    Raises OSError when it cannot be written; FileExistsError where there is a file of that name.
+    Raises OSError if it cannot be written, FileExistsError if the file exists.
     """
     scrubber = Scrubber(known_secrets(workspace, environ), str(Path.home()))
     members = dict(_members(workspace, results, environ, scrubber))
@@ -64,8 +64,7 @@ def write_bundle(
 
 
 def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
-    """What must not appear: secret values of the environment, and those in the newest runs' own files, which hold
-    them as they are."""
+    """Secret values of the environment and of the newest runs, whose files hold them in plain text."""
     found = secrets_in(environ, {})
     specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=_changed_at, reverse=True)
     for path in specs[:_SPECS]:
@@ -124,7 +123,7 @@ def _incidents(workspace: Workspace) -> Any:
     try:
         with closing(open_reader(workspace.database)) as connection:
             return [
-                asdict(incident) | {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(incident.at))}
+                msgspec.to_builtins(incident) | {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(incident.at))}
                 for incident in read_incidents(connection, limit=INCIDENTS)
             ]
     except (StoreError, sqlite3.Error) as error:
@@ -142,7 +141,7 @@ def _tail(path: Path) -> str:
 
 
 def _parsed(path: Path) -> Any:
-    """A small YAML or JSON file, None if it is neither."""
+    """A small YAML or JSON file; None if it is neither."""
     try:
         if path.stat().st_size > _SPEC_MAX_BYTES:
             return None

@@ -1,7 +1,7 @@
-"""What leaves this machine in a bundle, with the secrets taken out; pure.
+"""Redaction of the texts in a bundle. Pure.
 
-As `gputui.redaction`, and greedier: a name that could be a secret's in an environment is one in every text, addresses
-of webhooks vanish whole, and the home directory is shown as ~. To hide too much is no harm here.
+It is stricter than `gputui.redaction`: a name that would be a secret in an environment is one in every text, addresses
+of webhooks are removed, and the home directory is shown as ~. Hiding too much does no harm here.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _ADDRESS_NAMES = ("webhook", "url")
 
 
 class Scrubber(Redactor):
-    """Takes secrets out of texts. ``known`` are values that must not appear anywhere; ``home`` is shown as ~."""
+    """Removes secrets from texts. ``known`` are values that must not appear; ``home`` is shown as ~."""
 
     def __init__(self, known: Iterable[str] = (), home: str | None = None) -> None:
         super().__init__(known)
         self._home = home if home and home != "/" else None
 
     def text(self, text: str) -> str:
-        """A text such as a log."""
+        """A text, such as a log."""
         text = redact_named(super().text(text), lambda name, value, _: is_secret(name, value))
         return text.replace(self._home, "~") if self._home else text
 
     def named(self, name: str, value: Any) -> Any:
-        """A JSON value under a name."""
+        """A JSON value with its name."""
         if isinstance(value, str | int) and is_secret(name, str(value)) and value != REDACTED:
             return REDACTED
         shown = self.value(value)
@@ -47,6 +47,6 @@ class Scrubber(Redactor):
 
 
 def is_secret(name: str, value: str) -> bool:
-    """By its name, as of an environment variable or of a parameter."""
+    """Whether the name of an environment variable or parameter indicates a secret."""
     plain = name.replace("-", "_")
     return bool(value) and (is_secret_variable(plain, value) or is_secret_parameter(plain))

@@ -1,4 +1,4 @@
-"""Writes a file to the disk and prints how many seconds that took, in a process of its own.
+"""Write a file to the disk and print how many seconds that took. Runs as a separate process.
 
 python -m gputui.doctor.disk_write PATH BYTES
 """
@@ -15,11 +15,11 @@ _CHUNK_BYTES = 4 * 2**20
 
 
 def main(path: str, size_bytes: int) -> int:
-    """The bytes are random: some disks and file systems compress."""
+    """The bytes are random, because some disks and file systems compress."""
     chunk = os.urandom(_CHUNK_BYTES)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE_MODE)
-        # Nothing stays where this process or the one that waits for it is killed.
+        # Unlinked at once, so that nothing is left if this process is killed.
         os.unlink(path)  # noqa: PTH108
         began = time.monotonic()
         left = size_bytes

@@ -1,4 +1,4 @@
-"""Whether the training interpreter's torch, CUDA and NCCL fit the driver; pure."""
+"""Judge whether the training interpreter's torch, CUDA and NCCL fit the driver. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def judge_silence(python: str, error: ProbeError) -> CheckResult:
 
 
 def judge_interpreter(python: str, answer: InterpreterAnswer, reading: GpuReading) -> list[CheckResult]:
-    """What the interpreter has, and whether the GPUs' driver can serve it."""
+    """Judge the packages of an interpreter, and whether the GPUs' driver supports them."""
     results = [CheckResult("interpreter", "pass", f"Python {answer.python} at {python}")]
     if answer.torch is None:
         remedy = "name a profile (gputui doctor PROFILE), or install torch there"
@@ -55,7 +55,7 @@ def _nccl(answer: InterpreterAnswer, has_gpus: bool) -> CheckResult:
 
 
 def version_of(text: str) -> tuple[int, int] | None:
-    """The first two numbers of a version, None if it has none."""
+    """The first two numbers of a version, or None."""
     parts = text.split(".")
     try:
         return int(parts[0]), int(parts[1]) if len(parts) > 1 else 0

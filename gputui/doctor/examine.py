@@ -1,12 +1,13 @@
-"""Everything that `gputui doctor` looks at, in the order in which it is shown."""
+"""All checks of `gputui doctor`, in the order in which they are shown."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.config import Workspace
 from gputui.doctor.bandwidth import TORCHRUN_MODULE, free_gpus, judge_bandwidth, measure
@@ -21,9 +22,8 @@ from gputui.profiles.probe import InterpreterAnswer, ProbeError, ask_interpreter
 from gputui.runs.checks import CheckResult
 
 
-@dataclass(frozen=True, slots=True)
-class Interpreter:
-    """The Python whose torch is asked about, and the environment and folder that it works in."""
+class Interpreter(Struct, frozen=True):
+    """The Python whose torch is checked, with its environment and folder."""
 
     python: str
     environ: Mapping[str, str]
@@ -31,8 +31,8 @@ class Interpreter:
 
 
 def current_interpreter() -> Interpreter:
-    """That of a run whose profile names none."""
-    # It brings the forms of profiles along.
+    """The interpreter of a run whose profile names none."""
+    # Imported here, because it imports pydantic.
     from gputui.profiles.resolve import interpreter
 
     here = Path.cwd()
@@ -42,32 +42,32 @@ def current_interpreter() -> Interpreter:
 def examine(
     workspace: Workspace, interpreter: Interpreter, now: float, *, bandwidth: bool = False
 ) -> list[CheckResult]:
-    """Look at everything; ``now`` is in UTC unix seconds. The slow readings go on beside each other, and each has a
-    deadline of its own. With ``bandwidth`` the free GPUs are measured too, after all else."""
+    """Run all checks; ``now`` is UTC unix seconds. The slow readings run in parallel, each with a deadline. With
+    ``bandwidth`` the free GPUs are measured at the end."""
     scenario = workspace.scenario if workspace.scenario.exists() else None
     with ThreadPoolExecutor(3) as pool:
-        gpus_to_come = pool.submit(read_gpus, scenario)
-        python_to_come = pool.submit(
+        gpus_future = pool.submit(read_gpus, scenario)
+        python_future = pool.submit(
             ask_interpreter, interpreter.python, interpreter.environ, interpreter.workdir, needed=(TORCHRUN_MODULE,)
         )
-        home_to_come = pool.submit(read_home, workspace, now)
-        host, held_back = read_host(), read_quarantine(workspace)
-    gpus = gpus_to_come.result()
+        home_future = pool.submit(read_home, workspace, now)
+        host, quarantined = read_host(), read_quarantine(workspace)
+    gpus = gpus_future.result()
     answer: InterpreterAnswer | None = None
     try:
-        answer = python_to_come.result()
+        answer = python_future.result()
         python_results = judge_interpreter(interpreter.python, answer, gpus)
     except ProbeError as error:
         python_results = [judge_silence(interpreter.python, error)]
     results = [
         judge_driver(gpus, has_hardware=host.nvidia_hardware),
-        judge_gpus(gpus, held_back),
+        judge_gpus(gpus, quarantined),
         judge_persistence(gpus),
         judge_pcie(gpus),
         judge_topology(gpus),
         *python_results,
         *judge_host(host),
-        *judge_home(home_to_come.result()),
+        *judge_home(home_future.result()),
     ]
     if bandwidth:
         results += _bandwidth(workspace, interpreter, answer, gpus)
@@ -79,8 +79,8 @@ def _bandwidth(
 ) -> list[CheckResult]:
     if answer is None or answer.torch is None or answer.missing:
         return [CheckResult("bandwidth", "skip", f"{interpreter.python} has no torch to measure with")]
-    places = free_gpus(gpus, read_leased(workspace))
-    if places is not None and not places:
+    free = free_gpus(gpus, read_leased(workspace))
+    if free is not None and not free:
         return [CheckResult("bandwidth", "skip", "no GPU is free; ask again when nothing runs")]
-    uuids = None if places is None else [gpus.facts[place].uuid for place in places]
-    return judge_bandwidth(measure(interpreter.python, interpreter.environ, uuids), gpus, places)
+    uuids = None if free is None else [gpus.facts[number].uuid for number in free]
+    return judge_bandwidth(measure(interpreter.python, interpreter.environ, uuids), gpus, free)

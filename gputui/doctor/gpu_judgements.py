@@ -1,19 +1,20 @@
-"""Whether the GPUs and their driver are fit; pure."""
+"""Judge the GPUs and their driver. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from gputui.doctor.gpu_probe import GpuReading
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.runs.checks import CheckResult
 
-# From here on a GPU counts as at work: its PCIe link has then left the power-saving generation.
+# From here on a GPU counts as busy, so its PCIe link has left the power-saving generation.
 LOADED_PERCENT = 30.0
 
 
 def judge_driver(reading: GpuReading, *, has_hardware: bool) -> CheckResult:
-    """``has_hardware``: an NVIDIA GPU is plugged in, even if the driver disagrees."""
+    """``has_hardware``: the machine has an NVIDIA GPU, even if the driver does not report it."""
     if reading.source == "simulated":
         return CheckResult("driver", "skip", "the GPUs of this home are simulated")
     if not reading.facts:
@@ -32,39 +33,38 @@ def judge_driver(reading: GpuReading, *, has_hardware: bool) -> CheckResult:
 
 
 def judge_gpus(reading: GpuReading, quarantined: Mapping[str, str]) -> CheckResult:
-    """All recognised and healthy? ``quarantined``: UUID → why no run gets it."""
+    """Check that all GPUs are recognised and healthy. ``quarantined``: UUID → reason."""
     if not reading.facts:
         return CheckResult("gpus", "skip", "no GPUs to look at")
     situation = GpuSituation(reading.facts, reading.samples, reading.slow, quarantined=quarantined)
-    broken, worries = [], []
+    broken, warnings = [], []
     for gpu in reading.facts:
-        obstacle, worry = situation.obstacle(gpu, None), situation.worry(gpu)
+        unusable, warning = situation.unusable_reason(gpu, None), situation.warning(gpu)
         if gpu.mig_mode:
-            worries.append(f"GPU {gpu.index} {obstacle}, no run gets it")
-        elif obstacle is not None:
-            broken.append(f"GPU {gpu.index} {obstacle}")
-        elif worry is not None:
-            worries.append(f"GPU {gpu.index} {worry}")
-    names: dict[str, int] = {}
-    for gpu in reading.facts:
-        names[gpu.name] = names.get(gpu.name, 0) + 1
+            warnings.append(f"GPU {gpu.index} {unusable}, no run gets it")
+        elif unusable is not None:
+            broken.append(f"GPU {gpu.index} {unusable}")
+        elif warning is not None:
+            warnings.append(f"GPU {gpu.index} {warning}")
+    names = Counter(gpu.name for gpu in reading.facts)
     counted = ", ".join(f"{count} × {name}" for name, count in names.items())
     if broken:
         remedy = "reset (nvidia-smi -r) or power-cycle it; memory that cannot be remapped needs a replacement"
-        return CheckResult("gpus", "fail", "; ".join([*broken, *worries]), remedy)
-    if worries:
+        return CheckResult("gpus", "fail", "; ".join([*broken, *warnings]), remedy)
+    if warnings:
         remedy = "reset it with nvidia-smi -r when nothing runs on it; nvidia-smi -mig 0 ends MIG mode"
-        return CheckResult("gpus", "warn", "; ".join(worries), remedy)
+        return CheckResult("gpus", "warn", "; ".join(warnings), remedy)
     return CheckResult("gpus", "pass", f"{counted}, healthy")
 
 
 def judge_persistence(reading: GpuReading) -> CheckResult:
-    """Without persistence mode the driver unloads a GPU's state when it is unused, and every start pays for that:
-    https://docs.nvidia.com/deploy/driver-persistence/."""
-    known = [gpu for gpu in reading.facts if gpu.persistence_mode is not None]
-    if not known:
+    """Check persistence mode. Without it the driver unloads the state of an unused GPU, which slows down every start:
+    https://docs.nvidia.com/deploy/driver-persistence/.
+    """
+    reported = [gpu for gpu in reading.facts if gpu.persistence_mode is not None]
+    if not reported:
         return CheckResult("persistence mode", "skip", "the driver does not say" if reading.facts else "no GPUs")
-    off = [str(gpu.index) for gpu in known if not gpu.persistence_mode]
+    off = [str(gpu.index) for gpu in reported if not gpu.persistence_mode]
     if off:
         remedy = "sudo nvidia-smi -pm 1, or enable the nvidia-persistenced service"
         return CheckResult("persistence mode", "warn", f"off on GPU {', '.join(off)}", remedy)
@@ -72,20 +72,21 @@ def judge_persistence(reading: GpuReading) -> CheckResult:
 
 
 def judge_pcie(reading: GpuReading) -> CheckResult:
-    """Full width and generation? Idle GPUs lower their link to save power, so only those at work are judged."""
+    """Check that links have full width and generation. Idle GPUs lower their link to save power, so only busy ones are
+    judged."""
     slower: list[str] = []
     idle: list[str] = []
     full = 0
     for gpu in reading.facts:
         slow, sample = reading.slow.get(gpu.uuid), reading.samples.get(gpu.uuid)
-        now = None if slow is None else (slow.pcie_generation, slow.pcie_width)
-        most = (gpu.pcie_generation_max, gpu.pcie_width_max)
-        if now is None or None in now or None in most:
+        current = None if slow is None else (slow.pcie_generation, slow.pcie_width)
+        maximum = (gpu.pcie_generation_max, gpu.pcie_width_max)
+        if current is None or None in current or None in maximum:
             continue
-        if now == most:
+        if current == maximum:
             full += 1
             continue
-        words = f"GPU {gpu.index} at generation {now[0]} ×{now[1]} of {most[0]} ×{most[1]}"
+        words = f"GPU {gpu.index} at generation {current[0]} ×{current[1]} of {maximum[0]} ×{maximum[1]}"
         busy = sample is not None and (sample.utilization_percent or 0.0) >= LOADED_PERCENT
         (slower if busy else idle).append(words)
     if slower:
@@ -99,17 +100,17 @@ def judge_pcie(reading: GpuReading) -> CheckResult:
 
 
 def judge_topology(reading: GpuReading) -> CheckResult:
-    """Do the GPUs reach each other directly?"""
+    """Check that the GPUs can access each other directly."""
     if len(reading.facts) < 2:
         return CheckResult("topology", "skip", "fewer than two GPUs")
-    known = [pair for pair in reading.pairs if pair.p2p is not None or pair.nvlink is not None]
-    if not known:
+    reported = [pair for pair in reading.pairs if pair.p2p is not None or pair.nvlink is not None]
+    if not reported:
         return CheckResult("topology", "skip", "the driver does not say how the GPUs are connected")
-    apart = [pair for pair in known if not pair.p2p and not pair.nvlink]
-    linked = sum(1 for pair in known if pair.nvlink)
+    apart = [pair for pair in reported if not pair.p2p and not pair.nvlink]
+    linked = sum(1 for pair in reported if pair.nvlink)
     links = {count for count in reading.nvlinks.values() if count is not None}
     active = f" ({min(links)} links active on each)" if len(links) == 1 and linked else ""
-    detail = f"{linked} of {len(known)} pairs by NVLink{active}" if linked else "no NVLink"
+    detail = f"{linked} of {len(reported)} pairs by NVLink{active}" if linked else "no NVLink"
     if len(links) > 1:
         uneven = ", ".join(f"GPU {index}: {count}" for index, count in reading.nvlinks.items())
         return CheckResult("topology", "warn", f"{detail}; active links differ ({uneven})", "see nvidia-smi nvlink -s")

@@ -1,4 +1,4 @@
-"""Reads the GPUs once, in a process of its own: the driver may hang.
+"""Read the GPUs once, in a separate process, because the driver may hang.
 
     python -m gputui.doctor.gpu_probe [SCENARIO]
 
@@ -12,37 +12,37 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, Inventory
 from gputui.gpu.topology import PATHS, GpuPair
 from gputui.host.child import ChildError, run_child
 
 DEADLINE_SECONDS = 15.0
-# Of nvml.h; the binding has READ as a tuple, which no call takes.
+# From nvml.h. The binding defines READ as a tuple, which no call accepts.
 _P2P_READ = 0
 _P2P_NVLINK = 2
 _NVLINKS_MAX = 36
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """The driver's answer. ``problem`` is one line saying why there is nothing, or which GPU is missing. ``cuda`` is
-    the newest CUDA version that the driver supports. ``nvlinks`` counts active links by GPU index, None if the
-    GPU has none."""
+class GpuReading(Struct, frozen=True):
+    """The driver's answer. ``problem`` is one line: why there are no GPUs, or which one is missing. ``cuda`` is the
+    newest CUDA version that the driver supports. ``nvlinks`` counts active links by GPU index, None without NVLink."""
 
     source: str
     problem: str | None = None
     driver_version: str | None = None
     cuda: tuple[int, int] | None = None
     facts: tuple[GpuFacts, ...] = ()
-    samples: Mapping[str, GpuSample] = field(default_factory=dict)
-    slow: Mapping[str, GpuSlowSample] = field(default_factory=dict)
+    samples: Mapping[str, GpuSample] = msgspec.field(default_factory=dict)
+    slow: Mapping[str, GpuSlowSample] = msgspec.field(default_factory=dict)
     pairs: tuple[GpuPair, ...] = ()
-    nvlinks: Mapping[int, int | None] = field(default_factory=dict)
+    nvlinks: Mapping[int, int | None] = msgspec.field(default_factory=dict)
 
 
 def read_gpus(scenario: Path | None, *, deadline_seconds: float = DEADLINE_SECONDS) -> GpuReading:
@@ -57,11 +57,11 @@ def read_gpus(scenario: Path | None, *, deadline_seconds: float = DEADLINE_SECON
     except ChildError as error:
         return GpuReading(source, problem=f"the driver {error}; it may hang (dmesg says more)")
     except (ValueError, KeyError, TypeError):
-        return GpuReading(source, problem=f"the driver could not be asked: {answered.last_words}")
+        return GpuReading(source, problem=f"the driver could not be asked: {answered.stderr_tail}")
 
 
 def decode(text: str) -> GpuReading:
-    """Raises ValueError, KeyError or TypeError for anything but what `main` prints."""
+    """Parse the output of `main`. Raises ValueError, KeyError or TypeError."""
     data = json.loads(text)
     return GpuReading(
         source=data["source"],
@@ -77,7 +77,7 @@ def decode(text: str) -> GpuReading:
 
 
 def main(argv: list[str]) -> int:
-    """Read and print."""
+    """Read the GPUs and print them."""
     at = time.time()
     if argv:
         from gputui.gpu.simulated import SimulatedSource
@@ -89,48 +89,48 @@ def main(argv: list[str]) -> int:
 
         inventory, fast, slow = _tiers(NvmlSource(), at)
         links = _topology(inventory) if inventory.gpus else {"cuda": None, "pairs": [], "nvlinks": {}}
-    found = {
+    reading = {
         "source": inventory.source,
         "problem": inventory.problem,
         "driver_version": inventory.driver_version,
-        "facts": [asdict(gpu) for gpu in inventory.gpus],
+        "facts": [msgspec.to_builtins(gpu) for gpu in inventory.gpus],
         "samples": fast,
         "slow": slow,
     }
-    sys.stdout.write(json.dumps(found | links) + "\n")
+    sys.stdout.write(json.dumps(reading | links) + "\n")
     return 0
 
 
 def _tiers(source: Any, at: float) -> tuple[Inventory, list[dict[str, Any]], list[dict[str, Any]]]:
     inventory: Inventory = source.inventory(at)
-    fast = [asdict(gpu) for gpu in source.fast(at).gpus] if inventory.gpus else []
+    fast = [msgspec.to_builtins(gpu) for gpu in source.fast(at).gpus] if inventory.gpus else []
     for _ in inventory.gpus:
         source.link_step()  # each reads the PCIe link of another GPU
-    slow = [asdict(gpu) for gpu in source.slow(at).gpus] if inventory.gpus else []
+    slow = [msgspec.to_builtins(gpu) for gpu in source.slow(at).gpus] if inventory.gpus else []
     return inventory, fast, slow
 
 
 def _topology(inventory: Inventory) -> dict[str, Any]:
     import pynvml as nvml
 
-    found: dict[str, Any] = {"cuda": None, "pairs": [], "nvlinks": {}}
+    topology: dict[str, Any] = {"cuda": None, "pairs": [], "nvlinks": {}}
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
         version = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        found["cuda"] = [version // 1000, version % 1000 // 10]
+        topology["cuda"] = [version // 1000, version % 1000 // 10]
     handles = {}
     for gpu in inventory.gpus:
         with contextlib.suppress(nvml.NVMLError):
             handles[gpu.index] = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     for index, handle in handles.items():
-        found["nvlinks"][index] = active_links(nvml, handle)
-    for (first, one), (second, other) in combinations(handles.items(), 2):
-        found["pairs"].append(asdict(pair_of(nvml, first, one, second, other)))
-    return found
+        topology["nvlinks"][index] = active_links(nvml, handle)
+    for (first, first_handle), (second, second_handle) in combinations(handles.items(), 2):
+        topology["pairs"].append(msgspec.to_builtins(pair_of(nvml, first, first_handle, second, second_handle)))
+    return topology
 
 
 def active_links(nvml: Any, handle: Any) -> int | None:
-    """How many NVLinks are up; None if the GPU has none, or the driver does not say."""
+    """The number of active NVLinks; None if the GPU has none or the driver does not report them."""
     active = None
     for link in range(_NVLINKS_MAX):
         try:
@@ -140,8 +140,8 @@ def active_links(nvml: Any, handle: Any) -> int | None:
     return active
 
 
-def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> GpuPair:
-    """What the driver says of two GPUs; ``first`` and ``second`` are their indices."""
+def pair_of(nvml: Any, first: int, first_handle: Any, second: int, second_handle: Any) -> GpuPair:
+    """The connection of two GPUs with the indices ``first`` and ``second``."""
     levels = (
         nvml.NVML_TOPOLOGY_INTERNAL,
         nvml.NVML_TOPOLOGY_SINGLE,
@@ -153,19 +153,15 @@ def pair_of(nvml: Any, first: int, one: Any, second: int, other: Any) -> GpuPair
     paths = dict(zip(levels, PATHS[1:], strict=True))
     path = None
     with contextlib.suppress(nvml.NVMLError):
-        path = paths.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
-    return GpuPair(
-        first,
-        second,
-        _p2p(nvml, one, other, _P2P_READ),
-        _p2p(nvml, one, other, _P2P_NVLINK),
-        path,
-    )
+        path = paths.get(nvml.nvmlDeviceGetTopologyCommonAncestor(first_handle, second_handle))
+    p2p, nvlink = (_p2p_status(nvml, first_handle, second_handle, kind) for kind in (_P2P_READ, _P2P_NVLINK))
+    return GpuPair(first, second, p2p, nvlink, path)
 
 
-def _p2p(nvml: Any, one: Any, other: Any, kind: int) -> bool | None:
+def _p2p_status(nvml: Any, first: Any, second: Any, kind: int) -> bool | None:
+    """Whether a kind of direct access works; None if the driver does not say."""
     try:
-        return bool(nvml.nvmlDeviceGetP2PStatus(one, other, kind) == nvml.NVML_P2P_STATUS_OK)
+        return bool(nvml.nvmlDeviceGetP2PStatus(first, second, kind) == nvml.NVML_P2P_STATUS_OK)
     except nvml.NVMLError:
         return None
 

@@ -1,4 +1,4 @@
-"""What is to be known of a home: its disk, its database, its agent, and the agents of other homes."""
+"""Readings of a home: its disk, database and agent, and the agents of other homes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sqlite3
 import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 from gputui.config import Workspace, file_system_of
 from gputui.host.child import ChildError, run_child
@@ -23,13 +23,12 @@ from gputui.store.hardware import quarantined, read_gpus
 WRITE_BYTES = 64 * 2**20
 WRITE_DEADLINE_SECONDS = 10.0
 QUICK_CHECK_SECONDS = 3.0
-_STEPS_BETWEEN_LOOKS = 10_000
+_STEPS_BETWEEN_CHECKS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReading:
-    """The agent of this home. ``heartbeat_seconds`` is the age of its last sign of life, None if it gave none;
-    ``is_stopped`` is set where somebody stopped it (SIGSTOP)."""
+class AgentReading(Struct, frozen=True):
+    """The agent of this home. ``heartbeat_seconds`` is the age of its last heartbeat, None without one; ``is_stopped``:
+    it was stopped by SIGSTOP."""
 
     pid: int
     version: str
@@ -39,10 +38,10 @@ class AgentReading:
     is_stopped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HomeReading:
-    """A home now. ``write_bytes_per_second`` was measured, or ``write_problem`` says why not. ``database``: ``ok``,
-    ``missing``, ``slow`` (not read to its end in time), or what is wrong. ``other_agents``: (pid, state directory)."""
+class HomeReading(Struct, frozen=True):
+    """The state of a home. ``write_bytes_per_second`` was measured, or ``write_problem`` says why not. ``database``:
+    ``ok``, ``missing``, ``slow`` (not read completely in time), or an error. ``other_agents``: (PID, state
+    directory)."""
 
     state: str
     file_system: str | None = None
@@ -58,8 +57,8 @@ class HomeReading:
 
 
 def read_home(workspace: Workspace, now: float) -> HomeReading:
-    """Reads, and writes one file of 64 MiB for a moment where the state directory exists (else above it)."""
-    place = _nearest(workspace.state)
+    """Read a home. Writes a temporary file of 64 MiB into the state directory, or above it if that does not exist."""
+    place = next(folder for folder in (workspace.state, *workspace.state.parents) if folder.is_dir())
     free, total = _usage(place)
     speed, problem = measure_write(place)
     state, size, version = check_database(workspace.database)
@@ -81,8 +80,8 @@ def read_home(workspace: Workspace, now: float) -> HomeReading:
 def measure_write(
     folder: Path, size_bytes: int = WRITE_BYTES, deadline_seconds: float = WRITE_DEADLINE_SECONDS
 ) -> tuple[float | None, str | None]:
-    """Bytes per second of a real write with fsync, or why there is no figure. A child does it, for a sick disk or a
-    dead server would hold us up; its file is removed in any case."""
+    """Bytes per second of a write with fsync, or why there is no figure. A child process writes, because a broken disk
+    or server may block; its file is always removed."""
     path = folder / f".gputui-doctor-{os.getpid()}"
     if (room := _usage(folder)[0]) is not None and room < 4 * size_bytes:
         return None, "too full to try"
@@ -90,20 +89,20 @@ def measure_write(
     try:
         answered = run_child(argv, deadline_seconds=deadline_seconds)
         if answered.status != 0:
-            return None, answered.last_words
+            return None, answered.stderr_tail
         return size_bytes / float(answered.output), None
     except ChildError as error:
         return None, f"a write of {size_bytes >> 20} MiB {error}".replace("did not answer", "was not over")
     except (ValueError, ZeroDivisionError):
         return None, "the write could not be timed"
     finally:
-        # A read-only file system refuses this even where there is no file.
+        # A read-only file system refuses this even without a file.
         with suppress(OSError):
             path.unlink()
 
 
 def check_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[str, int | None, int | None]:
-    """`HomeReading.database`, its size and its schema version. Interrupted when it takes longer than ``seconds``."""
+    """`HomeReading.database`, its size and its schema version. The check stops after ``seconds``."""
     if not path.exists():
         return "missing", None, None
     size = sum(side.stat().st_size for side in (path, path.with_name(path.name + "-wal")) if side.exists())
@@ -112,7 +111,7 @@ def check_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[st
         with closing(open_reader(path)) as connection:
             version = int(connection.execute("PRAGMA user_version").fetchone()[0])
             deadline = time.monotonic() + seconds
-            connection.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS_BETWEEN_LOOKS)
+            connection.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS_BETWEEN_CHECKS)
             found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except StoreMissingError:
         return "missing", size, version
@@ -123,7 +122,7 @@ def check_database(path: Path, seconds: float = QUICK_CHECK_SECONDS) -> tuple[st
 
 
 def read_quarantine(workspace: Workspace) -> dict[str, str]:
-    """UUID → why; empty if nothing was recorded or the database cannot be read (which another check says)."""
+    """UUID → reason; empty if the database is missing or unreadable (another check reports that)."""
     try:
         with closing(open_reader(workspace.database)) as connection:
             return {uuid: out.reason for uuid, out in quarantined(connection).items()}
@@ -132,7 +131,7 @@ def read_quarantine(workspace: Workspace) -> dict[str, str]:
 
 
 def read_leased(workspace: Workspace) -> list[str]:
-    """The UUIDs of GPUs that runs of this home hold, at work or not."""
+    """The UUIDs of GPUs that runs of this home hold."""
     try:
         with closing(open_reader(workspace.database)) as connection:
             return [gpu.uuid for gpu in read_gpus(connection, time.time()) if gpu.run_id is not None]
@@ -158,7 +157,7 @@ def _agent(workspace: Workspace, now: float) -> AgentReading | None:
 
 
 def _other_agents(workspace: Workspace) -> tuple[tuple[int, str], ...]:
-    """This user's agents of other state directories, as their command lines say."""
+    """This user's agents of other state directories, by their command lines."""
     found, me = [], os.getuid()
     for process in psutil.process_iter(["uids", "cmdline"]):
         words = process.info["cmdline"] or []
@@ -169,10 +168,6 @@ def _other_agents(workspace: Workspace) -> tuple[tuple[int, str], ...]:
             if os.path.realpath(state) != str(workspace.state):
                 found.append((process.pid, state))
     return tuple(found)
-
-
-def _nearest(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def _usage(path: Path) -> tuple[int | None, int | None]:

@@ -1,4 +1,4 @@
-"""Whether a home is fit: its disk, database and agent; pure. Thresholds are this product's own."""
+"""Judge a home: its disk, database and agent. Pure. Thresholds are this product's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGENT_SILENT_SECONDS = 10.0
 
 
 def judge_home(home: HomeReading) -> list[CheckResult]:
-    """Everything about a home, in the order in which it is shown."""
+    """All judgements of a home, in the order in which they are shown."""
     return [
         judge_disk(home),
         judge_write(home),
@@ -27,7 +27,7 @@ def judge_home(home: HomeReading) -> list[CheckResult]:
 
 
 def judge_disk(home: HomeReading) -> CheckResult:
-    """Room for checkpoints and history?"""
+    """Check the room for checkpoints and history."""
     if home.disk_free_bytes is None or home.disk_total_bytes is None:
         return CheckResult("disk", "skip", f"cannot tell how full the disk of {home.state} is")
     detail = f"{format_size(home.disk_free_bytes)} of {format_size(home.disk_total_bytes)} free for {home.state}"
@@ -40,7 +40,7 @@ def judge_disk(home: HomeReading) -> CheckResult:
 
 
 def judge_write(home: HomeReading) -> CheckResult:
-    """Checkpoints wait for this."""
+    """Check the write speed, which checkpoints depend on."""
     if home.write_bytes_per_second is None:
         why = home.write_problem or "unknown"
         if home.write_problem == "too full to try":
@@ -53,7 +53,8 @@ def judge_write(home: HomeReading) -> CheckResult:
 
 
 def judge_file_system(home: HomeReading) -> CheckResult:
-    """SQLite's WAL needs shared memory of one machine (`config.is_network_file_system`)."""
+    """Check for a local file system: SQLite's WAL needs the shared memory of one machine
+    (`config.is_network_file_system`)."""
     if home.file_system is None:
         return CheckResult("file system", "skip", f"unknown for {home.state}")
     if is_network_file_system(home.file_system):
@@ -63,7 +64,7 @@ def judge_file_system(home: HomeReading) -> CheckResult:
 
 
 def judge_database(home: HomeReading) -> CheckResult:
-    """Whole?"""
+    """Check that the database is intact."""
     size = "" if home.database_bytes is None else f", {format_size(home.database_bytes)}"
     if home.database == "missing":
         return CheckResult("database", "skip", f"nothing has been recorded in {home.state} yet")
@@ -76,7 +77,7 @@ def judge_database(home: HomeReading) -> CheckResult:
 
 
 def judge_agent(home: HomeReading) -> CheckResult:
-    """Alive, heard of lately, and of this version?"""
+    """Check that the agent is alive, responsive and of this version."""
     agent = home.agent
     if agent is None:
         return CheckResult("agent", "skip", "none runs; whatever needs one starts it")
@@ -88,7 +89,7 @@ def judge_agent(home: HomeReading) -> CheckResult:
     if agent.heartbeat_seconds > AGENT_SILENT_SECONDS + (agent.interval_seconds or 0.0):
         remedy = "gputui agent stop, then start; runs continue meanwhile; the log is agent.log"
         return CheckResult("agent", "fail", f"pid {agent.pid} silent for {agent.heartbeat_seconds:.0f} s", remedy)
-    detail = f"pid {agent.pid}, heard of {agent.heartbeat_seconds:.1f} s ago"
+    detail = f"pid {agent.pid}, last heartbeat {agent.heartbeat_seconds:.1f} s ago"
     if agent.sampler_state not in (None, "ok", "starting"):
         remedy = "the driver may hang: see dmesg and agent.log"
         return CheckResult("agent", "warn", f"{detail}; its reader of the GPUs is {agent.sampler_state}", remedy)
@@ -99,7 +100,7 @@ def judge_agent(home: HomeReading) -> CheckResult:
 
 
 def judge_other_agents(home: HomeReading) -> CheckResult:
-    """Other homes of this user share the GPUs; lock files keep their runs apart."""
+    """Report agents of this user's other homes, which share the GPUs. Lock files keep their runs apart."""
     if not home.other_agents:
         return CheckResult("other agents", "pass", "none of this user")
     named = ", ".join(f"pid {pid} ({state})" for pid, state in home.other_agents)

@@ -1,4 +1,4 @@
-"""What the host says about itself: memory, limits, clock, systemd. Reads files only; what cannot be read is None."""
+"""Readings of the host: memory, limits, clock, systemd. Only reads files; what cannot be read is None."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import getpass
 import os
 import resource
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
-from gputui.host.logout import LogoutEnd, what_a_logout_does
+from gputui.host.logout import LogoutEnd, logout_end
 from gputui.runs.identity import open_pidfd
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
@@ -22,11 +22,10 @@ _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
 
 
-@dataclass(frozen=True, slots=True)
-class HostReading:
-    """The host now. ``clock_synchronised`` as the kernel says; ``logout``: what a logout would end; ``lingers`` is
-    None if there is no systemd; ``oom_kills_boot`` counts since boot, ``oom_kills_cgroup`` those in this control
-    group; ``has_pidfds``: processes can be held by a descriptor."""
+class HostReading(Struct, frozen=True):
+    """The state of the host. ``clock_synchronised`` is reported by the kernel; ``logout``: what a logout would end;
+    ``lingers`` is None without systemd; ``oom_kills_boot`` counts since boot, ``oom_kills_cgroup`` in this control
+    group; ``has_pidfds``: pidfd_open works."""
 
     memory_available_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -43,10 +42,12 @@ class HostReading:
     oom_kills_cgroup: int | None = None
     nvidia_hardware: bool = False
     has_pidfds: bool = True
+    # The largest file that this user may write; None without a limit.
+    file_size_bytes: int | None = None
 
 
 def read_host() -> HostReading:
-    """One look at the host."""
+    """Read the host."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     shm = _usage("/dev/shm")  # noqa: S108 - only its size is read
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -60,13 +61,20 @@ def read_host() -> HostReading:
         files_soft=sys.maxsize if soft == resource.RLIM_INFINITY else soft,
         files_hard=sys.maxsize if hard == resource.RLIM_INFINITY else hard,
         clock_synchronised=_clock_synchronised(),
-        logout=what_a_logout_does(),
+        logout=logout_end(),
         lingers=_lingers(),
         oom_kills_boot=_counter(Path("/proc/vmstat")),
         oom_kills_cgroup=_cgroup_oom_kills(),
         nvidia_hardware=_has_nvidia_hardware(),
         has_pidfds=_has_pidfds(),
+        file_size_bytes=_file_size_bytes(),
     )
+
+
+def _file_size_bytes() -> int | None:
+    """The agent raises its soft limit to the hard one, and root both."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if hard == resource.RLIM_INFINITY or os.geteuid() == 0 else hard
 
 
 def _has_pidfds() -> bool:
@@ -85,7 +93,7 @@ def _usage(path: str) -> tuple[int, int] | None:
 
 
 def _clock_synchronised() -> bool | None:
-    """adjtimex(2) with no mode set only reads."""
+    """adjtimex(2) without a mode only reads."""
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_long) != 8:
         return None
     buffer = ctypes.create_string_buffer(512)
@@ -131,7 +139,7 @@ def _cgroup_oom_kills() -> int | None:
 
 
 def _has_nvidia_hardware() -> bool:
-    """A display or compute device of NVIDIA on the PCI bus, or its kernel module loaded."""
+    """Whether the PCI bus has an NVIDIA display or compute device, or its kernel module is loaded."""
     if Path("/proc/driver/nvidia/version").exists():
         return True
     for vendor in Path("/sys/bus/pci/devices").glob("*/vendor"):

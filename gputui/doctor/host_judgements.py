@@ -1,4 +1,4 @@
-"""Whether the host is fit for training; pure. Thresholds are this product's own unless a source is named."""
+"""Judge whether the host is fit for training. Pure. Thresholds are this product's own unless a source is given."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from gputui.yaml_forms.quantities import format_size
 
 LOW_MEMORY_FRACTION = 0.10
 MUCH_SWAP_FRACTION = 0.50
-# Docker's default for --shm-size is 64 MB: data loader workers of PyTorch die of it with a bus error.
+# With Docker's default of 64 MB (--shm-size), PyTorch's data loader workers die of a bus error.
 SHM_TOO_SMALL_BYTES = 64 * 2**20
 SHM_SMALL_BYTES = 2**30
-# A data loader shares tensors by file descriptors: some per batch, worker and rank.
+# A data loader shares tensors by file descriptors, some per batch, worker and rank.
 FILES_FEW = 4096
 FILES_TOO_FEW = 512
 
 
 def judge_host(host: HostReading) -> list[CheckResult]:
-    """Everything about the host, in the order in which it is shown."""
+    """All judgements of the host, in the order in which they are shown."""
     return [
         judge_memory(host),
         judge_swap(host),
         judge_shm(host),
         judge_files(host),
+        judge_file_size(host),
         judge_pidfds(host),
         judge_clock(host),
         judge_logout(host),
@@ -32,7 +33,7 @@ def judge_host(host: HostReading) -> list[CheckResult]:
 
 
 def judge_memory(host: HostReading) -> CheckResult:
-    """Is there host memory left?"""
+    """Check the available host memory."""
     free, total = host.memory_available_bytes, host.memory_total_bytes
     if free is None or not total:
         return CheckResult("memory", "skip", "unknown")
@@ -43,7 +44,7 @@ def judge_memory(host: HostReading) -> CheckResult:
 
 
 def judge_swap(host: HostReading) -> CheckResult:
-    """Much of it in use means that memory was short."""
+    """Check swap: much of it in use means that memory was short."""
     used, total = host.swap_used_bytes, host.swap_total_bytes
     if used is None or total is None:
         return CheckResult("swap", "skip", "unknown")
@@ -56,7 +57,7 @@ def judge_swap(host: HostReading) -> CheckResult:
 
 
 def judge_shm(host: HostReading) -> CheckResult:
-    """Data loader workers hand over batches there, and NCCL talks through it."""
+    """Check /dev/shm, which data loader workers and NCCL use."""
     free, total = host.shm_free_bytes, host.shm_total_bytes
     if free is None or total is None:
         return CheckResult("shared memory", "skip", "there is no /dev/shm that can be read")
@@ -70,7 +71,7 @@ def judge_shm(host: HostReading) -> CheckResult:
 
 
 def judge_files(host: HostReading) -> CheckResult:
-    """The soft limit is what counts; a process may raise it up to the hard one."""
+    """Check the soft limit of open files; a process may raise it up to the hard limit."""
     soft, hard = host.files_soft, host.files_hard
     if soft is None:
         return CheckResult("open files", "skip", "unknown")
@@ -83,8 +84,17 @@ def judge_files(host: HostReading) -> CheckResult:
     return CheckResult("open files", "pass", detail)
 
 
+def judge_file_size(host: HostReading) -> CheckResult:
+    """Can the agent's database grow? A program is refused every write beyond the limit."""
+    if host.file_size_bytes is None:
+        return CheckResult("file size", "pass", "no limit")
+    remedy = "remove fsize from /etc/security/limits.conf, log in again, and gputui agent stop"
+    detail = f"at most {format_size(host.file_size_bytes)} per file, the database too"
+    return CheckResult("file size", "warn", detail, remedy)
+
+
 def judge_pidfds(host: HostReading) -> CheckResult:
-    """Can a signal be tied to the very process that it is meant for?"""
+    """Check that a signal can be bound to a process."""
     if host.has_pidfds:
         return CheckResult("signals", "pass", "processes are held by pidfds")
     return CheckResult(
@@ -94,7 +104,7 @@ def judge_pidfds(host: HostReading) -> CheckResult:
 
 
 def judge_clock(host: HostReading) -> CheckResult:
-    """Times of several machines and of logs compare only when clocks agree."""
+    """Check the clock: times of several machines and logs are comparable only if clocks agree."""
     if host.clock_synchronised is None:
         return CheckResult("clock", "skip", "the kernel does not say whether it is synchronised")
     if not host.clock_synchronised:
@@ -104,14 +114,14 @@ def judge_clock(host: HostReading) -> CheckResult:
 
 
 def judge_logout(host: HostReading) -> CheckResult:
-    """Would a logout end the agent, when it is started from here?"""
+    """Check whether a logout would end an agent that is started from here."""
     if host.logout is None:
         return CheckResult("logout", "pass", "runs outlive a logout")
     return CheckResult("logout", "warn", host.logout.problem, host.logout.remedy)
 
 
 def judge_linger(host: HostReading) -> CheckResult:
-    """Needed by user services, such as gputui's own."""
+    """Check lingering, which user services such as gputui's need."""
     if host.lingers is None:
         return CheckResult("linger", "skip", "no systemd here")
     if not host.lingers:
@@ -121,7 +131,7 @@ def judge_linger(host: HostReading) -> CheckResult:
 
 
 def judge_oom(host: HostReading) -> CheckResult:
-    """Has the kernel killed for lack of memory?"""
+    """Check whether the kernel killed processes for lack of memory."""
     boot, here = host.oom_kills_boot, host.oom_kills_cgroup
     if boot is None and here is None:
         return CheckResult("out of memory", "skip", "the kernel does not count")

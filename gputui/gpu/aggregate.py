@@ -1,18 +1,18 @@
-"""Totals over the GPUs of one moment. A value that a GPU does not give is left out of its total; a total of nothing is
-None."""
+"""Totals over the GPUs of one moment. Unknown values are left out; a total of nothing is None."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-# States of a GPU whose values, where it has any left, say nothing about now.
+from msgspec import Struct
+
+# States in which the values of a GPU are outdated.
 _GONE = ("lost", "error")
 
 
 class GpuValues(Protocol):
-    """What is totalled: samples as they come from the sampler, and rows as they are read from the store."""
+    """The values that are totalled, of samples and of stored rows."""
 
     @property
     def uuid(self) -> str: ...
@@ -34,10 +34,9 @@ class GpuValues(Protocol):
     def power_limit_watts(self) -> float | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTotals:
-    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok, ``lost_count`` those that the driver
-    no longer has. Utilisation is the mean over the GPUs that give it."""
+class GpuTotals(Struct, frozen=True):
+    """``gpu_count`` counts all GPUs, ``answering_count`` those whose state is ok, ``lost_count`` lost ones. Utilisation
+    is a mean."""
 
     gpu_count: int
     answering_count: int
@@ -54,8 +53,8 @@ class GpuTotals:
 
 
 def totals(readings: Iterable[GpuValues], indices: Mapping[str, int]) -> GpuTotals:
-    """The totals; ``indices`` maps a UUID to the GPU's index. Of equally hot GPUs the one with the lowest index is
-    the hottest. A GPU that is lost or cannot be read only counts."""
+    """The totals. ``indices`` maps a UUID to the index of the GPU. Of equally hot GPUs the lowest index wins. Lost and
+    unreadable GPUs are only counted."""
     listed = list(readings)
     gpus = [gpu for gpu in listed if gpu.state not in _GONE]
     used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]

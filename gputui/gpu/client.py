@@ -1,7 +1,7 @@
-"""The agent's end of the sampler: starts it, reads it, watches over it, and never waits for it.
+"""The agent's end of the sampler: starts, reads and supervises it, and never waits for it.
 
-The sampler may hang in the driver at any moment, so every descriptor here is non-blocking, the child is only ever
-looked at with WNOHANG, and what cannot be sent now is replaced by what is to be sent later.
+The sampler may hang in the driver at any moment. So every descriptor here is non-blocking, the child is polled with
+WNOHANG, and a command that cannot be sent now is replaced by the next one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.config import PRIVATE_FILE_MODE, own_python
 from gputui.gpu.model import FastTick, Occupant
@@ -43,10 +45,9 @@ _LOG_TAIL_BYTES = 4096
 _REASON_MAX_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerCommand:
-    """How to start the sampler. ``successor``: what it starts, behind its own interpreter, where this process dies
-    without having ended it; nothing if that is empty."""
+class SamplerCommand(Struct, frozen=True):
+    """How to start the sampler. ``successor`` are the arguments of the agent that the sampler starts if this process
+    dies without ending it; empty for none."""
 
     source: Literal["nvml", "simulated"]
     state_dir: Path
@@ -57,16 +58,10 @@ class SamplerCommand:
     successor: tuple[str, ...] = ()
 
     def argv(self, epoch: float) -> list[str]:
-        """The command line; ``epoch`` is when the session began, in UTC unix seconds."""
+        """The command line. ``epoch`` is the start of the session in UTC unix seconds."""
         argv = [self.python or own_python()[0], "-P", "-m", "gputui.gpu.sampler", "--source", self.source]
-        argv += [
-            "--interval",
-            str(self.interval_seconds),
-            "--state-dir",
-            str(self.state_dir.absolute()),
-            "--epoch",
-            str(epoch),
-        ]
+        argv += ["--interval", str(self.interval_seconds), "--state-dir", str(self.state_dir.absolute())]
+        argv += ["--epoch", str(epoch)]
         if self.scenario is not None:
             argv += ["--scenario", str(self.scenario.absolute())]
         if self.gpu_count is not None:
@@ -76,11 +71,10 @@ class SamplerCommand:
         return argv
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerHealth:
-    """How the sampler is. ``for_seconds`` counts since its last GPU tick (or its start); ``reason`` is one line where
-    something is wrong. ``dead`` is a process that does not die although it was killed: no other is started beside
-    it, because that one would hang in the driver as well."""
+class SamplerHealth(Struct, frozen=True):
+    """The state of the sampler. ``for_seconds`` counts since its last GPU tick, or its start; ``reason`` is one line if
+    something is wrong. A ``dead`` process was killed but does not end. No other is started, because it would also hang
+    in the driver."""
 
     state: HealthState
     for_seconds: float
@@ -90,10 +84,10 @@ class SamplerHealth:
 
 
 class SamplerClient:
-    """One sampler and its successors; what they say is appended to the log at ``log_path``.
+    """A sampler and its restarts. Their standard error is appended to the log at ``log_path``.
 
-    ``read`` and ``check`` are to be called whenever ``fileno`` is readable, and at least once a second. The host's
-    messages may continue while the GPUs' have stopped: then the driver hangs.
+    Call ``read`` and ``check`` whenever ``fileno`` is readable, and at least once a second. If the host's messages
+    continue without the GPUs', the driver hangs.
     """
 
     def __init__(self, command: SamplerCommand, log_path: Path) -> None:
@@ -119,25 +113,25 @@ class SamplerClient:
         self._backoff = ReadBackoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
 
     def start(self, now: float | None = None) -> None:
-        """Start the sampler. A failure to do so shows in ``check`` and is tried again.
+        """Start the sampler. `check` reports a failure and tries again.
 
-        Raises OSError when not even a pipe can be made.
+        Raises OSError if no pipe can be created.
         """
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._spawn(time.monotonic() if now is None else now)
 
     def fileno(self) -> int:
-        """Readable when there is something to read. Stays the same over restarts of the sampler."""
+        """A descriptor that is readable when messages have arrived. Restarts of the sampler do not change it."""
         return self._read_fd
 
     @property
     def malformed_lines(self) -> int:
-        """How many lines could not be understood; each is described in the log."""
+        """The number of invalid lines; the first are described in the log."""
         return self._malformed
 
     def read(self, now: float | None = None) -> list[Message]:
-        """What has come, oldest first; never waits."""
+        """The messages that have arrived, oldest first. Never waits."""
         self._pull()
         lines, self._lines = self._lines, []
         messages = []
@@ -152,7 +146,7 @@ class SamplerClient:
         return messages
 
     def send_occupants(self, occupants: Sequence[Occupant]) -> None:
-        """Tell who works on the GPUs. What an earlier call could not send yet is dropped."""
+        """Send the processes on the GPUs, in place of an unsent earlier list."""
         self._occupants = self._outbox["occupants"] = encode_occupants(occupants)
         self._flush()
 
@@ -163,12 +157,12 @@ class SamplerClient:
         self._flush()
 
     def check(self, now: float) -> SamplerHealth:
-        """How the sampler is at ``now`` (monotonic); kills, reaps and restarts it where that is due."""
+        """The state of the sampler at ``now`` (monotonic). Kills, reaps and restarts it as needed."""
         if self._read_fd < 0:
             return SamplerHealth("dead", 0.0, "the sampler was closed", restarts=self._restarts)
         child = self._child
         if child is not None and child.poll() is not None:
-            self._buried(child.returncode, now)
+            self._note_exit(child.returncode, now)
             child = None
         if child is None:
             if not self._backoff.due(now):
@@ -178,11 +172,11 @@ class SamplerClient:
             if self._child is None:
                 return self._health("restarting", now)
         self._flush()
-        return self._watch(now)
+        return self._judge(now)
 
     def close(self) -> None:
-        """End the sampler: politely, then not; in about a second at most. One that hangs in the driver is left to
-        the kernel, which ends it when the driver lets go."""
+        """End the sampler by SIGTERM, then SIGKILL, in about a second. One that hangs in the driver ends when the
+        driver returns."""
         child, self._child = self._child, None
         self._close_stdin()
         if child is not None and child.poll() is None:
@@ -198,8 +192,7 @@ class SamplerClient:
         self._read_fd = self._write_fd = -1
 
     def _spawn(self, now: float) -> None:
-        """Start a process. The pipe may still hold the end of its predecessor's last line, which must not become the
-        beginning of this one's first."""
+        """Start a process. An incomplete last line of its predecessor is dropped."""
         self._pull()
         self._partial = b""
         self._started_at = now
@@ -207,7 +200,7 @@ class SamplerClient:
         self._outbox = {} if self._occupants is None else {"occupants": self._occupants}
         self._sending = b""
         command = replace(self._command, interval_seconds=self._interval)
-        # One arena of the allocator instead of one for each thread: the process stays some MB smaller.
+        # A single malloc arena, not one per thread, saves some MB.
         environment = {**os.environ, "MALLOC_ARENA_MAX": "1", **own_python()[1]}
         try:
             self._child = self._started(command.argv(self._epoch), environment)
@@ -236,7 +229,7 @@ class SamplerClient:
         self._stdin_fd = ours
         return child
 
-    def _buried(self, status: int, now: float) -> None:
+    def _note_exit(self, status: int, now: float) -> None:
         """Note how the process ended and when the next one may start."""
         self._close_stdin()
         self._child = None
@@ -245,11 +238,11 @@ class SamplerClient:
             self._backoff.reset()
             return
         how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
-        last_words = self._last_words() if status > 0 else None
-        self._reason = f"the sampler {how}" + (f": {last_words}" if last_words else "")
+        stderr_tail = self._stderr_tail() if status > 0 else None
+        self._reason = f"the sampler {how}" + (f": {stderr_tail}" if stderr_tail else "")
         self._backoff.fail(now)
 
-    def _watch(self, now: float) -> SamplerHealth:
+    def _judge(self, now: float) -> SamplerHealth:
         assert self._child is not None
         if self._killed_at is not None:
             if now - self._killed_at > UNKILLABLE_SECONDS:
@@ -267,8 +260,8 @@ class SamplerClient:
             return self._health("ok", now)
         self._reason = "the driver does not answer"
         if age > max(GIVE_UP_SECONDS, 2 * SILENT_INTERVALS * self._interval):
-            if _waits_in_kernel(self._child.pid):
-                # Killing it would have no effect before the driver lets go, but end its readings of the host.
+            if _is_in_kernel(self._child.pid):
+                # SIGKILL would take effect only when the driver returns, but would end the readings of the host.
                 self._reason = f"the driver does not answer; sampler process {self._child.pid} waits inside it"
             else:
                 with contextlib.suppress(OSError):
@@ -296,7 +289,7 @@ class SamplerClient:
             self._note("a line without end was dropped")
 
     def _flush(self) -> None:
-        """Send what can be sent without waiting. A line that is half gone is finished first."""
+        """Send what can be sent without waiting. A partly sent line is completed first."""
         while self._stdin_fd >= 0 and (self._sending or self._outbox):
             if not self._sending:
                 self._sending = self._outbox.pop(next(iter(self._outbox)))
@@ -319,7 +312,7 @@ class SamplerClient:
         return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE_MODE)
 
     def _note(self, text: str) -> None:
-        """Count a line that was not understood; the first ones are written to the log."""
+        """Count an invalid line; the first are written to the log."""
         self._malformed += 1
         if self._malformed <= _NOTES_MAX:
             with contextlib.suppress(OSError):
@@ -329,8 +322,8 @@ class SamplerClient:
                 finally:
                     os.close(log)
 
-    def _last_words(self) -> str | None:
-        """The process's last line in the log, which others may write to as well."""
+    def _stderr_tail(self) -> str | None:
+        """The process's last line in the log, which others also write to."""
         try:
             with self._log_path.open("rb") as file:
                 file.seek(max(self._log_from, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
@@ -352,7 +345,7 @@ def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def _waits_in_kernel(pid: int) -> bool:
+def _is_in_kernel(pid: int) -> bool:
     """Whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as in a hung driver call."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):

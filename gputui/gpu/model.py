@@ -1,21 +1,21 @@
-"""What a GPU is at one moment: plain values that cross the pipe from the sampler and go into the store.
+"""The values of a GPU at one moment. They cross the pipe from the sampler and go into the store.
 
-``None`` means that the driver did not give the value; it is never replaced by 0.
+``None`` means that the driver gave no value; it is never replaced by 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
 
 from gputui.store.series import GpuSample as GpuSample
 from gputui.store.series import GpuSlowSample as GpuSlowSample
 from gputui.store.series import GpuState as GpuState
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """What does not change while the driver is loaded; read once per session."""
+class GpuFacts(Struct, frozen=True):
+    """Values that do not change while the driver is loaded; read once per session."""
 
     uuid: str
     index: int
@@ -32,14 +32,13 @@ class GpuFacts:
     persistence_mode: bool | None = None
     mig_mode: bool | None = None
     power_reading: Literal["instant", "driver"] | None = None
-    """Which reading ``GpuSample.power_watts`` is: the instantaneous field, or the driver's own (a one second mean
-    on Ampere and later, but for GA100)."""
+    """The meaning of ``GpuSample.power_watts``: the instantaneous field, or the driver's value (a mean over one second
+    on Ampere and later, except GA100)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """One process that holds memory of one GPU. ``start_ticks`` ties the PID to this machine's procfs; it is
-    None when the PID is not visible here (another PID namespace), and such a PID is never signalled."""
+class GpuProcess(Struct, frozen=True):
+    """A process that holds memory of a GPU. ``start_ticks`` ties the PID to this machine's procfs. It is None if the
+    PID is not visible here (another PID namespace), and such a PID is never signalled."""
 
     pid: int
     memory_bytes: int | None = None
@@ -50,67 +49,54 @@ class GpuProcess:
     sm_percent: int | None = None
 
 
-# What the sampler process writes, one JSON object a line; `kind` is the tag.
+# Messages of the sampler, one JSON object per line, tagged by `kind`.
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """Which GPUs there are, sent at the start and whenever the set changes. ``problem`` is one line a person
-    can act on: why there are no GPUs (no driver, version mismatch, ...), or which GPU of the machine is not among
-    ``gpus`` and why. A GPU that was seen once stays in ``gpus`` after it is lost."""
+class Inventory(Struct, frozen=True, tag="inventory", tag_field="kind"):
+    """The GPUs of the machine, sent at the start and whenever they change. ``problem`` is one line with a remedy: why
+    there are no GPUs, or which GPU is missing and why. A GPU stays in ``gpus`` after it is lost."""
 
     at: float
     source: Literal["nvml", "simulated"]
     driver_version: str | None
     gpus: tuple[GpuFacts, ...]
     problem: str | None = None
-    kind: Literal["inventory"] = "inventory"
 
 
-@dataclass(frozen=True, slots=True)
-class FastTick:
+class FastTick(Struct, frozen=True, tag="fast", tag_field="kind"):
     """One tick of the fast tier over all GPUs. ``at`` is UTC unix seconds."""
 
     at: float
     gpus: tuple[GpuSample, ...]
-    kind: Literal["fast"] = "fast"
 
 
-@dataclass(frozen=True, slots=True)
-class SlowTick:
+class SlowTick(Struct, frozen=True, tag="slow", tag_field="kind"):
     """One tick of the slow tier over all GPUs."""
 
     at: float
     gpus: tuple[GpuSlowSample, ...]
-    kind: Literal["slow"] = "slow"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessTick:
-    """The processes of every GPU: uuid → processes; None if the driver gave no (believable) list."""
+class ProcessTick(Struct, frozen=True, tag="processes", tag_field="kind"):
+    """UUID → the processes of each GPU; None without a valid list."""
 
     at: float
-    processes: dict[str, tuple[GpuProcess, ...] | None] = field(default_factory=dict)
-    kind: Literal["processes"] = "processes"
+    processes: dict[str, tuple[GpuProcess, ...] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEvent:
-    """Something the driver reported by itself, such as an XID."""
+class GpuEvent(Struct, frozen=True, tag="event", tag_field="kind"):
+    """An event that the driver reported, such as an XID."""
 
     at: float
     uuid: str
     event: Literal["xid", "lost", "returned"]
     code: int | None = None
     text: str | None = None
-    kind: Literal["event"] = "event"
 
 
-@dataclass(frozen=True, slots=True)
-class Occupant:
-    """Sent down to the sampler: a process of ours that works on a GPU. Only the simulated source uses it: its GPUs
-    follow the load of the runs launched on them. ``memory_bytes`` is what it holds there; None lets the source choose
-    an amount that stays the same for the run."""
+class Occupant(Struct, frozen=True):
+    """A process of a run on a GPU, sent to the sampler. Only simulated GPUs use it: their load follows the runs.
+    ``memory_bytes`` None lets the source choose an amount that is constant for the run."""
 
     uuid: str
     pid: int

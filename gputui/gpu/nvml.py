@@ -1,24 +1,24 @@
-"""GPUs through NVML, NVIDIA's management library, by way of nvidia-ml-py.
+"""GPUs through NVML, NVIDIA's management library, with nvidia-ml-py.
 
-Calls are chosen for their price. With eight GPUs at 1 Hz they are at most:
+Calls are chosen for their cost. With eight GPUs at 1 Hz they are at most:
 
 ====================  ======================================================================  ===========
 tier                  calls for each GPU                                                      with 8 GPUs
 ====================  ======================================================================  ===========
 fast, every tick      utilisation, memory, temperature, power field, SM clock, event reasons    48 / s
-events, every tick    one wait that does not wait, for all GPUs                                  1 / s
+events, every tick    one wait without a timeout, for all GPUs                                 1 / s
 processes, 3 s        compute list, utilisation; every fifth time graphics and MPS lists       6.4 / s
 slow, 5 s             memory clock, P-state, fan, one batch of field values                    6.4 / s
 link, 10 s a round    PCIe in both directions, generation, width; video engines; power limit   5.6 / s
 ====================  ======================================================================  ===========
 
-PCIe throughput comes from nvmlDeviceGetPcieThroughput, one GPU at a time and after the fast tier has been sent: it
-blocks for 20 ms in each direction, and nothing else waits in this thread. The byte counters among the field values
-(NVML_FI_DEV_PCIE_COUNT_*) would not block, but they are documented to wrap without saying after how many bits, and
-with 32 of them a busy link wraps many times between two readings, so a difference would prove nothing.
+PCIe throughput comes from nvmlDeviceGetPcieThroughput, one GPU at a time and after the fast tier has been sent,
+because it blocks for 20 ms in each direction. The byte counters among the field values (NVML_FI_DEV_PCIE_COUNT_*) do
+not block, but they wrap after an undocumented number of bits. With 32 bits a busy link wraps many times between two
+readings.
 
-Power is the instantaneous field, reported to answer in microseconds where the averaged one takes milliseconds; mean
-power over a time is better had from the energy counter.
+Power is the instantaneous field, which answers in microseconds; the averaged one takes milliseconds. The energy counter
+gives better means.
 """
 
 from __future__ import annotations
@@ -28,13 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gputui.gpu.model import FastTick, GpuEvent, GpuProcess, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
-from gputui.gpu.nvml_calls import (
-    ERROR_LIB_RM_VERSION_MISMATCH,
-    Calls,
-    DriverGoneError,
-    GpuGoneError,
-    problem_of,
-)
+from gputui.gpu.nvml_calls import ERROR_LIB_RM_VERSION_MISMATCH, Calls, DriverGoneError, GpuGoneError, problem_of
 from gputui.gpu.nvml_events import XidEvents
 from gputui.gpu.nvml_facts import read_facts
 from gputui.gpu.nvml_processes import ProcessLists
@@ -56,8 +50,8 @@ T = TypeVar("T")
 
 
 class NvmlSource:
-    """The source of real GPUs. Nothing is opened before ``inventory`` is called; every GPU that was seen once is kept
-    by its UUID, so that one that is lost stays visible as lost."""
+    """The source of real GPUs. Nothing is opened before ``inventory`` is called. Every GPU that was seen is kept by its
+    UUID, so that a lost one stays visible."""
 
     def __init__(self, reader: GpuProcessReader | None = None) -> None:
         self._reader = reader or GpuProcessReader()
@@ -71,7 +65,7 @@ class NvmlSource:
         self._link_turn = 0
 
     def inventory(self, at: float) -> Inventory:
-        # What the driver has queued is lost with the session.
+        # Events in the driver's queue are lost with the session.
         self._take_xids(at)
         self._end_session()
         try:
@@ -83,7 +77,7 @@ class NvmlSource:
         except pynvml.NVMLError as error:
             self._mismatched = error.value == ERROR_LIB_RM_VERSION_MISMATCH
             if self._mismatched:
-                # The library that this process has loaded stays, independent of later installations.
+                # This process keeps the library that it has loaded, whatever is installed later.
                 if self._mismatched_before:
                     raise FreshProcessNeededError from error
                 self._mismatched_before = True
@@ -124,7 +118,7 @@ class NvmlSource:
 
         unknown: dict[str, tuple[GpuProcess, ...] | None] = dict.fromkeys(self._gpus)
         found = unknown | self._read_each(at, read)
-        self._reader.forget_all_but(process.pid for listed in found.values() for process in listed or ())
+        self._reader.keep_only(process.pid for listed in found.values() for process in listed or ())
         return ProcessTick(at=at, processes=found)
 
     def link_step(self) -> None:
@@ -132,7 +126,7 @@ class NvmlSource:
         if self._session is None or not answering:
             return
         self._link_turn = (self._link_turn + 1) % len(answering)
-        # A GPU or a driver that goes away here is noticed, and reported, by the next fast tick.
+        # If the GPU or the driver is gone, the next fast tick reports it.
         with contextlib.suppress(GpuGoneError, DriverGoneError):
             answering[self._link_turn].read_link(self._session)
 
@@ -142,7 +136,7 @@ class NvmlSource:
         return happened
 
     def occupy(self, occupants: Sequence[Occupant]) -> None:
-        """Nothing to do: the driver knows who works on its GPUs."""
+        """Nothing to do: the driver lists the processes."""
 
     def close(self) -> None:
         self._end_session()
@@ -151,13 +145,13 @@ class NvmlSource:
         for uuid, code in self._xids.read() if self._xids is not None else ():
             self._events.append(GpuEvent(at=at, uuid=uuid, event="xid", code=code, text=xid_text(code)))
             if code == FALLEN_OFF_THE_BUS:
-                self._lose(at, self._gpus[uuid], xid_text(code))
+                self._mark_lost(at, self._gpus[uuid], xid_text(code))
             elif code in FIRMWARE_SILENT:
                 gpu = self._gpus[uuid]
                 gpu.handle, gpu.state, gpu.detail = None, "error", xid_text(code)
 
     def _read_each(self, at: float, read: Callable[[Gpu, Calls], T]) -> dict[str, T]:
-        """What ``read`` gives for each GPU that can be asked; those that turn out to be gone are marked."""
+        """The result of ``read`` for each GPU that answers. GPUs that are gone are marked."""
         results: dict[str, T] = {}
         for gpu in self._gpus.values():
             if self._session is None:
@@ -167,9 +161,9 @@ class NvmlSource:
             try:
                 results[gpu.uuid] = read(gpu, self._session)
             except GpuGoneError as gone:
-                self._lose(at, gpu, str(gone))
+                self._mark_lost(at, gpu, str(gone))
             except DriverGoneError:
-                self._lose_driver(at, _UNLOADED)
+                self._mark_driver_lost(at, _UNLOADED)
         return results
 
     def _enumerate(self, at: float, session: Calls) -> Inventory:
@@ -192,7 +186,7 @@ class NvmlSource:
                 unopened.append(f"{name} cannot be opened: {gone}")
         for uuid, gpu in self._gpus.items():
             if uuid not in handles:
-                self._lose(at, gpu, _VANISHED)
+                self._mark_lost(at, gpu, _VANISHED)
         self._gpus = dict(sorted(self._gpus.items(), key=lambda item: item[1].facts.index))
         self._xids = XidEvents(nvml, handles)
         self._lists = ProcessLists(session, self._reader)
@@ -210,7 +204,7 @@ class NvmlSource:
         self._gpus[uuid] = gpu
 
     def _without_driver(self, at: float, problem: str) -> Inventory:
-        self._lose_driver(at, problem)
+        self._mark_driver_lost(at, problem)
         return self._inventory(at, None, problem)
 
     def _inventory(self, at: float, driver_version: str | None, problem: str | None) -> Inventory:
@@ -222,19 +216,19 @@ class NvmlSource:
             problem=problem,
         )
 
-    def _lose(self, at: float, gpu: Gpu, reason: str) -> None:
+    def _mark_lost(self, at: float, gpu: Gpu, reason: str) -> None:
         gpu.handle = None
         if gpu.state != "lost":
             gpu.state, gpu.detail = "lost", reason
             self._events.append(GpuEvent(at=at, uuid=gpu.uuid, event="lost", text=reason))
 
-    def _lose_driver(self, at: float, reason: str) -> None:
+    def _mark_driver_lost(self, at: float, reason: str) -> None:
         self._end_session()
         for gpu in self._gpus.values():
-            self._lose(at, gpu, reason)
+            self._mark_lost(at, gpu, reason)
 
     def _end_session(self) -> None:
-        """Close what is open, so that nothing of ours keeps a GPU from being reset."""
+        """Close everything, so that a GPU can be reset."""
         session, self._session = self._session, None
         xids, self._xids, self._lists = self._xids, None, None
         if xids is not None:

@@ -1,7 +1,7 @@
-"""Asking the driver one thing: a value, or None for "not known", or an exception when there is no point in going on.
+"""Single calls to the driver: a value, None if it is unknown, or an exception if further calls make no sense.
 
-NVML answers "not supported" for what a GPU, driver or mode lacks, at the cost of a call. Such
-answers are remembered per GPU and question; errors that may pass are not.
+NVML answers "not supported" for what a GPU, driver or mode lacks, at the cost of a call. Such answers are cached per
+GPU and call; temporary errors are not.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _BLANK = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 
 
 class GpuGoneError(Exception):
-    """The GPU's handle is of no use any more; the text says why."""
+    """The GPU's handle is invalid. The text says why."""
 
 
 class DriverGoneError(Exception):
-    """The driver was unloaded under us."""
+    """The driver was unloaded."""
 
 
 class Calls:
-    """Questions to NVML about one GPU after another. ``gpu`` is any name for it; its UUID here."""
+    """Calls to NVML about GPUs. ``gpu`` is a key for the cache, usually the UUID."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
@@ -56,7 +56,7 @@ class Calls:
         self._never: set[tuple[object, ...]] = set()
 
     def ask(self, gpu: str, function: str, handle: Any, *args: object) -> Any:
-        """What ``pynvml.<function>(handle, *args)`` answers, or None. ``handle`` is what the driver knows the GPU by.
+        """The result of ``pynvml.<function>(handle, *args)``, or None.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -66,8 +66,7 @@ class Calls:
         return self._guarded(gpu, key, getattr(self.nvml, function), handle, *args)
 
     def run(self, gpu: str, name: str, function: Callable[[], Any]) -> Any:
-        """The same for something that takes more than one plain call; ``name`` is what "not supported" is
-        remembered under.
+        """The result of a function that makes several calls; "not supported" is cached under ``name``.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -75,7 +74,7 @@ class Calls:
         return None if key in self._never else self._guarded(gpu, key, function)
 
     def number(self, gpu: str, function: str, handle: Any, *args: object) -> int | None:
-        """The same for a whole number, which NVML may leave blank.
+        """An integer, or None if NVML leaves it blank.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -83,7 +82,7 @@ class Calls:
         return None if value is None or value in _BLANK else int(value)
 
     def text(self, gpu: str, function: str, handle: Any) -> str | None:
-        """The same for a string; control characters do not come through.
+        """A string without control characters.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -95,12 +94,12 @@ class Calls:
         return "".join(character for character in value if character.isprintable()).strip() or None
 
     def answers(self, gpu: str, function: str, *args: object) -> bool:
-        """Whether to ask: the GPU has not answered "not supported" yet."""
+        """Whether the GPU has not answered "not supported" to this call."""
         return (gpu, function, *args) not in self._never
 
     def fields(self, gpu: str, handle: Any, wanted: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
-        """Several field values in one call: id → (value, driver's timestamp in microseconds); unknown ones are left
-        out. ``wanted`` holds (field id, scope) pairs; ids that the GPU does not have are taken out of that list.
+        """Several field values in one call: ID → (value, timestamp of the driver in microseconds), without unknown
+        ones. ``wanted`` holds (field ID, scope) pairs; unsupported ones are removed from it.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -139,7 +138,7 @@ class Calls:
 
 
 def problem_of(code: int, text: str) -> str:
-    """Why NVML could not be opened and what to do about it, in one line."""
+    """Why NVML cannot be opened and the remedy, in one line."""
     if code == ERROR_LIBRARY_NOT_FOUND:
         return (
             "No NVIDIA driver found (libnvidia-ml.so.1 is missing). Install the driver, or try simulated GPUs with: "

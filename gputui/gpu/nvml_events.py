@@ -1,4 +1,4 @@
-"""XIDs as the driver reports them while we listen; what happened before is only in the kernel log."""
+"""XIDs that the driver reports while it is open. Earlier ones are only in the kernel log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _AT_ONCE_MAX = 64
 
 
 class XidEvents:
-    """One event set over all GPUs of a session. Where the driver has no events (old ones, WSL) it stays silent."""
+    """An event set over all GPUs of a session. Drivers without events (old ones, WSL) report none."""
 
     def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
         self._nvml = nvml

@@ -1,4 +1,4 @@
-"""What does not change about a GPU while its driver is loaded, asked once."""
+"""The facts of a GPU, which do not change while its driver is loaded."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
 
 
 def read_memory(calls: Calls, uuid: str, handle: Any) -> Any:
-    """total, used and, with the call's second version, reserved bytes; None when not known. Only that version's
-    ``used`` leaves out what the driver keeps for itself.
+    """Total, used and, with the call's second version, reserved bytes; None if unknown. Only the second version's
+    ``used`` excludes reserved memory.
 
     Raises GpuGoneError, DriverGoneError.
     """

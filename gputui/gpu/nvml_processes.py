@@ -1,12 +1,13 @@
-"""The processes on one GPU, as the driver lists them: read, checked for sense, merged and named."""
+"""The processes on a GPU: the driver's lists, checked, merged and named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from ctypes import byref, c_uint, c_ulonglong
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from gputui.gpu.model import GpuProcess
 from gputui.gpu.nvml_calls import ERROR_INSUFFICIENT_SIZE, ERROR_NOT_FOUND, Calls
@@ -15,8 +16,8 @@ from gputui.gpu.source import say
 
 Kind = Literal["C", "G", "M"]
 
-# The compute list is read each time. Graphics and MPS lists seldom change on a machine that trains, and the
-# graphics list is the most expensive of the usual calls (a median of 4.5 ms was measured on an RTX 4090 laptop).
+# The compute list is read each time. Graphics and MPS lists seldom change during training, and the graphics list is the
+# most expensive of the usual calls (a median of 4.5 ms on an RTX 4090 laptop).
 _FUNCTIONS: dict[Kind, str] = {
     "C": "nvmlDeviceGetComputeRunningProcesses",
     "G": "nvmlDeviceGetGraphicsRunningProcesses",
@@ -29,9 +30,8 @@ _ROOM_FOR = 32
 _PID_MAX = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the driver's lists. ``memory_bytes`` is None if the driver does not say."""
+class Row(Struct, frozen=True):
+    """A row of the driver's lists. ``memory_bytes`` is None if unknown."""
 
     pid: int
     memory_bytes: int | None
@@ -39,7 +39,7 @@ class Row:
 
 
 class ProcessLists:
-    """Reads the lists of any number of GPUs; remembers per GPU what is read seldom."""
+    """Reads the lists of any number of GPUs and caches what is read seldom."""
 
     def __init__(self, calls: Calls, reader: GpuProcessReader) -> None:
         self._calls = calls
@@ -47,11 +47,11 @@ class ProcessLists:
         self._turn: dict[str, int] = {}
         self._seldom: dict[str, list[tuple[Row, bool]]] = {}
         self._utilization_seen: dict[str, int] = {}
-        self._disbelieved: set[str] = set()
+        self._reported_invalid: set[str] = set()
         self._room = _ROOM_FOR
 
     def read(self, gpu: str, handle: Any, memory_total_bytes: int | None) -> tuple[GpuProcess, ...] | None:
-        """The processes of one GPU, largest first, or None when the driver gives no list or a senseless one.
+        """The processes of one GPU, largest first; None if the driver has no list or an invalid one.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -59,34 +59,34 @@ class ProcessLists:
         if rows is None:
             return None
         rows = rows + self._seldom_rows(gpu, handle)
-        doubt = senseless(rows, memory_total_bytes)
+        doubt = invalid_reason(rows, memory_total_bytes)
         if doubt is not None:
-            if gpu not in self._disbelieved:
-                self._disbelieved.add(gpu)
+            if gpu not in self._reported_invalid:
+                self._reported_invalid.add(gpu)
                 say(f"process list of {gpu} discarded: {doubt}")
             return None
-        self._disbelieved.discard(gpu)
+        self._reported_invalid.discard(gpu)
         if not rows:
             return ()
         sm_percent = self._utilization(gpu, handle)
         return self._named(merged(rows), sm_percent)
 
     def _seldom_rows(self, gpu: str, handle: Any) -> list[Row]:
-        """Graphics and MPS rows, some of them remembered. A remembered one whose process has ended meanwhile is left
-        out, which is known only for those visible here."""
+        """Graphics and MPS rows, often cached. Cached rows of processes that have ended are left out, if the process
+        was visible here."""
         turn = self._turn.get(gpu, 0)
         if turn % _SELDOM_EVERY == 0:
             rows = [*(self._list(gpu, handle, "G") or ()), *(self._list(gpu, handle, "M") or ())]
-            self._seldom[gpu] = [(row, self._reader.look(row.pid) is not None) for row in rows]
+            self._seldom[gpu] = [(row, self._reader.identify(row.pid) is not None) for row in rows]
             self._turn[gpu] = turn + 1
             return rows
         self._turn[gpu] = turn + 1
-        return [row for row, visible in self._seldom[gpu] if not visible or self._reader.look(row.pid) is not None]
+        return [row for row, visible in self._seldom[gpu] if not visible or self._reader.identify(row.pid) is not None]
 
     def _named(self, rows: list[Row], sm_percent: dict[int, int] | None) -> tuple[GpuProcess, ...]:
         processes = []
         for row in rows:
-            who = self._reader.look(row.pid)
+            who = self._reader.identify(row.pid)
             processes.append(
                 GpuProcess(
                     pid=row.pid,
@@ -113,7 +113,7 @@ class ProcessLists:
         return None
 
     def _rows(self, function: str, handle: Any, kind: Kind) -> list[Row]:
-        """One call where the binding makes two: with room to spare there is no need to ask for the size first."""
+        """Read a list in one call. The binding makes two calls to learn the size; a large buffer needs only one."""
         nvml = self._calls.nvml
         pointer = nvml._nvmlGetFunctionPointer(function)
         while True:
@@ -132,8 +132,7 @@ class ProcessLists:
         return rows
 
     def _utilization(self, gpu: str, handle: Any) -> dict[int, int] | None:
-        """PID → SM share since the previous look, in percent; PIDs that did nothing are not in it. None when the
-        driver does not say."""
+        """PID → SM share since the previous call, in percent, without idle PIDs. None if unknown."""
         found: dict[int, int] | None = self._calls.run(
             gpu, "nvmlDeviceGetProcessUtilization", partial(self._samples, gpu, handle)
         )
@@ -156,7 +155,7 @@ class ProcessLists:
         newest: dict[int, tuple[int, int]] = {}
         for item in buffer[: count.value]:
             stamp, share = item.timeStamp, item.smUtil
-            # Stale samples and shares above 100 do occur.
+            # The driver sometimes reports stale samples and shares above 100.
             if stamp > seen and share <= 100 and stamp >= newest.get(item.pid, (0, 0))[0]:
                 newest[item.pid] = (stamp, share)
         if newest:
@@ -164,9 +163,9 @@ class ProcessLists:
         return {pid: share for pid, (_, share) in newest.items()}
 
 
-def senseless(rows: Iterable[Row], memory_total_bytes: int | None) -> str | None:
-    """Why the lists cannot be true, or None. Drivers exist whose rows are laid out otherwise than the function's
-    version promises; PIDs and memory come out scrambled then."""
+def invalid_reason(rows: Iterable[Row], memory_total_bytes: int | None) -> str | None:
+    """Why the lists cannot be valid, or None. Some drivers' rows have another layout than their version, which
+    scrambles PIDs and memory."""
     for row in rows:
         if not 0 < row.pid <= _PID_MAX:
             return f"{row.pid} cannot be a PID"
@@ -176,7 +175,7 @@ def senseless(rows: Iterable[Row], memory_total_bytes: int | None) -> str | None
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
-    """One row for each PID: a process that computes and draws is in both lists, each time with all of its memory."""
+    """One row per PID. A process that computes and draws is in both lists, each time with all of its memory."""
     by_pid: dict[int, Row] = {}
     for row in rows:
         other = by_pid.get(row.pid)

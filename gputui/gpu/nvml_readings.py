@@ -1,9 +1,11 @@
-"""What is read from one GPU again and again: one function for each tier."""
+"""The repeated readings of one GPU, one function for each tier."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, GpuState
 from gputui.gpu.nvml_calls import Calls
@@ -18,7 +20,7 @@ _PCIE_SENT = 0
 _PCIE_RECEIVED = 1
 _LAST_PERFORMANCE_STATE = 15
 
-# Field ids of nvml.h with their scope: a link, or all of them.
+# Field IDs of nvml.h with their scope: one link, or all.
 _ECC_CORRECTED = 3
 _ECC_UNCORRECTED = 4
 _MEMORY_TEMPERATURE = 82
@@ -42,9 +44,8 @@ _SLOW_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The PCIe link of one GPU; rates are those of a 20 ms window."""
+class Link(Struct, frozen=True):
+    """The PCIe link of one GPU. Rates are measured over 20 ms."""
 
     generation: int | None = None
     width: int | None = None
@@ -54,8 +55,7 @@ class Link:
 
 @dataclass(slots=True)
 class Gpu:
-    """One GPU that was seen at least once, and what is remembered between readings. Without a handle it is not
-    asked anything."""
+    """A GPU that was seen at least once, and its state between readings. Without a handle it is not read."""
 
     facts: GpuFacts
     handle: Any
@@ -64,7 +64,7 @@ class Gpu:
     memory_clock_mhz: int | None = None
     performance_state: int | None = None
     power_limit_watts: float | None = None
-    link: Link = Link()
+    link: Link = field(default_factory=Link)
     encoder_percent: float | None = None
     decoder_percent: float | None = None
     _power_fields: list[tuple[int, int]] = field(default_factory=lambda: [(FIELD_POWER_INSTANT, 0)])
@@ -127,7 +127,7 @@ class Gpu:
         return GpuSlowSample(
             uuid=uuid,
             fan_percent=None if fan is None else float(fan),
-            memory_temperature_celsius=value(_MEMORY_TEMPERATURE) or None,  # 0 is how some boards say "no sensor"
+            memory_temperature_celsius=value(_MEMORY_TEMPERATURE) or None,  # some boards report 0 without a sensor
             pcie_generation=self.link.generation,
             pcie_width=self.link.width,
             pcie_received_bytes_per_second=self.link.received_bytes_per_second,
@@ -145,7 +145,7 @@ class Gpu:
         )
 
     def read_settings(self, calls: Calls) -> None:
-        """What the fast tier shows but does not read itself.
+        """Read what the fast tier reports but does not read.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -153,8 +153,8 @@ class Gpu:
         self._read_power_limit(calls)
 
     def read_link(self, calls: Calls) -> None:
-        """The PCIe link, and what few look at or changes as seldom: the video engines and the power limit. Blocks for
-        2 x 20 ms, the window over which the driver measures throughput.
+        """Read the PCIe link, and values that change or matter seldom: the video engines and the power limit. Blocks
+        for 2 x 20 ms, the window of the throughput.
 
         Raises GpuGoneError, DriverGoneError.
         """
@@ -191,8 +191,8 @@ class Gpu:
         return watts(calls.number(self.facts.uuid, "nvmlDeviceGetPowerUsage", self.handle))
 
     def _rate(self, field_id: int, fields: dict[int, tuple[float, int]]) -> float | None:
-        """Bytes a second since the previous reading of a counter in KiB, by the driver's own timestamps. None on the
-        first reading and after a counter went back."""
+        """Bytes per second since the previous reading of a counter in KiB, by the driver's timestamps. None for the
+        first reading and after the counter decreased."""
         now = fields.get(field_id)
         before = self._counters.get(field_id)
         if now is None:

@@ -1,12 +1,13 @@
-"""Who a PID on a GPU is, from this machine's procfs."""
+"""Identify PIDs on GPUs from procfs."""
 
 from __future__ import annotations
 
 import os
 import pwd
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.redaction import redact_command_line
 
@@ -16,18 +17,16 @@ _COMMAND_MAX_CHARACTERS = 300
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessOwner:
-    """``start_ticks`` is field 22 of /proc/PID/stat: with it a reused PID is not mistaken for the old one."""
+class ProcessOwner(Struct, frozen=True):
+    """The owner of a PID. ``start_ticks`` is field 22 of /proc/PID/stat, which distinguishes a reused PID."""
 
     start_ticks: int
     user: str | None
     command: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What was found of a PID, and in which folder of procfs."""
+class _Known(Struct, frozen=True):
+    """A cached result for a PID, and its folder in procfs."""
 
     folder: tuple[int, int]
     ticks: int
@@ -35,10 +34,10 @@ class _Known:
 
 
 class GpuProcessReader:
-    """Looks PIDs up and remembers what it found for as long as (PID, start) stays the same.
+    """Identifies PIDs, and caches results while (PID, start) stays the same.
 
-    The driver reports PIDs of the machine's first PID namespace. Inside another one (a container) the same number may
-    belong to somebody else, so there a PID counts only when the process has a device file of the driver open.
+    The driver reports PIDs of the machine's first PID namespace. In another namespace (a container) the number may
+    belong to another process, so there a PID counts only if the process has a device file of the driver open.
     """
 
     def __init__(self, proc: Path = Path("/proc"), first_namespace: bool | None = None) -> None:
@@ -46,8 +45,8 @@ class GpuProcessReader:
         self._check_device = not (in_first_pid_namespace(proc) if first_namespace is None else first_namespace)
         self._known: dict[int, _Known] = {}
 
-    def look(self, pid: int) -> ProcessOwner | None:
-        """Who ``pid`` is now, or None when it is not visible here."""
+    def identify(self, pid: int) -> ProcessOwner | None:
+        """The owner of ``pid`` now; None if it is not visible here."""
         folder = self._folder(pid)
         known = self._known.get(pid)
         if known is not None and known.folder == folder:
@@ -65,15 +64,15 @@ class GpuProcessReader:
         self._known[pid] = _Known(folder, ticks, found)
         return found
 
-    def forget_all_but(self, pids: Iterable[int]) -> None:
-        """Drop what is known of other PIDs, so that the memory stays as small as the lists are."""
+    def keep_only(self, pids: Iterable[int]) -> None:
+        """Drop other PIDs from the cache, to bound its size."""
         keep = set(pids)
         for pid in [pid for pid in self._known if pid not in keep]:
             del self._known[pid]
 
     def _folder(self, pid: int) -> tuple[int, int] | None:
-        """Which folder of procfs the process has, as inode and time of its making: a process that gets the PID of one
-        that has ended gets another. To ask for it costs a sixth of reading a file in it."""
+        """The inode and change time of the process's folder in procfs, which change if a PID is reused. This costs a
+        sixth of reading a file in it."""
         try:
             status = os.stat(f"{self._proc}/{pid}")  # noqa: PTH116 - every tick, for every process
         except OSError:

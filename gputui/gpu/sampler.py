@@ -1,14 +1,14 @@
-"""The sampler: a separate process that reads GPUs and host and writes one JSON object a line to standard output.
+"""The sampler: a process that reads GPUs and host and writes one JSON object per line to standard output.
 
     python -m gputui.gpu.sampler --source nvml --interval 1 --state-dir DIR
 
-A driver call may block for a minute, or for ever. So everything that touches the driver happens in one thread, the
-host is read by another, and the agent on the other end of the pipes waits for neither. Commands come in on standard
-input; its end means that the agent has gone, and ends the sampler too. An agent that was killed, rather than ended this
-process, is followed by another: runs may wait for their next attempt, and no view may be open.
+A driver call may block for a minute, or for ever. So one thread makes all driver calls, another reads the host, and the
+agent waits for neither. Commands come in on standard input; its end means that the agent has gone, and ends the
+sampler. If the agent was killed, the sampler first starts another, because runs may wait for their next attempt while
+no view is open.
 
-Exit status: 0 when asked to end, 2 for a wrong argument or scenario, 70 after an error of ours, 75 when a fresh process
-is needed to get at the driver.
+Exit status: 0 when asked to end, 2 for a wrong argument or scenario, 70 after an internal error, 75 if only a new
+process can use the driver.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ EXIT_INTERNAL = 70
 EXIT_FRESH_PROCESS = 75
 
 HOST_AFTER_SECONDS = 0.03
-"""The host is read so long after the GPUs' tick: by then most drivers have answered."""
+"""The delay of the host's reading after the GPUs' tick; most drivers answer within it."""
 
 _CLOSING_SECONDS = 0.5
-# An agent that is killed closes its pipes a moment before it is gone.
+# A killed agent closes its pipes a moment before it is gone.
 _DYING_SECONDS = 1.0
-# Agents that are killed again and again follow each other no faster.
+# The minimum time between two agents that are killed one after the other.
 _SUCCESSOR_SECONDS = 5.0
 _RECHECK_FIRST_SECONDS = 10.0
 _RECHECK_LONGEST_SECONDS = 300.0
@@ -53,8 +53,8 @@ _LINE_MAX_BYTES = 1 << 20
 
 
 class Output:
-    """Standard output, shared by both threads: whole lines, one after the other. What one thread has to say just before
-    the other one's next line goes out with that, so that the agent wakes up once for both.
+    """Standard output, shared by both threads, which writes whole lines. A line that is due just before the other
+    thread's next line goes out with that, so that the agent wakes up once for both.
 
     ``next_line_at`` is when the main thread writes next (monotonic).
     """
@@ -67,16 +67,15 @@ class Output:
         self._held: list[bytes] = []
 
     def write(self, message: Message) -> None:
-        """Write a line, and before it what waits. Raises OSError without a reader."""
+        """Write a line, after held ones. Raises OSError without a reader."""
         self._put(encode(message), is_last=True)
 
     def add(self, message: Message) -> None:
-        """Write a line, or leave it to the main thread when that is about to write. Raises OSError without a
-        reader."""
+        """Write a line, or hold it if the main thread is about to write. Raises OSError without a reader."""
         self._put(encode(message), is_last=not 0.0 < self.next_line_at - self._clock() <= HOST_AFTER_SECONDS)
 
     def flush(self) -> None:
-        """Write what waits. Raises OSError without a reader."""
+        """Write held lines. Raises OSError without a reader."""
         self._put(b"", is_last=True)
 
     def _put(self, line: bytes, *, is_last: bool) -> None:
@@ -90,7 +89,7 @@ class Output:
 
 
 class GpuThread(threading.Thread):
-    """Reads the source, tier by tier. The only thread that touches it."""
+    """Reads the source, tier by tier. No other thread uses the source."""
 
     def __init__(
         self, source: Source, interval_seconds: float, output: Output, wake_main: int, begin_at: float
@@ -107,7 +106,7 @@ class GpuThread(threading.Thread):
         self._commands: list[WireCommand] = []
         self._ending = threading.Event()
 
-    def tell(self, command: WireCommand) -> None:
+    def send(self, command: WireCommand) -> None:
         with self._lock:
             self._commands.append(command)
         self._wake.set()
@@ -136,7 +135,7 @@ class GpuThread(threading.Thread):
         recheck = ReadBackoff(_RECHECK_FIRST_SECONDS, _RECHECK_LONGEST_SECONDS)
         known = self._announce(None, schedule, recheck)
         while not self._ending.is_set():
-            self._obey(schedule)
+            self._apply_commands(schedule)
             for tier in schedule.due(time.monotonic()):
                 if tier == "fast":
                     self._output.add(self._source.fast(time.time()))
@@ -155,7 +154,7 @@ class GpuThread(threading.Thread):
             self._wake.clear()
 
     def _recheck(self, known: Inventory, schedule: Schedule, recheck: ReadBackoff) -> Inventory:
-        """Reopen the source where it asks for that, each time after a longer wait."""
+        """Reopen the source if it asks for this, each time after a longer wait."""
         wanted = self._source.recheck_after_seconds()
         now = time.monotonic()
         if wanted is None:
@@ -178,7 +177,7 @@ class GpuThread(threading.Thread):
             return found
         return known
 
-    def _obey(self, schedule: Schedule) -> None:
+    def _apply_commands(self, schedule: Schedule) -> None:
         with self._lock:
             commands, self._commands = self._commands, []
         for command in commands:
@@ -189,7 +188,7 @@ class GpuThread(threading.Thread):
 
 
 class Sampler:
-    """The main thread: commands, signals, the host."""
+    """The main thread: commands, signals and the host."""
 
     def __init__(self, source: Source, host: HostSampler, interval_seconds: float) -> None:
         self.should_end = False
@@ -203,10 +202,10 @@ class Sampler:
         self._pending = b""
 
     def run(self) -> int:
-        """Works until asked to end; returns the exit status. A GPU thread that hangs in the driver does not keep the
-        process from ending."""
+        """Sample until asked to end; returns the exit status. A GPU thread that hangs in the driver does not delay the
+        end."""
         signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._signalled)
+        signal.signal(signal.SIGTERM, self._note_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the agent
         self._gpus.start()
         with contextlib.suppress(BrokenPipeError):  # no reader any more: as good as the end of standard input
@@ -234,11 +233,11 @@ class Sampler:
                 data = os.read(stdin, 65536)
                 if not data:
                     return
-                self._take(data)
+                self._read_commands(data)
                 if self._interval != ticks.every_seconds:
                     ticks = Cadence(self._interval, time.monotonic() + HOST_AFTER_SECONDS)
 
-    def _take(self, data: bytes) -> None:
+    def _read_commands(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
         if len(self._pending) > _LINE_MAX_BYTES:
             self._pending = b""
@@ -250,16 +249,16 @@ class Sampler:
                 continue
             if command.interval is not None:
                 self._interval = bounded_interval(command.interval)
-            self._gpus.tell(command)
+            self._gpus.send(command)
 
-    def _signalled(self, _signal: int, _frame: FrameType | None) -> None:
-        """The wake-up descriptor ends the loop."""
+    def _note_signal(self, _signal: int, _frame: FrameType | None) -> None:
+        """Note a request to end. The wake-up descriptor ends the loop."""
         self.should_end = True
 
 
-def follow(agent: int, words: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
-    """Start another agent, by ``words`` behind the interpreter, where the process ``agent`` has died without ending
-    this one, which began at ``began_at`` (monotonic)."""
+def start_successor(agent: int, words: list[str], began_at: float, should_end: Callable[[], bool]) -> None:
+    """Start another agent, with the arguments ``words``, if the process ``agent`` has died without ending this one,
+    which began at ``began_at`` (monotonic)."""
     until = time.monotonic() + _DYING_SECONDS
     while os.getppid() == agent:
         if should_end() or time.monotonic() >= until:
@@ -305,12 +304,12 @@ def main(argv: list[str] | None = None) -> int:
     sampler = Sampler(source, HostSampler(args.state_dir), args.interval)
     status = sampler.run()
     if args.successor:
-        follow(args.agent, args.successor, began_at, lambda: sampler.should_end)
+        start_successor(args.agent, args.successor, began_at, lambda: sampler.should_end)
     return status
 
 
 def _source(args: argparse.Namespace) -> Source:
-    """Only what the chosen source needs is imported: the process is to stay small."""
+    """Import only what the chosen source needs, to keep the process small."""
     if args.source == "simulated":
         from gputui.gpu.simulated import SimulatedSource
 
@@ -322,5 +321,5 @@ def _source(args: argparse.Namespace) -> Source:
 
 if __name__ == "__main__":
     status = main()
-    # A thread that hangs in the driver would keep the interpreter from ending.
+    # A thread that hangs in the driver would block the interpreter's exit.
     os._exit(status)

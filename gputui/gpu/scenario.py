@@ -1,4 +1,4 @@
-"""What happens to simulated GPUs: a small YAML file, which may be rewritten while they are watched.
+"""The scenario of simulated GPUs: a small YAML file, which may change while they run.
 
     gpus: 8                       # how many; these four only count at the start
     memory: 80GiB                 # of each
@@ -10,23 +10,23 @@
       - {kind: lost, gpu: 3, at: 20, for: 60}
       - {kind: hang, at: 5, for: 10}
 
-``at`` counts in seconds from the moment the file was written, or the simulation began if that was later; without it a
-fault begins at once. ``for`` is how long it lasts; without it, until the file changes. Without ``gpu`` all GPUs are
-meant.
+``at`` is in seconds from the time at which the file was written, or from the start of the simulation if that is later;
+without it a fault begins at once. ``for`` is its duration; without it, it lasts until the file changes. Without ``gpu``
+it concerns all GPUs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 FaultKind = Literal["lost", "hang", "stale", "xid", "hot", "throttle", "memory_leak", "no_value", "busy"]
 
 
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A process of somebody else."""
+class Foreign(Struct, frozen=True):
+    """A process of another user."""
 
     gpu: int | None = 0
     memory_bytes: int = 8 * 2**30
@@ -35,9 +35,8 @@ class Foreign:
     load_percent: float = 50.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One planned fault; which of the last fields matter depends on the kind."""
+class Fault(Struct, frozen=True):
+    """A planned fault; which of the last fields matter depends on the kind."""
 
     kind: FaultKind
     gpu: int | None = None
@@ -59,8 +58,7 @@ class Fault:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """The whole file."""
 
     gpus: int = 8
@@ -72,8 +70,8 @@ class Scenario:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """The scenario in a file. Raises ValueError that names every mistake with its line."""
-    # Real GPUs need no YAML parser.
+    """The scenario in a file. Raises ValueError with every mistake and its line."""
+    # Imported here: real GPUs need no YAML parser.
     from gputui.gpu.scenario_form import read_scenario
     from gputui.yaml_forms.file import read_text
     from gputui.yaml_forms.problems import ProfileError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,13 +13,13 @@ from gputui.yaml_forms.file import parse_file
 from gputui.yaml_forms.forms import Model, expected, validated, within
 from gputui.yaml_forms.quantities import parse_size
 
-_STANDARD, _FOREIGN, _FAULT = Scenario(), Foreign(), Fault("lost")
+_DEFAULT, _FOREIGN, _FAULT = Scenario(), Foreign(), Fault("lost")
 _LONG_SECONDS = 1_000_000_000
 
 if TYPE_CHECKING:
     ValueName = str
 else:
-    _VALUES = {one.name for kind in (GpuSample, GpuSlowSample) for one in fields(kind)} - {"uuid", "state", "detail"}
+    _VALUES = {*GpuSample.__struct_fields__, *GpuSlowSample.__struct_fields__} - {"uuid", "state", "detail"}
     ValueName = Literal[tuple(sorted(_VALUES))]
 
 
@@ -38,7 +37,7 @@ Seconds = Annotated[float, within(0, _LONG_SECONDS)]
 
 
 class ForeignForm(Model):
-    """A process of somebody else; without ``gpu`` on all of them."""
+    """A process of another user, on all GPUs without ``gpu``."""
 
     gpu: Annotated[int, within(0, 255, whole=True)] | None = None
     memory: Bytes = _FOREIGN.memory_bytes
@@ -51,7 +50,7 @@ class ForeignForm(Model):
 
 
 class FaultForm(ForeignForm):
-    """A planned fault, with the process of one that makes a GPU busy."""
+    """A planned fault, with the process of a ``busy`` one."""
 
     kind: FaultKind
     at: Seconds = _FAULT.at_seconds
@@ -70,10 +69,10 @@ class FaultForm(ForeignForm):
 class ScenarioForm(Model):
     """The whole file."""
 
-    gpus: Annotated[int, within(0, 256, whole=True)] = _STANDARD.gpus
-    memory: Bytes = _STANDARD.memory_bytes
-    name: str = _STANDARD.name
-    seed: Annotated[int, within(0, 2**31, whole=True)] = _STANDARD.seed
+    gpus: Annotated[int, within(0, 256, whole=True)] = _DEFAULT.gpus
+    memory: Bytes = _DEFAULT.memory_bytes
+    name: str = _DEFAULT.name
+    seed: Annotated[int, within(0, 2**31, whole=True)] = _DEFAULT.seed
     foreign: list[ForeignForm] | None = None
     faults: list[FaultForm] | None = None
 
@@ -81,6 +80,6 @@ class ScenarioForm(Model):
 def read_scenario(text: str, path: Path) -> Scenario:
     """The scenario in a file's text. Raises ProfileError."""
     form = validated(parse_file(text, path), path, ScenarioForm)
-    processes = tuple(one.process() for one in form.foreign or ())
-    faults = tuple(one.fault() for one in form.faults or ())
+    processes = tuple(process.process() for process in form.foreign or ())
+    faults = tuple(fault.fault() for fault in form.faults or ())
     return Scenario(form.gpus, form.memory, form.name, form.seed, processes, faults)

@@ -1,13 +1,14 @@
-"""Simulated GPUs, for the demo and for tests: their load follows the runs launched on them, and a scenario plans their
-faults. The same seed, times and occupants give the same values."""
+"""Simulated GPUs for the demo and for tests. Their load follows the runs launched on them, and a scenario plans faults.
+The same seed, times and occupants give the same values."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from gputui.gpu.model import (
     FastTick,
@@ -28,17 +29,17 @@ from gputui.gpu.xid import xid_text
 
 _LOAD_PERCENT = 95.0
 _WARM_UP_SECONDS = 4.0
-_FOREIGN_PIDS_FROM = 4_190_000  # just below the kernel's largest PID, where no machine gets to
+_FOREIGN_PIDS_FROM = 4_190_000  # just below the kernel's largest PID, so unused
 _HANG_STEP_SECONDS = 3600.0
 
 S = TypeVar("S", GpuSample, GpuSlowSample)
 
 
 class SimulatedSource:
-    """The source of ``--demo``. ``epoch`` is when the simulation began (UTC unix seconds); it outlives a restart of
-    the sampler. ``sleep`` is what a planned hang does.
+    """The source of ``--demo``. ``epoch`` is the start of the simulation (UTC unix seconds), which restarts of the
+    sampler do not change. ``sleep`` implements a planned hang.
 
-    Raises OSError, ValueError for a scenario that cannot be read.
+    Raises OSError, and ValueError for an invalid scenario.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class SimulatedSource:
         return ProcessTick(at=at, processes=listed)
 
     def link_step(self) -> None:
-        """Nothing to do: the slow tier makes its own numbers."""
+        """Nothing to do: the slow tier has its own values."""
 
     def events(self, at: float) -> list[GpuEvent]:
         found: list[GpuEvent] = []
@@ -122,7 +123,7 @@ class SimulatedSource:
         return found
 
     def occupy(self, occupants: Sequence[Occupant]) -> None:
-        """Those that stay keep the time since which they have been there."""
+        """Replace the occupants. Those that stay keep their start."""
         before = self._occupants
         self._occupants = {}
         for occupant in occupants:
@@ -148,7 +149,7 @@ class SimulatedSource:
         return self._hidden(sample, index, at)
 
     def _listed(self, gpu: SimulatedGpu, at: float) -> tuple[GpuProcess, ...]:
-        """Who is on a GPU, ours first. Together they never hold more than there is."""
+        """The processes on a GPU, those of runs first. Together they hold at most its memory."""
         index = gpu.facts.index
         processes = [*self._occupying(gpu, at), *self._foreign_on(index, at)]
         for fault in self._active(at, "memory_leak", index):
@@ -164,7 +165,7 @@ class SimulatedSource:
         return tuple(fitting)
 
     def _occupying(self, gpu: SimulatedGpu, at: float) -> Iterator[GpuProcess]:
-        """Processes of runs. Load and memory grow while one warms up."""
+        """The processes of runs. Load and memory grow while one warms up."""
         for key, (occupant, since) in list(self._occupants.items()):
             if key[0] != gpu.facts.uuid:
                 continue
@@ -174,7 +175,7 @@ class SimulatedSource:
             yield self._ours(gpu, occupant, min(1.0, max(0.0, at - since) / _WARM_UP_SECONDS))
 
     def _foreign_on(self, index: int, at: float) -> Iterator[GpuProcess]:
-        """Processes that the scenario has, always or for the time of a ``busy`` fault."""
+        """Processes of the scenario: permanent ones, and those of active ``busy`` faults."""
         for number, foreign in enumerate(self._scenario.foreign):
             if foreign.gpu is None or foreign.gpu == index:
                 yield _foreign(foreign, _FOREIGN_PIDS_FROM + number)
@@ -183,7 +184,7 @@ class SimulatedSource:
                 yield _foreign(fault.process, _FOREIGN_PIDS_FROM + 1000 + number)
 
     def _ours(self, gpu: SimulatedGpu, occupant: Occupant, warm: float) -> GpuProcess:
-        who = self._reader.look(occupant.pid)
+        who = self._reader.identify(occupant.pid)
         memory = occupant.memory_bytes
         if memory is None:
             share = 0.3 + 0.4 * noise(gpu.seed, *occupant.run_id.encode())
@@ -198,7 +199,7 @@ class SimulatedSource:
         )
 
     def _hidden(self, sample: S, index: int, at: float) -> S:
-        """The sample without the values that a ``no_value`` fault takes away."""
+        """The sample without the values that a ``no_value`` fault hides."""
         names = {fault.field for fault in self._active(at, "no_value", index)}
         gone: dict[str, Any] = {name: None for name in names if hasattr(sample, name)}
         return replace(sample, **gone)
@@ -210,7 +211,7 @@ class SimulatedSource:
                 yield fault
 
     def _hang(self, fault: Fault, at: float) -> None:
-        """Really block, as a driver would, until the fault is over."""
+        """Block, as a driver would, until the fault is over."""
         if fault.for_seconds is not None:
             self._sleep(self._begun_at + fault.at_seconds + fault.for_seconds - at)
             return
@@ -223,7 +224,7 @@ class SimulatedSource:
         self._begun_at = max(self._epoch, self._stamp[0] / 1e9) if self._stamp else self._epoch
 
     def _reread(self) -> None:
-        """Take over a rewritten scenario. One that cannot be read is reported, and the one before stays."""
+        """Load a changed scenario. An invalid one is reported, and the old one stays."""
         stamp = _stamp(self._path)
         if stamp == self._stamp or self._path is None:
             return
@@ -235,7 +236,7 @@ class SimulatedSource:
 
 
 def _stamp(path: Path | None) -> tuple[int, int] | None:
-    """(mtime in nanoseconds, size) of a file that is there."""
+    """(mtime in nanoseconds, size) of a file; None without one."""
     try:
         found = path.stat() if path is not None else None
     except OSError:

@@ -1,5 +1,5 @@
-"""One simulated GPU: how utilisation, power, temperature and clocks follow its load. The numbers are those of an
-80 GiB data centre board, rounded."""
+"""A simulated GPU: utilisation, power, temperature and clocks that follow its load. The numbers are those of an 80 GiB
+data centre board, rounded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOT = "hardware thermal"
 
 
 def noise(seed: int, *what: int) -> float:
-    """A number in [0, 1) that is always the same for the same arguments."""
+    """A number in [0, 1) that depends only on the arguments."""
     return zlib.crc32(repr((seed, *what)).encode()) / 2**32
 
 
@@ -50,8 +50,7 @@ def simulated_facts(index: int, seed: int, name: str, memory_bytes: int) -> GpuF
 
 @dataclass(slots=True)
 class SimulatedGpu:
-    """``load_percent`` and ``memory_bytes`` are what its processes ask of it; ``forced_celsius`` and ``reasons`` come
-    from faults."""
+    """``load_percent`` and ``memory_bytes`` come from its processes, ``forced_celsius`` and ``reasons`` from faults."""
 
     facts: GpuFacts
     seed: int

@@ -1,7 +1,7 @@
-"""Where samples come from: the protocol that the driver's source and the simulated one share.
+"""The protocol of sources of samples: the driver and the simulation.
 
-A source lives in the sampler process only and in one thread of it; any of its methods may block for as long as the
-driver does. ``at`` is UTC unix seconds and becomes the time of what is returned.
+A source lives in one thread of the sampler process. Any of its methods may block as long as the driver does. ``at`` is
+UTC unix seconds and becomes the time of the result.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ LOG_PREFIX = "gputui.gpu.sampler: "
 
 
 def say(text: str) -> None:
-    """One line to standard error, which is a log that others may write to as well."""
+    """Print a line to standard error, which is a log that others also write to."""
     print(f"{LOG_PREFIX}{text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class FreshProcessNeededError(Exception):
-    """This process cannot get at the driver any more (it holds a library of another version); a new one may."""
+    """This process cannot use the driver any more, since it holds a library of another version; a new one may."""
 
 
 class Source(Protocol):
-    """What the sampler reads. None of the methods raises for what a driver answers: an unknown value is None, a GPU
-    that is gone has its state, and a machine without a driver is an Inventory with its ``problem``."""
+    """What the sampler reads. Errors of the driver raise nothing: an unknown value is None, a lost GPU has that state,
+    and a machine without a driver is an Inventory with a ``problem``."""
 
     def inventory(self, at: float) -> Inventory:
         """Open or reopen the source, and list its GPUs.
@@ -35,7 +35,7 @@ class Source(Protocol):
         """
 
     def recheck_after_seconds(self) -> float | None:
-        """None while all is well; else how long to wait, at least, before asking for the inventory again."""
+        """The minimum delay before the inventory is read again; None if all is well."""
 
     def fast(self, at: float) -> FastTick: ...
 
@@ -44,12 +44,12 @@ class Source(Protocol):
     def processes(self, at: float) -> ProcessTick: ...
 
     def link_step(self) -> None:
-        """Read the PCIe link of the next GPU in turn, and what else changes seldom; later ticks report it."""
+        """Read the PCIe link of the next GPU, and what else changes seldom. Later ticks report it."""
 
     def events(self, at: float) -> list[GpuEvent]:
-        """What happened since the last call; never waits for something to happen."""
+        """The events since the last call, without waiting."""
 
     def occupy(self, occupants: Sequence[Occupant]) -> None:
-        """Our processes on the GPUs, as of now."""
+        """Set the processes of runs on the GPUs."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Why a GPU runs slower than it could, in words."""
+"""The reasons why a GPU is throttled."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ _WORDS = {
 }
 
 TROUBLE = frozenset({"hardware slowdown", "software thermal", "hardware thermal", "power brake", "reliability"})
-"""Reasons that mean heat, a fault or failing power. A power cap, a board's limit and synchronised boost are what a busy
-GPU always meets, and of a reason that has no name nothing is concluded."""
+"""Reasons that mean heat, a fault or failing power. Any busy GPU reaches a power cap, the board's limit or synchronised
+boost."""
 
-# Idle, application clocks and display clocks: nothing is wrong and needs no action, so they are not listed.
-# Utilisation shows idleness already.
+# Idle, application clocks and display clocks need no action, so they are not listed.
 _BENIGN = 0x001 | 0x002 | 0x100
 
 
 def throttle_words(bitmap: int) -> tuple[str, ...]:
-    """The reasons set in ``bitmap``; a bit without a known meaning is named by its number."""
+    """The reasons in ``bitmap``; an unknown bit is named by its number."""
     left = bitmap & ~_BENIGN
     words = []
     for bit, word in _WORDS.items():

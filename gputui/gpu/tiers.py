@@ -1,4 +1,4 @@
-"""When each tier of a source is read, and when something that failed is tried again. Pure: time is passed in."""
+"""When each tier of a source is read, and when a failed reading is repeated. Pure; time is passed in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLACK_SECONDS = 0.005
 
 
 class Cadence:
-    """Moments on a fixed grid. A tick that comes late does not move the grid, and those missed are left out."""
+    """Moments on a fixed grid. A late tick does not shift the grid, and missed ticks are skipped."""
 
     __slots__ = ("every_seconds", "next_at")
 
@@ -26,7 +26,7 @@ class Cadence:
         self.next_at = start_at
 
     def due(self, now: float) -> bool:
-        """Whether a moment has come; it is then used up, together with all that were missed."""
+        """Whether a moment has come. It is consumed, with all missed ones."""
         late = now - self.next_at
         if late < -_SLACK_SECONDS:
             return False
@@ -36,11 +36,11 @@ class Cadence:
 
 
 class Schedule:
-    """Which tiers to read now. Every tier is due on the first tick, and slower ones only ever on a tick of the fast
-    one, so that one wake-up serves them all.
+    """The tiers to read now. Every tier is due on the first tick, and slower ones only on a tick of the fast one, so
+    that one wake-up serves all.
 
-    ``link`` is a step, not a round: each reads the PCIe traffic of one GPU, and all GPUs get their turn in about
-    LINK_ROUND_SECONDS, because one reading blocks for 2 x 20 ms.
+    ``link`` reads the PCIe traffic of one GPU per step, because a reading blocks for 2 x 20 ms. All GPUs have their
+    turn in about LINK_ROUND_SECONDS.
     """
 
     def __init__(self, interval_seconds: float, now: float) -> None:
@@ -64,7 +64,7 @@ class Schedule:
         self._slower["link"].every_seconds = max(LINK_STEP_MIN_SECONDS, LINK_ROUND_SECONDS / max(1, count))
 
     def wait_seconds(self, now: float) -> float:
-        """How long to sleep until the next tick."""
+        """The time until the next tick."""
         return max(0.0, self._fast.next_at - now)
 
     def due(self, now: float) -> tuple[Tier, ...]:
@@ -76,7 +76,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class ReadBackoff:
-    """Waiting longer after each failure in a row: first, twice that, and so on up to longest."""
+    """A delay that doubles after each failure in a row, up to the longest."""
 
     first_seconds: float
     longest_seconds: float
@@ -84,7 +84,7 @@ class ReadBackoff:
     due_at: float | None = None
 
     def fail(self, now: float, at_least_seconds: float = 0.0) -> float:
-        """Note a failure; returns how long to wait now."""
+        """Note a failure; returns the delay."""
         delay = min(self.longest_seconds, self.first_seconds * 2.0 ** min(self.failures, 30))
         delay = max(delay, at_least_seconds)
         self.failures += 1
@@ -92,7 +92,7 @@ class ReadBackoff:
         return delay
 
     def due(self, now: float) -> bool:
-        """Whether the wait is over (True before any failure)."""
+        """Whether the delay is over; true before any failure."""
         return self.due_at is None or now >= self.due_at
 
     def reset(self) -> None:

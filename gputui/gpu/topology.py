@@ -1,34 +1,26 @@
-"""How GPUs reach each other; pure."""
+"""The connections between GPUs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
-# From near to far; what lies between two GPUs as nvidia-smi topo -m has it (NV#, -, PIX, PXB, PHB, NODE, SYS).
-PATHS = (
-    "NVLink",
-    "one board",
-    "one PCIe switch",
-    "several PCIe switches",
-    "the host bridge",
-    "one CPU",
-    "two CPUs",
-)
-# Without peer access every byte goes through the host's memory: at least as far as one CPU.
+from msgspec import Struct
+
+# From near to far, as in nvidia-smi topo -m (NV#, -, PIX, PXB, PHB, NODE, SYS).
+PATHS = ("NVLink", "one board", "one PCIe switch", "several PCIe switches", "the host bridge", "one CPU", "two CPUs")
+# Without peer access all data goes through the host's memory.
 _WITHOUT_P2P = PATHS.index("one CPU")
-# Of what is not known, nothing good is expected.
+# An unknown connection counts as the worst.
 _UNKNOWN = len(PATHS)
-# Beyond so many choices, groups are grown from each GPU instead of all being looked at.
-MOST_GROUPS = 20_000
+# With more combinations than this, groups are grown greedily from each GPU.
+MAX_GROUPS = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPair:
-    """How two GPUs, by their indices, reach each other: ``p2p`` whether one reads the other's memory directly,
-    ``nvlink`` whether over NVLink, ``path`` what lies between them otherwise (of `PATHS`); None is unknown."""
+class GpuPair(Struct, frozen=True):
+    """The connection of two GPUs, given by index. ``p2p``: one can read the other's memory; ``nvlink``: over NVLink;
+    ``path``: the connection otherwise (of `PATHS`). None is unknown."""
 
     first: int
     second: int
@@ -43,7 +35,7 @@ class GpuPair:
 
     @property
     def distance(self) -> int:
-        """The place of the connection in `PATHS`, 0 is best."""
+        """The index of the connection in `PATHS`; 0 is best."""
         if self.best_path not in PATHS:
             return _UNKNOWN
         distance = PATHS.index(self.best_path)
@@ -62,7 +54,7 @@ def closest_gpus(
         return (*fixed, *others)[:count]
     missing = count - len(fixed)
     groups: Iterable[tuple[int, ...]]
-    if comb(len(others), missing) <= MOST_GROUPS:
+    if comb(len(others), missing) <= MAX_GROUPS:
         groups = ((*fixed, *more) for more in combinations(others, missing))
     else:
         groups = (_grown((*fixed, start), indices, count, distances) for start in others)

@@ -1,11 +1,18 @@
-"""XIDs: the numbers by which the driver reports that something went wrong, in words.
+"""XIDs, the numbers by which the driver reports errors: their meaning, and what they say about program and GPU.
 
-Meanings follow NVIDIA's "XID Errors" guide (docs.nvidia.com/deploy/xid-errors).
+Meanings follow NVIDIA's "XID Errors" guide (docs.nvidia.com/deploy/xid-errors). Classes follow the "Xid Catalog" of
+that guide for Ampere and newer GPUs, column "Resolution Bucket (Immediate Action)" (analyzing-xid-catalog.html, as of
+November 2026): RESTART_APP is the application's, RESET_GPU and RESTART_BM are the GPU's, IGNORE is a notice. Where that
+column names a workflow (45, 48, 74, 144 to 150), and for 137, which it leaves open, the description decides. 154 only
+repeats the action of the XID before it. 32 is a notice, because it restarts the application but blames the PCIe link,
+and so are errors of the video and image engines, which training seldom uses.
 """
 
 from __future__ import annotations
 
-# After these the GPU is off the bus, or its firmware does not answer and each further call may block for 45 s.
+from enum import Enum
+
+# After these the GPU is off the bus, or its firmware is silent and each further call may block for 45 s.
 FALLEN_OFF_THE_BUS = 79
 FIRMWARE_SILENT = frozenset({119, 120})
 
@@ -70,5 +77,42 @@ _TEXTS = {
 
 
 def xid_text(code: int) -> str:
-    """One line on an XID."""
+    """An XID and its meaning in one line."""
     return f"XID {code}: {_TEXTS.get(code, 'see the kernel log (dmesg) for what the driver says')}"
+
+
+class XidClass(Enum):
+    """The usual cause of an XID, and what must happen before the GPU can be used again."""
+
+    APPLICATION = "application"
+    """An illegal operation of the program; the GPU is fine."""
+    CONSEQUENCE = "consequence"
+    """Reported after another error, or when a program was killed."""
+    CONTAINED = "contained"
+    """A memory error that hit one program; the GPU can be used again."""
+    MEMORY = "memory"
+    """A memory error after which the GPU needs a reset."""
+    LINK = "link"
+    """An NVLink error."""
+    LOST = "lost"
+    """The GPU is off the bus, or needs a reset or a reboot."""
+    NOTICE = "notice"
+    """Requires no action, or has no known meaning."""
+
+
+_MEMBERS: dict[XidClass, tuple[int, ...]] = {
+    XidClass.APPLICATION: (8, 11, 13, 25, 31, 39, 40, 41, 68, 69, 70, 71, 72, 80, 137),
+    XidClass.CONSEQUENCE: (43, 45, 154),
+    XidClass.CONTAINED: (94,),
+    XidClass.MEMORY: (48, 64, 95, 140, 171, 172),
+    XidClass.LINK: (74, 136, *range(144, 151), 155),
+    XidClass.LOST: (46, 62, 79, 109, 110, 119, 120, 143, 156, 158),
+}
+
+XID_CLASSES: dict[int, XidClass] = {code: name for name, codes in _MEMBERS.items() for code in codes}
+"""Every XID with a class; any other is a notice."""
+
+
+def xid_class(code: int | None) -> XidClass:
+    """The class of an XID; an unknown one is a notice."""
+    return XID_CLASSES.get(code, XidClass.NOTICE) if code is not None else XidClass.NOTICE

@@ -7,28 +7,28 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-# A process that waits in the kernel dies only when that ends; its caller waits no longer.
+from msgspec import Struct
+
+# How long to wait for a killed process, which may hang in the kernel.
 UNKILLABLE_SECONDS = 1.0
 
 
 class ChildError(Exception):
-    """The child gave no answer; the text is the end of a sentence about it."""
+    """The child gave no answer. The text ends a sentence about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildOutput:
-    """What a child that ended by itself left: its exit status and its two streams."""
+class ChildOutput(Struct, frozen=True):
+    """The exit status and the two streams of a child that ended by itself."""
 
     status: int
     output: str
-    complaint: str
+    errors: str
 
     @property
-    def last_words(self) -> str:
-        """The last line that it complained with, else its exit status."""
-        return (self.complaint.strip().splitlines() or [f"exit status {self.status}"])[-1][:120]
+    def stderr_tail(self) -> str:
+        """The last line of standard error, else the exit status."""
+        return (self.errors.strip().splitlines() or [f"exit status {self.status}"])[-1][:120]
 
 
 def run_child(
@@ -38,9 +38,9 @@ def run_child(
     environ: Mapping[str, str] | None = None,
     workdir: str | None = None,
 ) -> ChildOutput:
-    """Run a command in a session of its own, and end all of it at the deadline.
+    """Run a command in a new session, and kill the session at the deadline.
 
-    Raises ChildError when it cannot be started or is not over in time.
+    Raises ChildError if it cannot be started or is not over in time.
     """
     try:
         process = subprocess.Popen(
@@ -55,11 +55,11 @@ def run_child(
     except (OSError, ValueError) as error:
         raise ChildError(f"cannot be started: {getattr(error, 'strerror', None) or error}".lower()) from error
     try:
-        output, complaint = process.communicate(timeout=deadline_seconds)
+        output, errors = process.communicate(timeout=deadline_seconds)
     except subprocess.TimeoutExpired as error:
         raise ChildError(f"did not answer within {deadline_seconds:g} s") from error
     finally:
-        if process.returncode is None:  # not reaped yet, so the PID and the group are still its own
+        if process.returncode is None:  # not reaped, so PID and group cannot have been reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -67,7 +67,7 @@ def run_child(
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-    return ChildOutput(process.returncode, output.decode("utf-8", "replace"), complaint.decode("utf-8", "replace"))
+    return ChildOutput(process.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
 
 
 def signal_name(number: int) -> str:

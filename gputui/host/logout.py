@@ -1,7 +1,7 @@
-"""Whether a logout would end this process: a pure rule over systemd's settings, and reading those.
+"""Whether a logout would end this process: a pure rule over the settings of systemd, and reading these.
 
-logind.conf(5), "KillUserProcesses": processes in the scope of a session are ended with it when that says yes.
-user@.service(5): processes below a user's manager are ended with the user's last session, unless the user lingers.
+logind.conf(5), "KillUserProcesses": if it is set, processes in the scope of a session end with the session.
+user@.service(5): processes below a user's manager end with the user's last session, unless the user lingers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRUE = frozenset({"yes", "true", "on", "1"})
 
 
 class LogoutEnd(NamedTuple):
-    """Why a logout would end a process, and what helps."""
+    """Why a logout would end a process, and the remedy."""
 
     problem: str
     remedy: str
@@ -26,7 +26,8 @@ class LogoutEnd(NamedTuple):
 
 def would_end(cgroup: str, settings: Sequence[str], user: str, *, lingers: bool) -> LogoutEnd | None:
     """What a logout of ``user`` does to a process; None if it does not end it. ``cgroup`` is the text of its
-    /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, a later one overriding the earlier."""
+    /proc/PID/cgroup, ``settings`` the texts of logind's configuration files, of which later ones override earlier
+    ones."""
     if re.search(r"/session-[^/]+\.scope\b", cgroup):
         if _kills(settings, user):
             return LogoutEnd(
@@ -55,8 +56,8 @@ def _kills(settings: Sequence[str], user: str) -> bool:
     return not only or user in only
 
 
-def what_a_logout_does() -> LogoutEnd | None:
-    """`would_end` for this process, or None without systemd or if unknown."""
+def logout_end() -> LogoutEnd | None:
+    """`would_end` for this process; None without systemd or if unknown."""
     try:
         user = getpass.getuser()
         cgroup = Path("/proc/self/cgroup").read_text("utf-8", "replace")
@@ -66,7 +67,7 @@ def what_a_logout_does() -> LogoutEnd | None:
 
 
 def _settings() -> list[str]:
-    """The main file of the highest place that has one, then all drop-ins in the order of their names."""
+    """The main file with the highest precedence, then all drop-ins in the order of their names."""
     main = [path for folder in _FOLDERS if (path := Path(folder) / "logind.conf").is_file()]
     dropped: dict[str, Path] = {}
     for folder in _FOLDERS:

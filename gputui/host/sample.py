@@ -1,4 +1,4 @@
-"""Reading the host through psutil. Only the sampler process does this."""
+"""Read the host through psutil. Only the sampler process does this."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psutil
 
 from gputui.store.series import HostSample
 
-# What changes slowly costs a third of a tick and is read seldom.
+# Slowly changing values cost a third of a tick, so they are read less often.
 _SELDOM_SECONDS = 5.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where data loaders of every framework put their batches
 
 
 class HostSampler:
-    """Remembers the counters of the previous tick, from which rates are made. ``state_dir`` says which file system's
-    space is watched."""
+    """Keeps the counters of the previous tick to compute rates. ``state_dir`` is on the file system whose space is
+    reported."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -67,9 +67,9 @@ class HostSampler:
         )
 
     def _cpu_percent(self) -> float | None:
-        """Share of all CPUs that was busy since the previous tick."""
+        """The share of all CPUs that was busy since the previous tick."""
         times = psutil.cpu_times()
-        # Guest time is part of user time already; waiting for a disk is not work.
+        # User time includes guest time. Waiting for a disk counts as idle.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         idle = times.idle + getattr(times, "iowait", 0.0)
         before, self._cpu = self._cpu, (total, idle)
@@ -85,7 +85,7 @@ def _disk_counters() -> dict[str, int]:
 
 
 def _network_counters() -> dict[str, int]:
-    """All interfaces but the loopback: training processes of one host talk over it, which is no network traffic."""
+    """The counters of all interfaces except the loopback, over which training processes of one host talk."""
     interfaces: dict[str, Any] = psutil.net_io_counters(pernic=True, nowrap=False)
     others = [counters for name, counters in interfaces.items() if name != "lo"]
     if not others:

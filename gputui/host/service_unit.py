@@ -1,4 +1,4 @@
-"""The systemd unit that keeps the recorder running: its text, and where it belongs. Pure.
+"""The systemd unit that keeps the recorder running: its text and its path. Pure.
 
 systemd.unit(5), systemd.service(5), systemd.kill(5), systemd.exec(5).
 """
@@ -13,13 +13,13 @@ MARK = "# Written by gputui service install; gputui service uninstall removes it
 
 
 def unit_path(environ: Mapping[str, str]) -> Path:
-    """Where a user's own units are: systemd.unit(5), "User Unit Search Path"."""
+    """The path of the user's unit: systemd.unit(5), "User Unit Search Path"."""
     base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".config")
     return Path(base) / "systemd" / "user" / NAME
 
 
 def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The unit's text. ``environment`` is what the recorder, and the runs that it starts, find set."""
+    """The text of the unit. ``environment`` is that of the recorder and of the runs that it starts."""
     lines = [f"Environment={quoted(f'{name}={value}')}" for name, value in sorted(environment.items())]
     return "\n".join(
         [
@@ -29,7 +29,7 @@ def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
             "",
             "[Service]",
             "Type=exec",
-            # A dollar sign is literal in Environment=, and a variable here.
+            # Unlike in Environment=, a dollar sign begins a variable here.
             f"ExecStart={' '.join(quoted(word).replace('$', '$$') for word in command)}",
             *lines,
             "Restart=on-failure",
@@ -47,6 +47,6 @@ def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def quoted(word: str) -> str:
-    """A word as systemd reads it back: a percent sign is no specifier, quotes stay quotes."""
+    """Quote a word for systemd, which expands percent signs."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
     return f'"{text}"'

@@ -1,27 +1,47 @@
-"""What one read of a metrics file brought: the batch of lines that is stored in one transaction."""
+"""The result of one read of a metrics file: a batch of lines that is stored in one transaction."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
-from gputui.store.metrics.queries import as_float
+from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, as_float, named_by_event
 
-# What one batch may hold. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
+# The limits of a batch. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
 BATCH_BYTES = 256 << 10
 BATCH_LINES = 1024
-# For formats whose bytes do not tell how much work a record is.
-READ_SECONDS = 0.02
+# A batch that is limited by the remaining time is at least this long.
+MIN_BATCH_BYTES = 16 << 10
+# The limit for formats in which the work per byte varies.
+READ_SECONDS = 0.01
 
 EVENT_CHARACTERS = 64
+
+# Scripts also call a duration "time": seconds per iteration, or since the start. Unix seconds of a training are after
+# 2000-01-01, even if it was imported, and not after their arrival, with a day for clocks that are wrong.
+_FIRST_TIME_SECONDS = 946_684_800.0
+_CLOCK_ERROR_SECONDS = 86_400.0
+# The events of the bundled trainer, see docs/trainer.md: their lines may have metrics, and are no steps.
+EVENTS_WITH_METRICS = frozenset({
+    "start", "phase", "resume", "checkpoint_rejected", "prepared", "answer", "export", "batch_found", "batch_reduced",
+    "validation_batch_reduced", "sample_skipped", "validation", "checkpoint", "checkpoint_failed",
+    "checkpoint_skipped", "bottleneck", "trace", "stop", "end",
+})  # fmt: skip
+_NOT_MEASURED = NOT_METRICS | OF_EVENTS | {"epoch", "total_steps"}
+TIME_IS_OTHER = (
+    "the time in its metrics lines is not the time of day in unix seconds: the lines have the time at which they were "
+    "read, and their own time is the metric time_"
+)
 
 _NUMBERS = frozenset({int, float})
 
@@ -29,43 +49,42 @@ Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of the table ``metrics``."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
-    """How far a file was read: the committed columns of ``metric_sources``."""
+class SourceState(Struct, frozen=True):
+    """The read position of a source: the committed columns of ``metric_sources``."""
 
     inode: int | None = None
-    # Counts the files and versions of a file that the source was read from.
     generation: int = 0
+    """Counts the files, and the versions of a file, that were read."""
     byte_offset: int = 0
-    # Bytes of an over-long line that were passed over so far; 0 outside of one.
     skipping: int = 0
-    # Shows whether the bytes before ``byte_offset`` are still those that were read.
+    """Skipped bytes of an over-long line so far; 0 outside of one."""
     fingerprint: str | None = None
-    # How many lines lie before ``byte_offset``, each with a mark in the store; None if there are no marks.
+    """Shows whether the bytes before ``byte_offset`` have changed."""
     mark_count: int | None = None
-    # It was reported that the file is rewritten in place.
+    """The number of lines before ``byte_offset``, each with a stored mark; None without marks."""
     is_rewritten: bool = False
+    """Whether it was reported that the file is rewritten in place."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         return self.generation, self.byte_offset
 
 
 class RejectedLine(NamedTuple):
-    """A line that is set aside."""
+    """A rejected line."""
 
     generation: int
     byte_offset: int
     attempt: int
-    # Without the newline.
     length_bytes: int
+    """Without the newline."""
     reason: str
-    # Its beginning, without secrets.
     excerpt: str
+    """Its beginning, without secrets."""
 
 
 class MetricsNote(NamedTuple):
-    """Something that a person should know about a file of metrics; ``kind`` and ``key`` are those of its event."""
+    """A remark about a metrics file for a person; ``kind`` and ``key`` are those of its event."""
 
     kind: EventKind
     key: str | None
@@ -74,8 +93,8 @@ class MetricsNote(NamedTuple):
 
 @dataclass(slots=True)
 class MeasuredSteps:
-    """The first and the newest step of some lines, and the times (UTC unix seconds) of those lines. A line of an event
-    has no measured step: an event tells where it happened (a start, a resume)."""
+    """The first and the newest step of some lines, with the times (UTC unix seconds) of these lines. Lines of events
+    are ignored: their step says where something happened."""
 
     first: int | None = None
     first_at: float | None = None
@@ -91,45 +110,60 @@ class MeasuredSteps:
 
 @dataclass(slots=True)
 class Batch:
-    """Lines of one attempt and the state after them; both are stored together or not at all."""
+    """Lines of one attempt and the state after them, stored together or not at all."""
 
     state: SourceState
     attempt: int
-    # Knows the secrets of the run.
     redactor: Redactor = BY_LOOK
-    # When the lines were written at the latest (UTC unix seconds): the time of those that have none.
+    """The redactor of the run."""
     arrived_at: float | None = None
+    """The time (UTC unix seconds) of lines that have none: the latest at which they can have been written."""
     rows: list[Row] = field(default_factory=list)
-    # Those of the lines that charts show.
     to_reduce: list[MetricLine] = field(default_factory=list)
+    """The lines that charts show."""
     rejected: list[RejectedLine] = field(default_factory=list)
-    # The last number of each name, by rank; under "time" that of the last line.
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
-    # How many lines each event has.
+    """The last number of each name, by rank; "time" is the time of the last line."""
     events: dict[str, int] = field(default_factory=dict)
+    """The number of lines of each event."""
     steps: MeasuredSteps = field(default_factory=MeasuredSteps)
-    # (offset, length so far) of an over-long line that was reported before.
     long_line: tuple[int, int] | None = None
-    # The marks of the lines, up to the last that ``state`` counts. Marks that the store has behind them are void.
+    """(offset, length so far) of an over-long line that has been reported."""
     marks: array[int] = field(default_factory=lambda: array("I"))
-    # What is to be added to the list of all lines that were stored from a rewritten file; ``clears_list``: that list
-    # is another attempt's.
+    """The marks of the lines, up to the last that ``state`` counts. They replace stored marks behind these."""
     listed: array[int] = field(default_factory=lambda: array("I"))
+    """Marks to add to the list of a rewritten file."""
     clears_list: bool = False
+    """Whether that list belongs to another attempt."""
     bytes_read: int = 0
-    # There is more to read at once.
     more: bool = False
+    """Whether more can be read at once."""
     note: MetricsNote | None = None
+    remarks: dict[EventKind, str] = field(default_factory=dict)
+    """What a person should know about the lines, said once per source."""
+    latest_time: float = field(init=False)
+    """The latest time that lines can tell."""
+
+    def __post_init__(self) -> None:
+        self.latest_time = math.inf if self.arrived_at is None else self.arrived_at + _CLOCK_ERROR_SECONDS
 
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
         """Add a line."""
         step, at, rank, data, values = parsed
-        if at is None:
+        if at is None or not _FIRST_TIME_SECONDS <= at <= self.latest_time:
+            if values.get("time") is not None:
+                data, values = _renamed(values, "time")
+                self.remarks["times_unknown"] = TIME_IS_OTHER
             at = self.arrived_at
         is_numeric = _NUMBERS.issuperset(map(type, values.values()))
-        self._note_newest(rank, at, values, is_numeric)
         if not is_numeric:
-            data, values = self._without_secrets(data, values)
+            if step is not None and "event" in values and _is_measurement(values):
+                data, values = _renamed(values, "event")
+            shown = self.redactor.value(values)
+            if shown != values:
+                data, values = orjson.dumps(shown).decode(), shown
+            values = named_by_event(values)
+        self._note_newest(rank, at, values, is_numeric)
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
         if not rank and step is not None:
             self.to_reduce.append(MetricLine(generation, offset, self.attempt, step, at, values))
@@ -140,12 +174,12 @@ class Batch:
             self.steps.add(step, at)
 
     def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
-        """Add a line that is set aside."""
+        """Add a rejected line."""
         shown = excerpt(line, self.redactor)
         self.rejected.append(RejectedLine(generation, offset, self.attempt, len(line), answer.reason, shown))
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], is_numeric: bool) -> None:
-        """Keep the line's numbers as the newest of its rank."""
+        """Note the line's numbers as the newest of its rank."""
         newest = self.newest.get(rank)
         if newest is None:
             newest = self.newest[rank] = {}
@@ -154,10 +188,20 @@ class Batch:
         else:
             newest.update((name, value) for name, value in values.items() if as_float(value) is not None)
         if at is not None:
-            # How old the newest values are, also where lines have no time of their own.
+            # Gives the age of the newest values even if lines have no time.
             newest["time"] = at
 
-    def _without_secrets(self, data: str, values: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """A line with text in it, as it may be stored; as it was written if it holds no secret."""
-        shown = self.redactor.value(values)
-        return (data, values) if shown == values else (orjson.dumps(shown).decode(), shown)
+
+def _is_measurement(values: Mapping[str, Any]) -> bool:
+    """Whether a line with an event measures a step all the same, as loggers write that name each line's message
+    "event": it has metrics, and the event is none whose metrics are its own."""
+    return str(values["event"]) not in EVENTS_WITH_METRICS and any(
+        as_float(value) is not None for name, value in values.items() if name not in _NOT_MEASURED
+    )
+
+
+def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+    """A line, encoded and decoded, whose value ``name`` is something else than a line's: it becomes ``name_``, as in
+    other trackers' files."""
+    renamed = {f"{key}_" if key == name else key: value for key, value in values.items()}
+    return orjson.dumps(renamed).decode(), renamed

@@ -1,4 +1,4 @@
-"""One batch of lines and the place it was read up to, stored together."""
+"""Store a batch of lines together with its read position."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.marks import clear_list, list_marks, packed, store_marks
 from gputui.metrics.reduction import Reducer
 
-# A broken script may write a million broken lines; the first thousand are enough to see why, and all are counted.
-REJECTED_KEPT = 1000
-NAMES_KEPT = 500
+# A broken script may write a million broken lines. All are counted, but only the first are stored.
+MAX_REJECTED = 1000
+MAX_NEWEST_NAMES = 500
 
-_MOVE_ON = (
+_ADVANCE = (
     "UPDATE metric_sources SET inode = ?, generation = ?, byte_offset = ?, skipping = ?, fingerprint = ?, "
     "mark_count = ?, is_rewritten = ?, line_count = line_count + ?, rejected_count = rejected_count + ? "
     "WHERE source_id = ? AND generation = ? AND byte_offset = ? AND skipping = ?"
 )
 
-# Kept with the lines, so that no reader has to scan all lines of an attempt, and an agent that is killed loses nothing.
+# Stored with the lines, so that no reader scans all lines of an attempt and a killed agent loses nothing.
 _NOTE_STEPS = (
     "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = max(coalesce(last_step, -1), ?), "
     "first_step_at = coalesce(first_step_at, ?) "
@@ -36,18 +36,18 @@ def store_batch(
     now: float,
     reducer: Reducer | None = None,
 ) -> bool:
-    """Store the batch that was read after ``before``, what it says of its attempt's steps, and what is complete for
-    charts, inside the caller's transaction. False, and nothing changed, where the source has another position: another
-    process has stored these lines, or the run is gone.
+    """Store the batch that was read after ``before``, its steps, and complete stretches for charts, inside the caller's
+    transaction. Returns False without a change if the source has another position: another process stored these lines,
+    or the run is gone.
 
-    ``reducer`` is the source's own, whose `forget` to call where the transaction fails; without one, lines that are
-    not reduced yet are read back from the store.
+    Call `forget` of ``reducer``, which belongs to the source, if the transaction fails. Without a reducer, lines that
+    are not reduced yet are read from the store.
 
-    Raises sqlite3.Error; the transaction is to be rolled back.
+    Raises sqlite3.Error; the caller must roll back.
     """
     after = batch.state
     moved = connection.execute(
-        _MOVE_ON,
+        _ADVANCE,
         (
             after.inode,
             after.generation,
@@ -74,7 +74,7 @@ def store_batch(
     if batch.listed:
         list_marks(connection, source_id, packed(batch.listed))
     if batch.rejected:
-        _keep_rejected(connection, source_id, batch, now)
+        _store_rejected(connection, source_id, batch, now)
     if batch.long_line is not None:
         offset, length = batch.long_line
         connection.execute(
@@ -89,14 +89,14 @@ def store_batch(
     return True
 
 
-def _keep_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
-    kept = connection.execute("SELECT count(*) FROM rejected_lines WHERE source_id = ?", (source_id,)).fetchone()[0]
+def _store_rejected(connection: sqlite3.Connection, source_id: int, batch: Batch, now: float) -> None:
+    stored = connection.execute("SELECT count(*) FROM rejected_lines WHERE source_id = ?", (source_id,)).fetchone()[0]
     connection.executemany(
         "INSERT OR IGNORE INTO rejected_lines (source_id, generation, byte_offset, attempt, at, length_bytes, reason, "
         "excerpt) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
             (source_id, r.generation, r.byte_offset, r.attempt, now, r.length_bytes, r.reason, r.excerpt)
-            for r in batch.rejected[: max(0, REJECTED_KEPT - kept)]
+            for r in batch.rejected[: max(0, MAX_REJECTED - stored)]
         ],
     )
 
@@ -110,7 +110,7 @@ def _update_newest(
     ).fetchone()
     newest: dict[str, Any] = {} if row is None else json.loads(row[0])
     for name, value in values.items():
-        if name in newest or len(newest) < NAMES_KEPT:
+        if name in newest or len(newest) < MAX_NEWEST_NAMES:
             newest[name] = value
     connection.execute(
         "INSERT OR REPLACE INTO metric_newest (source_id, attempt, rank, data) VALUES (?, ?, ?, ?)",

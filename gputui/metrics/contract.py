@@ -1,7 +1,7 @@
-"""The metrics contract: what one line says, decided without any I/O.
+"""The metrics contract: what one line means. No I/O.
 
-A line is one JSON object, ``{"step": int, "time": float?, "rank": int?, "<name>": number, …}``. Whatever else arrives
-is answered with a reason, never with an exception.
+A line is one JSON object, ``{"step": int, "time": float?, "rank": int?, "<name>": number, …}``. Any other input is
+rejected with a reason, never with an exception.
 """
 
 from __future__ import annotations
@@ -20,18 +20,25 @@ MAX_LINE_BYTES = 1 << 20
 MAX_INTEGER = 2**63 - 1
 EXCERPT_CHARACTERS = 200
 
-# SQLite's JSON functions refuse what is nested deeper than 1000 levels (sqlite.org/json1.html, "JSON nesting depth"),
-# and one such row would fail every query that looks into it.
+# Larger integers are not exact in other JSON readers, and arithmetic with them may leave the range of SQLite.
+MAX_STEP = 2**53 - 1
+
+# Each value that is no number is looked at for secrets; a turn of the agent's loop has 50 ms.
+MAX_VALUES = 8192
+
+# SQLite's JSON functions fail beyond 1000 levels (sqlite.org/json1.html, "JSON nesting depth"), and one such row would
+# fail every query that reads it.
 MAX_DEPTH = 200
 
-# Beyond it no calendar knows the date (9999-12-31): such a time is in another unit, or no time.
+# 9999-12-31. A larger number is in another unit, or no time.
 _END_OF_TIME_SECONDS = 253_402_300_800.0
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CLOSING_BRACE = 0x7D
 
 
 class ParsedLine(NamedTuple):
-    """What is stored of a line. ``time`` is unix seconds; ``data`` is standard JSON; ``values`` the same, decoded."""
+    """The stored content of a line. ``time`` is unix seconds; ``data`` is standard JSON; ``values`` is the same,
+    decoded."""
 
     step: int | None
     time: float | None
@@ -41,21 +48,22 @@ class ParsedLine(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A line that is set aside, and why, in a few words."""
+    """A rejected line and the reason."""
 
     reason: str
 
 
 Parsed = ParsedLine | Rejected | None
-"""The answer to a line; None if it says nothing and is no fault either."""
+"""The result of a line; None if it is neither metrics nor an error."""
 
 TOO_LONG = Rejected(f"longer than {MAX_LINE_BYTES >> 20} MiB")
 _NO_OBJECT = Rejected("not a JSON object")
 _TOO_DEEP = Rejected(f"nested deeper than {MAX_DEPTH} levels")
+_TOO_MANY = Rejected(f"more than {MAX_VALUES} values")
 
 
 def parse_line(line: bytes) -> Parsed:
-    """One line of a JSONL file, without its newline; None if it is blank.
+    """Parse a line of a JSONL file without its newline; None if it is blank.
 
     NaN and infinities become the strings "NaN", "Infinity" and "-Infinity". Never raises.
     """
@@ -65,29 +73,31 @@ def parse_line(line: bytes) -> Parsed:
         return _parse_uncommon(line)
     if type(values) is not dict:
         return _NO_OBJECT
-    if len(line) > 2 * MAX_DEPTH and _may_be_deep(line) and _is_too_deep(values):
-        return _TOO_DEEP
-    # Kept as it was written, but for escapes: SQLite before 3.45 does not find a key that is written with one.
+    may_be_deep = len(line) > 2 * MAX_DEPTH and line.count(b"[") + line.count(b"{") > MAX_DEPTH
+    may_be_many = len(line) > 2 * MAX_VALUES and line.count(b",") >= MAX_VALUES
+    if (may_be_deep or may_be_many) and (refusal := _refusal(values)) is not None:
+        return refusal
+    # Stored as written, except for escapes: SQLite before 3.45 does not find a key that contains one.
     text = orjson.dumps(values).decode() if b"\\" in line else line.decode()
     return _accept(values, text if line[-1] == _CLOSING_BRACE else text.strip())
 
 
 def parse_values(values: Mapping[str, Any]) -> ParsedLine | Rejected:
-    """The same for a line that came in another format and was decoded already."""
-    if _is_too_deep(values):
-        return _TOO_DEEP
+    """The same for a decoded line of another format."""
+    if (refusal := _refusal(values)) is not None:
+        return refusal
     standard = _standard(values)
     return _accept(standard, orjson.dumps(standard).decode())
 
 
 def cut_off(parsed: Parsed) -> Parsed:
-    """The answer to a last line that never got its newline: complete it counts, else its writer was stopped in it."""
+    """The result for a last line without a newline: valid if complete, else rejected as cut off."""
     return Rejected(f"cut off: {parsed.reason}") if isinstance(parsed, Rejected) else parsed
 
 
 def excerpt(line: bytes, redactor: Redactor = BY_LOOK) -> str:
-    """The beginning of a line in visible characters and without secrets, however it began."""
-    # Looked at further than is kept, so that none is cut before it is known.
+    """The beginning of a line in printable characters, without secrets."""
+    # Redact a longer part than is kept, so that a secret is not cut before it is recognised.
     head = line.removesuffix(b"\r")[: 4 * EXCERPT_CHARACTERS]
     text = redactor.text(head.decode("utf-8", "backslashreplace"))[:EXCERPT_CHARACTERS]
     if not text.isprintable():
@@ -105,7 +115,7 @@ def _accept(values: Mapping[str, Any], data: str) -> ParsedLine | Rejected:
             step = int(step)
         else:
             return Rejected("step is not a whole number")
-    if step is not None and not 0 <= step <= MAX_INTEGER:
+    if step is not None and not 0 <= step <= MAX_STEP:
         return Rejected("step is out of range")
     rank = values.get("rank")
     if rank is not None and (type(rank) is not int or not 0 <= rank <= MAX_INTEGER):
@@ -119,7 +129,7 @@ def _accept(values: Mapping[str, Any], data: str) -> ParsedLine | Rejected:
 
 
 def _parse_uncommon(line: bytes) -> Parsed:
-    """A line that strict JSON refuses: blank, padded, with NaN or lone surrogates in it, or broken."""
+    """Parse a line that is not strict JSON: blank, padded, with NaN or lone surrogates, or broken."""
     content = line.lstrip(b"\0")
     if not content.strip(b" \t\r\0"):
         return Rejected("NUL bytes, as a power cut leaves them") if b"\0" in line else None
@@ -142,27 +152,23 @@ def _parse_uncommon(line: bytes) -> Parsed:
     return parse_values(values) if isinstance(values, dict) else _NO_OBJECT
 
 
-def _may_be_deep(line: bytes) -> bool:
-    return line.count(b"[") + line.count(b"{") > MAX_DEPTH
-
-
-def _is_too_deep(value: object) -> bool:
-    level: list[object] = [value]
+def _refusal(line: Mapping[str, Any]) -> Rejected | None:
+    """Why a line is not accepted, if it is nested too deep or has too many values."""
+    level: list[Mapping[str, Any] | list[Any]] = [line]
+    count = 0
     for _ in range(MAX_DEPTH):
-        following: list[object] = []
-        for item in level:
-            if isinstance(item, Mapping):
-                following += [child for child in item.values() if isinstance(child, dict | list)]
-            elif isinstance(item, list):
-                following += [child for child in item if isinstance(child, dict | list)]
-        if not following:
-            return False
-        level = following
-    return True
+        count += sum(map(len, level))
+        if count > MAX_VALUES:
+            return _TOO_MANY
+        children = (child for item in level for child in (item.values() if isinstance(item, Mapping) else item))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return None
+    return _TOO_DEEP
 
 
 def _standard(value: Any) -> Any:
-    """The same value in standard JSON: no NaN or infinity tokens, no lone surrogates, no integers beyond 64 bits."""
+    """The value in standard JSON: no NaN or infinity tokens, no lone surrogates, no integers beyond 64 bits."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value

@@ -1,9 +1,8 @@
-"""Which lines of a rewritten file were stored from an earlier version of it, wherever they are in the new one.
+"""Lines of a rewritten file that were already stored from an earlier version of it, wherever they are now.
 
-From the first time on that a file is rewritten, the store lists the marks of all lines that were stored from any
-version of it. What is in the list and not in the file, as far as it was read, is expected: a line of the file that is
-expected is not stored again. A line that a file has twice is expected twice. Nothing of this concerns a file that is
-only appended to.
+From the first rewrite on, the store lists the marks of all lines stored from any version of a file. Marks in the list
+but not in the part of the file that was read are expected: a line with an expected mark is not stored again. A line
+that a file has twice is expected twice. Files that are only appended to have no list.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from gputui.metrics.marks import LISTED_LINES, KnownMarks, unpacked
 
 
 class EarlierLines:
-    """The expected lines of one source: so many of each mark. ``known`` answers the marks of the file's lines,
-    ``listed`` the newest of the list. Kept for one state; for another it is read from the store."""
+    """The expected lines of one source, as counts by mark. ``known`` returns the marks of the file's lines, ``listed``
+    the newest of the list. Cached for one state; for another it is read from the store."""
 
     def __init__(self, known: KnownMarks, listed: Callable[[], bytes]) -> None:
         self._known = known
@@ -26,16 +25,16 @@ class EarlierLines:
         self._state: SourceState | None = None
         self._expected: Counter[int] | None = None
 
-    def are_listed(self, state: SourceState) -> bool:
-        """Whether the lines that are stored after ``state`` are to be added to the list. Raises sqlite3.Error."""
+    def has_list(self, state: SourceState) -> bool:
+        """Whether lines stored after ``state`` must be added to the list. Raises sqlite3.Error."""
         return self._at(state) is not None
 
     def new_ones(self, state: SourceState, marks: Sequence[int]) -> list[bool]:
-        """Which of the next lines after ``state``, by their marks, are to be stored. `go_to` must follow."""
+        """Which of the next lines after ``state``, by their marks, are new. `advance_to` must follow."""
         expected = self._at(state)
         if not expected or not marks:
             return [True] * len(marks)
-        # Should the batch not be committed, the next look reads the store again.
+        # If the batch is not committed, the next call reads the store again.
         self._state = None
         are_new = []
         for mark in marks:
@@ -47,13 +46,13 @@ class EarlierLines:
                 expected[mark] = left - 1
         return are_new
 
-    def go_to(self, state: SourceState) -> None:
-        """What was answered last is true of ``state``."""
+    def advance_to(self, state: SourceState) -> None:
+        """Note that the last answer is valid for ``state``."""
         self._state = state
 
     def drop(self, state: SourceState, after: SourceState) -> array[int]:
-        """The file has other lines behind those that ``after`` counts. Answers what is to be added to the list.
-        Raises sqlite3.Error."""
+        """The file has other lines after those that ``after`` counts. Returns the marks to add to the list. Raises
+        sqlite3.Error."""
         total, kept = state.mark_count or 0, after.mark_count or 0
         expected = self._at(state)
         dropped = self._file_lines(total, kept)
@@ -64,12 +63,12 @@ class EarlierLines:
         else:
             expected.update(dropped)
         self._expected = expected
-        # What grows beyond the list is read from it again, and is bounded by that.
+        # Larger than the list: read it again, which bounds the size.
         self._state = after if expected is None or len(expected) <= 2 * LISTED_LINES else None
         return added
 
     def forget(self, after: SourceState) -> None:
-        """None is expected after ``after``: the list is empty by then."""
+        """Expect no lines after ``after``: its list is empty."""
         self._state, self._expected = after, None
 
     def _at(self, state: SourceState) -> Counter[int] | None:
@@ -83,6 +82,6 @@ class EarlierLines:
         return self._expected
 
     def _file_lines(self, total: int, start: int = 0) -> array[int]:
-        """The marks of the file's newest lines, none before the one with the number ``start``."""
+        """The marks of the file's newest lines, from the number ``start`` on."""
         first = max(start, total - LISTED_LINES)
         return unpacked(self._known(first, total - first))

@@ -1,4 +1,4 @@
-"""The file behind a source: found by path or pattern, kept open while it is read, recognised after it was rewritten."""
+"""The file behind a source: found by path or pattern, kept open, and recognised after a rewrite."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ import os
 import re
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-# The fingerprint covers the file's first bytes and those just before the offset: content that was rewritten and has
-# grown past the old offset differs in the one or, where it begins the same, almost certainly in the other.
+from gputui.metrics.custody import Custody
+from gputui.metrics.walk import MOST_ENTRIES, find, has_wildcards
+
+# The fingerprint covers the file's first bytes and those just before the offset. Rewritten content that has grown past
+# the old offset almost certainly differs in one of them.
 HEAD_BYTES = 256
 TAIL_BYTES = 64
 
-# What looking for files may take of the time, and how long it rests at most.
-LOOKING_SHARE = 0.01
-LOOKING_SECONDS = 10.0
+# The share of the time that searches may take, and the longest pause between two.
+SEARCH_SHARE = 0.01
+SEARCH_SECONDS = 10.0
 
-# How logrotate and Python's logging name what they put aside; copies made by people are named otherwise.
+# The suffix of files rotated by logrotate and Python's logging; copies that people make have other names.
 _ROTATED = re.compile(r"[.-]\d+")
 
 
 def marks(descriptor: int, offset: int) -> tuple[bytes, bytes]:
-    """The bytes that the fingerprint of everything before ``offset`` is made of."""
+    """The bytes before ``offset`` that make up its fingerprint."""
     head, tail = min(HEAD_BYTES, offset), min(TAIL_BYTES, offset)
     return os.pread(descriptor, head, 0), os.pread(descriptor, tail, offset - tail)
 
 
 def marks_after(head: bytes, tail: bytes, data: bytes) -> tuple[bytes, bytes]:
-    """The same once ``data``, which lay behind those bytes, has been read too."""
+    """The bytes of the fingerprint after ``data``, which follows, has been read."""
     return (head + data[: HEAD_BYTES - len(head)]), (tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
 
 
@@ -40,65 +44,84 @@ def fingerprint(head: bytes, tail: bytes) -> str:
 
 
 def is_unchanged(descriptor: int, offset: int, expected: str | None) -> bool:
-    """Whether what lies before ``offset`` is still what was read."""
+    """Whether the bytes before ``offset`` still have this fingerprint."""
     return expected is None or fingerprint(*marks(descriptor, offset)) == expected
 
 
+Admits = Callable[[str, os.stat_result], bool]
+"""(path, status) → whether a run may read this file."""
+
+
+def admit_all(_path: str, _status: os.stat_result) -> bool:
+    return True
+
+
 class Matches:
-    """The files that match a pattern. Looking for them takes a small share of the time: an output folder may hold
-    thousands of files."""
+    """The files that match a pattern. Searches take a small share of the time, because an output folder may hold
+    thousands of files. ``is_cut``: the last search ended early, since there were too many files and folders."""
 
     def __init__(self, pattern: str) -> None:
+        self.is_cut = False
         self._pattern = pattern
         self._found: list[str] = []
-        self._look_at = 0.0
+        self._search_at = 0.0
 
     def is_due(self) -> bool:
-        return time.monotonic() >= self._look_at
+        return time.monotonic() >= self._search_at
 
     def paths(self, *, at_once: bool = False) -> list[str]:
-        """As they were found a little ago, or now where ``at_once``."""
+        """The files at the last search, or now if ``at_once``."""
         if at_once or self.is_due():
             began = time.thread_time()
-            self._found = glob.glob(self._pattern, recursive=True)  # noqa: PTH207 - it is absolute
+            self._found, self.is_cut = find(self._pattern, MOST_ENTRIES)
             cost = time.thread_time() - began
-            self._look_at = time.monotonic() + min(cost / LOOKING_SHARE, LOOKING_SECONDS)
+            self._search_at = time.monotonic() + min(cost / SEARCH_SHARE, SEARCH_SECONDS)
         return self._found
 
 
 class FollowedFile:
-    """Descriptors of the file at ``path`` (or the first that matches it, where ``is_pattern``), by inode.
+    """Descriptors, by inode, of the file at ``path`` (or of the first file that matches it if ``is_pattern``).
 
-    A descriptor outlives the name: what was renamed or deleted can be read to its end. A ``path`` with ``*`` or ``?``
-    in it means the newest file that it matches, as scripts begin one with each start; to one that a newer has
-    followed nothing leads back, even where it still grows.
+    A descriptor outlives the name, so a renamed or deleted file can be read to its end. A ``path`` with ``*`` or ``?``
+    means the newest match, since a script creates one with each start. Once a newer file has followed another, the
+    older is never read again, even if it still grows. Files that ``admits`` refuses count as missing.
+
+    ``device`` is that of the file that was seen last, None before.
     """
 
-    def __init__(self, path: str, *, is_pattern: bool = False) -> None:
+    def __init__(self, path: str, *, is_pattern: bool = False, admits: Admits = admit_all) -> None:
         self._pattern = path if is_pattern else None
-        self._newest = Matches(path) if not is_pattern and ("*" in path or "?" in path) else None
-        self._newest_inode: int | None = None
-        self._left: set[int] = set()
+        self._newest = Matches(path) if not is_pattern and has_wildcards(path) else None
+        self._followed: tuple[int, str] | None = None
+        # Inodes and paths: the inode of a deleted file is given to a new one.
+        self._left: set[tuple[int, str]] = set()
+        self._admits = admits
         self.path = path
+        self.device: int | None = None
         self._descriptors: dict[int, int] = {}
         self._sought: int | None = None
 
     def close(self) -> None:
         self.keep_only(None)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last search ended early."""
+        return self._newest is not None and self._newest.is_cut
+
     def keep_only(self, inode: int | None) -> None:
-        """Let go of every other file."""
+        """Close every other file."""
         if not (len(self._descriptors) == 1 and inode in self._descriptors):
             for other in [number for number in self._descriptors if number != inode]:
                 os.close(self._descriptors.pop(other))
 
     def status(self, *, at_once: bool = False) -> os.stat_result | None:
-        """Of the file at the path now, or None while there is none (a pipe or a directory is none). Of several the
-        newest is looked for now and then, or ``at_once``."""
+        """The status of the file at the path; None without a regular file. The newest of several files is searched for
+        occasionally, or now if ``at_once``."""
         if self._newest is not None:
             if at_once or self._newest.is_due():
                 return self._newest_status(self._newest.paths(at_once=at_once))
-            if self._newest_inode is None:
+            if self._followed is None:
                 return None
         if self._pattern is not None:
             found = min(glob.glob(self._pattern), default=None)  # noqa: PTH207 - it is absolute
@@ -109,33 +132,38 @@ class FollowedFile:
             status = Path(self.path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return status if stat.S_ISREG(status.st_mode) else None
+        self.device = status.st_dev
+        return status if stat.S_ISREG(status.st_mode) and self._admits(self.path, status) else None
 
     def _newest_status(self, paths: list[str]) -> os.stat_result | None:
-        found: list[tuple[int, str, os.stat_result]] = []
+        candidates: list[tuple[int, str, os.stat_result]] = []
         for path in paths:
             with contextlib.suppress(OSError):
                 status = Path(path).stat()
-                if stat.S_ISREG(status.st_mode) and status.st_ino not in self._left:
-                    found.append((status.st_mtime_ns, path, status))
-        if not found:
-            return None
-        _, self.path, newest = max(found, key=lambda each: each[:2])
-        if self._newest_inode not in (None, newest.st_ino):
-            self._left.add(self._newest_inode)
-        self._newest_inode = newest.st_ino
-        return newest
+                if stat.S_ISREG(status.st_mode):
+                    candidates.append((status.st_mtime_ns, path, status))
+        self._left &= {(status.st_ino, path) for _, path, status in candidates}
+        for _, path, status in sorted(candidates, key=lambda candidate: candidate[:2], reverse=True):
+            file = (status.st_ino, path)
+            if file not in self._left and self._admits(path, status):
+                if self._followed is not None and self._followed[0] != status.st_ino:
+                    self._left.add(self._followed)
+                self._followed = file
+                self.path, self.device = path, status.st_dev
+                return status
+        return None
 
     def open_current(self, inode: int) -> int | None:
-        """The file at the path, where it is (still) the one with this inode, or one that is open."""
-        held = self._descriptors.get(inode)
-        return self._open(self.path, inode) if held is None else held
+        """Open the file at the path if it has this inode; an open file stays open."""
+        descriptor = self._descriptors.get(inode)
+        return self._open(self.path, inode) if descriptor is None else descriptor
 
     def open_former(self, inode: int, offset: int, expected: str | None) -> int | None:
-        """A file that is no longer at the path: still open here, or beside it under another name, where a rotation
-        put it between two reads."""
-        if inode in self._descriptors:
-            return self._descriptors[inode]
+        """Open a file that is no longer at the path: it is still open, or beside it under the name that a rotation gave
+        it."""
+        descriptor = self._descriptors.get(inode)
+        if descriptor is not None:
+            return descriptor if self._admits(self.path, os.fstat(descriptor)) else None
         if self._sought == inode:
             return None
         self._sought = inode
@@ -155,9 +183,9 @@ class FollowedFile:
         return None
 
     def open_next(self, inode: int, current: int) -> int:
-        """Open what was begun after the file with this inode was put aside: the oldest of those put aside since, or
-        the one at the path, whose inode is ``current``. Answers its inode. It is opened at once, so that it is not
-        lost should it be renamed before it is read."""
+        """Open the file that followed the one with this inode: the oldest one rotated since, else the one at the path,
+        whose inode is ``current``. Returns its inode. It is opened at once, so that a rename before the next read does
+        not lose it."""
         ended = os.fstat(self._descriptors[inode]).st_mtime_ns
         path = Path(self.path)
         since = []
@@ -177,8 +205,34 @@ class FollowedFile:
         except (FileNotFoundError, NotADirectoryError):
             return None
         status = os.fstat(descriptor)
-        if status.st_ino != inode or not stat.S_ISREG(status.st_mode):
+        if status.st_ino != inode or not stat.S_ISREG(status.st_mode) or not self._admits(path, status):
             os.close(descriptor)
             return None
         self._descriptors[inode] = descriptor
         return descriptor
+
+
+class FileFollower:
+    """What the readers of one `FollowedFile` share: its part of `SourceReader`."""
+
+    def __init__(self, path: str, *, is_pattern: bool = False) -> None:
+        self.is_busy = False
+        self.custody: Custody | None = None
+        self._file = FollowedFile(path, is_pattern=is_pattern, admits=self._admits)
+
+    def _admits(self, path: str, status: os.stat_result) -> bool:
+        return self.custody is None or self.custody.admits(path, status)
+
+    @property
+    def device(self) -> int | None:
+        """As SourceReader.device."""
+        return self._file.device
+
+    @property
+    def is_cut(self) -> bool:
+        """As SourceReader.is_cut."""
+        return self._file.is_cut
+
+    def close(self) -> None:
+        """Close open files; reading may continue afterwards."""
+        self._file.close()

@@ -1,7 +1,7 @@
-"""How lines of other formats become the same rows: JSON lines, a program's own output, CSV.
+"""Formats of metrics lines: JSON lines, the output of a program, CSV.
 
-A format sees one line at a time and keeps nothing but the header of the file it is in, so that what is stored never
-depends on how the bytes arrived.
+A format parses one line at a time and keeps only the header of its file, so the result never depends on how the bytes
+arrived.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 STEP_NAMES = ("step", "iter", "iteration")
 
-# Names that together are a step: a pass, a step in it, and how many steps a pass has.
+# Names that together give a step: the epoch, the step within it, and the steps per epoch.
 STEP_IN_EPOCH = ("epoch", "iter", "total")
 
-# What a unit behind a number is multiplied with: seconds, bytes, and plain counts come out.
+# Factors that convert units to seconds, bytes and plain counts.
 UNITS: Mapping[str, float] = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0,
     "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12,
@@ -35,14 +35,14 @@ UNITS: Mapping[str, float] = {
     "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
 }  # fmt: skip
 
-# Kind of a source → which of a rank's outputs it searches.
+# Kind of a source → the outputs of a rank that it searches.
 PRINTED_STREAMS = {"stdout": ("stdout",), "stderr": ("stderr",), "output": ("stdout", "stderr")}
 
-# A regular expression from a profile meets lines from anywhere: these bound what a bad pair can cost. The agent reads
-# lines in its loop, and a pattern with nested repeats may take years for one of them.
+# Limits for regular expressions from profiles: the agent matches lines in its loop, and a pattern with nested repeats
+# may take years for one line.
 MATCHED_CHARACTERS = 2000
 MATCH_SECONDS = 0.02
-MATCHES_CUT_SHORT = 3
+MAX_TIMEOUTS = 3
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TRAILING = ",;:%)]}"
@@ -53,9 +53,9 @@ _CUT_OFF = Rejected("cut off: no newline at its end")
 
 
 class Reading(NamedTuple):
-    """How a profile has lines read. ``patterns`` are regular expressions for what a script prints, ``step`` the name of
-    the group or column that is the step where it is no usual one, ``units`` what values of a name are multiplied
-    with, and ``streams`` which of a rank's outputs are searched."""
+    """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step`` is the name of an
+    unusual group or column for the step, ``units`` are factors of values by name, and ``streams`` are the outputs of a
+    rank to search."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
@@ -63,7 +63,7 @@ class Reading(NamedTuple):
     streams: tuple[str, ...] = ("stdout",)
 
     def to_json(self) -> str:
-        """As the store keeps it with a source."""
+        """The stored form."""
         return json.dumps({**self._asdict(), "units": dict(self.units)})
 
     @classmethod
@@ -73,39 +73,40 @@ class Reading(NamedTuple):
         return cls(step=values.get("step"), units=values.get("units") or {}, **lists)
 
 
-AS_USUAL = Reading()
+DEFAULT_READING = Reading()
 
 
 class LineFormat(Protocol):
-    """What the tailer asks of a format. ``breaks_at_return``: a carriage return ends a line too (progress bars).
-    ``mark`` is a number by which a line is known again, in 32 bits."""
+    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``mark`` returns a
+    32-bit checksum that recognises a line."""
 
     breaks_at_return: bool
     has_header: bool
 
     def mark(self, line: bytes) -> int: ...
 
-    def begin(self, header: bytes) -> None:
-        """A file begins, or is taken up again: its first line, where the format has a header."""
+    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
+        """A file begins or is continued: its first line if the format has a header, and the first line of the attempt
+        that is read, which may be a header of its own."""
 
     def parse(self, line: bytes) -> Parsed:
-        """A line without its newline; None if it is no metric and no fault."""
+        """Parse a line without its newline; None if it is neither metrics nor an error."""
 
     def parse_unterminated(self, line: bytes) -> Parsed:
-        """The last bytes of an attempt, of which no newline follows."""
+        """Parse the last bytes of an attempt, which have no newline."""
 
 
 class JsonLines:
-    """The contract's own format; with ``step``, that of a script which calls the step otherwise."""
+    """The contract's own format; with ``step``, for scripts that name the step differently."""
 
     breaks_at_return = False
     has_header = False
     mark = staticmethod(zlib.crc32)
 
     def __init__(self, step: str | None = None) -> None:
-        self.parse: Callable[[bytes], Parsed] = parse_line if step is None else partial(_parse_named, step)
+        self.parse: Callable[[bytes], Parsed] = parse_line if step in (None, "step") else partial(_parse_named, step)
 
-    def begin(self, header: bytes) -> None:
+    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
         """JSON lines have no header."""
 
     def parse_unterminated(self, line: bytes) -> Parsed:
@@ -113,24 +114,29 @@ class JsonLines:
 
 
 def _parse_named(step: str, line: bytes) -> Parsed:
-    """A line of JSON in which ``step`` is the name of the step."""
+    """Parse a line of JSON whose step is named ``step``. Another value ``step`` of it becomes ``step_``."""
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError:
+        # Python's json writes NaN, which orjson rejects.
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            return parse_line(line)
+    if not isinstance(values, dict) or step not in values:
         return parse_line(line)
-    if not isinstance(values, dict) or "step" in values or step not in values:
-        return parse_line(line)
-    return parse_values({"step": values[step], **values})
+    others = {"step_" if name == "step" else name: value for name, value in values.items()}
+    return parse_values({"step": values[step], **others})
 
 
 class OutputPatterns:
-    """Metrics read from what a program prints, by regular expressions with named groups.
+    """Metrics in the output of a program, found by regular expressions with named groups.
 
-    Each needs a step: a group called as the profile says, else ``step``, else ``epoch``, ``iter`` and ``total``
-    together (a step within a pass: ``epoch * total + iter``), else ``iter`` or ``iteration``. The first pattern that
-    matches a line counts. Lines that match none are simply not metrics.
+    Each pattern needs a step: the group ``step`` of the profile, else ``step``, else ``epoch``, ``iter`` and ``total``
+    together (a step within an epoch: ``epoch * total + iter``), else ``iter`` or ``iteration``. The first pattern that
+    matches a line counts. Other lines are no metrics.
 
-    Raises ValueError if a pattern does not compile, names no step, or there is none.
+    Raises ValueError if a pattern does not compile, has no step, or there is none.
     """
 
     breaks_at_return = True
@@ -145,9 +151,9 @@ class OutputPatterns:
         self._patterns = [compile_pattern(number, text, step) for number, text in enumerate(patterns, 1)]
         self._step = step
         self._units = units or {}
-        self._cut_short = 0
+        self._timeouts = 0
 
-    def begin(self, header: bytes) -> None:
+    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
         """Output has no header."""
 
     def parse(self, line: bytes) -> Parsed:
@@ -155,7 +161,7 @@ class OutputPatterns:
         return match if match is None or isinstance(match, Rejected) else self._from_match(match)
 
     def parse_unterminated(self, line: bytes) -> Parsed:
-        """A number that ends where the output ends may have lost digits: only what more text follows is believed."""
+        """A number at the end of the output may lack digits, so one is valid only if text follows."""
         match = self._match(line)
         if match is None or isinstance(match, Rejected):
             return match
@@ -163,16 +169,16 @@ class OutputPatterns:
         return self._from_match(match) if last < len(match.string.rstrip()) else _CUT_OFF
 
     def _match(self, line: bytes) -> regex.Match[str] | Rejected | None:
-        """Nothing is searched any more once some lines took too long: the rest would cost as much each."""
-        if self._cut_short >= MATCHES_CUT_SHORT:
+        """The first match. After several timeouts no line is searched any more."""
+        if self._timeouts >= MAX_TIMEOUTS:
             return None
         text = printed_text(line)
         for number, pattern in enumerate(self._patterns, 1):
             try:
                 match = pattern.search(text, timeout=MATCH_SECONDS)
             except TimeoutError:
-                self._cut_short += 1
-                last = "; no more lines are searched" if self._cut_short == MATCHES_CUT_SHORT else ""
+                self._timeouts += 1
+                last = "; no more lines are searched" if self._timeouts == MAX_TIMEOUTS else ""
                 reason = f"metrics pattern {number} needs more than {MATCH_SECONDS * 1000:.0f} ms for it"
                 return Rejected(f"{reason}; write it without repeats inside repeats{last}")
             if match is not None:
@@ -180,17 +186,17 @@ class OutputPatterns:
         return None
 
     def _from_match(self, match: regex.Match[str]) -> Parsed:
-        found = {name: text for name, text in match.groupdict().items() if text is not None}
-        values = {name: self._value(name, text) for name, text in found.items()}
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
+        values = {name: self._value(name, text) for name, text in groups.items()}
         if self._step is not None:
-            return _with_step(values, found.get(self._step, ""))
-        if "step" not in found and all(name in found for name in STEP_IN_EPOCH):
-            epoch, place, total = (_number(found[name]) for name in STEP_IN_EPOCH)
-            if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int)):
+            return _with_step(values, groups.get(self._step, ""))
+        if "step" not in groups and all(name in groups for name in STEP_IN_EPOCH):
+            epoch, step_in_epoch, total = (_number(groups[name]) for name in STEP_IN_EPOCH)
+            if not (isinstance(epoch, int) and isinstance(step_in_epoch, int) and isinstance(total, int)):
                 return Rejected("epoch, iter and total are not whole numbers")
             del values["total"]
-            return _with_step(values, str(epoch * total + place))
-        return _with_step(values, next((found[name] for name in STEP_NAMES if name in found), ""))
+            return _with_step(values, str(epoch * total + step_in_epoch))
+        return _with_step(values, next((groups[name] for name in STEP_NAMES if name in groups), ""))
 
     def _value(self, name: str, text: str) -> int | float | str:
         number = _number(text)
@@ -201,79 +207,124 @@ class OutputPatterns:
 
 
 class CsvLines:
-    """A CSV file: a header line, one of its columns the step; an empty cell is an unknown value."""
+    """A CSV file with a header and a column for the step: ``step``, else one of STEP_NAMES. An empty cell is an unknown
+    value."""
 
     breaks_at_return = False
     has_header = True
 
-    def __init__(self) -> None:
-        self._header = b""
-        self._columns: list[str] = []
-        self._sorted: list[tuple[int, bytes]] = []
-        self._step: int | None = None
+    def __init__(self, step: str | None = None) -> None:
+        self._step_names = STEP_NAMES if step is None else (step,)
+        # Marks of many lines are taken before the first of them is parsed.
+        self._parsed = self._marked = CsvHeader.of(b"", self._step_names)
 
-    def begin(self, header: bytes) -> None:
-        self._header = header.strip()
-        self._columns = _cells(header) or []
-        known = sorted((name, place) for place, name in enumerate(self._columns) if name)
-        self._sorted = [(place, name.encode()) for name, place in known]
-        names = [name.lower() for name in self._columns]
-        self._step = next((names.index(name) for name in STEP_NAMES if name in names), None)
+    def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
+        self._parsed = CsvHeader.of(header, self._step_names)
+        if attempts_first and self._parsed.is_another(_cells(attempts_first)):
+            self._parsed = CsvHeader.of(attempts_first, self._step_names)
+        self._marked = self._parsed
 
     def parse(self, line: bytes) -> Parsed:
         stripped = line.strip()
-        # A script that reopens its file for each attempt writes its header again.
-        if not stripped or stripped == self._header:
+        header = self._parsed
+        # A script that appends to its file with each attempt repeats the header.
+        if not stripped or stripped == header.text:
             return None
         cells = _cells(line)
         if cells is None:
             return Rejected("not CSV text")
-        if self._step is None:
-            return Rejected(f"the header names none of the columns {', '.join(STEP_NAMES)}")
-        if len(cells) != len(self._columns):
-            return Rejected(f"{len(cells)} cells under a header of {len(self._columns)}")
-        values = {name: _value(cell) for name, cell in zip(self._columns, cells, strict=True) if name and cell}
-        return _with_step(values, cells[self._step])
+        if not header.fits(cells) and header.is_another(cells):
+            self._parsed = CsvHeader.of(line, self._step_names)
+            return None
+        if header.step is None:
+            return Rejected(f"the header names none of the columns {', '.join(self._step_names)}")
+        if len(cells) != len(header.columns):
+            return Rejected(f"{len(cells)} cells under a header of {len(header.columns)}")
+        values = {name: _value(cell) for name, cell in zip(header.columns, cells, strict=True) if name and cell}
+        return _with_step(values, cells[header.step])
 
     def mark(self, line: bytes) -> int:
-        """Of what the line says, with any other columns, in any order. A column of whole numbers
-        gets decimals as soon as one of them is unknown (pandas)."""
+        """A checksum of names and values that ignores the order of columns and new columns. pandas turns a column of
+        integers into decimals as soon as one is unknown, so ``.0`` is ignored."""
         stripped = line.strip()
-        if not stripped or stripped == self._header:
+        header = self._marked
+        if not stripped or stripped == header.text:
             return 0
         quoted = b'"' in line
         cells = [cell.encode() for cell in _cells(line) or ()] if quoted else [c.strip() for c in stripped.split(b",")]
-        if len(cells) != len(self._columns):
+        if not header.fits(cells) and header.is_another(_cells(line)):
+            self._marked = CsvHeader.of(line, self._step_names)
+            return 0
+        if len(cells) != len(header.columns):
             return zlib.crc32(stripped)
-        found = [name + b"=" + cells[place].removesuffix(b".0") for place, name in self._sorted if cells[place]]
-        return zlib.crc32(b",".join(found))
+        values = [name + b"=" + cells[index].removesuffix(b".0") for index, name in header.in_order if cells[index]]
+        return zlib.crc32(b",".join(values))
 
     def parse_unterminated(self, line: bytes) -> Parsed:
-        parsed = self.parse(line)
+        header, parsed = self._parsed, self.parse(line)
+        self._parsed = header
         return _CUT_OFF if isinstance(parsed, ParsedLine) else cut_off(parsed)
 
 
-def line_format(name: str, reading: Reading = AS_USUAL) -> LineFormat:
-    """The format of that name: ``jsonl``, ``csv``, or ``stdout`` with its patterns.
+class CsvHeader(NamedTuple):
+    """The names of a CSV file's columns.
 
-    Raises ValueError for another name and as OutputPatterns does.
+    Attributes:
+        step: the column of the step; None if there is none.
+        in_order: (column, name) in the order of names.
+        step_names: the names of which one is the step's, in lower case unless the profile names it.
+    """
+
+    text: bytes
+    columns: Sequence[str]
+    step: int | None
+    in_order: Sequence[tuple[int, bytes]]
+    step_names: Sequence[str]
+
+    @classmethod
+    def of(cls, line: bytes, step_names: Sequence[str]) -> CsvHeader:
+        columns = _cells(line) or []
+        in_order = sorted((name, place) for place, name in enumerate(columns) if name)
+        names = columns if step_names is not STEP_NAMES else [name.lower() for name in columns]
+        step = next((names.index(name) for name in step_names if name in names), None)
+        return cls(line.strip(), columns, step, [(place, name.encode()) for name, place in in_order], step_names)
+
+    def fits(self, cells: Sequence[str] | Sequence[bytes]) -> bool:
+        """Whether a line has the columns of this header, and its step begins like a number."""
+        if self.step is None or len(cells) != len(self.columns):
+            return False
+        first = cells[self.step][:1]
+        return first.isdigit()
+
+    def is_another(self, cells: Sequence[str] | None) -> bool:
+        """Whether a line is another header: it names the step, and has no number."""
+        if cells is None:
+            return False
+        names = cells if self.step_names is not STEP_NAMES else [cell.lower() for cell in cells]
+        return not {*self.step_names}.isdisjoint(names) and all(_number(cell) is None for cell in cells)
+
+
+def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
+    """The format of a name: ``jsonl``, ``csv``, or ``stdout`` with its patterns.
+
+    Raises ValueError for another name, and as OutputPatterns does.
     """
     if name == "jsonl":
         return JsonLines(reading.step)
     if name == "csv":
-        return CsvLines()
+        return CsvLines(reading.step)
     if name == "stdout":
         return OutputPatterns(reading.patterns, reading.step, reading.units)
     raise ValueError(f"unknown metrics source {name!r}; known are jsonl, csv, stdout and hf")
 
 
 def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pattern[str]:
-    """A profile's pattern, the ``number``-th. Raises ValueError if it does not compile or names no step."""
-    # Here, for it takes 14 ms and most commands meet no pattern.
+    """Compile the ``number``-th pattern of a profile. Raises ValueError if it does not compile or has no step."""
+    # Imported here: it takes 14 ms, and most commands need no pattern.
     import regex
 
     try:
-        # The standard syntax holds: what only the other knows is no pattern.
+        # Only the standard syntax is accepted, without the extensions of regex.
         re.compile(text)
         pattern = regex.compile(text)
     except (re.error, regex.error, RecursionError, OverflowError) as error:
@@ -285,7 +336,7 @@ def compile_pattern(number: int, text: str, step: str | None = None) -> regex.Pa
 
 
 def printed_text(line: bytes) -> str:
-    """What patterns see of a printed line: its beginning, without colours and moves of the cursor."""
+    """The part of a printed line that patterns see: its beginning, without escape sequences."""
     text = line[: 4 * MATCHED_CHARACTERS].decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -296,8 +347,8 @@ def _with_step(values: dict[str, Any], step_text: str) -> ParsedLine | Rejected:
     step = _number(step_text)
     if step is None:
         return Rejected("step is not a whole number")
-    rest = {name: value for name, value in values.items() if name.lower() not in STEP_NAMES}
-    return parse_values({"step": step, **rest})
+    metrics = {name: value for name, value in values.items() if name.lower() not in STEP_NAMES}
+    return parse_values({"step": step, **metrics})
 
 
 def _value(text: str) -> int | float | str:
@@ -306,9 +357,9 @@ def _value(text: str) -> int | float | str:
 
 
 def _number_with_unit(name: str, text: str) -> float | str:
-    """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` as a number in seconds, bytes or plain counts; the text where
-    it is none of these. Bars change from steps per second to seconds per step when it goes slowly: what is called a
-    time is one, everything else a rate."""
+    """``17.4ms``, ``1.2k``, ``35.1it/s`` or ``1.5s/it`` in seconds, bytes or plain counts, else the text. Progress bars
+    switch from steps per second to seconds per step when they are slow: a name that ends in "time" is a time, every
+    other a rate."""
     match = _WITH_UNIT.fullmatch(text.strip().rstrip(_TRAILING))
     if match is None:
         return text
@@ -325,7 +376,7 @@ def _number_with_unit(name: str, text: str) -> float | str:
 
 
 def _number(text: str) -> int | float | None:
-    r"""A number as programs print it: ``\S+`` in a pattern takes the comma or per cent sign behind it along."""
+    r"""Parse a number, with the comma or percent sign behind it that ``\S+`` in a pattern includes."""
     text = text.strip().rstrip(_TRAILING)
     try:
         return int(text)

@@ -1,11 +1,11 @@
-"""Metrics of the Hugging Face Trainer: ``log_history`` in ``trainer_state.json``, rewritten whole with each checkpoint.
+"""Metrics of the Hugging Face Trainer: ``log_history`` in ``trainer_state.json``, which each checkpoint rewrites.
 
-An entry's place is its index, so the rows look like those of a growing file. A history that takes another course than
-the one read before (training resumed at an older checkpoint, or began again) continues as the next generation at the
-first entry that differs.
+The place of an entry is its index, so the rows look like those of a growing file. If the history differs from the one
+that was read (training resumed at an older checkpoint, or restarted), reading continues as the next generation at the
+first different entry.
 
-A file is looked through once for each time that it changes, a piece at a time: entries that are known by their bytes
-are never parsed, and nothing of the file is kept but where its entries are.
+Each version of a file is scanned once, in pieces. Entries that are known by their bytes are never parsed, and only the
+places of entries are kept.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import orjson
 
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, parse_values
+from gputui.metrics.custody import Custody
 from gputui.metrics.files import Matches
 from gputui.metrics.history_scan import HistoryScan
 from gputui.metrics.marks import KnownMarks, common, packed
@@ -30,12 +31,12 @@ from gputui.metrics.source_reader import Boundary, owning_attempt
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.regular_files import open_regular
 
-DAMAGED_KEPT = 1000
+MAX_DAMAGED = 1000
 
 
 class HistoryReader:
-    """Reads the newest of the files that match ``pattern``; ``known`` answers marks of entries that were stored,
-    ``clock`` gives UTC unix seconds. The state's fingerprint names the file, as it was, that was read to its end."""
+    """Reads the newest file that matches ``pattern``. ``known`` returns marks of stored entries; ``clock`` gives UTC
+    unix seconds. The state's fingerprint names the version of the file that was read to its end."""
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class HistoryReader:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.is_busy = False
+        self.custody: Custody | None = None
+        self.device: int | None = None
         self._clock = clock
         self._source_id = source_id
         self._redactor = redactor
@@ -57,6 +60,11 @@ class HistoryReader:
         self._expected: SourceState | None = None
         self._settled: tuple[str, SourceState] | None = None
         self._candidates: list[str] = []
+
+    @property
+    def is_cut(self) -> bool:
+        """As SourceReader.is_cut."""
+        return self._matches.is_cut
 
     def close(self) -> None:
         """Forget the file; none stays open."""
@@ -70,14 +78,14 @@ class HistoryReader:
         budget_bytes: int = BATCH_BYTES,
         ended: bool = False,
     ) -> Batch | None:
-        """As SourceReader.read. A file that is being written, or damaged, is passed over for the next older one."""
+        """As SourceReader.read. If a file is incomplete or damaged, the next older one is read."""
         self.is_busy = False
         if not boundaries:
             return None
         scan = self._scanned(state, at_once=ended)
         if scan is None:
             return None
-        if not scan.go_on():
+        if not scan.advance():
             self.is_busy = True
             return None
         if scan.is_damaged:
@@ -105,7 +113,7 @@ class HistoryReader:
                 if batch.bytes_read >= budget_bytes or time.monotonic() >= until:
                     stop = index + 1
                     break
-        # An older gputui has stored no marks: what it had read is taken for what is there now.
+        # An older gputui stored no marks: assume that its entries have not changed.
         batch.marks = scan.marks[start if state.mark_count is not None else 0 : stop]
         batch.state = SourceState(
             None, generation, stop, 0, scan.version if stop == count else None, stop, state.is_rewritten
@@ -114,18 +122,18 @@ class HistoryReader:
         self._expected = batch.state
         return batch
 
-    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """As SourceReader.end_place, counted in entries; with ``at_most``, which is in bytes, always the start."""
+    def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """As SourceReader.end_state, in entries. With ``at_most``, which is in bytes, always the start."""
         if at_most is not None:
             return state
         scan = self._scanned(state, at_once=True)
         if scan is None:
             return state
-        while not scan.go_on():
+        while not scan.advance():
             pass
         if scan.is_damaged:
             self._pass_over(scan)
-            return self.end_place(state)
+            return self.end_state(state)
         total = state.mark_count or 0
         equal = common(packed(scan.marks), self._known(0, total))
         if equal == len(scan.marks):
@@ -133,7 +141,7 @@ class HistoryReader:
         return SourceState(None, state.generation + (equal < total), len(scan.marks), 0, scan.version)
 
     def _pass_over(self, scan: HistoryScan) -> None:
-        if len(self._damaged) >= DAMAGED_KEPT:
+        if len(self._damaged) >= MAX_DAMAGED:
             self._damaged.clear()
         self._damaged.add(scan.version)
         self._scan = None
@@ -150,7 +158,7 @@ class HistoryReader:
             batch.reject(generation, index, raw, parsed)
 
     def _scanned(self, state: SourceState, *, at_once: bool) -> HistoryScan | None:
-        """The look through the newest usable file, begun or done; None if there is none, or nothing new in it."""
+        """The scan of the newest usable file, perhaps unfinished; None if there is no file or nothing new in it."""
         for path in self._newest_first(at_once=at_once):
             try:
                 status = Path(path).stat()
@@ -158,6 +166,9 @@ class HistoryReader:
                 continue
             if not stat.S_ISREG(status.st_mode):
                 continue
+            if self.custody is not None and not self.custody.admits(path, status):
+                continue
+            self.device = status.st_dev
             version = f"{zlib.crc32(os.fsencode(path)):08x}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
             if version in self._damaged:
                 continue
@@ -185,7 +196,7 @@ def _decoded(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        # Written by Python's own json: NaN in it is no damage.
+        # Python's json writes NaN, which orjson rejects.
         try:
             return json.loads(raw)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Where the entries of a ``trainer_state.json`` are: found a piece at a time, without parsing them."""
+"""Find the entries of a ``trainer_state.json`` in pieces, without parsing them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PIECE_BYTES = 256 << 10
 _STRING = rb'"(?:[^"\\]|\\.)*+"'
 _KEY = re.compile(rb'"log_history"\s*:\s*\[')
 _BETWEEN = re.compile(rb"[\s,]*")
-# A flat object, as the Trainer writes them, in one step; anything else is followed bracket by bracket.
+# A flat object, as the Trainer writes them, is matched in one step; any other value bracket by bracket.
 _FLAT = re.compile(rb'\{[^{}\[\]"]*+(?:' + _STRING + rb'[^{}\[\]"]*+)*+\}', re.DOTALL)
 _TOKEN = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 _SCALAR = re.compile(_STRING + rb'(?=[\s,\]])|[^\s,{}\[\]"]+(?=[\s,\]])', re.DOTALL)
 
 
 class HistoryScan:
-    """One version of one file, written at ``modified_at`` (UTC unix seconds). After the last piece ``starts``,
-    ``sizes`` (bytes) and ``marks`` tell of each entry; ``is_damaged``: the file is no JSON document with a history, or
-    is not written to its end yet."""
+    """The scan of one version of a file, written at ``modified_at`` (UTC unix seconds). After the last piece
+    ``starts``, ``sizes`` (bytes) and ``marks`` describe each entry. ``is_damaged``: the file is no JSON document with a
+    history, or is incomplete."""
 
     def __init__(self, path: str, version: str, modified_at: float) -> None:
         self.path = path
@@ -44,9 +44,9 @@ class HistoryScan:
         self._left = b""
         self._at = 0
 
-    def go_on(self) -> bool:
-        """Look through the next piece; whether the file was looked through. Raises OSError but for a file that is
-        gone, which is damaged."""
+    def advance(self) -> bool:
+        """Scan the next piece; returns whether the scan is complete. A missing file counts as damaged. Raises
+        OSError."""
         if self._is_done:
             return True
         try:
@@ -56,18 +56,18 @@ class HistoryScan:
         except FileNotFoundError:
             piece = b""
         buffer = self._left + piece
-        used = self._look(buffer)
+        used = self._scan(buffer)
         self._left = buffer[used:]
         self._at += used
         if not piece:
             self._end()
         elif len(self._left) > MAX_LINE_BYTES + PIECE_BYTES or len(self._around) > MAX_LINE_BYTES + PIECE_BYTES:
-            # An entry, or what is around them, without end.
+            # An entry, or the text around the entries, that does not end.
             self.is_damaged = self._is_done = True
         return self._is_done
 
-    def _look(self, buffer: bytes) -> int:
-        """How many bytes need not be seen again."""
+    def _scan(self, buffer: bytes) -> int:
+        """Scan the buffer; returns how many bytes are done."""
         used = 0
         if not self._is_inside and not self._is_behind:
             found = _KEY.search(buffer)
@@ -114,7 +114,7 @@ class HistoryScan:
 
 
 def _end_of(buffer: bytes, begin: int) -> int | None:
-    """Where a value that is no flat object ends; None if its end is not in the buffer."""
+    """The end of a value that is no flat object; None if it is not in the buffer."""
     if buffer[begin] not in b"{[":
         scalar = _SCALAR.match(buffer, begin)
         return None if scalar is None else scalar.end()
@@ -131,7 +131,7 @@ def _end_of(buffer: bytes, begin: int) -> int | None:
 
 
 def _is_document(around: bytes) -> bool:
-    """Whether what is around the entries is a document with such a list."""
+    """Whether the text around the entries is a document with an empty history."""
     try:
         document = orjson.loads(around)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What to tell a person about metrics lines that do not count."""
+"""Explain metrics lines that could not be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXAMPLE_CHARACTERS = 60
 
 
 def intake_words(known: Intake) -> str | None:
-    """A sentence about lines that could not be used; None if all could, or where nothing was written yet."""
+    """A sentence about lines that could not be used; None if all could, or if nothing was written yet."""
     if known.rejected:
         total = known.taken + known.rejected
         if known.taken:

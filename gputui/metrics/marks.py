@@ -1,7 +1,7 @@
-"""The lines of a file as they were read: a CRC-32 of each, kept in the store beside the offset.
+"""The lines of a file that were read, as a CRC-32 of each, stored beside the offset.
 
-A script may rewrite its whole file at each epoch, or add a column to it. Such a file is compared with the marks, and
-only lines that no version of it had before are new.
+A script may rewrite its file at each epoch, or add a column to it. Such a file is compared with the marks, so that only
+new lines are stored.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ MARK_BYTES = 4
 BLOCK_LINES = 256
 COMPARED_BYTES = 1 << 20
 
-# The list of all lines that were stored from a rewritten file has the blocks -1, -2, …, and so many of them at most.
+# The list of a rewritten file is stored in the blocks -1, -2, …, at most this many.
 LISTED_BLOCKS = 256
 LISTED_LINES = LISTED_BLOCKS * BLOCK_LINES
 
 LONG_LINE_MARK = 1
-"""Of every line that is too long to be looked into."""
+"""The mark of every over-long line."""
 
 KnownMarks = Callable[[int, int], bytes]
-"""The marks of so many lines of a source, from the one with this number on."""
+"""(start, count) → the packed marks of these lines of a source."""
 
 Verdict = Literal["comparing", "all", "short", "differs"]
 
 
 def packed(marks: array[int]) -> bytes:
-    """Marks as the store keeps them."""
+    """Marks in their stored form."""
     if sys.byteorder == "big":
         marks = marks[:]
         marks.byteswap()
@@ -42,7 +42,7 @@ def packed(marks: array[int]) -> bytes:
 
 
 def unpacked(data: bytes) -> array[int]:
-    """The reverse."""
+    """The reverse of `packed`."""
     marks = array("I", data)
     if sys.byteorder == "big":
         marks.byteswap()
@@ -50,7 +50,7 @@ def unpacked(data: bytes) -> array[int]:
 
 
 def common(one: bytes, other: bytes) -> int:
-    """How many lines two rows of marks have in common at their beginning."""
+    """The length of the common prefix of two packed sequences of marks, in lines."""
     low, high = 0, min(len(one), len(other)) // MARK_BYTES
     while low < high:
         middle = (low + high + 1) // 2
@@ -63,22 +63,22 @@ def common(one: bytes, other: bytes) -> int:
 
 @dataclass(slots=True, eq=False)
 class MarkComparison:
-    """How far the file with this inode begins with the lines that were read before, ``total`` of them. ``place``
-    (bytes) and ``lines`` tell how far it was compared. Nothing of it is stored: the next agent compares again."""
+    """How far the file of this inode begins with the ``total`` lines that were read before. ``offset`` (bytes) and
+    ``lines`` are the progress. Nothing is stored: a new agent compares again."""
 
     inode: int
     total: int
     known: KnownMarks
     mark: Callable[[bytes], int]
-    place: int = 0
+    offset: int = 0
     lines: int = 0
 
-    def go_on(self, descriptor: int) -> Verdict:
-        """Compare the next megabyte: "all" lines that were read are in the file, it is "short" of them so far, or
-        it "differs" behind ``lines`` of them. Raises OSError."""
+    def advance(self, descriptor: int) -> Verdict:
+        """Compare the next megabyte. The verdict is "all" if the file has all lines that were read, "short" if it ends
+        before, "differs" after ``lines`` of them, else "comparing". Raises OSError."""
         if self.lines == self.total:
             return "all"
-        data = os.pread(descriptor, COMPARED_BYTES, self.place)
+        data = os.pread(descriptor, COMPARED_BYTES, self.offset)
         at_end = len(data) < COMPARED_BYTES
         lines = data.split(b"\n")
         if len(lines.pop()) > MAX_LINE_BYTES or (not lines and not at_end):
@@ -86,7 +86,7 @@ class MarkComparison:
         del lines[self.total - self.lines :]
         found = packed(array("I", map(self.mark, lines)))
         equal = common(found, self.known(self.lines, len(lines)))
-        self.place += sum(map(len, lines[:equal])) + equal
+        self.offset += sum(map(len, lines[:equal])) + equal
         self.lines += equal
         if equal < len(lines):
             return "differs"
@@ -96,7 +96,7 @@ class MarkComparison:
 
 
 def stored_marks(connection: sqlite3.Connection, source_id: int, start: int, count: int) -> bytes:
-    """Raises sqlite3.Error."""
+    """The packed marks of ``count`` lines from number ``start`` on. Raises sqlite3.Error."""
     if count <= 0:
         return b""
     first, last = start // BLOCK_LINES, (start + count - 1) // BLOCK_LINES
@@ -109,8 +109,7 @@ def stored_marks(connection: sqlite3.Connection, source_id: int, start: int, cou
 
 
 def store_marks(connection: sqlite3.Connection, source_id: int, start: int, marks: bytes) -> None:
-    """Put marks in the place of all from the one with the number ``start`` on, inside the caller's transaction. Raises
-    sqlite3.Error."""
+    """Replace all marks from the number ``start`` on, inside the caller's transaction. Raises sqlite3.Error."""
     block, within = divmod(start, BLOCK_LINES)
     data = stored_marks(connection, source_id, block * BLOCK_LINES, within) + marks
     connection.execute("DELETE FROM line_marks WHERE source_id = ? AND block >= ?", (source_id, block))
@@ -122,8 +121,8 @@ def store_marks(connection: sqlite3.Connection, source_id: int, start: int, mark
 
 
 def listed_marks(connection: sqlite3.Connection, source_id: int) -> bytes:
-    """The marks of the newest LISTED_LINES lines that were stored from any version of a rewritten file; none of a
-    file that was only appended to. Raises sqlite3.Error."""
+    """The marks of the newest LISTED_LINES lines that were stored from any version of a rewritten file; none for other
+    files. Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT marks FROM line_marks WHERE source_id = ? AND block < 0 ORDER BY block LIMIT ?",
         (source_id, LISTED_BLOCKS),
@@ -150,5 +149,5 @@ def list_marks(connection: sqlite3.Connection, source_id: int, marks: bytes) -> 
 
 
 def clear_list(connection: sqlite3.Connection, source_id: int) -> None:
-    """Raises sqlite3.Error."""
+    """Delete that list. Raises sqlite3.Error."""
     connection.execute("DELETE FROM line_marks WHERE source_id = ? AND block < 0", (source_id,))

@@ -1,4 +1,4 @@
-"""The fields of a protocol buffer (protobuf.dev, "Encoding"), without a schema and with a bound on the work."""
+"""Parse the fields of a protocol buffer (protobuf.dev, "Encoding") without a schema and with bounded work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from gputui.metrics.tracker_files import DamagedRecordError
 # Wire types.
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
-# Of one record; each takes half a microsecond.
-MOST_FIELDS = 10_000
+# Per record; each field takes half a microsecond.
+MAX_FIELDS = 10_000
 
 
 class FieldBudget:
-    """How many fields of a record may still be read: a record of millions would block the agent."""
+    """The number of fields of a record that may still be read: a record with millions would block the agent."""
 
     def __init__(self) -> None:
-        self._left = MOST_FIELDS
+        self._left = MAX_FIELDS
 
     def fields(self, message: bytes) -> Iterator[tuple[int, int, Any]]:
-        """(number, wire type, value) of each field of a message. The value is an integer for VARINT, else its bytes.
-        Raises DamagedRecordError, also once the budget is spent."""
+        """(number, wire type, value) of each field of a message. The value is an integer for VARINT, else bytes. Raises
+        DamagedRecordError, also when the budget is spent."""
         position = 0
         while position < len(message):
             self._left -= 1
             if self._left < 0:
-                raise DamagedRecordError(f"more than {MOST_FIELDS} fields")
+                raise DamagedRecordError(f"more than {MAX_FIELDS} fields")
             key, position = varint(message, position)
             number, wire = key >> 3, key & 7
             if wire == VARINT:

@@ -1,8 +1,7 @@
-"""Following the growing files of another tracker, record by record: TensorBoard's event files, W&B's offline runs.
+"""Follow the growing files of another tracker, record by record: TensorBoard's event files, W&B's offline runs.
 
-They are only ever appended to, and each start of a script begins a new one: the newest that matches is read, after
-the one before it to its end. `tensorboard_files` and `wandb_files` understand what their own libraries would; none of
-these is imported.
+They are only appended to, and each start of a script creates a new one. The newest match is read, after the one before
+it to its end. `tensorboard_files` and `wandb_files` parse them without the trackers' libraries.
 """
 
 from __future__ import annotations
@@ -13,34 +12,29 @@ from collections.abc import Sequence
 
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import ParsedLine, Rejected, parse_values
-from gputui.metrics.files import FollowedFile
+from gputui.metrics.files import FileFollower
 from gputui.metrics.source_reader import Boundary, owning_attempt
 from gputui.metrics.tensorboard_files import event_end, event_frames, event_scalars
 from gputui.metrics.tracker_files import LARGEST_READ_BYTES, DamagedRecordError, RecordFrame
 from gputui.metrics.wandb_files import wandb_end, wandb_frames, wandb_scalars
 from gputui.redaction import BY_LOOK, Redactor
 
-# Kind of a source → what its files are called below the folder that a profile names, how they are cut into records,
-# where one ends that is too large to be read, and what a record says.
+# Kind of a source → the glob of its files below the profile's folder, and functions that split data into records, find
+# the end of a record that is too large to read, and parse a record.
 TRACKERS = {
     "tensorboard": ("events.out.tfevents.*", event_frames, event_end, event_scalars),
     "wandb": ("offline-run-*/run-*.wandb", wandb_frames, wandb_end, wandb_scalars),
 }
 
 
-class RecordReader:
-    """Reads the newest file of a tracker below the folders that ``path`` (a glob) matches; a `SourceReader`."""
+class RecordReader(FileFollower):
+    """A `SourceReader` of the newest file of a tracker below the folders that ``path`` (a glob) matches."""
 
     def __init__(self, source_id: int, path: str, kind: str, redactor: Redactor = BY_LOOK) -> None:
-        self.is_busy = False
         name, self._frames, self._end, self._scalars = TRACKERS[kind]
+        super().__init__(f"{path}/{name}")
         self._source_id = source_id
         self._redactor = redactor
-        self._file = FollowedFile(f"{path}/{name}")
-
-    def close(self) -> None:
-        """Let go of open files; reading may continue afterwards."""
-        self._file.close()
 
     def read(
         self,
@@ -50,7 +44,7 @@ class RecordReader:
         budget_bytes: int = BATCH_BYTES,
         ended: bool = False,
     ) -> Batch | None:
-        """As SourceReader.read. A record is whole or it is none, so nothing is to be decided when it ``ended``."""
+        """As SourceReader.read. ``ended`` is ignored, because a record is either complete or not."""
         status = self._file.status(at_once=ended) if boundaries else None
         if status is None:
             return None
@@ -69,8 +63,8 @@ class RecordReader:
         following.state = SourceState(status.st_ino, state.generation + 1)
         return following
 
-    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """As SourceReader.end_place; with ``at_most``, the start of what there is."""
+    def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """As SourceReader.end_state; with ``at_most`` always the start."""
         status = self._file.status(at_once=True)
         following = state.generation + (state.inode is not None)
         if status is None:
@@ -81,12 +75,12 @@ class RecordReader:
     def _read_from(
         self, descriptor: int, state: SourceState, boundaries: Sequence[Boundary], budget_bytes: int
     ) -> Batch | None:
-        attempt, segment_end = owning_attempt(boundaries, state.place)
+        attempt, segment_end = owning_attempt(boundaries, state.position)
         size = os.fstat(descriptor).st_size if segment_end is None else segment_end
         offset = state.byte_offset
         if attempt is None or offset >= size:
             return None
-        batch = Batch(state, attempt, self._redactor)
+        batch = Batch(state, attempt, self._redactor, os.fstat(descriptor).st_mtime)
         until = time.monotonic() + READ_SECONDS
         end: int | None = None
         try:
@@ -100,10 +94,10 @@ class RecordReader:
                 if end is not None or offset + len(data) >= size:
                     break
             else:
-                behind = self._end(lambda length, place: os.pread(descriptor, length, place), offset)
+                behind = self._end(lambda length, begin: os.pread(descriptor, length, begin), offset)
                 end = behind if behind is not None and behind <= size else None
         except DamagedRecordError as error:
-            # Where the next record begins cannot be known; what is appended after this may be in step again.
+            # The start of the next record is unknown, but data that is appended later may begin with one.
             batch.reject(state.generation, offset if end is None else end, b"", Rejected(str(error)))
             end = size
         if end is None:
@@ -124,7 +118,7 @@ class RecordReader:
                 values = self._scalars(frame.content)
                 parsed = None if values is None else parse_values(values)
             except DamagedRecordError as error:
-                # The frame is whole, so that the next record is where it should be.
+                # The frame is intact, so the next record can be read.
                 parsed = Rejected(str(error))
         if isinstance(parsed, ParsedLine):
             batch.take(self._source_id, generation, offset + frame.start, parsed)

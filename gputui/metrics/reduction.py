@@ -1,7 +1,7 @@
-"""Stored lines reduced to envelopes for charts, exactly once, in the transaction that stores them.
+"""Reduce stored lines to envelopes for charts, exactly once, in the transaction that stores the lines.
 
-Only the store says what was reduced: lines behind the last stretch are to be reduced. A reducer
-keeps those it has seen, so that they need not be read again, and forgets them when a transaction failed.
+The store alone knows what was reduced: the lines behind the last stretch are not yet. A reducer caches these, so that
+they need not be read again, and drops them after a failed transaction.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import orjson
 
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
-from gputui.store.metrics.queries import NOT_METRICS, as_float
+from gputui.store.metrics.queries import NOT_METRICS, as_float, named_by_event
 
-NAMES_REDUCED = 500
-"""A script that makes up a name for each line must not fill the disk: of a stretch so many metrics are reduced."""
+MAX_NAMES = 500
+"""The metrics that are reduced per stretch; a script that invents a name for each line must not fill the disk."""
 
 STRETCHES_AT_ONCE = 4
-"""Read back from the store in one go: about 10 ms of work."""
+"""How many stretches are read back from the store at once: about 10 ms of work."""
 
 _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
 
 
 class MetricLine(NamedTuple):
-    """A line of rank 0 or of none that has a step."""
+    """A line with a step, of rank 0 or without a rank."""
 
     generation: int
     byte_offset: int
@@ -40,20 +40,20 @@ class MetricLine(NamedTuple):
 
 
 class Reducer:
-    """Reduces the lines of one source. Nothing is written outside the caller's transaction."""
+    """Reduces the lines of one source, inside the caller's transaction."""
 
     def __init__(self, source_id: int) -> None:
         self._source_id = source_id
         self._lines: list[MetricLine] | None = None
 
     def forget(self) -> None:
-        """After a transaction that failed: what lies behind the last stretch is read from the store again."""
+        """Drop the cache after a failed transaction."""
         self._lines = None
 
     def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
-        """Take in lines that were just stored, in the order they were written. Raises sqlite3.Error."""
+        """Reduce lines that were just stored, in order. Raises sqlite3.Error."""
         if self._lines is None:
-            # Always more than came: however far back the first of them lies, it is reached.
+            # More stretches than the new lines fill, so that the first of these is reached.
             self.catch_up(connection, STRETCHES_AT_ONCE + len(lines) // STRETCH_LINES)
             return
         self._lines += lines
@@ -65,7 +65,7 @@ class Reducer:
             del self._lines[:count]
 
     def catch_up(self, connection: sqlite3.Connection, most: int = STRETCHES_AT_ONCE) -> bool:
-        """Reduce at most so many stretches of what is stored; whether there are more. Raises sqlite3.Error."""
+        """Reduce at most ``most`` stretches of stored lines; returns whether there are more. Raises sqlite3.Error."""
         for _ in range(most):
             lines = _stored_lines(connection, self._source_id)
             count = _closed(lines)
@@ -78,7 +78,8 @@ class Reducer:
 
 
 def _closed(lines: Sequence[MetricLine]) -> int:
-    """How many of the first lines make a stretch: as many as it holds, or all of an attempt that another followed."""
+    """The length of the first stretch: a full one, or the rest of an attempt that another followed; 0 if it is
+    incomplete."""
     if not lines:
         return 0
     attempt = lines[0].attempt
@@ -93,7 +94,7 @@ def _closed(lines: Sequence[MetricLine]) -> int:
 
 
 def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[MetricLine]:
-    """The first lines behind the last stretch, at most those of one."""
+    """The first lines behind the last stretch, at most one more than a stretch."""
     last = envelopes.last_stretch(connection, source_id)
     rows = connection.execute(
         "SELECT generation, byte_offset, attempt, step, at, data FROM metrics "
@@ -102,7 +103,7 @@ def _stored_lines(connection: sqlite3.Connection, source_id: int) -> list[Metric
         (source_id, *((0, 0) if last is None else last.end), STRETCH_LINES + 1),
     )
     return [
-        MetricLine(generation, offset, attempt, step, at, orjson.loads(data))
+        MetricLine(generation, offset, attempt, step, at, named_by_event(orjson.loads(data)))
         for generation, offset, attempt, step, at, data in rows.fetchall()
     ]
 
@@ -135,7 +136,7 @@ def _write(connection: sqlite3.Connection, source_id: int, lines: Sequence[Metri
 def _append(
     connection: sqlite3.Connection, key: tuple[int, int], level: int, index: int, joined: Mapping[str, Entry]
 ) -> None:
-    """Put an entry for each metric into a level, and those of a row that is full into the level above."""
+    """Append an entry of each metric to a level, and join a full row into the level above."""
     number = index // FAN
     connection.executemany(
         "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) VALUES (?, ?, ?, ?, ?, ?) "
@@ -149,7 +150,7 @@ def _append(
     _append(connection, key, level + 1, number, above)
 
 
-# One look-up per name: a walk over all rows of an attempt would take longer the longer it runs.
+# One look-up per name; a scan of all rows of an attempt would take longer the longer it runs.
 _ROWS_OF_ALL = """
 WITH RECURSIVE names (name) AS (
     SELECT min(name) FROM metric_envelopes WHERE source_id = :source AND attempt = :attempt
@@ -173,7 +174,7 @@ def reduce_lines(number: int, lines: Sequence[MetricLine]) -> dict[str, list[Ent
     times = [_UNKNOWN if line.at is None else line.at for line in lines]
     maps = [line.values for line in lines]
     found = {}
-    for name in [name for name in names if name not in NOT_METRICS][:NAMES_REDUCED]:
+    for name in [name for name in names if name not in NOT_METRICS][:MAX_NAMES]:
         try:
             column = list(map(itemgetter(name), maps))
         except KeyError:
@@ -201,11 +202,11 @@ def _dense(first: int, column: Sequence[Any], steps: Sequence[int], times: Seque
 
 
 def _sparse(first: int, column: Sequence[Any], steps: Sequence[int], times: Sequence[float]) -> list[Entry]:
-    """Entries of a column in which some lines say nothing, or what is no finite number."""
+    """Entries of a column with missing or non-finite values."""
     entries = []
     for begin in range(0, len(column), BLOCK_LINES):
         block = column[begin : begin + BLOCK_LINES]
-        numbers = [(place, value) for place, raw in enumerate(block, begin) if (value := as_float(raw)) is not None]
+        numbers = [(number, value) for number, raw in enumerate(block, begin) if (value := as_float(raw)) is not None]
         if not numbers:
             continue
         finite = [pair for pair in numbers if math.isfinite(pair[1])]

@@ -1,9 +1,8 @@
-"""What one round of reading brought: per run and attempt, cheap enough to be made with every round."""
+"""The result of one round of reading, per run and attempt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from gputui.metrics.batch import Batch, MetricsNote
 from gputui.store.metrics.queries import NOT_METRICS, as_float
@@ -11,10 +10,9 @@ from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 @dataclass(slots=True)
 class AttemptProgress:
-    """What is new of one attempt. ``first_step`` and ``last_step`` are those of this round's lines, events apart, None
-    without any; ``first_at`` and ``last_at`` the times (unix seconds) that those lines tell. ``values`` are the newest
-    of each metric among them, of rank 0 where ranks write lines of their own; NaN and infinities are floats here.
-    ``events`` counts the lines of each event."""
+    """What is new of one attempt. The steps are those of new lines without events, None if there are none; ``first_at``
+    and ``last_at`` are their times (unix seconds). ``values`` are the newest value of each metric, of rank 0 if every
+    rank writes lines; NaN and infinities are floats. ``events`` counts the lines of each event."""
 
     run_id: str
     attempt: int
@@ -40,18 +38,21 @@ class AttemptProgress:
             self.events[name] = self.events.get(name, 0) + times
         if batch.newest:
             leading = min(batch.newest, key=lambda rank: -1 if rank is None else rank)
-            self.values |= _floats(batch.newest[leading])
+            for name, value in batch.newest[leading].items():
+                if name not in NOT_METRICS and (number := as_float(value)) is not None:
+                    self.values[name] = number
 
 
 @dataclass(slots=True)
 class IngestReport:
-    """What one round brought. ``more``: the budget ended before the files did. ``notes`` are on files that were
-    truncated, replaced or could not be read, each with the run it concerns."""
+    """The result of one round. ``more``: the budget ended before the files. ``awaits``: a file is being looked at in
+    another thread. ``notes`` are about files that were truncated, replaced or unreadable, with their runs."""
 
     lines: int = 0
     rejected: int = 0
     bytes: int = 0
     more: bool = False
+    awaits: bool = False
     progress: list[AttemptProgress] = field(default_factory=list)
     notes: list[tuple[str, MetricsNote]] = field(default_factory=list)
 
@@ -62,16 +63,11 @@ class IngestReport:
         if batch.note is not None:
             self.notes.append((run_id, batch.note))
         if batch.rows or batch.rejected:
-            self._of(run_id, batch.attempt).add(batch)
+            self._progress_of(run_id, batch.attempt).add(batch)
 
-    def _of(self, run_id: str, attempt: int) -> AttemptProgress:
-        for known in self.progress:
-            if known.run_id == run_id and known.attempt == attempt:
-                return known
+    def _progress_of(self, run_id: str, attempt: int) -> AttemptProgress:
+        for progress in self.progress:
+            if progress.run_id == run_id and progress.attempt == attempt:
+                return progress
         self.progress.append(AttemptProgress(run_id, attempt))
         return self.progress[-1]
-
-
-def _floats(values: dict[str, Any]) -> dict[str, float]:
-    found = {name: as_float(value) for name, value in values.items() if name not in NOT_METRICS}
-    return {name: value for name, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What every reader of a metrics file answers, whatever its format, and which attempt a line belongs to."""
+"""The protocol of all readers of metrics files, and the attempt of a line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gputui.metrics.batch import BATCH_BYTES, Batch, SourceState
+from gputui.metrics.custody import Custody
 
 _ANY_ATTEMPT = 2**63
 
 
 class Boundary(NamedTuple):
-    """Where an attempt's lines begin."""
+    """The start of an attempt's lines."""
 
     generation: int
     byte_offset: int
@@ -20,11 +21,21 @@ class Boundary(NamedTuple):
 
 
 class SourceReader(Protocol):
-    """Reads one source. It changes nothing by itself: the state that it is given is the truth, the state that it
-    answers counts once it is committed."""
+    """Reads one source. It is stateless: the given state is the read position, and the returned state is valid once it
+    is committed."""
 
-    # It answered None because it is still looking, and is to be asked again.
     is_busy: bool
+    """Whether the last `read` returned None because it needs another call."""
+    custody: Custody | None
+    """Decides which files may be read; None for all."""
+
+    @property
+    def device(self) -> int | None:
+        """The device of the file that was seen last; None before."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last search for files ended early."""
 
     def read(
         self,
@@ -34,28 +45,28 @@ class SourceReader(Protocol):
         budget_bytes: int = BATCH_BYTES,
         ended: bool = False,
     ) -> Batch | None:
-        """What is new after ``state``, or None. ``ended``: nothing more will be written, so that an unfinished last
-        line is decided. Raises OSError if the file cannot be read."""
+        """The new lines after ``state``, or None. ``ended``: nothing more will be written, so an unfinished last line
+        is final. Raises OSError if the file cannot be read."""
 
-    def end_place(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """The state of a reader that had read all there is now: where the next attempt's lines will begin. With
-        ``at_most``, of one that had read up to this offset; from the start where the file does not reach that far."""
+    def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
+        """The state after everything that exists now, where the next attempt begins. With ``at_most``, the state at
+        this offset, or at the start if the file is shorter."""
 
     def close(self) -> None:
-        """Let go of open files."""
+        """Close open files."""
 
 
-def owning_attempt(boundaries: Sequence[Boundary], place: tuple[int, int]) -> tuple[int | None, int | None]:
-    """Which attempt the line at ``place`` (generation, offset) belongs to, and the offset in the same generation at
-    which the next attempt begins. ``boundaries`` are sorted; None if there is no such."""
-    index = bisect_right(boundaries, (*place, _ANY_ATTEMPT))
+def owning_attempt(boundaries: Sequence[Boundary], position: tuple[int, int]) -> tuple[int | None, int | None]:
+    """The attempt of the line at ``position`` (generation, offset), and the offset in this generation at which the next
+    attempt begins; None if there is none. ``boundaries`` are sorted."""
+    index = bisect_right(boundaries, (*position, _ANY_ATTEMPT))
     attempt = boundaries[index - 1].attempt if index else None
     following = boundaries[index] if index < len(boundaries) else None
-    same = following is not None and following.generation == place[0]
+    same = following is not None and following.generation == position[0]
     return attempt, following.byte_offset if following is not None and same else None
 
 
-def attempt_place(boundaries: Sequence[Boundary], place: tuple[int, int]) -> tuple[int, int] | None:
-    """Where the attempt began that the line at ``place`` belongs to; None if there is no such."""
-    index = bisect_right(boundaries, (*place, _ANY_ATTEMPT))
+def attempt_begin(boundaries: Sequence[Boundary], position: tuple[int, int]) -> tuple[int, int] | None:
+    """The start of the attempt of the line at ``position``, or None."""
+    index = bisect_right(boundaries, (*position, _ANY_ATTEMPT))
     return boundaries[index - 1][:2] if index else None

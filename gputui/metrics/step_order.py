@@ -15,7 +15,7 @@ STARTS_AGAIN = (
 
 @dataclass(slots=True)
 class StepOrder:
-    """The steps of one source. Once may be a script that goes back to its beginning; twice is how it counts."""
+    """The steps of one source. A script may restart them once; twice means that it counts per epoch."""
 
     attempt: int = 0
     first: int = 0

@@ -1,6 +1,9 @@
-"""TensorBoard's event files. A record is framed (tensorflow/core/lib/io/record_writer.h) as its length (8 bytes), the
-masked CRC-32C of the length (4), the content, and the masked CRC-32C of the content (4). The content is a protocol
-buffer of type Event (tensorflow/core/util/event.proto)."""
+"""Event files of TensorBoard.
+
+A record is framed (tensorflow/core/lib/io/record_writer.h) as its length (8 bytes), the masked CRC-32C of the length
+(4), the content, and the masked CRC-32C of the content (4). The content is a protocol buffer of type Event
+(tensorflow/core/util/event.proto).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gputui.metrics.tracker_files import MAX_RECORD_BYTES, DamagedRecordError, R
 
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
-# Python takes 0.1 µs for each byte of a checksum; a record that holds nothing but scalars is smaller.
+# Larger records are not checked: Python takes 0.1 µs per byte, and records of scalars are smaller.
 _CHECKED_BYTES = 4096
 
 # Numbers of the fields: Event, Summary, Summary.Value, TensorProto, TensorShapeProto.
@@ -33,7 +36,7 @@ _PACKED = {_FLOAT: "<f", _DOUBLE: "<d", _INT32: "<i", _INT64: "<q"}
 
 
 def event_frames(data: bytes, _offset: int) -> Iterator[RecordFrame]:
-    """The whole records at the beginning of ``data``. Raises DamagedRecordError."""
+    """The complete records at the beginning of ``data``. Raises DamagedRecordError."""
     position = 0
     while len(data) - position >= _HEADER.size:
         length = _length(data[position : position + _HEADER.size])
@@ -48,7 +51,7 @@ def event_frames(data: bytes, _offset: int) -> Iterator[RecordFrame]:
 
 
 def event_end(read: Read, offset: int) -> int | None:
-    """Where the record at ``offset`` ends, None if its length is not there yet. Raises DamagedRecordError."""
+    """The end of the record at ``offset``, None if its header is incomplete. Raises DamagedRecordError."""
     header = read(_HEADER.size, offset)
     if len(header) < _HEADER.size:
         return None
@@ -66,8 +69,7 @@ def _length(header: bytes) -> int:
 
 
 def event_scalars(record: bytes) -> dict[str, Any] | None:
-    """The scalars of an event as the values of a metrics line, with step and time; None if it has none. Raises
-    DamagedRecordError."""
+    """The scalars of an event as a metrics line, with step and time; None without any. Raises DamagedRecordError."""
     values: dict[str, Any] = {}
     step, time = 0, None
     budget = FieldBudget()
@@ -86,7 +88,7 @@ def event_scalars(record: bytes) -> dict[str, Any] | None:
 
 
 def _tagged_scalar(content: bytes, budget: FieldBudget) -> tuple[str, float | None]:
-    """The tag of a Summary.Value and its number; None for pictures, texts and all else."""
+    """The tag of a Summary.Value and its number; None for images, texts and other values."""
     tag, scalar = "", None
     for number, wire, value in budget.fields(content):
         if number == _VALUE_TAG and wire == LENGTH:
@@ -99,7 +101,7 @@ def _tagged_scalar(content: bytes, budget: FieldBudget) -> tuple[str, float | No
 
 
 def _tensor_scalar(content: bytes, budget: FieldBudget) -> float | None:
-    """The one number of a tensor without dimensions; None for any other."""
+    """The number of a tensor without dimensions; None for any other tensor."""
     dtype, packed, integer = 0, b"", None
     for number, wire, value in budget.fields(content):
         if number == _TENSOR_DTYPE and wire == VARINT:
@@ -137,7 +139,7 @@ _CRC_TABLE = _crc_table()
 
 
 def masked_crc(content: bytes) -> int:
-    """The CRC-32C of some bytes, masked as event files have it; takes 0.1 µs for each of them."""
+    """The CRC-32C of some bytes, masked as in event files. Takes 0.1 µs per byte."""
     value = 0xFFFFFFFF
     for byte in content:
         value = _CRC_TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)

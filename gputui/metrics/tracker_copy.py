@@ -1,7 +1,7 @@
-"""Copying what a folder of TensorBoard or W&B holds into one file of JSON lines: a line for each step, in order.
+"""Copy the scalars in a folder of TensorBoard or W&B into one file of JSON lines, with a line for each step, in order.
 
-``python -m gputui.metrics.tracker_copy KIND SOURCE OUTPUT`` runs in a process of its own: files of others may be large
-or damaged. None of the trackers' libraries is imported.
+``python -m gputui.metrics.tracker_copy KIND SOURCE OUTPUT`` runs as a separate process, because the files may be large
+or damaged. The trackers' libraries are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVENTS, OFFLINE = "events.out.tfevents.*", "run-*.wandb"
 
 
 class TrackedRun(NamedTuple):
-    """What is one run: a folder of event files, with the folders below it, or one file of W&B."""
+    """A run of another tracker: a folder of event files and subfolders, or one file of W&B."""
 
     kind: str
     name: str
@@ -29,7 +29,7 @@ class TrackedRun(NamedTuple):
 
 
 def tracked_runs(folder: Path) -> list[TrackedRun]:
-    """The runs in a folder. Event files in folders below it are runs of their own, but for those of one run's training
+    """The runs in a folder. Each subfolder with event files is a run, unless all are parts of one run, such as training
     and validation. Raises OSError."""
     found = [TrackedRun("wandb", path.stem.removeprefix("run-"), path) for path in sorted(folder.rglob(OFFLINE))]
     heads = {path.relative_to(folder).parts[:-1][:1] for path in folder.rglob(EVENTS)}
@@ -43,8 +43,8 @@ _PARTS = ("train", "val", "eval", "test")
 
 
 def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
-    """The values of each step by name, with ``time`` where it is known. Those of a folder below ``source`` have its
-    name before theirs. A damaged file counts up to the damage. Raises OSError."""
+    """The values of each step by name, with ``time`` if known. Values of a subfolder have its name as a prefix. A
+    damaged file is read up to the damage. Raises OSError."""
     steps: dict[int, dict[str, Any]] = {}
     for path in [source] if kind == "wandb" else sorted(source.rglob(EVENTS)):
         relative = path.parent.relative_to(source) if kind == "tensorboard" else Path()
@@ -75,7 +75,7 @@ def _records(path: Path, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def main(kind: str, source: str, output: str) -> int:
-    """Write the lines and print how many there are; 1 if there are none."""
+    """Write the lines and print their number; returns 1 if there are none."""
     steps = steps_of(kind, Path(source))
     with Path(output).open("a", encoding="utf-8") as out:
         out.writelines(json.dumps(steps[step]) + "\n" for step in sorted(steps))

@@ -1,4 +1,4 @@
-"""An old log read as a profile would have it read: what would be drawn, and which lines nearly matched. Pure."""
+"""Try a profile's metrics on an old log: the points that would be drawn, and lines that nearly match. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.formats import LineFormat, printed_text
 from gputui.store.metrics.queries import NOT_METRICS, as_float
 
 NEAR_SHOWN = 3
-# What a pattern begins with is found in many lines by chance; so much of it is not.
+# A short beginning of a pattern matches many lines by chance; this share and number of literals do not.
 NEAR_SHARE = 0.3
 NEAR_LITERAL = 3
 _NEAR_LINES = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class NearMatch:
-    """A line that a pattern fits up to a place: ``fits`` is the part of the pattern that does, ``expected`` the rest,
-    ``found`` what the line has there instead."""
+class NearMatch(Struct, frozen=True):
+    """A line that matches the beginning of a pattern: ``fits`` is that part, ``expected`` the rest of the pattern,
+    ``found`` the rest of the line."""
 
     number: int
     text: str
@@ -32,8 +33,8 @@ class NearMatch:
 
 @dataclass(slots=True)
 class Trial:
-    """What a log would give. ``points`` are (step, value) of each metric in the order of the lines; ``backwards`` the
-    (line number, step before, step) at which the steps went back for the first time."""
+    """The result of a log. ``points`` are the (step, value) of each metric in the order of lines; ``backwards`` is the
+    first (line number, step before, step) at which steps decrease."""
 
     lines: int = 0
     taken: int = 0
@@ -78,7 +79,7 @@ class Trial:
 
 
 def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = ()) -> Trial:
-    """Read a whole log as its lines would have been read while they were written."""
+    """Parse a whole log as it would have been parsed while it was written."""
     if line_format.breaks_at_return:
         content = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     lines = content.split(b"\n")
@@ -102,8 +103,8 @@ def try_log(content: bytes, line_format: LineFormat, patterns: Sequence[str] = (
 
 
 def near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> list[NearMatch]:
-    """Of (number, text) lines that no pattern matches, those that one fits for the most part: the best first, and one
-    for each place at which a pattern ends to fit."""
+    """Of (number, text) lines without a match, those that match most of a pattern: the best first, one for each place
+    at which a pattern stops matching."""
     best: dict[str, tuple[float, NearMatch]] = {}
     for pattern in patterns:
         beginnings = list(_beginnings(pattern))
@@ -113,15 +114,15 @@ def near_matches(patterns: Sequence[str], lines: Sequence[tuple[int, str]]) -> l
             if match is None:
                 continue
             share = len(part) / len(pattern)
-            rest = text[match.end() :].strip()[:40]
+            remainder = text[match.end() :].strip()[:40]
             if share > best.get(part, (0.0, None))[0]:
-                best[part] = (share, NearMatch(number, text.strip()[:160], part, pattern[len(part) :], rest))
+                best[part] = (share, NearMatch(number, text.strip()[:160], part, pattern[len(part) :], remainder))
     ranked = sorted(best.values(), key=lambda pair: -pair[0])
     return [near for _, near in ranked[:NEAR_SHOWN]]
 
 
 def _beginnings(pattern: str) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """The beginnings of a pattern that are patterns themselves and say something, the longest first."""
+    """The beginnings of a pattern that compile and have enough literal text, longest first."""
     for end in range(len(pattern) - 1, 0, -1):
         part = pattern[:end]
         literal = re.sub(r"\(\?P<\w+>|\\.|[^A-Za-z0-9:=]", "", part)

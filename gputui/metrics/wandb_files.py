@@ -1,6 +1,9 @@
-"""W&B's offline runs. After a header of 7 bytes a file has LevelDB's log format (core/pkg/leveldb in W&B's sources):
-blocks of 32 KiB with chunks of CRC-32 (4 bytes), length (2), kind (1) and data, one or several of which make a record.
-No chunk goes over the end of a block. A record is a protocol buffer of type Record (wandb_internal.proto)."""
+"""Offline runs of W&B.
+
+After a header of 7 bytes, a file has LevelDB's log format (core/pkg/leveldb in W&B's sources): blocks of 32 KiB with
+chunks of CRC-32 (4 bytes), length (2), kind (1) and data. A record consists of one or several chunks, and no chunk
+crosses the end of a block. A record is a protocol buffer of type Record (wandb_internal.proto).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _ITEM_KEY, _ITEM_NESTED_KEY, _ITEM_JSON = 1, 2, 16
 
 # Longer than any number in JSON.
 _NUMBER_BYTES = 64
-# W&B's own entries of each record, which are no metrics.
+# Entries that W&B adds to each record.
 _STEP, _TIME, _OTHERS = "_step", "_timestamp", frozenset({"_runtime"})
 
 
@@ -33,7 +36,7 @@ _STEP, _TIME, _OTHERS = "_step", "_timestamp", frozenset({"_runtime"})
 
 
 class _Chunk(NamedTuple):
-    """A chunk of a record; ``begin`` and ``end`` are offsets in the data, its header included."""
+    """A chunk of a record; ``begin`` and ``end`` are offsets in the data and include the header."""
 
     begin: int
     end: int
@@ -43,8 +46,8 @@ class _Chunk(NamedTuple):
 
 
 def wandb_frames(data: bytes, offset: int) -> Iterator[RecordFrame]:
-    """The whole records at the beginning of ``data``, which begins ``offset`` bytes from the file's start. A record
-    with a wrong checksum, or of which chunks are missing, has no content. Raises DamagedRecordError."""
+    """The complete records at the beginning of ``data``, which begins ``offset`` bytes from the start of the file. A
+    record with a wrong checksum or missing chunks has no content. Raises DamagedRecordError."""
     start = 0
     if offset == 0:
         if len(data) < _FILE_HEADER_BYTES:
@@ -57,7 +60,7 @@ def wandb_frames(data: bytes, offset: int) -> Iterator[RecordFrame]:
     for chunk in _chunks(data, offset, start):
         begins = chunk.kind in (_FULL, _FIRST)
         if begins and parts:
-            # The record before has no last chunk.
+            # The record before lacks its last chunk.
             yield RecordFrame(start, chunk.begin, None)
             start, parts, is_whole = chunk.begin, [], True
         is_whole = is_whole and chunk.is_whole and (begins or bool(parts))
@@ -68,7 +71,7 @@ def wandb_frames(data: bytes, offset: int) -> Iterator[RecordFrame]:
 
 
 def wandb_end(read: Read, offset: int) -> int | None:
-    """Where the record at ``offset`` ends, None if its chunks are not all there yet. Raises DamagedRecordError."""
+    """The end of the record at ``offset``, None if it is incomplete. Raises DamagedRecordError."""
     position = offset or _FILE_HEADER_BYTES
     while position - offset <= MAX_RECORD_BYTES:
         position = _chunk_begin(position)
@@ -83,7 +86,7 @@ def wandb_end(read: Read, offset: int) -> int | None:
 
 
 def _chunks(data: bytes, offset: int, position: int) -> Iterator[_Chunk]:
-    """The whole chunks of ``data`` from a position in it on. Raises DamagedRecordError."""
+    """The complete chunks of ``data`` from a position on. Raises DamagedRecordError."""
     while True:
         begin = _chunk_begin(offset + position) - offset
         content_begin = begin + _CHUNK_HEADER.size
@@ -97,17 +100,17 @@ def _chunks(data: bytes, offset: int, position: int) -> Iterator[_Chunk]:
         yield _Chunk(begin, position, kind, content, checksum == zlib.crc32(content, zlib.crc32(bytes([kind]))))
 
 
-def _chunk_begin(place: int) -> int:
-    """Where in the file the next chunk begins: at ``place``, or at the next block if no header fits into this one."""
-    left = _BLOCK_BYTES - place % _BLOCK_BYTES
-    return place + left if left < _CHUNK_HEADER.size else place
+def _chunk_begin(offset: int) -> int:
+    """The start of the next chunk: ``offset``, or the next block if no header fits into this one."""
+    remaining = _BLOCK_BYTES - offset % _BLOCK_BYTES
+    return offset + remaining if remaining < _CHUNK_HEADER.size else offset
 
 
-def _chunk_header(header: bytes, place: int) -> tuple[int, int, int]:
-    """Checksum, length and kind of the chunk that begins at ``place`` in the file. Raises DamagedRecordError."""
+def _chunk_header(header: bytes, offset: int) -> tuple[int, int, int]:
+    """The checksum, length and kind of the chunk at ``offset`` in the file. Raises DamagedRecordError."""
     checksum, length, kind = _CHUNK_HEADER.unpack(header)
-    left = _BLOCK_BYTES - place % _BLOCK_BYTES
-    if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or length > left - _CHUNK_HEADER.size:
+    remaining = _BLOCK_BYTES - offset % _BLOCK_BYTES
+    if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or length > remaining - _CHUNK_HEADER.size:
         raise DamagedRecordError("no record of W&B")
     return checksum, length, kind
 
@@ -116,8 +119,8 @@ def _chunk_header(header: bytes, place: int) -> tuple[int, int, int]:
 
 
 def wandb_scalars(record: bytes) -> dict[str, Any] | None:
-    """The numbers of a record of history as the values of a metrics line, with step and time; None if it is none.
-    Raises DamagedRecordError."""
+    """The numbers of a record of history as a metrics line, with step and time; None for other records. Raises
+    DamagedRecordError."""
     values: dict[str, Any] = {}
     budget = FieldBudget()
     for number, wire, value in budget.fields(record):
@@ -135,8 +138,7 @@ def wandb_scalars(record: bytes) -> dict[str, Any] | None:
 
 
 def _history_item(content: bytes, budget: FieldBudget) -> tuple[str, Any]:
-    """A name, with dots between the parts of a nested one, and its value; None for what is no JSON or too long to be a
-    number."""
+    """A name, with dots for nested keys, and its value; None if that is no JSON or longer than a number."""
     names: list[str] = []
     text = b""
     for number, wire, value in budget.fields(content):

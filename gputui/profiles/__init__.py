@@ -1,7 +1,7 @@
-"""Profiles: how a person says what is trained.
+"""Profiles: how a person describes a training.
 
-In: a YAML file, what the launch changes, the machine's GPUs. Out: a `RunSpec`, or every mistake with its line and the
-nearest valid key; the checks before a launch; a first draft of a profile from a script (`draft`).
-`schema` is one field for each key, `crosscheck` what is wrong between keys, `preflight` what can fail before a launch.
-Read first: loading.py, then resolve.py.
+In: a YAML file, the changes of a launch, the machine's GPUs. Out: a `RunSpec`, or every mistake with its line and the
+nearest valid key; the checks before a launch; a first draft of a profile from a script (`draft`). `schema` has one
+field for each key, `crosscheck` compares keys, `preflight` finds what would fail at a launch. Read `loading` first,
+then `resolve`.
 """

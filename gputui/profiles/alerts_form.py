@@ -1,8 +1,8 @@
-"""What changes alert rules, as pydantic models: ``alerts.yaml`` of a machine, and ``alerts:`` of a profile.
+"""Overrides of alert rules as pydantic models: ``alerts.yaml`` of a machine, and ``alerts:`` of a profile.
 
-The same keys in both: a rule's id with ``off``, or with a mapping of its thresholds, ``for``, ``clear_after``,
-``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file says how alerts are delivered; only a profile
-names the schedule of a learning rate. A valid one is read by `gputui.alerts.overrides.overrides_from`.
+Both have the same keys: a rule's id with ``off``, or with a mapping of its thresholds, ``for``, ``clear_after``,
+``cooldown``, ``hysteresis`` and ``severity``. Only the machine's file configures the delivery of alerts; only a profile
+has the schedule of a learning rate. `gputui.alerts.overrides.overrides_from` reads a valid one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gputui.alerts.schedules import Shape
 from gputui.yaml_forms.forms import UNBOUNDED, Model, NotEmpty, NotifyForm, expected, problem, within
 
 OF_MACHINE = "machine"
-"""The context of a validation of ``alerts.yaml``; without one it is of a profile."""
+"""The validation context of ``alerts.yaml``; a profile has none."""
 
 
 def _duration(given: object) -> object:
@@ -38,7 +38,7 @@ class _RuleForm(Model):
 
 
 class ScheduleForm(Model):
-    """What a learning rate should be; see `gputui.alerts.schedules.RateSchedule`."""
+    """An expected learning-rate schedule; see `gputui.alerts.schedules.RateSchedule`."""
 
     shape: Shape
     peak: Annotated[float, within(0)] = 0.0
@@ -48,7 +48,7 @@ class ScheduleForm(Model):
 
 
 class DeliveryForm(NotifyForm):
-    """How alerts are delivered outside the screen, and from which severity on."""
+    """Delivery of alerts outside the screen, from a severity on."""
 
     severity: Severity = "warning"
 
@@ -64,9 +64,10 @@ def _schedule(given: object, info: ValidationInfo) -> object:
 
 
 def _rule(rule: Rule) -> Any:
-    """The type of what is changed of one rule."""
+    """The type of the overrides of one rule."""
     keys: dict[str, Any] = {
-        each.name: (Annotated[float, within(each.least, each.most)], each.default) for each in rule.thresholds
+        threshold.name: (Annotated[float, within(threshold.least, threshold.most)], threshold.default)
+        for threshold in rule.thresholds
     }
     if rule.id == "lr_off_schedule":
         keys["schedule"] = (Annotated[ScheduleForm, BeforeValidator(_schedule)] | None, None)

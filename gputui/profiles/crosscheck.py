@@ -1,10 +1,11 @@
-"""What is wrong between the keys of a profile, where each alone is right."""
+"""Check the keys of a profile against each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.profiles.sink_checks import sink_problems
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
@@ -15,9 +16,8 @@ from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.nearest import nearest, not_one_of
 
 
-@dataclass(frozen=True, slots=True)
-class CrossFinding:
-    """Something wrong at a place; without a file yet."""
+class CrossFinding(Struct, frozen=True):
+    """A problem at a place of a profile."""
 
     place: KeyPath
     problem: str
@@ -25,7 +25,7 @@ class CrossFinding:
 
 
 def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
-    """What is wrong between keys. Takes the raw mapping, so that it speaks even where single values are wrong."""
+    """Find problems between keys. Takes the raw mapping, so that it works even if single values are wrong."""
     programs = [key for key in ("script", "module", "command") if key in data]
     name = data.get("launcher", (FOR_COMMAND if programs == ["command"] else FOR_RANKS).name)
     launcher = LAUNCHERS.get(name) if isinstance(name, str) else None
@@ -34,15 +34,15 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
     for extra in programs[1:]:
         yield CrossFinding((extra,), f"give {programs[0]} or {extra}, not both")
     if launcher is not None:
-        yield from _of_launcher(launcher, programs, data)
+        yield from _check_launcher(launcher, programs, data)
     if isinstance(gates := data.get("gates"), dict):
         for name in gates:
             if name not in GATE_THRESHOLDS:
                 yield CrossFinding(("gates", name), *not_one_of("gate", name, GATE_THRESHOLDS))
     for place, problem, meant in sink_problems(data.get("sinks")):
         yield CrossFinding(place, problem, meant)
-    yield from _scopes(data)
-    yield from _phases(data)
+    yield from _check_scopes(data)
+    yield from _check_phases(data)
     if isinstance(roles := data.get("roles"), dict):
         params = data.get("params")
         names = list(params) if isinstance(params, dict) else []
@@ -53,8 +53,8 @@ def cross_check(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
                 yield CrossFinding(("roles", role), f"{name} is not a parameter", nearest(name, names))
 
 
-def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[CrossFinding]:
-    """Keys that are missing for the launcher, or mean nothing to it."""
+def _check_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """Keys that the launcher lacks or does not use."""
     if len(programs) == 1 and launcher.takes_command != (programs == ["command"]):
         wanted = (
             f"the key command, not {programs[0]}"
@@ -68,8 +68,8 @@ def _of_launcher(launcher: Launcher, programs: Sequence[str], data: Mapping[str,
         yield CrossFinding(("nproc",), f"launcher {launcher.name} starts one process; remove the line")
 
 
-def _phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
-    """Phases follow each other by the steps of checkpoints."""
+def _check_phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """Phases must follow each other by the steps of their checkpoints."""
     given = data.get("phases")
     phases = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
     if phases and "checkpoints" not in data:
@@ -92,8 +92,8 @@ def _phases(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
                 )
 
 
-def _scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
-    """Whose a number is matters only where recovery may change the effective batch with it."""
+def _check_scopes(data: Mapping[str, Any]) -> Iterator[CrossFinding]:
+    """A scope matters only for the factors of the effective batch size."""
     params, roles = data.get("params"), data.get("roles")
     mapped = roles if isinstance(roles, dict) else {}
     for name, form in params.items() if isinstance(params, dict) else ():

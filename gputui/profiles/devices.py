@@ -1,4 +1,4 @@
-"""Which GPUs a profile or ``--gpus`` asks for, and which of this machine's those are."""
+"""The GPUs that a profile or ``--gpus`` selects, and which of this machine's GPUs these are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gputui.gpu.model import GpuFacts
 from gputui.runs.spec import GpuRequest
-from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.nearest import did_you_mean
 from gputui.yaml_forms.problems import shorten
 
 MAX_GPUS = 1024
@@ -20,7 +20,8 @@ _NO_MIG = "MIG instances cannot be used, for ranks on them cannot talk to each o
 
 
 class SelectionError(ValueError):
-    """The GPUs asked for cannot be had. ``is_refusal``: the request is well-formed, this machine cannot serve it."""
+    """The selected GPUs are not available. ``is_refusal``: the request is well-formed, but this machine cannot serve
+    it."""
 
     def __init__(self, text: str, *, is_refusal: bool = True) -> None:
         super().__init__(text)
@@ -28,12 +29,12 @@ class SelectionError(ValueError):
 
 
 class NoSelectionError(SelectionError):
-    """What was given cannot be read as GPUs at all."""
+    """The value is no selection of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Any ``count`` GPUs; or, where ``devices`` is not empty, exactly those (indices and UUIDs); or all."""
+    """Any ``count`` GPUs, or exactly ``devices`` (indices and UUIDs) if there are any, or all."""
 
     count: int = 0
     devices: tuple[int | str, ...] = ()
@@ -41,7 +42,7 @@ class Selection:
 
     @property
     def is_none(self) -> bool:
-        """A CPU run."""
+        """Whether this is a CPU run."""
         return not (self.count or self.devices or self.is_all)
 
 
@@ -72,10 +73,10 @@ def parse_selection(given: object) -> Selection:
 
 
 def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, memory_bytes: int | None) -> GpuRequest:
-    """The request that the scheduler works on. ``inventory`` is None if the driver has not been asked, and empty
-    where it shows no GPU.
+    """The request for the scheduler. ``inventory`` is None if the driver has not been asked, and empty if it shows no
+    GPU.
 
-    Raises SelectionError with what to do instead.
+    Raises SelectionError with a remedy.
     """
     if selection.is_none:
         return GpuRequest(0, (), None)
@@ -85,7 +86,8 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
                 "which GPUs those are is not known while the driver's list is missing; "
                 "give a number or UUIDs, or see gputui doctor"
             )
-        return GpuRequest(len(selection.devices) or selection.count, _uuids(selection), memory_bytes)
+        uuids = tuple(device for device in selection.devices if isinstance(device, str))
+        return GpuRequest(len(selection.devices) or selection.count, uuids, memory_bytes)
     if not inventory:
         raise SelectionError("no NVIDIA GPU is visible on this machine; use --gpus 0 to run on the CPU")
     whole = [gpu for gpu in inventory if not gpu.mig_mode]
@@ -97,9 +99,8 @@ def request_gpus(selection: Selection, inventory: Sequence[GpuFacts] | None, mem
     if not selection.devices:
         if selection.count > len(whole):
             fewer = "to run on the CPU" if not whole else "instead"
-            raise SelectionError(
-                f"{_counted(selection.count)} asked for, this machine has {len(whole)}; use --gpus {len(whole)} {fewer}"
-            )
+            asked = f"{selection.count} GPU{'' if selection.count == 1 else 's'} asked for"
+            raise SelectionError(f"{asked}, this machine has {len(whole)}; use --gpus {len(whole)} {fewer}")
         return GpuRequest(selection.count, (), memory_bytes)
     chosen = [_find(device, inventory) for device in selection.devices]
     for gpu in chosen:
@@ -130,21 +131,13 @@ def _find(device: int | str, inventory: Sequence[GpuFacts]) -> GpuFacts:
             return gpu
     if isinstance(device, int):
         raise SelectionError(f"GPU {device} does not exist; this machine has {_indices(inventory)}")
-    meant = nearest(device, [gpu.uuid for gpu in inventory])
-    hint = f"did you mean {meant}?" if meant else f"this machine has {', '.join(gpu.uuid for gpu in inventory)}"
+    uuids = [gpu.uuid for gpu in inventory]
+    hint = did_you_mean(device, uuids) or f"this machine has {', '.join(uuids)}"
     raise SelectionError(f"GPU {device} does not exist; {hint}")
-
-
-def _uuids(selection: Selection) -> tuple[str, ...]:
-    return tuple(device for device in selection.devices if isinstance(device, str))
 
 
 def _indices(gpus: Sequence[GpuFacts]) -> str:
     return ", ".join(str(gpu.index) for gpu in gpus)
-
-
-def _counted(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def _others(whole: Sequence[GpuFacts]) -> str:

@@ -1,30 +1,31 @@
-"""Whether the GPUs that a run asks for are there, healthy and free; pure."""
+"""Whether the GPUs that a run asks for exist, work and are free. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
+from msgspec import Struct
+
+from gputui.charts.units import index_ranges
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.yaml_forms.quantities import format_sizes
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSituation:
-    """What is known about this machine's GPUs. ``holders`` says for each UUID in use by whom, in a few words
-    ("digits-3", "python of anna"); ``quarantined`` why no run gets a GPU before somebody clears it. A GPU without a
-    sample is judged by what is known of it."""
+class GpuSituation(Struct, frozen=True):
+    """The state of this machine's GPUs, by UUID. ``holders`` names the user of a GPU ("digits-3", "python of anna"),
+    ``quarantined`` the reason for a quarantine. A GPU without a sample is judged by its facts."""
 
     facts: Sequence[GpuFacts]
-    samples: Mapping[str, GpuSample] = field(default_factory=dict)
-    slow: Mapping[str, GpuSlowSample] = field(default_factory=dict)
-    holders: Mapping[str, str] = field(default_factory=dict)
-    quarantined: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, GpuSample] = msgspec.field(default_factory=dict)
+    slow: Mapping[str, GpuSlowSample] = msgspec.field(default_factory=dict)
+    holders: Mapping[str, str] = msgspec.field(default_factory=dict)
+    quarantined: Mapping[str, str] = msgspec.field(default_factory=dict)
 
-    def obstacle(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
-        """Why nothing can run on this GPU until somebody repairs or replaces it."""
+    def unusable_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
+        """Why nothing can run on this GPU until somebody repairs or replaces it, or None."""
         sample, slow = self.samples.get(gpu.uuid), self.slow.get(gpu.uuid)
         if gpu.mig_mode:
             return "is in MIG mode"
@@ -38,8 +39,8 @@ class GpuSituation:
             return "has {}, not {}".format(*format_sizes(gpu.memory_total_bytes, memory_bytes))
         return None
 
-    def hindrance(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
-        """Why this GPU is not free now, its holder first."""
+    def busy_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
+        """Why a run cannot start on this GPU now, or None."""
         if gpu.uuid in self.holders:
             return f"is used by {self.holders[gpu.uuid]}"
         sample = self.samples.get(gpu.uuid)
@@ -50,8 +51,12 @@ class GpuSituation:
             return "has {} of {} free".format(*format_sizes(max(0, total - sample.memory_used_bytes), memory_bytes))
         return None
 
-    def worry(self, gpu: GpuFacts) -> str | None:
-        """What is wrong with this GPU without keeping it from work."""
+    def is_free(self, gpu: GpuFacts, memory_bytes: int | None) -> bool:
+        """Whether a run can start on this GPU now."""
+        return self.unusable_reason(gpu, memory_bytes) is None and self.busy_reason(gpu, memory_bytes) is None
+
+    def warning(self, gpu: GpuFacts) -> str | None:
+        """A defect that does not prevent work, or None."""
         slow = self.slow.get(gpu.uuid)
         if slow is not None and slow.row_remap_pending:
             return "waits for a reset to remap memory"
@@ -61,19 +66,13 @@ class GpuSituation:
 
 
 def likely_gpus(request: GpuRequest, situation: GpuSituation) -> tuple[GpuFacts, ...]:
-    """The GPUs that the run would get if it started now, as far as one can tell; fewer than asked for when it would
-    wait."""
-    free = [
-        gpu
-        for gpu in _candidates(request, situation)
-        if situation.obstacle(gpu, request.memory_bytes) is None
-        and situation.hindrance(gpu, request.memory_bytes) is None
-    ]
+    """The GPUs that the run would get if it started now; fewer than requested if it would wait."""
+    free = [gpu for gpu in _candidates(request, situation) if situation.is_free(gpu, request.memory_bytes)]
     return tuple(free[: request.count])
 
 
 def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
-    """There, healthy and free?"""
+    """Check that the requested GPUs exist, work and are free."""
     request = spec.gpus
     if not request.count:
         return CheckResult("gpus", "skip", "a CPU run, no GPU is asked for")
@@ -84,11 +83,11 @@ def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
     if missing:
         return CheckResult("gpus", "fail", f"{', '.join(sorted(missing))} does not exist", "choose others with --gpus")
     memory_bytes = request.memory_bytes
-    broken = {gpu.index: why for gpu in candidates if (why := situation.obstacle(gpu, memory_bytes)) is not None}
+    broken = {gpu.index: why for gpu in candidates if (why := situation.unusable_reason(gpu, memory_bytes)) is not None}
     busy = {
         gpu.index: why
         for gpu in candidates
-        if gpu.index not in broken and (why := situation.hindrance(gpu, memory_bytes)) is not None
+        if gpu.index not in broken and (why := situation.busy_reason(gpu, memory_bytes)) is not None
     }
     usable = len(candidates) - len(broken)
     if usable < request.count:
@@ -98,10 +97,10 @@ def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
         counted = f"{usable - len(busy)} of {request.count} GPUs free"
         return CheckResult("gpus", "warn", _sentence(counted, busy), "it will wait in the queue, or choose with --gpus")
     chosen = likely_gpus(request, situation)
-    worries = {gpu.index: why for gpu in chosen if (why := situation.worry(gpu)) is not None}
+    warnings = {gpu.index: why for gpu in chosen if (why := situation.warning(gpu)) is not None}
     named = "GPU " + ", ".join(str(gpu.index) for gpu in chosen)
-    if worries:
-        return CheckResult("gpus", "warn", _sentence(f"{named} free", worries), "reset it when nothing runs on it")
+    if warnings:
+        return CheckResult("gpus", "warn", _sentence(f"{named} free", warnings), "reset it when nothing runs on it")
     if request.count and spec.nproc > request.count:
         return CheckResult(
             "gpus", "warn", f"{named} free for {spec.nproc} processes; NCCL refuses two on one GPU",
@@ -111,13 +110,24 @@ def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:
 
 
 def _candidates(request: GpuRequest, situation: GpuSituation) -> list[GpuFacts]:
-    """In the order asked for, else by index."""
+    """The GPUs that the request allows, in the requested order, else by index."""
     if request.uuids:
         by_uuid = {gpu.uuid: gpu for gpu in situation.facts}
         return [by_uuid[uuid] for uuid in request.uuids if uuid in by_uuid]
     return sorted(situation.facts, key=lambda gpu: gpu.index)
 
 
+_PLURALS = {"is": "are", "has": "have", "waits": "wait", "answers": "answer"}
+
+
 def _sentence(first: str, by_index: Mapping[int, str]) -> str:
-    rest = "; ".join(f"GPU {index} {why}" for index, why in by_index.items())
-    return f"{first}; {rest}" if rest else first
+    """``2 of 4 GPUs free; GPUs 0–3 are used by a-1; GPU 5 has 20 of 60 GiB free``."""
+    indices: dict[str, list[int]] = {}
+    for index, why in by_index.items():
+        indices.setdefault(why, []).append(index)
+    parts = [first]
+    for why, alike in indices.items():
+        verb, _, rest = why.partition(" ")
+        several = f"GPUs {index_ranges(sorted(alike))} {_PLURALS.get(verb, verb)} {rest}"
+        parts.append(several if len(alike) > 1 else f"GPU {alike[0]} {why}")
+    return "; ".join(parts)

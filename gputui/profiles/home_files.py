@@ -1,5 +1,8 @@
-"""The YAML files of a home, ``alerts.yaml`` and ``record.yaml``: what this machine changes of the alert rules and their
-delivery, and how long it keeps what is recorded. Most homes have neither, and then the agent needs no pydantic."""
+"""``alerts.yaml`` and ``record.yaml`` of a home: overrides of alert rules and their delivery, and the retention of
+samples.
+
+Most homes have neither file, and the agent then does not import pydantic.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from gputui.store.retention import Retention
 
 
 def load_retention(path: Path) -> Retention:
-    """What the file says, the standard where it is not there. Raises ProfileError with every problem and its line."""
+    """The retention that the file sets; the default without a file. Raises ProfileError with every problem and its
+    line."""
     if not path.exists():
         return Retention()
     from gputui.profiles.record_form import read_retention
@@ -20,7 +24,7 @@ def load_retention(path: Path) -> Retention:
 
 
 def load_alerts(path: Path) -> Overrides:
-    """What the file says; nothing if it is not there. Raises ProfileError with every problem, each with its line."""
+    """The overrides in the file; none without a file. Raises ProfileError with every problem and its line."""
     if not path.exists():
         return Overrides()
     from gputui.yaml_forms.file import read_text
@@ -29,7 +33,7 @@ def load_alerts(path: Path) -> Overrides:
 
 
 def read_alerts(text: str, path: Path) -> Overrides:
-    """The same from the file's text. Raises ProfileError."""
+    """The overrides in a file's text. Raises ProfileError."""
     from gputui.profiles.alerts_form import OF_MACHINE, MachineAlertsForm
     from gputui.yaml_forms.file import parse_file
     from gputui.yaml_forms.forms import validated

@@ -1,7 +1,8 @@
-"""Whether the interpreter of a run can run it, as it says itself (`gputui.profiles.probe`)."""
+"""Checks that ask the interpreter of a run (`gputui.profiles.probe`)."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,12 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.command import substitute, values_for
 from gputui.runs.launch_shell import passed_on
 from gputui.runs.launchers import LAUNCHERS
+from gputui.runs.launchers.base import RANK_OUTPUT
 from gputui.runs.spec import RunSpec
+
+# torchrun before torch 2.12 has no setting for how long ranks have between SIGTERM and SIGKILL.
+GRACE_SINCE = (2, 12)
+GRACE_BEFORE_SECONDS = 30
 
 
 def check_interpreter(
@@ -21,9 +27,9 @@ def check_interpreter(
     simulated_gpus: bool = False,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
-    """Whether the interpreter runs, has what the launcher needs, and finds the module. Starts one process and waits for
-    it, at most until the deadline. With ``simulated_gpus`` a torch without CUDA is enough: the processes then work on
-    the CPU."""
+    """Check that the interpreter runs, has the modules of the launcher and finds the module of the run. Starts one
+    process and waits for it, at most until the deadline. With ``simulated_gpus`` a torch without CUDA passes, because
+    the processes then run on the CPU."""
     if spec.python is None:
         return [CheckResult("interpreter", "skip", f"launcher {spec.launcher} names its own program")]
     module = spec.program[1] if spec.program[0] == "-m" else ""
@@ -38,13 +44,14 @@ def check_interpreter(
     results = [CheckResult("interpreter", "pass", f"Python {answer.python} at {spec.python}")]
     results.append(_torch(spec, answer, simulated_gpus))
     results += _launcher(spec, answer)
+    results += _grace(spec, answer)
     if module:
         results.append(_module(spec, module, answer))
     return results
 
 
 def environment_of(spec: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a run gets of the shell whose environment is ``environ``, with what the profile adds to it."""
+    """The environment of a run: what it inherits from the shell ``environ``, and what the profile adds."""
     values = values_for(spec.params, "/nowhere", None)
     return {**passed_on(environ), **{name: substitute(text, values) for name, text in spec.env.items()}}
 
@@ -73,7 +80,7 @@ def _torch(spec: RunSpec, answer: InterpreterAnswer, simulated_gpus: bool) -> Ch
 
 
 def _launcher(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]:
-    """What the launcher needs beside torch."""
+    """Check the modules that the launcher needs beside torch."""
     if answer.torch is None:
         return
     for module, package in LAUNCHERS[spec.launcher].modules:
@@ -84,6 +91,22 @@ def _launcher(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]
             )  # fmt: skip
         else:
             yield CheckResult("launcher", "pass", f"{module} is there")
+
+
+def _grace(spec: RunSpec, answer: InterpreterAnswer) -> Iterator[CheckResult]:
+    """Warn of a torchrun that kills ranks before the profile's grace is over."""
+    release = re.match(r"(\d+)\.(\d+)", answer.torch or "")
+    # Those files are torchrun's own: accelerate starts a single rank without torchrun.
+    by_torchrun = LAUNCHERS[spec.launcher].rank_output(spec.nproc) == RANK_OUTPUT
+    if not by_torchrun or release is None or spec.grace_seconds <= GRACE_BEFORE_SECONDS:
+        return
+    if (int(release[1]), int(release[2])) < GRACE_SINCE:
+        yield CheckResult(
+            "grace", "warn",
+            f"torchrun of torch {answer.torch} kills ranks {GRACE_BEFORE_SECONDS} s after SIGTERM, "
+            f"not after the profile's {spec.grace_seconds:g} s",
+            f"install torch 2.12 or newer there, or let the script save within {GRACE_BEFORE_SECONDS} s of SIGTERM",
+        )  # fmt: skip
 
 
 def _module(spec: RunSpec, module: str, answer: InterpreterAnswer) -> CheckResult:

@@ -1,12 +1,13 @@
-"""From a profile's file to a Profile, reporting every mistake at once; and finding profiles by name."""
+"""Read profiles, reporting every mistake at once, and find them by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+from msgspec import Struct
 from pydantic import ValidationError
 
 from gputui.charts.safe_text import clean
@@ -14,12 +15,12 @@ from gputui.config import Workspace, shipped_profiles
 from gputui.profiles.crosscheck import cross_check
 from gputui.profiles.params import Parameter
 from gputui.profiles.schema import ProfileForm, is_literal
-from gputui.profiles.target_forms import target_findings
+from gputui.profiles.targets import target_findings
 from gputui.runs.launchers import FOR_COMMAND
 from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.yaml_forms.forms import findings
-from gputui.yaml_forms.nearest import nearest, nearest_file
+from gputui.yaml_forms.nearest import did_you_mean, nearest_file
 from gputui.yaml_forms.problems import ProfileError, shown_path
 
 SUFFIXES = (".yaml", ".yml")
@@ -29,28 +30,26 @@ Source = Literal["here", "home", "shipped", "file"]
 
 
 class ProfileNotFoundError(LookupError):
-    """No profile goes by this name. One line: where was looked, and the nearest name."""
+    """No profile has this name. One line: the searched folders and the nearest name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A valid profile. ``path`` is the file as it was named; ``folder`` the one in which it really lies (links
-    followed), from which its relative paths start."""
+class Profile(Struct, frozen=True):
+    """A valid profile. ``path`` is the file as it was named; ``folder`` holds the real file, behind symbolic links: its
+    relative paths start there."""
 
     name: str
     path: Path
     folder: Path
     form: ProfileForm
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = msgspec.field(default_factory=dict)
 
     @property
     def description(self) -> str:
         return self.form.description or ""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileEntry:
-    """One profile of a list: the name to call it by, and either the profile or what is wrong with it."""
+class ProfileEntry(Struct, frozen=True):
+    """A profile in a list: its name, and either the profile or its mistakes."""
 
     name: str
     path: Path
@@ -65,7 +64,7 @@ def load(path: Path) -> Profile:
 
 
 def read_profile(text: str, path: Path) -> Profile:
-    """A profile from its text; ``path`` is where it comes from. Raises ProfileError."""
+    """Parse the text of a profile from ``path``. Raises ProfileError."""
     document = parse_file(text, path, is_literal)
     if document.data is None:
         raise whole_file(path, "is empty; a profile names at least a script, module or command")
@@ -75,14 +74,14 @@ def read_profile(text: str, path: Path) -> Profile:
             [problem_at(path, document, (), problem=f"a profile is a mapping (key: value), this is a {kind}")]
         )
     problems = given_twice(path, document)
-    across = list(cross_check(document.data))
+    crossed = list(cross_check(document.data))
     empty = list(_drop_empty(document.data))
     problems += [
         problem_at(path, document, place, problem="has no value; give one or remove the line") for place in empty
     ]
     problems += [
         problem_at(path, document, finding.place, problem=finding.problem, nearest=finding.nearest)
-        for finding in across
+        for finding in crossed
     ]
     problems += [
         problem_at(path, document, place, **what)
@@ -90,7 +89,10 @@ def read_profile(text: str, path: Path) -> Profile:
     ]
     form = None
     try:
-        form = ProfileForm.model_validate(_with_launcher(document.data))
+        data = document.data
+        if "command" in data and not {"launcher", "script", "module"} & data.keys():
+            data = {**data, "launcher": FOR_COMMAND.name}
+        form = ProfileForm.model_validate(data)
     except ValidationError as error:
         has_one_source = isinstance(document.data.get("metrics"), dict)
         found = findings(error, ProfileForm, empty=empty, has_one_source=has_one_source)
@@ -98,12 +100,12 @@ def read_profile(text: str, path: Path) -> Profile:
     if problems or form is None:
         raise ProfileError(problems)
     parameters = {name: parameter.parameter(name) for name, parameter in form.params.items()}
-    return Profile(form.name or _name_of(path), path, path.resolve().parent, form, parameters)
+    return Profile(form.name or _run_name(path), path, path.resolve().parent, form, parameters)
 
 
 def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
-    """The file of a profile, given by path or by name. A name is looked up in ``./profiles``, the home's profiles and
-    those that come with gputui: first as the file's name, then as the profile's own ``name``.
+    """The file of a profile, given by path or by name. A name is looked up in ``./profiles``, in the home's profiles
+    and in the shipped ones: first as a file's name, then as a profile's ``name``.
 
     Raises ProfileNotFoundError.
     """
@@ -124,13 +126,12 @@ def find(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
         raise ProfileNotFoundError(clean(f"no profile goes by the name {name_or_path!r}; did you mean ./{beside}?"))
     looked = ", ".join(shown_path(folder) for folder, _ in folders)
     names = {entry.name for entry in entries} | {entry.profile.name for entry in entries if entry.profile is not None}
-    meant = nearest(name_or_path, sorted(names))
-    hint = f"did you mean {meant}?" if meant else "gputui profiles lists those there are"
+    hint = did_you_mean(name_or_path, sorted(names)) or "list them with gputui profiles"
     raise ProfileNotFoundError(f"no profile {name_or_path!r} in {looked}; {hint}")
 
 
 def list_profiles(workspace: Workspace, cwd: Path) -> list[ProfileEntry]:
-    """Every profile that a name can mean; the first of each file name wins. Broken ones are there with their error."""
+    """Every profile that can be named; the first of each file name wins. Broken ones are listed with their error."""
     entries: dict[str, ProfileEntry] = {}
     for folder, source in _folders(workspace, cwd):
         for path in _files(folder):
@@ -144,7 +145,7 @@ def list_profiles(workspace: Workspace, cwd: Path) -> list[ProfileEntry]:
 
 
 def _folders(workspace: Workspace, cwd: Path) -> list[tuple[Path, Source]]:
-    """Where names are looked up, each folder once."""
+    """The folders in which names are looked up, without repetitions."""
     candidates: list[tuple[Path, Source]] = [
         (cwd / "profiles", "here"), (workspace.profiles, "home"), (shipped_profiles(), "shipped")
     ]  # fmt: skip
@@ -167,7 +168,7 @@ def _by_path(text: str, cwd: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Something goes by this name, even a broken link: `load` says what is wrong with it."""
+    """Whether this name exists, even as a broken link: `load` then reports what is wrong."""
     try:
         return path.exists() or path.is_symlink()
     except OSError:
@@ -178,24 +179,18 @@ def _files(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
     except OSError:
-        return []  # a folder that is not there holds none; find says where it looked
+        return []
 
 
-def _name_of(path: Path) -> str:
-    """The file's name as the name of runs, without characters that such a name may not have."""
+def _run_name(path: Path) -> str:
+    """The file's name without the characters that a run's name may not have."""
     kept = "".join(char if (char.isascii() and char.isalnum()) or char in "_.-" else "-" for char in path.stem)
     return kept.lstrip("_.-")[:64] or "profile"
 
 
-def _with_launcher(data: dict[str, Any]) -> dict[str, Any]:
-    """A profile that has only a command needs no launcher."""
-    if "launcher" in data or "command" not in data or "script" in data or "module" in data:
-        return data
-    return {**data, "launcher": FOR_COMMAND.name}
-
-
 def _drop_empty(data: dict[str, Any]) -> Iterator[KeyPath]:
-    """Take out keys without a value, which else would mean the default or worse; parameters may have none."""
+    """Remove keys without a value, which would otherwise get their defaults, and yield them. Parameters may be
+    empty."""
     for key in list(data):
         if data[key] is None:
             del data[key]

@@ -1,9 +1,10 @@
-"""Whether a run will fit into its GPUs' memory, predicted from earlier runs of its profile; pure."""
+"""Predict from earlier runs of a profile whether a run fits into its GPUs' memory. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
@@ -11,13 +12,14 @@ from gputui.store.memory_peaks import PastPeak
 from gputui.yaml_forms.quantities import format_size
 
 MARGIN = 0.95
-"""Of a GPU's memory more than this is not counted on: the CUDA context and fragmentation take their part."""
+"""The usable share of a GPU's memory; the CUDA context and fragmentation take the rest."""
+
+_LENGTH_WORDS = {"step", "steps", "epoch", "epochs", "seed", "every", "interval", "warmup", "log"}
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """The peak expected on a GPU in bytes, the number of runs it is based on, and whether it was scaled by the batch
-    size rather than seen."""
+class Expectation(Struct, frozen=True):
+    """The expected peak per GPU in bytes, the number of runs behind it, and whether it was extrapolated from other
+    batch sizes."""
 
     peak_bytes: int
     run_count: int
@@ -25,12 +27,11 @@ class Expectation:
 
 
 def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
-    """What this run will take, from attempts that differ from it in nothing but the batch size and parameters that were
-    the same in all of them.
+    """Predict this run's peak from attempts that differ at most in the batch size and in parameters that do not matter.
 
-    With the same batch size it is the largest peak seen. Else memory is taken to grow linearly with the batch: through
-    the two nearest batch sizes seen, or, where only one was, in proportion, which for a larger batch is too much rather
-    than too little. None if nothing was seen.
+    With the same batch size it is the largest peak. Otherwise memory is assumed to be linear in the batch size: through
+    the two nearest sizes, or proportional to the only one, which overestimates a larger batch. None without such
+    attempts.
     """
     batch_name = spec.role("batch_size", spec.params)
     batch = _batch(spec.params.get(batch_name)) if batch_name is not None else None
@@ -62,7 +63,7 @@ def expect(past: Sequence[PastPeak], spec: RunSpec) -> Expectation | None:
 
 
 def check_memory(past: Sequence[PastPeak], spec: RunSpec, memory_total_bytes: int | None) -> CheckResult:
-    """The check that is shown before a launch. ``memory_total_bytes`` is that of the smallest GPU it would get."""
+    """Compare the prediction with ``memory_total_bytes``, the memory of the smallest GPU that the run would get."""
     batch_name = spec.role("batch_size", spec.params)
     batch = _batch(spec.params.get(batch_name)) if batch_name is not None else None
     if not spec.gpus.count:
@@ -94,23 +95,18 @@ def check_memory(past: Sequence[PastPeak], spec: RunSpec, memory_total_bytes: in
 
 
 def _is_like(past: PastPeak, spec: RunSpec, batch_name: str | None) -> bool:
-    """Whether an attempt says something about this run: parameters that change what a model takes are the same. Rates
-    and lengths do not, but which those are a profile does not say; so whole numbers and words count, fractions do
-    not."""
+    """Whether an earlier attempt is comparable: its integers and texts are the same. Fractions such as rates, and
+    lengths such as numbers of steps, do not change the memory."""
     changed_by_recovery = {batch_name, spec.role("grad_accum", spec.params), spec.role("num_workers", spec.params)}
     for name, value in spec.params.items():
         if name in changed_by_recovery or isinstance(value, float) or name not in past.params:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and _counts_time(name):
+        words = set(name.lower().replace("-", "_").split("_"))
+        if isinstance(value, int) and not isinstance(value, bool) and words & _LENGTH_WORDS:
             continue
         if past.params[name] != value:
             return False
     return True
-
-
-def _counts_time(name: str) -> bool:
-    words = name.lower().replace("-", "_").split("_")
-    return not {"step", "steps", "epoch", "epochs", "seed", "every", "interval", "warmup", "log"}.isdisjoint(words)
 
 
 def _batch(value: object) -> int | None:

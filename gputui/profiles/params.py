@@ -1,12 +1,13 @@
-"""Parameters: what each may be, and reading ``--set name=value`` and the fields of a launch form as one of them."""
+"""Parameters of a profile: their kinds and limits, and parsing of ``--set name=value`` and of form fields."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
@@ -32,7 +33,7 @@ _NONE = frozenset({"", "none", "null", "~"})
 
 
 class ParameterError(ValueError):
-    """A value that a parameter cannot take, or a parameter that is not there. One line for each that is wrong."""
+    """A value that a parameter cannot take, or an unknown parameter. One line for each problem."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -40,16 +41,15 @@ class ParameterError(ValueError):
 
 
 class UnfitValueError(ParameterError):
-    """A value that the parameter cannot take; ``what`` says so without the parameter's name."""
+    """A value that the parameter cannot take; ``what`` is the message without the parameter's name."""
 
     def __init__(self, name: str, what: str) -> None:
         self.what = what
         super().__init__([f"{name}: {what}"])
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a profile. Its kind is that of its default; a default of None takes anything."""
+class Parameter(Struct, frozen=True):
+    """A parameter of a profile. Its kind is that of its default; without a default it takes anything."""
 
     name: str
     default: Scalar
@@ -68,7 +68,7 @@ class Parameter:
 
     @property
     def expected(self) -> str:
-        """What it takes, in words: "a whole number of at least 1"."""
+        """The accepted values in words, such as "a whole number of at least 1"."""
         if self.choices:
             return one_of(format_value(choice) or "none" for choice in self.choices)
         words = {
@@ -89,9 +89,9 @@ class Parameter:
         return words
 
     def parse(self, given: Scalar) -> Scalar:
-        """The value that ``given`` means: text as a person types it, or a value of the right kind already.
+        """Convert typed text, or check a value of the right type.
 
-        Text is taken as it is where the parameter is text, ``=`` and ``@`` included. Raises ParameterError.
+        A text parameter takes its text unchanged, ``=`` and ``@`` included. Raises ParameterError.
         """
         value = self._convert(given)
         if isinstance(value, str) and "\0" in value:
@@ -103,7 +103,10 @@ class Parameter:
         if value is None:
             return value
         if self.choices:
-            if not any(_same(value, choice) for choice in self.choices):
+            # True == 1, but it is another choice.
+            if not any(
+                value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in self.choices
+            ):
                 raise self._error(given)
         elif self.is_bounded:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -118,7 +121,7 @@ class Parameter:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it has a least or a greatest value."""
+        """Whether it has a minimum or a maximum."""
         return self.minimum is not None or self.maximum is not None
 
     @property
@@ -156,13 +159,10 @@ class Parameter:
                 raise self._error(text)
             return _BOOLEANS[word.lower()]
         if kind == "any":
-            return _guess(text)
+            return _number_or_text(text)
         if kind == "int":
             if _INTEGER.fullmatch(word) and len(word) < 30:
                 return int(word)
-            if _FLOAT.fullmatch(word) and not self.choices:
-                default = format_value(self.default)
-                raise self._error(text, f"{self.expected} (for fractions write the profile's default as {default}.0)")
             raise self._error(text)
         if not _FLOAT.fullmatch(word):
             raise self._error(text)
@@ -173,7 +173,7 @@ class Parameter:
 
 
 def split_assignments(items: Iterable[str]) -> dict[str, str]:
-    """``["lr=0.1", "inject=oom@step=40"]`` → names and texts; the last of several for one name counts.
+    """``["lr=0.1", "inject=oom@step=40"]`` → names and texts. The last of several for one name counts.
 
     Raises ParameterError for each item without a name and "=".
     """
@@ -191,9 +191,9 @@ def split_assignments(items: Iterable[str]) -> dict[str, str]:
 
 
 def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Every parameter's value: the override if there is one, else the default; in the profile's order.
+    """Every parameter's value, overridden or default, in the profile's order.
 
-    Raises ParameterError with everything that is wrong.
+    Raises ParameterError with every problem.
     """
     values = {name: parameter.default for name, parameter in parameters.items()}
     problems: list[str] = []
@@ -212,7 +212,7 @@ def apply(parameters: Mapping[str, Parameter], overrides: Mapping[str, Scalar]) 
 
 
 def unknown_parameter(name: str, names: Iterable[str]) -> str:
-    """What is wrong with a parameter that is not there."""
+    """The message for an unknown parameter, without its name."""
     known = list(names)
     if not known:
         return "unknown parameter; this profile has none"
@@ -226,13 +226,8 @@ def _kind_of(value: Scalar) -> Literal["bool", "int", "float", "str"]:
     return "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
 
 
-def _same(value: Scalar, choice: Scalar) -> bool:
-    """Equal, and not only because True == 1."""
-    return value == choice and isinstance(value, bool) == isinstance(choice, bool)
-
-
-def _guess(text: str) -> Scalar:
-    """Text for a parameter of no kind: a number or a boolean only where nothing of its spelling would be lost."""
+def _number_or_text(text: str) -> Scalar:
+    """A number or boolean if its spelling survives the conversion, else the text."""
     for pattern, convert in ((_INTEGER, int), (_FLOAT, float)):
         if pattern.fullmatch(text) and len(text) < 30:
             number = convert(text)

@@ -1,7 +1,7 @@
-"""Checks before a launch: they report everything that is known to fail, with a remedy.
+"""Checks before a launch. Each failed one has a remedy.
 
-`quick_checks` reads the file system and takes no noticeable time; `check_interpreter` (in `interpreter_checks`) starts
-a process. A screen shows the first at once and the second when it comes; `check` is both.
+`quick_checks` reads the file system and takes no noticeable time. `check_interpreter` (in `interpreter_checks`) starts
+a process. A screen shows the first results at once and the second later; `check` is both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gputui.yaml_forms.quantities import format_size
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"
-_IS_DATA = re.compile(
+_DATA_NAME = re.compile(
     r"(?:.*_)?(?:data|dataset|train|valid|val|eval|test|input|images?|corpus)_?(?:dir|directory|folder|path|root|file)",
     re.IGNORECASE,
 )
@@ -46,7 +46,7 @@ def check(
     environ: Mapping[str, str] | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[CheckResult]:
-    """Everything, in the order in which it is shown. ``state`` is the folder of the database and the runs."""
+    """Run all checks, in the order in which they are shown. ``state`` is the folder of the database and the runs."""
     simulated = Workspace(profiles=state, state=state).scenario.exists()
     env = os.environ if environ is None else environ
     results = quick_checks(spec, state=state, gpus=gpus, past=past, environ=env)
@@ -65,7 +65,7 @@ def quick_checks(
     past: Sequence[PastPeak] = (),
     environ: Mapping[str, str] | None = None,
 ) -> list[CheckResult]:
-    """What needs no other process. ``past`` is what earlier attempts of the profile took."""
+    """Run the checks that start no process. ``past`` is the memory that earlier attempts of the profile used."""
     env = os.environ if environ is None else environ
     return [
         _program(spec, env),
@@ -75,6 +75,7 @@ def quick_checks(
         _parameters(spec),
         _data(spec, env),
         _roles(spec),
+        _metrics(spec),
         _checkpoints(spec),
         _resume(spec),
         check_gpus(spec, gpus),
@@ -87,7 +88,7 @@ def quick_checks(
 
 
 def check_elsewhere(spec: RunSpec, state: Path) -> list[CheckResult]:
-    """What can be known of a run on a target without asking it."""
+    """Check a run on a target as far as possible without asking the target."""
     results = [_placeholders(spec), _parameters(spec), _roles(spec), _resume(spec), check_sinks(spec, state)]
     if spec.gpus.uuids:
         remedy = "give a number: the target's own scheduler says which"
@@ -166,7 +167,7 @@ def _placeholders(spec: RunSpec) -> CheckResult:
 
 
 def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Every text in which placeholders are replaced, with its key."""
+    """Every text with placeholders, and its key."""
     for token in spec.args or ():
         yield "args", token
     for name, text in spec.env.items():
@@ -184,7 +185,7 @@ def _templates(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(spec: RunSpec) -> CheckResult:
-    """An unused parameter is a mistake: changing it, as recovery may, would change nothing."""
+    """Check that parameters are used: recovery may change one, and that must have an effect."""
     if not spec.params:
         return CheckResult("parameters", "skip", "the profile has none")
     if spec.args is None:
@@ -203,10 +204,10 @@ def _parameters(spec: RunSpec) -> CheckResult:
 
 
 def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Parameters that name a file or folder of data, by their usual names (``data_dir``, ``train_file``, …), with
-    where it was looked for; only those that are not there."""
+    """Parameters with the usual name of a data file or folder (``data_dir``, ``train_file``, …) that does not exist,
+    and the missing path."""
     for name, value in params.items():
-        if not isinstance(value, str) or not value or "://" in value or "{" in value or not _IS_DATA.fullmatch(name):
+        if not isinstance(value, str) or not value or "://" in value or "{" in value or not _DATA_NAME.fullmatch(name):
             continue
         home = environ.get("HOME")
         path = Path(home, value[2:]) if value.startswith("~/") and home else Path(workdir, value)
@@ -215,9 +216,9 @@ def missing_data(params: Mapping[str, object], workdir: str, environ: Mapping[st
 
 
 def _data(spec: RunSpec, environ: Mapping[str, str]) -> CheckResult:
-    """A script may fetch its data itself, so that data which is not there is only a warning."""
-    if not any(_IS_DATA.fullmatch(name) for name in spec.params):
-        return CheckResult("data", "skip", "no parameter is named as data")
+    """Check that data exists. Only a warning, since a script may download its data."""
+    if not any(_DATA_NAME.fullmatch(name) for name in spec.params):
+        return CheckResult("data", "skip", "no parameter names a data folder")
     missing = list(missing_data(spec.params, spec.workdir, environ))
     if not missing:
         return CheckResult("data", "pass", "every folder that the parameters name is there")
@@ -243,13 +244,35 @@ def _roles(spec: RunSpec) -> CheckResult:
         )  # fmt: skip
     value = spec.params[batch]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        return CheckResult("recovery", "warn", f"{batch} is {value!r}, not a whole number", "write it as a number")
+        return CheckResult(
+            "recovery",
+            "warn",
+            f"{batch} is {value!r}; recovery can lower only a whole number above 0",
+            f"set {batch} to a whole number of at least 1",
+        )
     listed = ", ".join(role if role == name else f"{role} ({name})" for role, name in found.items())
     return CheckResult("recovery", "pass", f"may change {listed}")
 
 
+def _metrics(spec: RunSpec) -> CheckResult:
+    """Check that runs do not share metrics files, which would hide whose a value is."""
+    paths = [source.path for source in spec.metrics if source.path is not None]
+    if not paths:
+        return CheckResult("metrics", "skip", "the profile names no file")
+    shared = [path for path in paths if _RUN_DIR not in path and not spec.workdir.startswith(_RUN_DIR)]
+    if shared:
+        return CheckResult(
+            "metrics",
+            "warn",
+            f"{', '.join(shared)} is the file of every run of this profile: while two of them live, it is read "
+            "only if gputui sees whose it is",
+            'write metrics: {path: "{run_dir}/…"}, and let the script write there ($GPUTUI_RUN_DIR)',
+        )
+    return CheckResult("metrics", "pass", "in the run's own folder")
+
+
 def _checkpoints(spec: RunSpec) -> CheckResult:
-    """A folder that several runs write into hides whose a checkpoint is."""
+    """Check that runs do not share a checkpoint folder, which would hide whose a checkpoint is."""
     if spec.checkpoints is None:
         return CheckResult("checkpoints", "skip", "the profile names none")
     if _RUN_DIR not in spec.checkpoints.directory:
@@ -264,14 +287,15 @@ def _checkpoints(spec: RunSpec) -> CheckResult:
 
 
 def _resume(spec: RunSpec) -> CheckResult:
-    """Whether a restarted script gets a checkpoint; what it does with that cannot be known."""
+    """Check that a restarted script gets its checkpoint. Whether it loads it cannot be known."""
     if spec.checkpoints is None:
         return CheckResult("resume", "skip", "the profile names no checkpoints")
     if any("{checkpoint}" in text for _, text in _templates(spec)):
         return CheckResult("resume", "pass", "the script is given the checkpoint")
     if spec.checkpoints.resume:
         words = " ".join(spec.checkpoints.resume)
-        return CheckResult("resume", "pass", f"the script is given {words} and finds its checkpoint itself")
+        detail = f"the script is given {words} and finds its checkpoint itself: after a NaN it may load a bad one"
+        return CheckResult("resume", "pass", detail)
     return CheckResult(
         "resume",
         "warn",
@@ -282,7 +306,7 @@ def _resume(spec: RunSpec) -> CheckResult:
 
 
 def _smallest_bytes(spec: RunSpec, situation: GpuSituation | None) -> int | None:
-    """The memory of the smallest GPU that the run would get, or of the smallest there is while none is free."""
+    """The memory of the smallest GPU that the run would get; of the smallest GPU at all if none is free."""
     if situation is None:
         return None
     gpus = likely_gpus(spec.gpus, situation) or situation.facts

@@ -1,33 +1,22 @@
-"""From the lines that a script prints to metrics patterns that find them. Pure."""
+"""Metrics patterns for the lines that a script prints. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
+
 from gputui.metrics.formats import UNITS
-from gputui.profiles.script_survey import Printed
+from gputui.profiles.printed_lines import Part, Printed
 
 Steps = Literal["global", "in_epoch", "epoch", "unclear"]
 
-_STEPS = frozenset(
-    {
-        "step",
-        "steps",
-        "global_step",
-        "iter",
-        "iter_num",
-        "iteration",
-        "it",
-        "current_step",
-        "n_iter",
-        "train_step",
-        "update",
-        "updates",
-    }
-)
+_STEPS = frozenset({
+    "step", "steps", "global_step", "iter", "iter_num", "iteration", "it", "current_step", "n_iter", "train_step",
+    "update", "updates",
+})  # fmt: skip
 _PLACES = frozenset({"i", "idx", "batch_idx", "batch", "batch_id", "step_in_epoch", "i_batch", "j", "b"})
 _EPOCHS = frozenset({"epoch", "ep", "epoch_idx", "current_epoch", "e"})
 _TIMES = frozenset({"time", "dt", "took", "elapsed", "duration", "step_ms", "ms", "t", "time_per_step"})
@@ -41,11 +30,12 @@ _RATES = {"tok": "tokens", "samples": "samples", "images": "samples", "img": "sa
 _NUMBER = r"[-+.\w]+"
 
 
-@dataclass(frozen=True, slots=True)
-class DraftPattern:
-    """A pattern for the line printed at ``line`` of the script. ``steps`` is what its step is: one of the whole
-    training, a place within a pass of known length (both are ready to use), the pass, or a place of which that length
-    is not printed. ``units`` are those printed behind a group."""
+class DraftPattern(Struct, frozen=True):
+    """A pattern for the line printed at ``line`` of the script.
+
+    ``steps`` says what its step counts: the whole training, an epoch of known length (both are ready to use), only
+    epochs, or an epoch whose length is not printed. ``units`` are the units printed behind groups.
+    """
 
     pattern: str
     steps: Steps
@@ -54,12 +44,12 @@ class DraftPattern:
 
 
 def patterns_of(printed: Iterable[Printed]) -> list[DraftPattern]:
-    """Patterns for the lines that name a step or an epoch and at least one more number, in the order of the script."""
+    """Patterns for the lines with a step or an epoch and at least one more number, in the order of the script."""
     found: dict[str, DraftPattern] = {}
     lines = list(printed)
-    has_epochs = any("epoch" in _kinds(list(_first_line(one.parts))) for one in lines)
-    for one in lines:
-        draft = _draft(one, has_epochs)
+    has_epochs = any("epoch" in _kinds(list(_first_line(line.parts))) for line in lines)
+    for line in lines:
+        draft = _draft(line, has_epochs)
         if draft is not None:
             found.setdefault(draft.pattern, draft)
     return list(found.values())
@@ -69,7 +59,7 @@ def _draft(printed: Printed, has_epochs: bool) -> DraftPattern | None:
     parts = list(_first_line(printed.parts))
     kinds = _kinds(parts)
     if not has_epochs:
-        # Without passes over the data, ``i`` counts the steps of the whole training.
+        # Without epochs, ``i`` counts the steps of the whole training.
         kinds = ["step" if kind == "place" else kind for kind in kinds]
     has_epoch = "epoch" in kinds
     names: set[str] = set()
@@ -99,29 +89,29 @@ def _draft(printed: Printed, has_epochs: bool) -> DraftPattern | None:
     steps: Steps = "epoch" if not is_step else "global"
     if "iter" in names:
         steps = "in_epoch" if "total" in names else "unclear"
-    # The text behind the last number has no meaning, and may change.
+    # The text behind the last number may vary from line to line.
     pattern = pattern[: pattern.rindex(")") + 1]
     return DraftPattern(pattern, steps, units, printed.line)
 
 
-def _first_line(parts: tuple[str | tuple[str, str], ...]) -> Iterable[str | tuple[str, str]]:
-    begun = False
+def _first_line(parts: tuple[Part, ...]) -> Iterable[Part]:
+    is_first = True
     for part in parts:
         if not isinstance(part, str):
-            begun = True
+            is_first = False
             yield part
             continue
-        text = part if begun else part.lstrip("\n\r")
+        text = part.lstrip("\n\r") if is_first else part
         head, newline, _ = text.partition("\n")
         if head:
-            begun = True
+            is_first = False
             yield head
         if newline:
             return
 
 
-def _kinds(parts: list[str | tuple[str, str]]) -> list[str]:
-    """For each part its `_kind`, and "total" for the total of the part before it."""
+def _kinds(parts: list[Part]) -> list[str]:
+    """The `_kind` of each part; "total" for a value behind "/" or "of"."""
     kinds = [_kind(parts, index) if isinstance(part, tuple) else "" for index, part in enumerate(parts)]
     for index, part in enumerate(parts):
         if isinstance(part, tuple) and not _is_plain(parts, index) and index > 1 and kinds[index - 2]:
@@ -129,11 +119,11 @@ def _kinds(parts: list[str | tuple[str, str]]) -> list[str]:
     return kinds
 
 
-def _kind(parts: list[str | tuple[str, str]], index: int) -> str:
-    """Whether a value is an epoch, a step or the place in a pass; "" where it is none."""
-    expression = _identifier(parts[index][0]) if isinstance(parts[index], tuple) else ""
-    word = _word_before(parts, index)
-    for found in (expression, word):
+def _kind(parts: list[Part], index: int) -> str:
+    """What a value counts: "epoch", "step", or "place" for a step within an epoch; "" for others."""
+    before = parts[index - 1] if index else ""
+    word = re.search(r"([A-Za-z_]\w*)\W*$", before) if isinstance(before, str) else None
+    for found in (_identifier(parts[index][0]), word[1].lower() if word is not None else ""):
         if found in _EPOCHS and _is_plain(parts, index):
             return "epoch"
         if found in _PLACES or found.endswith("_idx"):
@@ -144,7 +134,7 @@ def _kind(parts: list[str | tuple[str, str]], index: int) -> str:
 
 
 def _group(kinds: list[str], index: int, has_epoch: bool) -> str:
-    """The name of a group that is a step, an epoch or how many there are; "" for others. Called in order."""
+    """The group's name if it is a step, an epoch or a total of these, else ""."""
     kind = kinds[index]
     if kind == "epoch":
         return "epoch"
@@ -157,14 +147,14 @@ def _group(kinds: list[str], index: int, has_epoch: bool) -> str:
     return ""
 
 
-def _is_plain(parts: list[str | tuple[str, str]], index: int) -> bool:
-    """Not how many epochs there are: ``/10`` behind another."""
+def _is_plain(parts: list[Part], index: int) -> bool:
+    """Whether a value is no total, such as ``/10`` behind another value."""
     before = parts[index - 1] if index else ""
     return not (isinstance(before, str) and before.rstrip().endswith(("/", " of")))
 
 
 def _identifier(expression: str) -> str:
-    """The telling part of an expression: ``loss`` of ``loss.item() * scale``, ``lr`` of ``groups[0]["lr"]``."""
+    """The name in an expression: ``loss`` of ``loss.item() * scale``, ``lr`` of ``groups[0]["lr"]``."""
     key = re.search(r"\[['\"](\w+)['\"]\]\s*$", expression)
     if key is not None:
         return key[1].lower()
@@ -176,14 +166,8 @@ def _identifier(expression: str) -> str:
     return ""
 
 
-def _word_before(parts: list[str | tuple[str, str]], index: int) -> str:
-    before = parts[index - 1] if index else ""
-    match = re.search(r"([A-Za-z_]\w*)\W*$", before) if isinstance(before, str) else None
-    return match[1].lower() if match is not None else ""
-
-
-def _label(parts: list[str | tuple[str, str]], index: int) -> str:
-    """The name of a metric: the text before the number, else the script's name for it; "" where it is none."""
+def _label(parts: list[Part], index: int) -> str:
+    """The name of a metric: the text before the number, else the script's name for it; "" for other values."""
     part = parts[index]
     expression, shape = ("", "") if isinstance(part, str) else part
     before = parts[index - 1] if index else ""
@@ -208,6 +192,6 @@ def _label(parts: list[str | tuple[str, str]], index: int) -> str:
 
 
 def _escape(text: str) -> str:
-    """As `re.escape`, but for what means itself outside of brackets."""
+    """Escape like `re.escape`, but leave characters alone that are special only inside brackets."""
     escaped = re.sub(r"([.^$*+?{}\[\]\\|()])", r"\\\1", text)
     return re.sub(r"\s+", lambda match: " " if match[0] == " " else "\\s+", escaped)

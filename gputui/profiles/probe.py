@@ -1,15 +1,15 @@
-"""Asking the interpreter of a training environment what it has, without importing any of it.
+"""Ask the interpreter of a training environment for its packages, without importing them.
 
-Importing torch takes seconds and may touch the driver; that it can be found, its version and the CUDA that it was built
-for stand in files.
+Importing torch takes seconds and may touch the driver; its version and CUDA version can be read from files.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.host.child import ChildError, run_child
 
@@ -19,26 +19,25 @@ _MARK = "gputui-probe:"
 
 
 class ProbeError(Exception):
-    """The interpreter gave no answer; the text is the end of a sentence about it."""
+    """The interpreter gave no answer. The text ends a sentence about it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InterpreterAnswer:
-    """What an interpreter has. Versions are texts."""
+class InterpreterAnswer(Struct, frozen=True):
+    """The versions and modules of an interpreter."""
 
     python: str
-    # None if torch is not installed, "unknown" if its version cannot be read.
     torch: str | None
-    # The CUDA that torch was built for, None if for none.
+    """None if torch is not installed, "unknown" if its version cannot be read."""
     cuda: str | None
-    # The NCCL that is installed beside torch, None if it is built into torch.
+    """The CUDA version that torch was built for, if any."""
     nccl: str | None
-    # Where the module that was asked about is, None if it was not found or not asked about.
+    """The version of the NCCL package; None if NCCL is built into torch."""
     module: str | None
-    # Whether ``-m`` can run that module.
+    """The file of the module to run; None if it was not found or not asked for."""
     runnable: bool
-    # Which of the modules asked for are not installed.
+    """Whether ``-m`` can run that module."""
     missing: tuple[str, ...]
+    """The needed modules that are not installed."""
 
 
 def ask_interpreter(
@@ -49,8 +48,8 @@ def ask_interpreter(
     deadline_seconds: float = DEADLINE_SECONDS,
     needed: Sequence[str] = (),
 ) -> InterpreterAnswer:
-    """Ask in a run's environment and working directory, or in / if there is no such folder. ``module`` is the module to
-    run, ``needed`` are others that must be installed. Starts one process. Raises ProbeError."""
+    """Ask in a run's environment and working directory (/ if that does not exist). ``module`` is the module to run;
+    ``needed`` are others that must be installed. Starts one process. Raises ProbeError."""
     folder = workdir if Path(workdir).is_dir() else "/"
     try:
         answered = run_child(
@@ -65,12 +64,12 @@ def ask_interpreter(
         if line.startswith(_MARK):
             answer = json.loads(line.removeprefix(_MARK))
             return InterpreterAnswer(**{**answer, "missing": tuple(answer["missing"])})
-    raise ProbeError(f"does not answer as a Python: {answered.last_words}")
+    raise ProbeError(f"does not answer as a Python: {answered.stderr_tail}")
 
 
-# Runs in a foreign Python, so it keeps to what every Python 3 understands. The standard library is imported before the
-# working directory counts, where json.py may be a file of the training (metadata uses email.parser). A package's parts
-# are looked up on its path: find_spec with a dotted name would import the package.
+# Runs in another Python, so it must be valid in every Python 3. It imports the standard library before it adds the
+# working directory to the path, which may have a json.py (metadata uses email.parser). It looks up a package's parts
+# on the package's path, because find_spec with a dotted name would import the package.
 _SCRIPT = r"""
 import sys
 workdir = sys.path[:1] if sys.path[:1] == [""] else []

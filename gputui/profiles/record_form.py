@@ -14,7 +14,7 @@ from gputui.yaml_forms.file import parse_file
 from gputui.yaml_forms.forms import Model, expected, problem, validated
 from gputui.yaml_forms.quantities import parse_duration, parse_size
 
-_STANDARD = Retention()
+_DEFAULT = Retention()
 
 
 def _age(least_seconds: float) -> Callable[[object], float | None]:
@@ -46,16 +46,16 @@ _Age = Annotated[float | None, PlainValidator(_age(3600.0))]
 
 
 class RecordForm(Model):
-    """How long samples, minutes, hours and events are kept, and how large the database may become."""
+    """How long samples, minutes, hours and events are kept, and the maximum size of the database."""
 
-    raw: Annotated[float | None, PlainValidator(_age(LEAST_RAW_SECONDS))] = _STANDARD.raw_seconds
-    minutes: _Age = _STANDARD.minutes_seconds
-    hours: _Age = _STANDARD.hours_seconds
-    events: _Age = _STANDARD.events_seconds
-    size: Annotated[int | None, PlainValidator(_bytes)] = _STANDARD.size_bytes
+    raw: Annotated[float | None, PlainValidator(_age(LEAST_RAW_SECONDS))] = _DEFAULT.raw_seconds
+    minutes: _Age = _DEFAULT.minutes_seconds
+    hours: _Age = _DEFAULT.hours_seconds
+    events: _Age = _DEFAULT.events_seconds
+    size: Annotated[int | None, PlainValidator(_bytes)] = _DEFAULT.size_bytes
 
     @model_validator(mode="after")
-    def _grows(self) -> RecordForm:
+    def _is_ascending(self) -> RecordForm:
         ages = [math.inf if age is None else age for age in (self.raw, self.minutes, self.hours)]
         if ages != sorted(ages):
             raise problem("minutes are kept at least as long as raw samples, and hours at least as long as minutes")
@@ -63,6 +63,6 @@ class RecordForm(Model):
 
 
 def read_retention(text: str, path: Path) -> Retention:
-    """The standard with what the file's text changes of it. Raises ProfileError."""
+    """The default retention with the overrides of the file's text. Raises ProfileError."""
     form = validated(parse_file(text, path), path, RecordForm)
     return Retention(form.raw, form.minutes, form.hours, form.events, form.size)

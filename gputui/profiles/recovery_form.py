@@ -12,8 +12,8 @@ from gputui.recovery.policies import ENDS_ON, POLICIES, kinds_with_ladders
 from gputui.yaml_forms.forms import Model, NotEmpty, NotifyForm, expected, problem, within
 
 MAX_RUNGS = 50
-# Of seconds that is eleven days; no action means more of anything.
-MOST_NUMBER = 1_000_000
+# The largest argument of any action; in seconds it is eleven days.
+MAX_ARGUMENT = 1_000_000
 _DAY_SECONDS = 86_400
 
 
@@ -22,11 +22,11 @@ class _Actions(Model):
 
 
 def _number(action: ActionKind) -> Any:
-    """The type of the number behind an action's name; without it the action's own is taken."""
+    """The type of the number behind an action's name. Without the number the action's default is used."""
     if action.argument is None:
         return None
     what = f"{'a whole number' if action.whole else 'a number'} ({action.argument})"
-    return Annotated[float, within(action.least, MOST_NUMBER, whole=action.whole, what=what)] | None
+    return Annotated[float, within(action.least, MAX_ARGUMENT, whole=action.whole, what=what)] | None
 
 
 def _entry(given: object) -> object:
@@ -58,7 +58,7 @@ def _stop_last(ladder: list[list[_Actions]]) -> list[list[_Actions]]:
 
 def _retried(given: object) -> object:
     if isinstance(given, str) and given in KINDS and KINDS[given].deterministic:
-        raise problem(f"{given} is never retried, because another attempt would end in the same way")
+        raise problem(f"{given} is never retried, because another attempt would fail in the same way")
     return given
 
 
@@ -85,7 +85,7 @@ Seconds = Annotated[float, within(0, _DAY_SECONDS)]
 
 
 class BackoffForm(Model):
-    """How long an unchanged restart waits, in seconds, and by how much longer each time."""
+    """The delay of an unchanged restart in seconds, and how it grows."""
 
     base: Seconds = 0.0
     factor: Annotated[float, within(1, 100)] = 1.0
@@ -94,7 +94,7 @@ class BackoffForm(Model):
 
 
 class RecoveryForm(Model):
-    """A built-in policy by name, with overrides."""
+    """A built-in policy with overrides."""
 
     policy: PolicyName = "standard"
     max_attempts: Times = 1

@@ -1,7 +1,7 @@
-"""From a profile, with what a person changed, to the specification of a run: every path absolute, every parameter
-checked, every GPU found.
+"""Resolve a profile and a person's changes to the specification of a run: absolute paths, checked parameters, found
+GPUs.
 
-Nothing is started and nothing is written; that the script is there and the interpreter has torch is for preflight.
+Starts and writes nothing. `gputui.profiles.preflight` checks whether the script and torch exist.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputui.config import shipped_profiles
 from gputui.gpu.model import GpuFacts
@@ -30,8 +31,8 @@ RUN_DIR = "{run_dir}"
 
 
 class ResolveError(ValueError):
-    """The run cannot be made from this profile; ``problems`` are one line each. ``is_refusal``: nothing is wrong with
-    what was written, but this machine cannot serve it."""
+    """The run cannot be made from this profile; ``problems`` has one line each. ``is_refusal``: the input is valid, but
+    this machine cannot serve it."""
 
     def __init__(self, problems: Sequence[str], *, is_refusal: bool) -> None:
         self.problems = tuple(problems)
@@ -51,17 +52,16 @@ def resolve(
 
     Args:
         profile: from `gputui.profiles.loading.load`.
-        overrides: parameters by name, as text (``--set``) or as values of the parameter's own type.
+        overrides: parameters by name, as text (``--set``) or as values of the parameter's type.
         gpus_override: ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or UUIDs.
-        inventory: the GPUs of this machine; None when not known, empty when there is none.
-        environ: the environment of the person who launches; the own one by default.
+        inventory: the GPUs of this machine; None if unknown, empty if there is none.
+        environ: the environment of the person who launches; `os.environ` by default.
 
-    Raises ResolveError with everything that is wrong.
+    Raises ResolveError with every problem.
     """
     env = os.environ if environ is None else environ
     form = profile.form
     problems: list[str] = []
-    is_refusal = True
     params: dict[str, Scalar] = {}
     request = GpuRequest()
     given = dict(overrides or {})
@@ -69,16 +69,18 @@ def resolve(
     problems += [f"{name}: {_unknown(profile, name, value)}" for name, value in unknown.items()]
     phases: list[Phase] = []
     try:
-        for one in form.phases:
-            parsed = apply(profile.parameters, one.params)
-            phases.append(Phase(one.until, {name: parsed[name] for name in one.params}))
+        for phase in form.phases:
+            parsed = apply(profile.parameters, phase.params)
+            phases.append(Phase(phase.until, {name: parsed[name] for name in phase.params}))
         params = apply(profile.parameters, {**(phases[0].params if phases else {}), **given})
     except ParameterError as error:
         problems += error.problems
     is_refusal = not problems
     try:
         selection = form.gpus if gpus_override is None else parse_selection(gpus_override)
-        request = _with_minimum(request_gpus(selection, inventory, form.requires.gpu_memory), form)
+        request = request_gpus(selection, inventory, form.requires.gpu_memory)
+        if form.min_gpus is not None and request.count:
+            request = replace(request, min_count=min(form.min_gpus, request.count))
     except SelectionError as error:
         problems.append(f"{'gpus' if gpus_override is None else '--gpus'}: {error}")
         is_refusal = is_refusal and error.is_refusal
@@ -104,8 +106,8 @@ def resolve(
         metrics=tuple(_metrics(source, workdir, params) for source in form.metrics),
         checkpoints=_checkpoints(form, workdir, params),
         roles=dict(form.roles),
-        multiples={name: one.multiple_of for name, one in form.params.items() if one.multiple_of is not None},
-        scopes={name: one.scope for name, one in form.params.items() if one.scope is not None},
+        multiples={name: param.multiple_of for name, param in form.params.items() if param.multiple_of is not None},
+        scopes={name: param.scope for name, param in form.params.items() if param.scope is not None},
         recovery=dict(form.recovery),
         alerts=form.alerts,
         grace_seconds=float(form.grace),
@@ -117,8 +119,8 @@ def resolve(
 
 
 def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
-    """Whether the run asks for GPUs, so that the machine's must be known to resolve it. False for an override that
-    `resolve` will not understand."""
+    """Whether the run asks for GPUs, so that resolving it needs the machine's inventory. False for an invalid
+    override."""
     if gpus_override is None:
         return not profile.form.gpus.is_none
     try:
@@ -130,9 +132,9 @@ def wants_gpus(profile: Profile, gpus_override: str | None) -> bool:
 def interpreter(python: str | None, workdir: str, folder: Path, environ: Mapping[str, str]) -> str:
     """The Python that runs the training.
 
-    The profile's ``python``: a path (from the working directory, else from the profile's folder) or a name on $PATH;
-    without it the active virtual environment's, else the one that runs gputui. Links are kept as they are: a virtual
-    environment is known by the path of its interpreter.
+    This is the profile's ``python``: a path (from the working directory, else from the profile's folder) or a name on
+    $PATH. Without it, it is the active virtual environment's, else the one that runs gputui. Links are not followed: a
+    virtual environment is recognised by the path of its interpreter.
     """
     if python is None:
         active = environ.get("VIRTUAL_ENV")
@@ -149,16 +151,17 @@ def interpreter(python: str | None, workdir: str, folder: Path, environ: Mapping
 
 
 def working_directory(profile: Profile, environ: Mapping[str, str]) -> str:
-    """Where the run's processes start. What the profile says, from its folder; else that folder, with two exceptions:
+    """The working directory of the run's processes: the profile's ``workdir``, else the profile's folder, except that
 
-    - a ``module`` starts where it can be imported from: the profile's folder, the folder around a folder called
-      ``profiles``, whichever holds it;
-    - a profile that comes with gputui starts in the run's own folder, so that nothing is written beside the program;
-      or where gputui is installed, when another interpreter must find a module there.
+    - a ``module`` starts where it can be imported: in the profile's folder, or in its parent if the folder is named
+      ``profiles``;
+    - a shipped profile starts in the run's own folder, so that nothing is written beside the program; or where gputui
+      is installed if another interpreter must find a module there.
     """
     form, folder = profile.form, profile.folder
     if form.workdir is not None:
-        return _from(str(folder), _home(form.workdir, environ))
+        path = _home(form.workdir, environ)
+        return path if path.startswith(RUN_DIR) else os.path.normpath(folder / path)
     is_shipped = folder == shipped_profiles().resolve()
     if form.module is not None:
         around = [folder.parent] if folder.name == "profiles" else []
@@ -178,7 +181,7 @@ def _holds_module(root: Path, module: str) -> bool:
 
 
 def _unknown(profile: Profile, name: str, given: Scalar) -> str:
-    """What is wrong with a parameter that the profile does not have, and the lines with which it would have it."""
+    """The message for an unknown parameter, with the lines that would add it to the profile."""
     from gputui.profiles.draft import script_option
     from gputui.profiles.typed_command import TypedCommand
 
@@ -208,16 +211,9 @@ def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
     return (os.path.normpath(profile.folder / _home(form.script, environ)),)
 
 
-def _with_minimum(request: GpuRequest, form: ProfileForm) -> GpuRequest:
-    """The request with how few GPUs will do, which can never be more than are asked for."""
-    if form.min_gpus is None or not request.count:
-        return request
-    return replace(request, min_count=min(form.min_gpus, request.count))
-
-
 def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:
-    """One process per GPU, or as many as the profile says. With GPUs given at the launch there is one for each, and a
-    CPU run that names no number is one process."""
+    """The number of processes: that of the profile, or one per GPU if GPUs are given at the launch. A CPU run without a
+    number is one process."""
     if not LAUNCHERS[form.launcher].starts_ranks:
         return 1
     if form.nproc == "gpus" or (is_overridden and request.count):
@@ -258,18 +254,12 @@ def _sinks(form: ProfileForm, workdir: str, params: Mapping[str, Scalar], enviro
 
 
 def _rooted(workdir: str, path: str, params: Mapping[str, Scalar]) -> str:
-    """A path that the script takes from its working directory, for processes that work elsewhere; still a template."""
+    """A path relative to the working directory, for processes with another one. It remains a template."""
     is_absolute = substitute(path, values_for(params, "/run", None)).startswith("/")
     return path if is_absolute else f"{workdir}/{path}"
 
 
-def _from(base: str, path: str) -> str:
-    if path.startswith(RUN_DIR):
-        return path
-    return os.path.normpath(f"{base}/{path}") if not path.startswith("/") else os.path.normpath(path)
-
-
 def _home(path: str, environ: Mapping[str, str]) -> str:
-    """``~`` as the launching person's home."""
+    """Expand ``~`` to the home of the person who launches."""
     home = environ.get("HOME")
     return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path

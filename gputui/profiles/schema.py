@@ -1,17 +1,11 @@
-"""The YAML of a profile as pydantic models: one key, one field."""
+"""The YAML of a profile as pydantic models: one field for each key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from gputui.metrics.formats import PRINTED_STREAMS, OutputPatterns
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
@@ -48,7 +42,7 @@ else:
 
 
 class ParameterForm(Model):
-    """A parameter with what a launch form shows and checks."""
+    """A parameter with its limits and its help in a launch form."""
 
     default: Value
     help: str | None = None
@@ -67,9 +61,8 @@ class ParameterForm(Model):
         if self.multiple_of is not None and (isinstance(self.default, bool) or not isinstance(self.default, int)):
             raise problem("multiple_of is for a parameter whose default is a whole number")
         try:
-            parameter = self.parameter("default")
             if self.default is not None:
-                parameter.parse(self.default)
+                self.parameter("default").parse(self.default)
         except ParameterError as error:
             raise problem(str(error)) from error
         return self
@@ -80,14 +73,14 @@ class ParameterForm(Model):
 
 
 class Requires(Model):
-    """What must be there before the run starts."""
+    """Resources that must be free before the run starts."""
 
     gpu_memory: Size | None = Field(None, description="free memory that each GPU must have, such as 10GiB")
     disk: Size | None = Field(None, description="free disk space where the run's folder lies, such as 20GiB")
 
 
 class Metrics(Model):
-    """One place where the run's metrics are read from."""
+    """A source of the run's metrics."""
 
     source: Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
     path: Text | None = Field(
@@ -122,12 +115,12 @@ class Metrics(Model):
 
     @property
     def is_printed(self) -> bool:
-        """Whether it is what the script prints that is searched."""
+        """Whether this source is the script's output."""
         return self.source in PRINTED_STREAMS
 
 
 def _sources(given: object) -> object:
-    """``off`` is no source, a mapping the only one."""
+    """Expand ``off`` to no source and a mapping to a list of one."""
     if given is False or given == "off":
         return []
     return [given] if isinstance(given, dict) else given
@@ -143,7 +136,7 @@ def _distinct(sources: list[Metrics]) -> list[Metrics]:
 
 
 class Checkpoints(Model):
-    """Where checkpoints appear, and how a run is resumed from one."""
+    """The location of checkpoints, and how a run resumes from one."""
 
     dir: Text = Field("{run_dir}/checkpoints", description="their folder")
     pattern: Text = Field(description="a glob of their file names, such as step_*.pt")
@@ -153,7 +146,7 @@ class Checkpoints(Model):
 
 
 class PhaseForm(Model):
-    """A part of a run with parameters of its own."""
+    """A part of a run that changes parameters."""
 
     until: Annotated[int, Field(ge=1)] | None = Field(
         None, description="the step whose checkpoint the next phase continues from; left out for the last"
@@ -162,7 +155,7 @@ class PhaseForm(Model):
 
 
 class ProfileForm(Model):
-    """A profile: how an existing training script is started, watched and recovered."""
+    """A profile: how to start, monitor and recover an existing training script."""
 
     other_names: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("processes", "nproc_per_node", "num_processes", "ranks", "world_size", "workers"), "nproc"),
@@ -259,8 +252,8 @@ class ProfileForm(Model):
 
 
 def is_literal(place: KeyPath) -> bool:
-    """Places whose values are text as written: arguments and the environment, where ``on`` and ``1.10`` mean
-    themselves."""
+    """Whether values at this place are text as written. In arguments and the environment ``on`` and ``1.10`` are
+    text."""
     return (len(place) == 2 and place[0] in ("env", "args", "command")) or place[:2] == ("checkpoints", "resume")
 
 

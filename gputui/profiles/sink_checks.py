@@ -1,4 +1,4 @@
-"""``sinks:`` of a profile: what is wrong with it, and whether they can be written on this machine."""
+"""Checks of a profile's ``sinks:``: their values, and whether this machine can write to them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gputui.yaml_forms.document import KeyPath
 
 RUN_ID = "run_id"
-"""A placeholder that only sinks have."""
+"""A placeholder of sinks only."""
 
 _UNIQUE = (f"{{{RUN_ID}}}", "{run_dir}")
 
 
 def sink_problems(sinks: object) -> Iterator[tuple[KeyPath, str, str | None]]:
-    """KeyPath, problem and nearest name of all that is wrong. Targets are never shown: they may hold a password."""
+    """The place, message and nearest name of every problem. Messages never show a target: it may hold a password."""
     for place, name, target in _entries(sinks):
         if not is_format(name):
             yield place, *not_one_of("sink", name, FORMATS)
@@ -54,7 +54,7 @@ def _entries(sinks: object) -> Iterator[tuple[KeyPath, str, object]]:
 
 
 def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
-    """Whether what the sinks need is installed and their places can be written. ``state`` is the folder of the database
+    """Check that the sinks' packages are installed and their places writable. ``state`` is the folder of the database
     and the runs."""
     if not spec.sinks:
         return CheckResult("sinks", "skip", "the profile has none")
@@ -76,7 +76,7 @@ def check_sinks(spec: RunSpec, state: Path) -> CheckResult:
 
 
 def shown_sinks(spec: RunSpec, *, run_id: str, run_dir: str) -> list[str]:
-    """Each sink and where it writes, for a person."""
+    """Each sink and its target, for a person."""
     return [
         f"{name} → {sink_target(template, spec.params, run_id=run_id, run_dir=run_dir)}"
         for name, template in spec.sinks.items()

@@ -1,10 +1,11 @@
-"""The machine's GPUs as the checks want them, from what a view shows of them."""
+"""The state of the machine's GPUs for the launch checks, from the database."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.charts.safe_text import clean
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
@@ -16,7 +17,7 @@ from gputui.store.hardware import GpuView, Quarantined
 def situation_of(
     agent: AgentView | None, gpus: Sequence[GpuView], quarantined: Mapping[str, Quarantined]
 ) -> GpuSituation | None:
-    """What is known of the GPUs now; None when no agent has looked yet."""
+    """The current state of the GPUs; None if no agent has read it yet."""
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
     facts, samples, slow, holders = [], {}, {}, {}
@@ -39,7 +40,7 @@ def situation_of(
 
 
 def holder_of(gpu: GpuView) -> str | None:
-    """Who has a GPU, in a few words; None when it is free."""
+    """The user of a GPU in a few words; None if it is free."""
     if gpu.run_id is not None:
         return ", ".join(clean(run_id) for run_id in gpu.run_ids)
     if gpu.processes:
@@ -48,6 +49,5 @@ def holder_of(gpu: GpuView) -> str | None:
     return None
 
 
-def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    names = {item.name for item in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+def _known(kind: type[Struct], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in kind.__struct_fields__}

@@ -1,25 +1,30 @@
-"""``targets.yaml``: where else runs may run. Targets in a profile override these."""
+"""Targets of ``targets.yaml`` and of profiles: the other machines and clusters that runs can run on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from gputui.config import Workspace
-from gputui.profiles.target_forms import target_findings, validated
+from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
+from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text
-from gputui.yaml_forms.nearest import nearest
+from gputui.yaml_forms.forms import NAME_PATTERN, findings
+from gputui.yaml_forms.nearest import did_you_mean, nearest
 from gputui.yaml_forms.problems import ProfileError
 
 
 class TargetNotFoundError(LookupError):
-    """No target goes by this name. One line: what there is, or how to make one."""
+    """No target has this name. One line: the existing names, or how to add a target."""
 
 
 def load_targets(path: Path) -> dict[str, dict[str, Any]]:
-    """The targets of a file by name, each as it is stored with a run; none where it is not there. Raises ProfileError
-    with every problem and its line."""
+    """The targets of a file by name, in their stored form; none if the file does not exist. Raises ProfileError with
+    every problem and its line."""
     if not path.exists():
         return {}
     document = parse_file(read_text(path, "file of targets"), path)
@@ -28,18 +33,44 @@ def load_targets(path: Path) -> dict[str, dict[str, Any]]:
     problems += [problem_at(path, document, place, **what) for place, what in target_findings(given)]
     if problems:
         raise ProfileError(problems)
-    return {name: {"name": name, **validated(one)} for name, one in given.items()}
+    return {name: {"name": name, **stored_target(target)} for name, target in given.items()}
 
 
 def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Workspace) -> dict[str, Any]:
-    """The target that ``--on`` names; ``own`` are those of the profile, which win. Raises TargetNotFoundError and
-    ProfileError."""
+    """The target that ``--on`` names. The profile's ``own`` targets override those of the workspace. Raises
+    TargetNotFoundError and ProfileError."""
     known = load_targets(workspace.targets)
-    known |= {name: {"name": name, **validated(one)} for name, one in own.items()}
+    known |= {name: {"name": name, **stored_target(target)} for name, target in own.items()}
     if name in known:
         return known[name]
-    meant = nearest(name, list(known))
-    if meant is not None:
-        raise TargetNotFoundError(f"no target {name!r}; did you mean {meant}?")
-    there = f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; docs/targets.md shows how"
-    raise TargetNotFoundError(f"no target {name!r}; {there}")
+    others = f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; docs/targets.md shows how"
+    raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, known) or others}")
+
+
+def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Check a mapping of targets at ``place``. Yields the place of each problem and the fields of a Problem."""
+    if not isinstance(given, Mapping):
+        yield place, {"problem": "targets are a mapping (name: {kind: …})"}
+        return
+    for name, target in given.items():
+        at = (*place, name)
+        if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or name == LOCAL:
+            yield at, {"problem": "a target's name has letters, digits, '_', '.' and '-', and is not local"}
+        elif not isinstance(target, Mapping) or "kind" not in target:
+            yield at, {"problem": f"a target has a kind: {', '.join(REMOTE_KINDS)}"}
+        elif target["kind"] not in REMOTE_KINDS:
+            kind = str(target["kind"])
+            meant = nearest(kind, list(REMOTE_KINDS))
+            yield (*at, "kind"), {"expected": f"one of {', '.join(REMOTE_KINDS)}", "found": kind, "nearest": meant}
+        else:
+            try:
+                stored_target(target)
+            except ValidationError as error:
+                model = Executors().of(target).options()
+                for found, what in findings(error, model):
+                    yield (*at, *found), what
+
+
+def stored_target(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A target as it is stored with a run, without its name. Raises ValidationError."""
+    return Executors().of(given).options().model_validate(dict(given)).to_json()

@@ -1,4 +1,4 @@
-"""What a person typed to train, taken apart: the launcher, the script and its options. Nothing is run or imported."""
+"""Split a typed training command into launcher, script and options. Reads files; runs and imports nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHELLS = ("bash", "sh", "zsh")
 
 
 class DraftError(Exception):
-    """No profile can be drafted; one line that says why and what to do."""
+    """No profile can be drafted. One line that says why and what to do."""
 
 
 @dataclass(slots=True)
 class TypedCommand:
-    """What was typed, taken apart. ``words`` follow the program."""
+    """A typed command. ``program`` is set unless a launcher is typed; ``words`` follow the program or script."""
 
     launcher: Launcher = FOR_RANKS
     python: str | None = None
@@ -33,8 +33,8 @@ class TypedCommand:
     nproc: int | None = None
 
 
-def take_apart(words: Sequence[str], folder: Path) -> TypedCommand:
-    """What was typed in ``folder``. Raises DraftError."""
+def split_command(words: Sequence[str], folder: Path) -> TypedCommand:
+    """Split a command that was typed in ``folder``. Raises DraftError."""
     if not words:
         raise DraftError(
             "name a script (gputui init train.py) or a command (gputui init -- torchrun train.py --lr 0.1)"
@@ -47,9 +47,7 @@ def take_apart(words: Sequence[str], folder: Path) -> TypedCommand:
             raise DraftError(f"{words[0]}: no such file")
         return TypedCommand(script=words[0], python=_python_beside(folder))
     if (launcher := _typed_launcher([first, *words[1:]])) is not None:
-        return _behind_launcher(
-            words, words[1:], TypedCommand(launcher=launcher, python=_python_beside(folder)), folder
-        )
+        return _after_launcher(words, words[1:], TypedCommand(launcher=launcher, python=_python_beside(folder)), folder)
     if re.fullmatch(r"python[\d.]*", first):
         python = words[0] if "/" in words[0] else _python_beside(folder)
         command = TypedCommand(launcher=FOR_SCRIPT, python=python)
@@ -59,20 +57,21 @@ def take_apart(words: Sequence[str], folder: Path) -> TypedCommand:
         if rest[:1] == ["-m"] and len(rest) > 1:
             if (launcher := _typed_launcher(rest[1:])) is not None:
                 command.launcher = launcher
-                return _behind_launcher(words, rest[2:], command, folder)
+                return _after_launcher(words, rest[2:], command, folder)
             command.module, command.words = rest[1], rest[2:]
             return command
         if not rest or rest[0].startswith("-"):
             raise DraftError(f"{' '.join(words)}: no script is named; put it first, its options behind it")
         command.script, command.words = rest[0], rest[1:]
         return command
-    return _whole(words, folder)
+    return _other_command(words, folder)
 
 
-def _whole(words: Sequence[str], folder: Path) -> TypedCommand:
-    """A command as it was typed, its options aside."""
+def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
+    """A command that stays as it was typed, apart from its options."""
     first = Path(words[0]).name
-    if (folder / words[0]).exists() and not _is_program(words[0], folder):
+    file = folder / words[0]
+    if file.exists() and shutil.which(words[0]) is None and not (file.is_file() and os.access(file, os.X_OK)):
         raise DraftError(f"{words[0]} is neither a Python script nor a program; see gputui init --help")
     script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
     end = len(words) if script is None else script + 1
@@ -80,7 +79,7 @@ def _whole(words: Sequence[str], folder: Path) -> TypedCommand:
         end = next((index for index, word in enumerate(words) if "=" in word), len(words))
         script = None
     if first in SHELLS:
-        # What follows the shell script are its arguments.
+        # The words after the shell script are its arguments.
         end = next((index + 1 for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
     return TypedCommand(
         launcher=FOR_COMMAND,
@@ -88,11 +87,6 @@ def _whole(words: Sequence[str], folder: Path) -> TypedCommand:
         program=list(words[:end]),
         words=list(words[end:]),
     )
-
-
-def _is_program(word: str, folder: Path) -> bool:
-    path = folder / word
-    return shutil.which(word) is not None or (path.is_file() and os.access(path, os.X_OK))
 
 
 def _typed_launcher(words: Sequence[str]) -> Launcher | None:
@@ -104,9 +98,9 @@ def _typed_launcher(words: Sequence[str]) -> Launcher | None:
     return None
 
 
-def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand, folder: Path) -> TypedCommand:
-    """The launcher's own options, then the script. ``typed`` is the whole line, which stays the command as it is where
-    it has an option that no profile can say."""
+def _after_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCommand, folder: Path) -> TypedCommand:
+    """Read the launcher's options and the script from ``rest``. A line with an option that a profile cannot express
+    stays as it was ``typed``."""
     form, words = command.launcher.typed, list(rest)
     assert form is not None
     if form.subcommand is not None:
@@ -121,7 +115,7 @@ def _behind_launcher(typed: Sequence[str], rest: Sequence[str], command: TypedCo
             command.script, command.words = word, words
             return command
         if form.replaced is not None and option not in (*form.replaced, *form.count, *form.flags):
-            return _whole(typed, folder)
+            return _other_command(typed, folder)
         if option in form.flags:
             continue
         value = value if equals else words.pop(0) if words else ""
@@ -135,50 +129,50 @@ def _python_beside(folder: Path) -> str | None:
 
 
 def script_file(command: TypedCommand, folder: Path) -> Path | None:
-    """The Python script that trains, where it can be found."""
+    """The Python script that trains; None if it cannot be found."""
     if command.script is not None:
         return folder / command.script
     if command.module is None:
-        return _script_behind(command, folder)
+        return _script_named_by(command, folder)
     path = folder.joinpath(*command.module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()), None)
 
 
-def _starting_file(command: TypedCommand, folder: Path) -> Path | None:
+def _command_file(command: TypedCommand, folder: Path) -> Path | None:
     """The shell script or Makefile that a command runs."""
     names = command.program[1:] if Path(command.program[0]).name != "make" else ["Makefile", "makefile", "GNUmakefile"]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def _script_behind(command: TypedCommand, folder: Path) -> Path | None:
+def _script_named_by(command: TypedCommand, folder: Path) -> Path | None:
     """The first Python script that the shell script or Makefile of a command names."""
-    file = _starting_file(command, folder) if command.program else None
+    file = _command_file(command, folder) if command.program else None
     if file is None:
         return None
     names = re.findall(r"[\w./-]+\.py\b", file.read_text("utf-8", "replace"))
-    # A variable of the shell in front of a name hides where it lies; beside the file is the best guess.
+    # A shell variable before the name hides its folder; the file's own folder is the best guess.
     candidates = (base / each for name in names for base in (folder, file.parent) for each in (name, Path(name).name))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def command_options(command: TypedCommand, folder: Path) -> dict[str, Option]:
-    """What the Makefile or shell script of a command takes: variables, or arguments that it gives a name."""
-    return make_variables(command, folder) or _shell_arguments(command, folder)
+    """The options of a command's Makefile (variables) or shell script (arguments that it names)."""
+    return _make_variables(command, folder) or _shell_arguments(command, folder)
 
 
-def starting_text(command: TypedCommand, folder: Path) -> str:
+def command_text(command: TypedCommand, folder: Path) -> str:
     """The Makefile or shell script that a command runs, "" for none."""
-    file = _starting_file(command, folder) if command.launcher.takes_command and command.program else None
+    file = _command_file(command, folder) if command.launcher.takes_command and command.program else None
     return "" if file is None else file.read_text("utf-8", "replace")
 
 
 def _shell_arguments(command: TypedCommand, folder: Path) -> dict[str, Option]:
-    """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, in the order of the arguments, as far as all are named."""
+    """``OUT=${1:-out}`` and ``epochs=$2`` of a shell script, in order, up to the first argument without a name."""
     if Path(command.program[0]).name not in SHELLS and not command.program[0].endswith(".sh"):
         return {}
     pairs = re.findall(
         r"^[ \t]*(?:export |local )?([A-Za-z_]\w*)=\"?\$\{?(\d)(?::?-([^}\s]*))?\}?\"?[ \t]*$",
-        starting_text(command, folder),
+        command_text(command, folder),
         re.MULTILINE,
     )
     named = {int(place): (name, default) for name, place, default in reversed(pairs)}
@@ -192,9 +186,9 @@ def _shell_arguments(command: TypedCommand, folder: Path) -> dict[str, Option]:
     return options
 
 
-def make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
+def _make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
     """``BATCH ?= 32`` of a Makefile."""
-    file = _starting_file(command, folder)
+    file = _command_file(command, folder)
     if file is None or Path(command.program[0]).name != "make":
         return {}
     pairs = re.findall(r"^([A-Za-z_]\w*)\s*[?:]?=[ \t]*(\S*)[ \t]*$", file.read_text("utf-8", "replace"), re.MULTILINE)
@@ -204,7 +198,7 @@ def make_variables(command: TypedCommand, folder: Path) -> dict[str, Option]:
 
 
 def as_number(text: str) -> int | float | None:
-    """The number that a word is; None if it is none."""
+    """The number that a word spells, or None."""
     if re.fullmatch(r"[-+]?\d+", text):
         return int(text)
     if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):

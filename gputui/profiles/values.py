@@ -1,4 +1,4 @@
-"""Single values of a profile: how each is read, and what it says when it is something else."""
+"""Types of single values in a profile: each parses its value and reports what it expects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gputui.yaml_forms.forms import IN_QUOTES, expected, problem
 from gputui.yaml_forms.nearest import one_of
 from gputui.yaml_forms.quantities import SIZE_PATTERN, parse_size
 
-# What gputui sets itself: another value would break the leases, the evidence of a failure or the metrics.
+# Variables that gputui sets. Another value would break leases, evidence of failures or metrics.
 _OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -42,7 +42,7 @@ def _no_nul(text: str) -> str:
 
 
 def _words(given: object) -> list[str]:
-    """A command line's words: a list as it is, text split once as a shell would."""
+    """The words of a command line: a list as it is, or text split like a shell does."""
     if isinstance(given, str):
         try:
             return [_no_nul(word) for word in shlex.split(given)]
@@ -106,7 +106,7 @@ def _bound(given: object) -> int | float:
 
 
 def _parameter(given: object) -> object:
-    """The short form ``lr: 0.1`` as the long one."""
+    """Expand the short form ``lr: 0.1``."""
     return given if isinstance(given, dict) else {"default": given}
 
 
@@ -138,7 +138,7 @@ def _pattern(text: str) -> str:
 
 
 def _unit(given: object) -> float:
-    """A unit as what is multiplied with to have seconds, bytes or a plain count."""
+    """The factor that converts a unit to seconds, bytes or a plain count."""
     if isinstance(given, str) and given in UNITS:
         return UNITS[given]
     if isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given != 0:
@@ -156,7 +156,7 @@ def _alerts(given: object, check: ValidatorFunctionWrapHandler) -> str | dict[st
 
 
 def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, Any]:
-    """Its long form, as it is stored with the run."""
+    """The long form, as it is stored with the run."""
     if given is False:
         return {"policy": "off"}
     if isinstance(given, str):
@@ -167,7 +167,7 @@ def _recovery(given: object, check: ValidatorFunctionWrapHandler) -> dict[str, A
 
 
 def _sinks(given: object) -> dict[str, str | None]:
-    """One name, a list of names, or names with their places; what is in it is for `gputui.profiles.sink_checks`."""
+    """Accept one name, a list of names, or names with their places; `gputui.profiles.sink_checks` checks them."""
     if isinstance(given, str):
         return {given: None}
     if isinstance(given, list) and all(isinstance(name, str) for name in given):

@@ -1,6 +1,7 @@
-"""Why an attempt failed and what to do about it. Pure but for `evidence`, `checkpoint_search` and the file checks.
+"""Recovery: why an attempt failed and what to do. Pure except for `evidence`, `checkpoint_search`,
+`attempt_steps` and the file checks.
 
-In: what an attempt left (exit record, logs, error files, checkpoints) and its run's history. Out: one incident with a
-kind, then one plan: actions, parameters, the checkpoint to resume from, or giving up. `kinds` is the table, `evidence`
-collects, `classify` names the incident, `decide` makes the plan. Read those four in that order.
+In: exit record, logs, error files and checkpoints of an attempt, and its run's history. Out: one incident with a kind,
+then one plan: actions, parameters and the checkpoint to resume from, or a stop. `kinds` is the table, `evidence`
+collects, `classify` finds the kind, `decide` makes the plan. Read those four in that order.
 """

@@ -1,23 +1,24 @@
-"""What becomes of an action: what the next attempt carries out, or why nothing can be done."""
+"""Results of recovery actions: applied, with changes and effects, or skipped, with the reason."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from gputui.runs.spec import Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class Precondition:
-    """What must be so, or be done, before the next attempt may start.
+class Precondition(Struct, frozen=True):
+    """A condition of the next attempt's start.
 
-    ``cool``: every GPU of the run is ``margin_celsius`` below the temperature where its clocks are lowered; ``disk``:
-    so many bytes are free where the checkpoints lie; ``prune``: the checkpoints older than the ``keep`` newest valid
-    ones are removed; ``room``: so many bytes, or a twentieth of a small disk, are free there, where it is not yet known
-    how much is needed. After ``limit_seconds`` the run continues all the same, but fails where it waits for the disk.
+    ``cool``: every GPU of the run is ``margin_celsius`` below its throttling temperature. ``disk``: ``bytes_needed``
+    are free on the disk of the checkpoints. ``room``: the same, or 5 % of the disk if that is less, because the need is
+    not known. ``prune``: checkpoints older than the ``keep`` newest valid ones are removed. After ``limit_seconds`` the
+    run continues anyway; with ``disk`` it fails.
     """
 
     kind: Literal["cool", "disk", "prune", "room"]
@@ -27,20 +28,19 @@ class Precondition:
     keep: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What an action does besides changing parameters.
+class Effect(Struct, frozen=True):
+    """Effects of an action besides changed parameters.
 
     Attributes:
-        env: variables of the next attempt only; they win over the profile's.
-        quarantine: UUIDs of GPUs that no run gets any more until a person clears them.
-        replacements: UUIDs of the GPUs that take their place; fewer than those if there are none.
+        env: variables of the next attempt only; they override the profile's.
+        quarantine: UUIDs of GPUs that no run gets until a person clears them.
+        replacements: UUIDs of GPUs in their place, as many as are available.
         preconditions: what the next attempt waits for.
-        notify: a notification is sent.
-        gpu_count: how many GPUs the run has from now on, fewer than before; None leaves it.
+        notify: send a notification.
+        gpu_count: the run's new, smaller number of GPUs; None leaves it.
     """
 
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     quarantine: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
@@ -48,7 +48,7 @@ class Effect:
     gpu_count: int | None = None
 
     def __or__(self, other: Effect) -> Effect:
-        """Both."""
+        """The combination of both."""
         return Effect(
             env={**self.env, **other.env},
             quarantine=self.quarantine + other.quarantine,
@@ -62,8 +62,7 @@ class Effect:
 NO_EFFECT = Effect()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One parameter's old and new value."""
 
     parameter: str
@@ -71,9 +70,8 @@ class Change:
     after: Scalar
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedAction:
-    """An action that the next attempt carries out. ``note`` is a phrase that completes "gputui …"."""
+class AppliedAction(Struct, frozen=True):
+    """An action that changes the next attempt. ``note`` is a phrase that completes "gputui …"."""
 
     name: str
     note: str
@@ -85,10 +83,8 @@ class AppliedAction:
         return {"action": self.name, "applied": True, "changes": changes, "note": self.note}
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedAction:
-    """An action of the ladder that cannot be carried out here, and why. ``effect`` is what remains of it to be done
-    where the run stops for that."""
+class SkippedAction(Struct, frozen=True):
+    """An action that is not possible here, and why. ``effect`` still applies if the run stops for it."""
 
     name: str
     why: str
@@ -116,9 +112,9 @@ def unmapped(action: str, role: str) -> SkippedAction:
 
 
 def whole(value: Scalar) -> int | None:
-    """A whole number, also where it was given as text or as 16.0."""
-    found = number(value)
-    return int(found) if found is not None and found.is_integer() and abs(found) < 2**53 else None
+    """The value as an integer, also if it is text or 16.0; None if it is not whole."""
+    as_float = number(value)
+    return int(as_float) if as_float is not None and as_float.is_integer() and abs(as_float) < 2**53 else None
 
 
 def number(value: Scalar) -> float | None:
@@ -132,12 +128,12 @@ def number(value: Scalar) -> float | None:
 
 
 def like(former: Scalar, value: int) -> Scalar:
-    """A new value in the type of the former one, so that the script gets what its flag expects."""
+    """The new value in the type of the former one, which the script's flag expects."""
     return str(value) if isinstance(former, str) else float(value) if isinstance(former, float) else value
 
 
 def switched_on(value: Scalar) -> Scalar:
-    """The value that means on; the same one where it is on already; None if it is no switch."""
+    """The value that means on; the same if it is on already; None if the parameter is no switch."""
     if value is None or value is False:
         return True
     if isinstance(value, str):

@@ -1,14 +1,14 @@
-"""What recovery may change: pure functions from a run's parameters to other parameters.
+"""Recovery actions on parameters: pure functions from a run's parameters to changed ones.
 
-An action never guesses: where the profile has no such parameter, or its value is none that it understands, it is
-skipped and says so.
+An action never guesses: without the parameter in the profile, or with an unexpected value, it is skipped with a reason.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputui.recovery import machine_actions
 from gputui.recovery.action_results import (
@@ -26,7 +26,7 @@ from gputui.recovery.action_results import (
     whole,
 )
 from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
-from gputui.recovery.machine_actions import Case, ranks
+from gputui.recovery.machine_actions import ActionContext
 from gputui.runs.spec import RunSpec
 
 __all__ = [
@@ -40,17 +40,17 @@ __all__ = [
     "tuned_by_study",
 ]
 
-FIRST_CLIP = 1.0  # the usual gradient norm to clip at, where a script has clipping switched off
+FIRST_CLIP = 1.0  # the usual clipping norm, for scripts whose clipping is off
 
 
 def tuned_by_study(spec: RunSpec, applied: AppliedAction) -> str | None:
-    """A parameter that the action would change although the run's study tunes it; None if there is none."""
+    """A changed parameter that the run's study tunes; None if there is none."""
     return next((change.parameter for change in applied.changes if change.parameter in spec.tuned), None)
 
 
-def shrink_batch(case: Case) -> Result:
-    """Lower the batch to at most 0.75 of its size, and raise the accumulation so that their product stays."""
-    spec, params = case.spec, case.params
+def shrink_batch(context: ActionContext) -> Result:
+    """Reduce the batch to at most 0.75 of its size, and raise the accumulation to keep their product."""
+    spec, params = context.spec, context.params
     name = spec.role("batch_size", params)
     if name is None:
         return unmapped("shrink_batch", "batch_size")
@@ -61,14 +61,14 @@ def shrink_batch(case: Case) -> Result:
         return SkippedAction("shrink_batch", f"{name} is 1 already")
     accumulation_name = spec.role("grad_accum", params)
     accumulation = None if accumulation_name is None else whole(params[accumulation_name])
-    count = ranks(spec, len(case.around.gpus))
+    count = spec.ranks_on(len(context.machine.gpus))
     if accumulation_name is None or accumulation is None or accumulation < 1:
         if spec.tuned:
             return SkippedAction("shrink_batch", "the effective batch would change, and trials must stay comparable")
         step = grain(spec, (name, None), 1, count, count).batch
-        largest = math.floor(BATCH_FACTOR * batch) if case.below is None else case.below - 1
+        largest = math.floor(BATCH_FACTOR * batch) if context.below is None else context.below - 1
         smaller = max(1, largest) // step * step
-        if smaller < 1 or smaller >= (case.below or batch):
+        if smaller < 1 or smaller >= (context.below or batch):
             return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
         note = (
             f"lowered {name} {batch} → {smaller}; the profile has no gradient accumulation to make up for it, "
@@ -77,34 +77,34 @@ def shrink_batch(case: Case) -> Result:
         return AppliedAction("shrink_batch", note, (Change(name, params[name], like(params[name], smaller)),))
     names = (name, accumulation_name)
     step_sizes = grain(spec, names, accumulation, count, count)
-    found = shrink(batch, accumulation, step_sizes, case.below)
-    if found is None:
+    shrunk = shrink(batch, accumulation, step_sizes, context.below)
+    if shrunk is None:
         return SkippedAction("shrink_batch", f"{name} is {batch}, and no smaller one may be tried")
-    if spec.tuned and not found.is_near:
+    if spec.tuned and not shrunk.is_near:
         return SkippedAction("shrink_batch", "no whole pair keeps the effective batch, and trials must stay comparable")
     before, _ = effective(spec, names, batch * accumulation, count)
-    after, of_whom = effective(spec, names, found.batch * found.accumulation, count)
+    after, of_whom = effective(spec, names, shrunk.batch * shrunk.accumulation, count)
     size = f"stays {after}" if after == before else f"becomes {after} instead of {before}"
-    verb = "raised" if found.accumulation > accumulation else "set"
+    verb = "raised" if shrunk.accumulation > accumulation else "set"
     note = (
-        f"lowered {name} {batch} → {found.batch} and {verb} {accumulation_name} {accumulation} → {found.accumulation}, "
-        f"so that the effective batch {size}{of_whom}"
-        + ("" if found.is_near else ", as no whole pair that may be used keeps it within 2 %")
+        f"lowered {name} {batch} → {shrunk.batch} and {verb} {accumulation_name} {accumulation} → "
+        f"{shrunk.accumulation}, so that the effective batch {size}{of_whom}"
+        + ("" if shrunk.is_near else ", as no whole pair that may be used keeps it within 2 %")
     )
     changes = (
-        Change(name, params[name], like(params[name], found.batch)),
-        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], found.accumulation)),
+        Change(name, params[name], like(params[name], shrunk.batch)),
+        Change(accumulation_name, params[accumulation_name], like(params[accumulation_name], shrunk.accumulation)),
     )
     return AppliedAction("shrink_batch", note, changes)
 
 
 def gradient_checkpointing(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Switch gradient checkpointing on: less memory for more computing."""
+    """Enable gradient checkpointing: less memory, more compute."""
     return _switch_on("gradient_checkpointing", spec, params)
 
 
 def cpu_offload(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Keep the optimizer's state, or what the script offers, in the host's memory."""
+    """Enable offloading to host memory."""
     return _switch_on("cpu_offload", spec, params)
 
 
@@ -127,7 +127,7 @@ def lower_lr(spec: RunSpec, params: Params, argument: float | None) -> Result:
 
 
 def tighter_clip(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Divide the largest gradient norm, by 2 by default; where clipping is off, switch it on at 1.0."""
+    """Divide the clipping norm, by 2 by default; enable clipping at FIRST_CLIP if it is off."""
     name = spec.role("grad_clip", params)
     if name is not None and (params[name] is None or number(params[name]) == 0.0):
         changes = (Change(name, params[name], FIRST_CLIP),)
@@ -151,30 +151,29 @@ def fewer_workers(spec: RunSpec, params: Params, argument: float | None) -> Resu
 
 
 def restart(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Start again with nothing changed."""
+    """Restart without changes."""
     return AppliedAction("restart", "changed nothing")
 
 
 def new_port(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Start again; every attempt gets a free port."""
+    """Restart; every attempt gets a free port."""
     return AppliedAction("new_port", "took another port")
 
 
 def wait(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Start again after so many seconds."""
+    """Restart after a delay, which the ladder's argument sets."""
     return AppliedAction("wait", "changed nothing")
 
 
-@dataclass(frozen=True, slots=True)
-class ActionKind:
-    """An action as ladders name it.
+class ActionKind(Struct, frozen=True):
+    """An action of a recovery ladder.
 
     Attributes:
         help: one sentence for the documentation.
-        apply: what it does to parameters; apply_here: the same for those that need to know of the machine. Both are
-            None for those that say where to resume, or to stop.
-        argument: what its number means, None if it takes none; default: where it is left out; least: the smallest.
-        whole: its number must be a whole one.
+        apply: changes parameters; apply_here: the same with the state of the machine. Both are None for actions that
+            choose a checkpoint or stop.
+        argument: meaning of its number, None if it takes none; default: its default; least: its minimum.
+        whole: its number must be an integer.
     """
 
     name: str
@@ -184,7 +183,7 @@ class ActionKind:
     default: float | None = None
     least: float = 0.0
     whole: bool = False
-    apply_here: Callable[[Case], Result] | None = None
+    apply_here: Callable[[ActionContext], Result] | None = None
 
 
 ACTIONS: dict[str, ActionKind] = {

@@ -1,4 +1,4 @@
-"""Whether a checkpoint that is a folder has all the files that its own indexes name, without unpickling any."""
+"""Completeness of checkpoint folders: whether all files named by their indexes exist. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from pathlib import Path
 
 from gputui.regular_files import open_regular
 
+# Files that each save writes; others, such as a tokenizer's or an evaluation's, may be written once or at any time.
+SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")
 MAX_FILES = 10_000
 MAX_INDEX_BYTES = 256 << 20
 
-# How torch.distributed.checkpoint names its files; the index is a pickle, which contains text verbatim.
+# File names of torch.distributed.checkpoint. The index is a pickle, which contains text verbatim.
 _DISTRIBUTED_NAME = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 
 
 class IncompleteError(Exception):
-    """The folder is not whole; the text completes "the checkpoint …"."""
+    """The folder is incomplete; the message completes "the checkpoint …"."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -54,7 +56,7 @@ def check_complete(path: Path, files: Sequence[Path]) -> None:
 
 
 def _files_of_index(path: Path) -> set[str]:
-    """The files of a sharded Hugging Face model, as its ``weight_map`` has them."""
+    """The file names in the ``weight_map`` of a sharded Hugging Face model."""
     try:
         weights = json.loads(_content(path))["weight_map"]
         return {str(name) for name in weights.values()}

@@ -1,99 +1,78 @@
-"""Looking for checkpoints: the folder, the metrics' times and the content of what may be resumed from. All of it may be
-slow; the agent does it in jobs."""
+"""Search for checkpoints: scan the folder, update the ledger, and validate candidates. Slow, so the agent does it in
+jobs."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery import checkpoint_writers, cut_saves
+from gputui.recovery import checkpoint_writers
+from gputui.recovery.attempt_steps import AttemptSteps
 from gputui.recovery.checkpoint_contents import has_same_content, steps_inside
-from gputui.recovery.checkpoint_ledger import FoundCheckpoint, Rows, StepSpan
+from gputui.recovery.checkpoint_scan import ScanContext, after_scan
 from gputui.recovery.checkpoints import MOST_FOUND, CheckpointInfo, look_in, measured, validate
+from gputui.recovery.cut_saves import marked_if_cut, marked_if_ranks_differ
+from gputui.recovery.ledger_inputs import AttemptSpan, CheckpointSearch, FoundCheckpoint, Rows
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
-from gputui.store.checkpoints import CheckpointRow, Neighbour, Verdict
+from gputui.store.checkpoints import CheckpointRow, Verdict
 from gputui.store.database import open_reader
 from gputui.store.metrics.step_times import StepTimes
 
-# Beyond so many that cannot be used the folder is taken to hold none that can.
+# After so many damaged candidates the search ends.
 MOST_DAMAGED = 1000
-# A script's clock is the agent's; a line may still be dated a little before the attempt's row was written.
-BEFORE_BEGIN_SECONDS = 5.0
 _SAVED_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".npz"})
-_MOST_PLACES, _MOST_DEPTH = 2000, 5
-# Folders that were saved before, with which one is compared.
-_MOST_SIBLINGS = 3
-# A line without a time has that at which it was read, which is a little later.
-ARRIVAL_SECONDS = 1.0
+_MOST_ENTRIES, _MOST_DEPTH = 2000, 5
 
 Validate = Callable[[Path], CheckpointInfo]
+Measure = Callable[[Path], FoundCheckpoint | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSearch:
-    """Where to look, and what is known so far.
+class CheckpointChoice(Struct, frozen=True):
+    """The result of a search.
 
     Attributes:
-        database: the store, read for the times of steps; rows: the run's ledger; attempts: the run's, oldest first.
-        neighbours: attempts of the home's other runs in the same folder; incidents: kind and step by attempt.
-        rebuilt: the attempts that are older than the ledger: what they wrote is concluded from times.
+        rows: the ledger after it.
+        usable: the checkpoints to resume from, best first.
+        refused: those passed over, newest first.
+        unreadable: why some cannot be read now, if none is usable.
+        doubted: which one may be another run's or incomplete, if none is usable.
+        is_lost: waiting will not make the unreadable ones readable.
     """
-
-    database: Path
-    run_id: str
-    folder: Path
-    pattern: str
-    rows: Rows
-    attempts: tuple[StepSpan, ...]
-    neighbours: tuple[Neighbour, ...] = ()
-    incidents: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
-    rebuilt: frozenset[int] = frozenset()
-
-    @property
-    def home(self) -> Path:
-        """The home's state folder, by which other homes know it."""
-        return Path(os.path.realpath(self.database.parent))
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointChoice:
-    """The ledger after a search, and what may be resumed from: ``usable``, the best first, and ``refused``, the newest
-    first, each with the reason. Where nothing is usable, ``unreadable`` says why there may be some that cannot be read
-    now, and ``doubted`` which may be another run's or not whole."""
 
     rows: Rows
     usable: tuple[CheckpointInfo, ...] = ()
     refused: tuple[CheckpointInfo, ...] = ()
     unreadable: str | None = None
     doubted: str | None = None
+    is_lost: bool = False
 
     @property
     def infos(self) -> list[CheckpointInfo]:
-        """All of them, as decisions take them."""
+        """All checkpoints, as `decide` expects them."""
         return [*self.usable, *self.refused]
 
 
-@dataclass(frozen=True, slots=True)
-class UnmatchedPattern:
-    """No file of the run matches its pattern. ``lookalike`` is one that it may have meant, ``pattern`` a glob that
-    would match it; None if there is none."""
+class UnmatchedPattern(Struct, frozen=True):
+    """No file of the run matches its pattern. ``lookalike`` is a similar file, ``pattern`` a glob that matches it; None
+    if there is none."""
 
     lookalike: Path | None = None
     pattern: str | None = None
 
 
 class NotUsableError(Exception):
-    """A checkpoint that a person named cannot be resumed from; the text says why. ``may_pass``: it cannot be read
-    now."""
+    """A checkpoint that a person named cannot be used; the message says why. ``may_pass``: it cannot be read now."""
 
     def __init__(self, text: str, *, may_pass: bool) -> None:
         super().__init__(text)
@@ -101,222 +80,237 @@ class NotUsableError(Exception):
 
 
 def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) -> Rows:
-    """The ledger after a look into the folder. ``wall`` gives UTC unix seconds.
+    """Scan the folder and return the updated ledger. ``wall`` returns UTC unix seconds.
 
     Raises OSError if the folder cannot be read, StoreError or sqlite3.Error.
     """
-    found = look_in(search.folder, search.pattern)
-    if len(found) == MOST_FOUND:
-        # Newer ones, perhaps of others, do not make those that are known go away.
-        there = {one.path for one in found}
-        rest = (measured(Path(row.path)) for row in search.rows if row.is_written and row.path not in there)
-        found += [one for one in rest if one is not None]
-    begins = {span.number: span.begun_at for span in search.attempts}
+    folder = search.real_folder
+    files = look_in(folder, search.pattern)
+    # Known checkpoints may be beyond the limit, or where the folder was before, so they are looked up by path.
+    found = {file.path for file in files}
+    missing = [row for row in search.rows if row.is_written and row.path not in found]
+    if len(files) < MOST_FOUND:
+        missing = [row for row in missing if not Path(row.path).is_relative_to(folder)]
+    missing = [row for row in missing if _real_path(row.path) not in found]
+    files += [file for row in missing if (file := measured(Path(row.path))) is not None]
     now = wall()
-    elsewhere = checkpoint_writers.others(
-        search.home, search.run_id, search.attempts, search.folder, (one.path for one in found), now
+    foreign = checkpoint_writers.others(
+        search.home, search.run_id, search.attempts, folder, (file.path for file in files), now
     )
+    own_home = (neighbour.in_folder(str(search.folder), str(folder)) for neighbour in search.neighbours)
     with closing(open_reader(search.database)) as connection:
-        times = StepTimes(connection, search.run_id)
-        rows = ledger.entered(
-            search.rows,
-            found,
-            search.attempts,
+        steps = AttemptSteps(StepTimes(connection, search.run_id), search.attempts)
+        context = ScanContext(
+            attempts=search.attempts,
             now=now,
-            step_at=lambda number, at: times.newest_at(number, at, begins[number] - BEFORE_BEGIN_SECONDS),
+            recorded_step=steps.recorded_step,
+            latest_step=steps.latest_step,
+            has_stepped=steps.has_stepped,
             steps_inside=lambda path: steps_inside(Path(path)),
-            has_same_content=lambda one, other: has_same_content(Path(one), Path(other)),
-            folder=search.folder,
-            neighbours=(*search.neighbours, *elsewhere),
+            has_same_content=lambda path, other: has_same_content(Path(path), Path(other)),
+            folder=folder,
+            neighbours=(*own_home, *foreign),
             rebuilt=search.rebuilt,
-            went_on=lambda number, since, until: _went_on(search, times, number, since, until),
         )
-        rows = tuple(_unless_cut(row, rows, search, times) for row in rows)
+        rows = after_scan(search.rows, files, context)
+        rows = tuple(marked_if_cut(row, rows, steps) for row in rows)
+        rows = marked_if_ranks_differ(rows, steps)
     return rows if search.rows else ledger.replayed(rows, search.attempts, search.incidents)
 
 
-def _unless_cut(row: CheckpointRow, rows: Rows, search: CheckpointSearch, times: StepTimes) -> CheckpointRow:
-    """The entry, with the verdict ``cut`` if it is a folder whose save the end of the newest attempt cut short. Raises
-    OSError."""
-    last = search.attempts[-1] if search.attempts else None
-    if last is None or last.ended_at is None or row.attempt != last.number or not row.is_written:
-        return row
-    if row.verdict in ("cut", "struck") or not Path(row.path).is_dir():
-        return row
-    written = [each for each in rows if each.is_written and each.attempt == last.number]
-    if times.come_with_checkpoints() or times.newest_line(last.number, math.inf, last.begun_at) is None:
-        is_last_act = row.place == max(each.place for each in written)
-    else:
-        is_last_act = not _went_on(search, times, last.number, row.modified_at, math.inf)
-    why = _why_cut(row, rows, search, times) if is_last_act else None
-    return row if why is None else replace(row, verdict="cut", why=f"{why}; its save may have been cut short")
-
-
-def _why_cut(row: CheckpointRow, rows: Rows, search: CheckpointSearch, times: StepTimes) -> str | None:
-    path, before_ns = Path(row.path), row.before_ns
-    parts = cut_saves.parts_of(path)
-    if (shard := cut_saves.with_old_index(parts)) is not None:
-        return f"holds {shard}, which is newer than its .metadata"
-
-    def is_kept(at_ns: int) -> bool:
-        assert before_ns is not None
-        at, before = at_ns / 1e9, before_ns / 1e9
-        writer = next((span for span in reversed(search.attempts) if span.begun_at <= at), None)
-        first_at = None if writer is None else times.first_at(writer.number)
-        if first_at is None or at < first_at:
-            # Before its first step an attempt has nothing to save.
-            return True
-        return any(_went_on(search, times, span.number, at, before) for span in search.attempts)
-
-    if before_ns is not None and (old := cut_saves.of_two_saves(parts, before_ns, is_kept)) is not None:
-        return f"holds files of two saves, of the earlier one {old}"
-    siblings = [
-        each
-        for each in ledger.course(rows, search.attempts)
-        if each.is_written and each.place < row.place and cut_saves.shape(each.name) == cut_saves.shape(row.name)
-    ]
-    alike = [each for each in siblings if Path(each.path).is_dir()][:_MOST_SIBLINGS]
-    older = [cut_saves.OlderFolder(cut_saves.parts_of(Path(each.path)), each.attempt == row.attempt) for each in alike]
-    missing = cut_saves.lacking(parts, older)
-    return None if missing is None else f"lacks a file such as {missing}"
-
-
-def _went_on(search: CheckpointSearch, times: StepTimes, attempt: int, since: float, until: float) -> bool:
-    """Whether an attempt told of a step between two moments, and not only late of one that it had made."""
-    begun_at = next(span.begun_at for span in search.attempts if span.number == attempt)
-    newest = times.newest_line(attempt, until, begun_at - BEFORE_BEGIN_SECONDS)
-    return newest is not None and newest[0] > since + ARRIVAL_SECONDS
+def _real_path(path: str) -> str:
+    """The path with the links of its folder resolved."""
+    return str(Path(path).parent.resolve() / Path(path).name)
 
 
 def is_unchanged(row: CheckpointRow) -> bool:
-    """Whether a checkpoint is as it was when it was last seen."""
+    """Whether a checkpoint is unchanged since its row was written."""
     now = measured(Path(row.path))
-    return now is not None and (now.modified_ns, now.size_bytes) == (row.modified_ns, row.size_bytes)
+    return now is not None and now.has_stamp(row.stamp)
 
 
 def unmatched(search: CheckpointSearch) -> UnmatchedPattern:
-    """What the run saved where its pattern finds nothing: in its folder, or in the nearest one around it that there is.
-    Raises OSError if that cannot be read."""
-    folder = next(place for place in (search.folder, *search.folder.parents) if place.is_dir())
+    """Find a file that the run may have saved as a checkpoint although its pattern does not match, in its folder or the
+    nearest existing parent. Raises OSError if that cannot be read."""
+    folder = next(path for path in (search.folder, *search.folder.parents) if path.is_dir())
     begun_at = search.attempts[0].begun_at if search.attempts else 0.0
-    found: list[FoundCheckpoint] = []
-    for place in islice(_below(folder, _MOST_DEPTH), _MOST_PLACES):
-        if place.suffix in _SAVED_SUFFIXES or (explicit_step(place.name) is not None and place.is_dir()):
-            one = measured(place)
-            found += [one] if one is not None and one.modified_ns / 1e9 >= begun_at else []
-    if not found:
+    saved: list[FoundCheckpoint] = []
+    for path in islice(_entries_below(folder, _MOST_DEPTH), _MOST_ENTRIES):
+        if path.suffix in _SAVED_SUFFIXES or (explicit_step(path.name) is not None and path.is_dir()):
+            file = measured(path)
+            if file is not None and file.modified_at >= begun_at:
+                saved.append(file)
+    if not saved:
         return UnmatchedPattern()
-    newest = Path(max(found, key=lambda one: one.modified_ns).path)
-    inside = newest.relative_to(folder)
+    newest = Path(max(saved, key=lambda file: file.modified_ns).path)
+    relative = newest.relative_to(folder)
     name = re.sub(r"\d+", "*", newest.name)
-    return UnmatchedPattern(inside, f"**/{name}" if len(inside.parts) > 1 else name)
+    return UnmatchedPattern(relative, f"**/{name}" if len(relative.parts) > 1 else name)
 
 
-def _below(folder: Path, depth: int) -> Iterator[Path]:
-    for place in sorted(folder.iterdir()):
-        if place.name.startswith("."):
+def _entries_below(folder: Path, depth: int) -> Iterator[Path]:
+    """Files and folders down to a depth, without hidden ones."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
             continue
-        yield place
-        if depth > 1 and place.is_dir() and not place.is_symlink():
-            yield from _below(place, depth - 1)
-
-
-def trouble_began(search: CheckpointSearch, number: int, step: int | None) -> float | None:
-    """When an attempt did the step at which its numbers went wrong (UTC unix seconds), where its steps start again, so
-    that ``step`` alone does not tell; else None. Raises StoreError or sqlite3.Error."""
-    last_step = next((span.last_step for span in search.attempts if span.number == number), None)
-    limit = step if step is not None else last_step
-    if limit is None:
-        return None
-    with closing(open_reader(search.database)) as connection:
-        times = StepTimes(connection, search.run_id)
-        at = times.done_at(number, limit) if times.start_again(number) else None
-    return None if at is None else at - ARRIVAL_SECONDS
+        yield path
+        if depth > 1 and path.is_dir() and not path.is_symlink():
+            yield from _entries_below(path, depth - 1)
 
 
 def choose(
     rows: Sequence[CheckpointRow],
-    attempts: Sequence[StepSpan],
+    attempts: Sequence[AttemptSpan],
     wanted: int,
     check: Validate = validate,
     folder: Path | None = None,
+    measure: Measure = measured,
 ) -> CheckpointChoice:
-    """Read candidates, the best first, until ``wanted`` of them are whole. Those of a format that cannot be checked
-    come behind those that are whole; those of them that may have been growing at the end, as those in doubt, only where
-    there is nothing else. Where ``folder``, in which the run saves, is empty or not there, its file system may be away:
-    what was known of it counts as unreadable."""
-    now = {row.path: row for row in rows}
-    whole: list[CheckpointInfo] = []
-    unknown: list[CheckpointInfo] = []
-    unsettled: list[CheckpointInfo] = []
-    damaged: list[CheckpointInfo] = []
+    """Validate candidates, best first, until ``wanted`` of them are whole.
+
+    Formats that cannot be checked come after whole ones. Among them, files that may have been growing at the end count
+    only if there is nothing else, like doubtful ones. If ``folder``, where the run saves, is empty or missing, its file
+    system may be away: known checkpoints then count as unreadable. So does one that is missing where the folder was
+    before, and one that a person chose and that is missing or was written over since.
+    """
+    updated = {row.path: row for row in rows}
+    validation = _Validation()
     failed_starts = 0
-    unreadable: str | None = None
-    lost: str | None = None
     for row in ledger.candidates(rows, attempts):
-        if row.failed_starts > failed_starts:
-            if whole or unknown or unsettled:
-                break
-            failed_starts = row.failed_starts
-        info = replace(check(Path(row.path)), step=row.step)
-        if info.is_unreadable and not info.is_missing:
-            unreadable = unreadable or f"{row.name} {info.why}"
-        if info.is_missing and row.is_written and row.verdict != "invalid":
-            lost = lost or row.name
-        if info.valid:
-            whole.append(info)
-        elif info.is_unknown and row.is_settled:
-            unknown.append(replace(info, valid=True, why="has a format that cannot be checked, and stopped growing"))
-        elif info.is_unknown:
-            unsettled.append(replace(info, valid=True, why="has a format that cannot be checked"))
-            damaged.append(info)
-        else:
-            damaged.append(info)
+        if row.failed_starts > failed_starts and validation.has_usable():
+            break
+        failed_starts = row.failed_starts
+        info = _checked_save(row, rows, check, measure)
+        validation.add(row, info)
         if not info.is_unreadable and row.verdict != "doubtful":
             verdict: Verdict = "valid" if info.valid else "unexamined" if info.is_unknown else "invalid"
-            now[row.path] = replace(row, verdict=verdict, why=info.why)
-        if len(whole) >= wanted or len(damaged) > MOST_DAMAGED:
+            updated[row.path] = replace(row, verdict=verdict, why=info.why)
+        if len(validation.whole) >= wanted or len(validation.damaged) > MOST_DAMAGED:
             break
-    # An attempt that cannot load it loses less than one that starts over and overwrites it.
-    usable = tuple(whole + unknown or unsettled[:1])
-    rows = tuple(now.values())
-    chosen = ledger.chosen_in_vain(rows, attempts)
-    if chosen is not None and not usable:
-        unreadable = (
-            unreadable
-            or f"{chosen.name}, which a person chose, {chosen.why}: gputui resume --from PATH chooses another"
-        )
-    if lost is not None and folder is not None and not usable:
-        unreadable = unreadable or _without_content(folder, lost)
-    refused = _refused(rows, attempts, usable, damaged)
+    usable = validation.usable()
+    rows = tuple(updated.values())
+    refused = _refused(rows, attempts, usable, validation.damaged)
     if usable:
         return CheckpointChoice(rows, usable, refused)
-    doubt = ledger.doubted(rows, attempts)
-    words = None if doubt is None else f"{doubt.name} {doubt.why}"
-    return CheckpointChoice(rows, (), refused, unreadable, words)
+    unreadable, lost_choice = validation.unreadable, validation.lost_choice
+    if lost_choice is None and (chosen := ledger.unloadable_choice(rows, attempts)) is not None:
+        lost_choice = _choose_another(chosen, chosen.why)
+    if unreadable is None and validation.missing and folder is not None:
+        unreadable = _without_content(folder, validation.missing)
+    doubted = ledger.newest_uncertain(rows, attempts)
+    return CheckpointChoice(
+        rows,
+        refused=refused,
+        unreadable=unreadable or lost_choice,
+        doubted=None if doubted is None else f"{doubted.name} {doubted.why}",
+        is_lost=unreadable is None and lost_choice is not None,
+    )
 
 
-def _without_content(folder: Path, lost: str) -> str | None:
-    """Says that a folder, in which there was a checkpoint, is empty or not there; None where something is in it."""
+@dataclass(slots=True)
+class _Validation:
+    """Validated candidates.
+
+    Attributes:
+        unknown: those whose format cannot be checked, and that stopped growing.
+        unsettled: those whose format cannot be checked, and that may have been growing at the end.
+        damaged: those that are not whole, and the unsettled ones.
+        missing: those that the run wrote and that are gone.
+        unreadable: the best one that cannot be read now, with the reason.
+        lost_choice: the best one that a person chose and that is gone or was written over, with the remedy.
+    """
+
+    whole: list[CheckpointInfo] = field(default_factory=list)
+    unknown: list[CheckpointInfo] = field(default_factory=list)
+    unsettled: list[CheckpointInfo] = field(default_factory=list)
+    damaged: list[CheckpointInfo] = field(default_factory=list)
+    missing: list[CheckpointRow] = field(default_factory=list)
+    unreadable: str | None = None
+    lost_choice: str | None = None
+
+    def add(self, row: CheckpointRow, info: CheckpointInfo) -> None:
+        if info.is_unreadable and not info.is_missing:
+            self.unreadable = self.unreadable or f"{row.name} {info.why}"
+        if info.is_missing and row.is_written and row.verdict != "invalid":
+            self.missing.append(row)
+        if row.origin == "named" and (info.is_missing or info.is_replaced):
+            self.lost_choice = self.lost_choice or _choose_another(row, "is gone" if info.is_missing else info.why)
+        if info.valid:
+            self.whole.append(info)
+        elif info.is_unknown and row.is_settled:
+            why = "has a format that cannot be checked, and stopped growing"
+            self.unknown.append(replace(info, valid=True, why=why))
+        elif info.is_unknown:
+            self.unsettled.append(replace(info, valid=True, why="has a format that cannot be checked"))
+            self.damaged.append(info)
+        else:
+            self.damaged.append(info)
+
+    def has_usable(self) -> bool:
+        return bool(self.whole or self.unknown or self.unsettled)
+
+    def usable(self) -> tuple[CheckpointInfo, ...]:
+        """The checkpoints to resume from, best first. An unsettled one is tried if there is no other: an attempt that
+        cannot load it loses less than a start from scratch that overwrites it."""
+        return tuple(self.whole + self.unknown or self.unsettled[:1])
+
+
+def _checked(row: CheckpointRow, check: Validate, measure: Measure) -> CheckpointInfo:
+    """The result of a check; a file that has changed since the scan is not the checkpoint of ``row``."""
+    path = Path(row.path)
+    info = replace(check(path), step=row.step)
+    file = measure(path)
+    if file is not None and not file.has_stamp(row.stamp):
+        return replace(info, valid=False, is_unknown=False, is_replaced=True, why="was written over meanwhile")
+    return info
+
+
+def _checked_save(
+    row: CheckpointRow, rows: Sequence[CheckpointRow], check: Validate, measure: Measure
+) -> CheckpointInfo:
+    """The same for a checkpoint with the files that other ranks wrote in its save."""
+    info = _checked(row, check, measure)
+    if not row.is_written or not row.ranks:
+        return info
+    for part in rows:
+        if part.path != row.path and part.is_written and part.is_with(row) and (info.valid or info.is_unknown):
+            found = _checked(part, check, measure)
+            if not found.valid:
+                why = f"belongs to {part.name}, which {found.why}"
+                is_unreadable = found.is_unreadable and not found.is_missing
+                info = replace(info, valid=False, why=why, is_unknown=found.is_unknown, is_unreadable=is_unreadable)
+    return info
+
+
+def _choose_another(row: CheckpointRow, why: str) -> str:
+    return f"{row.name}, which a person chose, {why}: gputui resume --from PATH chooses another"
+
+
+def _without_content(folder: Path, missing: Sequence[CheckpointRow]) -> str | None:
+    """A message if the folder that had the missing checkpoints is empty or gone, or was another one; else None."""
     try:
         with os.scandir(folder) as entries:
             is_used = any(not entry.name.startswith(checkpoint_writers.PREFIX) for entry in entries)
-            return None if is_used else f"{folder} is empty, and {lost} was in it"
+            if not is_used:
+                return f"{folder} is empty, and {missing[0].name} was in it"
     except OSError as error:
-        return f"{folder}, where {lost} was: {error.strerror or error}"
+        return f"{folder}, where {missing[0].name} was: {error.strerror or error}"
+    real = os.path.realpath(folder)
+    elsewhere = next((row for row in missing if not Path(row.path).is_relative_to(real)), None)
+    return None if elsewhere is None else f"{elsewhere.path} is gone, and {folder} is another folder now"
 
 
 def _refused(
-    rows: Rows, attempts: Sequence[StepSpan], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
+    rows: Rows, attempts: Sequence[AttemptSpan], usable: Sequence[CheckpointInfo], damaged: Sequence[CheckpointInfo]
 ) -> tuple[CheckpointInfo, ...]:
-    """What is passed over: all that is newer than what is taken, and what was found damaged."""
-    taken = {str(info.path) for info in usable}
-    reasons = {str(info.path): info.why for info in damaged if str(info.path) not in taken}
-    first = next((row.place for row in rows if usable and row.path == str(usable[0].path)), None)
+    """The checkpoints that are passed over: those newer than the first usable one, and damaged ones."""
+    usable_paths = {str(info.path) for info in usable}
+    reasons = {str(info.path): info.why for info in damaged if str(info.path) not in usable_paths}
+    best = next((row for row in rows if usable and row.path == str(usable[0].path)), None)
     for row, why in ledger.refused(rows, attempts):
-        if row.path not in taken and (first is None or row.place > first):
+        if row.path not in usable_paths and (best is None or row.write_order > best.write_order):
             reasons.setdefault(row.path, why)
-    newest_first = sorted((row for row in rows if row.path in reasons), key=lambda row: row.place, reverse=True)
+    newest_first = sorted((row for row in rows if row.path in reasons), key=lambda row: row.write_order, reverse=True)
     return tuple(
         CheckpointInfo(Path(row.path), row.step, False, reasons[row.path], row.size_bytes, row.modified_at)
         for row in newest_first
@@ -324,27 +318,24 @@ def _refused(
 
 
 def for_person(search: CheckpointSearch, path: Path | None, check: Validate = validate) -> CheckpointChoice:
-    """What a person who resumes a run continues from: the best there is, or the one that is named by its ``path``.
+    """Choose the best checkpoint for a person who resumes a run, or the one at ``path``, or where that leads to as a
+    link: it may lead elsewhere later.
 
     Raises NotUsableError if that one cannot be used, and what `surveyed` raises.
     """
     if path is None:
         return choose(surveyed(search), search.attempts, 1, check, search.folder)
     rows = surveyed(search)
-    one = measured(path)
-    info = check(path)
-    if one is None or not (info.valid or info.is_unknown):
+    real = Path(os.path.realpath(path))
+    file, info = measured(real), check(real)
+    if file is None or not (info.valid or info.is_unknown):
         text = f"{path} {info.why or 'is neither a file nor a folder'}; name another checkpoint"
         raise NotUsableError(text, may_pass=info.is_unreadable and not info.is_missing)
-    known = next((row.step for row in rows if row.path == one.path), None)
-    step = known if known is not None else step_in_name(path, search.folder)
-    now = time.time()
-    return CheckpointChoice(
-        ledger.named(rows, search.attempts, one, step, now), (replace(info, valid=True, step=step),)
-    )
-
-
-# --- in words ---------------------------------------------------------------------------------------------------------
+    step = next((row.step for row in rows if row.path == file.path), None)
+    if step is None:
+        step = step_in_name(real, search.real_folder)
+    rows = ledger.chosen_by_person(rows, search.attempts, file, step, time.time())
+    return CheckpointChoice(rows, (replace(info, valid=True, step=step),))
 
 
 def passed_over(refused: Sequence[CheckpointInfo], most: int = 3) -> str:

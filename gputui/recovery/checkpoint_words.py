@@ -1,4 +1,4 @@
-"""The ledger of checkpoints in words, and as plain data. Pure."""
+"""The ledger of checkpoints as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from gputui.charts.safe_text import clean
 from gputui.charts.units import count
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_ledger import StepSpan
+from gputui.recovery.ledger_inputs import AttemptSpan
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.json_shapes import iso
@@ -16,8 +16,8 @@ from gputui.store.json_shapes import iso
 MOST_SHOWN = 5
 
 
-def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> str:
-    """From what the run could be resumed, and what would be passed over and why. ``rows`` are not empty."""
+def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> str:
+    """Text on the checkpoint that the run could be resumed from, and on those passed over. ``rows`` are not empty."""
     usable = ledger.candidates(rows, attempts)
     if not usable:
         parts = ["Checkpoints: none of this training can be resumed from."]
@@ -37,9 +37,9 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[StepS
     return clean(" ".join(parts))
 
 
-def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan]) -> list[dict[str, Any]]:
-    """One item per checkpoint for ``gputui show --json``, the newest first; ``refused`` says why it would not be
-    resumed from, null if it may be."""
+def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptSpan]) -> list[dict[str, Any]]:
+    """One item per checkpoint for ``gputui show --json``, newest first; ``refused`` is why it would not be resumed
+    from, or null."""
     refused = {row.path: why for row, why in ledger.refused(rows, attempts)}
     return [
         {
@@ -53,5 +53,5 @@ def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[StepSpan
             "verdict": row.verdict,
             "refused": refused.get(row.path),
         }
-        for row in sorted(rows, key=lambda row: row.place, reverse=True)
+        for row in sorted(rows, key=lambda row: row.write_order, reverse=True)
     ]

@@ -1,5 +1,5 @@
-"""Which runs of other homes write into a checkpoint folder. A home does not know the store of another one; so each run
-keeps a small hidden file, with the times of its attempts, in a checkpoint folder that is outside of its home."""
+"""Records of writers in shared checkpoint folders. A home cannot read the store of another one, so each run keeps a
+small hidden file with the times of its attempts in a checkpoint folder that is outside of its home."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gputui.recovery.checkpoint_ledger import StepSpan
+import msgspec
+from msgspec import Struct
+
+from gputui.recovery.ledger_inputs import AttemptSpan
 from gputui.regular_files import open_regular
 from gputui.store.checkpoints import AFTER_END_SECONDS, Neighbour
 from gputui.store.machine import Machine, this_machine
 
 PREFIX = ".gputui-writer-"
-# An agent renews its files several times a minute. Its runs may live on without it, and it is started again when one
-# ends; a home that is silent for longer is taken to be gone.
+# An agent renews its files several times a minute. A home without renewal for this long counts as gone; runs may
+# outlive their agent, but their end starts a new one.
 SILENT_SECONDS = 86_400.0
-# After a reboot, and of a home that was removed, nothing lives on: this much later than it was renewed, an attempt had
-# ended.
+# After a reboot, or the removal of a home, an attempt had ended this long after its last renewal.
 RENEWED_SECONDS = 20.0
 MOST_RECORDS = 1000
 MOST_PLACES = 100
@@ -30,9 +31,8 @@ MOST_BYTES = 1 << 16
 MOST_CHARACTERS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class HomeIdentity:
-    """A home by the path and the inode of its state folder: in a container, another one may have the same path."""
+class HomeIdentity(Struct, frozen=True):
+    """A home, identified by path and inode of its state folder: in a container, another home may have the same path."""
 
     path: str
     inode: int
@@ -44,7 +44,7 @@ class HomeIdentity:
         return cls(str(home), home.stat().st_ino, this_machine())
 
     def is_gone(self) -> bool:
-        """Whether it was removed from this machine; another user's may only not be seen."""
+        """Whether it was removed from this machine. Another user's home may be invisible, which does not count."""
         try:
             Path(self.path).lstat()
         except (FileNotFoundError, NotADirectoryError):
@@ -57,14 +57,13 @@ class HomeIdentity:
         return (self.path, self.inode) == (other.path, other.inode) and self.machine.is_same(other.machine)
 
 
-@dataclass(frozen=True, slots=True)
-class WriterRecord:
-    """What one run tells of itself in a checkpoint folder.
+class WriterRecord(Struct, frozen=True):
+    """The record of one run in a checkpoint folder.
 
     Attributes:
-        folder: the folder as its home knows it, links resolved.
+        folder: the folder's real path as the run's home sees it.
         attempts: begin and end of each, UTC unix seconds; the end is None while it lives.
-        seen_at: when its agent last renewed the file, UTC unix seconds.
+        seen_at: the last renewal by its agent, UTC unix seconds.
     """
 
     path: Path
@@ -75,7 +74,7 @@ class WriterRecord:
     seen_at: float
 
     def ended_at(self, end: float | None, here: Machine, now: float) -> float | None:
-        """When an attempt ended at the latest; None if it may live."""
+        """The latest possible end of an attempt; None if it may be alive."""
         if end is not None:
             return end
         machine = self.home.machine
@@ -86,18 +85,18 @@ class WriterRecord:
 
 
 def others(
-    home: Path, run_id: str, attempts: Sequence[StepSpan], folder: Path, found: Iterable[str], now: float
+    home: Path, run_id: str, attempts: Sequence[AttemptSpan], folder: Path, paths: Iterable[str], now: float
 ) -> list[Neighbour]:
-    """The attempts that write into a folder, or into one below it that holds some of what was found there (paths), and
-    that the store of the home does not tell of: those of other homes, and of runs that know the folder by another path.
-    A file of this run's own attempts is of a home that was moved or copied. Raises OSError."""
+    """Attempts that write into a folder, or into subfolders of the paths in ``found``, and that this home's store does
+    not know for it: those of other homes, and of runs that use another path of the folder. Records of this run's own
+    attempts are skipped: its home was moved or copied. Raises OSError."""
     own, ours = HomeIdentity.of(home), {(run_id, span.begun_at) for span in attempts}
-    places = sorted({folder, *(Path(path).parent for path in found)})[:MOST_PLACES]
+    folders = sorted({folder, *(Path(path).parent for path in paths)})[:MOST_PLACES]
     neighbours = []
-    for place in places:
-        below = None if place == folder else str(place)
-        for record in _records(place):
-            if _is_known(record, own, place):
+    for shared_folder in folders:
+        below = None if shared_folder == folder else str(shared_folder)
+        for record in _records(shared_folder):
+            if _is_known(record, own, shared_folder):
                 continue
             name = record.run_id if record.home.is_same(own) else f"{record.run_id} of the home {record.home.path}"
             neighbours += [
@@ -108,16 +107,16 @@ def others(
     return neighbours
 
 
-def write_record(home: Path, run_id: str, attempts: Sequence[StepSpan], folder: Path, now: float) -> bool:
-    """Tell others of a run's attempts, or renew what was told; nothing inside the home. False where no file could be
-    made. ``now`` is UTC unix seconds."""
+def write_record(home: Path, run_id: str, attempts: Sequence[AttemptSpan], folder: Path, now: float) -> bool:
+    """Write or renew a run's record, unless the folder is inside the home. False if the file cannot be written. ``now``
+    is UTC unix seconds."""
     if not attempts or _is_inside(folder, home):
         return True
-    # A folder that is not there yet, or in which nothing can be made, gets no checkpoint now either.
+    # A folder that is missing or not writable gets no checkpoint now either.
     with suppress(OSError):
         own, real = HomeIdentity.of(home), os.path.realpath(folder)
         spans = [(span.begun_at, span.ended_at) for span in attempts[-MOST_ATTEMPTS:]]
-        content = json.dumps({"home": asdict(own), "folder": real, "run_id": run_id, "attempts": spans})
+        content = json.dumps({"home": msgspec.to_builtins(own), "folder": real, "run_id": run_id, "attempts": spans})
         name = f"{own.machine.machine_id} {own.path} {own.inode} {run_id}"
         path = folder / f"{PREFIX}{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         temporary = path.with_name(f"{path.name}.tmp")
@@ -125,7 +124,7 @@ def write_record(home: Path, run_id: str, attempts: Sequence[StepSpan], folder: 
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
-            # Other users read it too, whatever the umask.
+            # Readable for other users, whatever the umask.
             os.fchmod(file.fileno(), 0o644)
         os.utime(temporary, (now, now))
         temporary.replace(path)
@@ -134,8 +133,7 @@ def write_record(home: Path, run_id: str, attempts: Sequence[StepSpan], folder: 
 
 
 def remove_records(home: Path, folder: Path, now: float) -> None:
-    """Remove the files of this home that nobody else needs: an attempt must know only those that lived at its time, or
-    just before or after it. Raises OSError."""
+    """Remove this home's records that no foreign attempt overlaps in time. Raises OSError."""
     if _is_inside(folder, home):
         return
     own = HomeIdentity.of(home)
@@ -150,7 +148,7 @@ def remove_records(home: Path, folder: Path, now: float) -> None:
 
 
 def _is_known(record: WriterRecord, own: HomeIdentity, folder: Path) -> bool:
-    """Whether the home's store tells of these attempts in this folder."""
+    """Whether this home's store knows these attempts for this folder."""
     return record.home.is_same(own) and record.folder == os.path.realpath(folder)
 
 
@@ -168,7 +166,7 @@ def _is_inside(folder: Path, home: Path) -> bool:
 
 
 def _records(folder: Path) -> Iterator[WriterRecord]:
-    """The files that can be read, the newest first. Raises OSError if the folder cannot be."""
+    """The readable records, newest first. Raises OSError if the folder cannot be read."""
     times = {}
     try:
         with os.scandir(folder) as entries:
@@ -184,14 +182,14 @@ def _records(folder: Path) -> Iterator[WriterRecord]:
 
 
 def _record(path: Path) -> WriterRecord:
-    """Raises one of what `_records` suppresses where it is no such file."""
+    """Read a record. Raises one of the errors that `_records` suppresses if it is invalid."""
     with open_regular(path, flags=os.O_NOFOLLOW) as file:
         status = os.fstat(file.fileno())
         content = json.loads(file.read(MOST_BYTES))
     home = content["home"]
     machine = Machine(**home["machine"])
-    texts = (home["path"], content["folder"], content["run_id"], *asdict(machine).values())
-    if not all(isinstance(one, str) and len(one) <= MOST_CHARACTERS for one in texts):
+    texts = (home["path"], content["folder"], content["run_id"], *msgspec.to_builtins(machine).values())
+    if not all(isinstance(text, str) and len(text) <= MOST_CHARACTERS for text in texts):
         raise TypeError(f"{path} holds something else than text")
     identity = HomeIdentity(home["path"], int(home["inode"]), machine)
     attempts = tuple((float(begin), None if end is None else float(end)) for begin, end in content["attempts"])

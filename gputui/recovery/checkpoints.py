@@ -1,9 +1,8 @@
-"""Which checkpoints of a run are whole, without PyTorch and without ever unpickling anything.
+"""Validation of checkpoints, without PyTorch and without unpickling.
 
-A checkpoint counts as valid only after its content was checked: against the SHA-256 beside it (``<name>.sha256``, in
-the format of sha256sum; other files that it lists belong to the checkpoint), else by the CRC of every member of its
-ZIP archive (what ``torch.save`` writes), of the stream of a gzip file, else by the layout of a safetensors file. Files
-are read in pieces, at any size.
+A checkpoint is valid only after its content was checked: against the SHA-256 beside it (``<name>.sha256``, in the
+format of sha256sum; other files listed there belong to the checkpoint), else by the CRCs of its ZIP members
+(``torch.save``) or of its gzip stream, else by the layout of a safetensors file. Files of any size are read in pieces.
 """
 
 from __future__ import annotations
@@ -11,35 +10,44 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import re
 import stat
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.recovery import checkpoint_folders, safetensors_file, zip_archive
-from gputui.recovery.checkpoint_ledger import FoundCheckpoint
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
+from gputui.recovery.ledger_inputs import FoundCheckpoint
 from gputui.regular_files import open_regular
 from gputui.runs.checkpoint_names import step_in_name
 
 PIECE_BYTES = 1 << 20
-# Of a folder with more, the newest count.
+# In a folder with more, only the newest count.
 MOST_FOUND = 1000
 
 GZIP_MAGIC = b"\x1f\x8b"
-_UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".incomplete", ".stale", ".lock", "~", CHECKSUM_SUFFIX)
-# In a folder, files with these endings hold weights and must each be valid; others are only required to be readable.
+# Names under which checkpoints are written before they are renamed: `checkpoint-40-tmp`, `x.orbax-checkpoint-tmp-17`,
+# `x.pt.partial-123`, and the random names of Python's tempfile.
+_UNFINISHED = re.compile(
+    r"""(?:^|[._-])(?:tmp|incomplete)(?:[._-]|$)
+    | \.(?:temp|part|partial|stale|lock)(?:[._-][^.]*)?$
+    | ^tmp[a-z0-9_]{8}$
+    | ~$""",
+    re.VERBOSE,
+)
+# In a checkpoint folder, files with these suffixes contain weights and must each be valid.
 _WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
-    """A checkpoint and what was found out about it. ``why`` says what was checked, or what is wrong with it.
+class CheckpointInfo(Struct, frozen=True):
+    """A checkpoint and the result of its validation. ``why`` says what was checked, or what is wrong.
 
-    ``is_unknown``: its format cannot be checked; ``is_unreadable``: it could not be read now; ``is_missing``: because
-    it is not there.
+    ``is_unknown``: its format cannot be checked. ``is_unreadable``: it could not be read now, with ``is_missing``
+    because it does not exist. ``is_replaced``: something else is there now.
     """
 
     path: Path
@@ -51,19 +59,24 @@ class CheckpointInfo:
     is_unknown: bool = False
     is_unreadable: bool = False
     is_missing: bool = False
+    is_replaced: bool = False
 
 
 class _InvalidError(Exception):
-    """The checkpoint is not whole; the text says why."""
+    """The checkpoint is damaged or incomplete; the message says why."""
 
 
 class _UnknownFormatError(_InvalidError):
-    """Nothing tells whether the checkpoint is whole."""
+    """The format cannot be checked."""
+
+
+def _is_unfinished(name: str) -> bool:
+    return _UNFINISHED.search(name) is not None or name.endswith(CHECKSUM_SUFFIX)
 
 
 def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[FoundCheckpoint]:
-    """What the pattern (a glob relative to the directory) finds, unfinished files aside, the newest first, at most
-    ``most``. Nothing if there is no such directory.
+    """Checkpoints that match the pattern (a glob relative to the directory) except unfinished files, newest first, at
+    most ``most``. Empty if the directory does not exist.
 
     Raises OSError if the directory cannot be read.
     """
@@ -71,45 +84,52 @@ def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[Found
         os.scandir(directory).close()
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = []
+    files = []
     try:
         for path in directory.glob(pattern):
-            if not path.name.startswith(".") and not path.name.endswith(_UNFINISHED) and _is_text(path):
-                one = measured(path)
-                found += [] if one is None else [one]
+            parts = path.relative_to(directory).parts
+            if not path.name.startswith(".") and not any(map(_is_unfinished, parts)) and _is_text(path):
+                file = measured(path)
+                files += [] if file is None else [file]
     except (ValueError, NotImplementedError):
-        return []  # a pattern that is none
-    found = _without_links(found)
-    found.sort(key=lambda one: (one.modified_ns, one.path), reverse=True)
-    return found[:most]
-
-
-def _without_links(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
-    """A link to another one of them (``latest``) is no separate checkpoint."""
-    links = {one.path for one in found if Path(one.path).is_symlink()}
-    real = {os.path.realpath(one.path) for one in found if one.path not in links} if links else set()
-    return [one for one in found if one.path not in links or os.path.realpath(one.path) not in real]
+        return []  # an invalid pattern
+    # A link to another one of them, such as ``latest``, is no separate checkpoint.
+    links = {file.path for file in files if Path(file.path).is_symlink()}
+    real = {os.path.realpath(file.path) for file in files if file.path not in links} if links else set()
+    files = [file for file in files if file.path not in links or os.path.realpath(file.path) not in real]
+    files.sort(key=lambda file: (file.modified_ns, file.path), reverse=True)
+    return files[:most]
 
 
 def measured(path: Path) -> FoundCheckpoint | None:
-    """Size and newest change of a file, or of a folder with all that is in it; None if it is neither, or gone."""
+    """Size and last change of a file, or of the files in a folder that each save writes: an evaluation may add others
+    much later. None if it is neither, or missing. A link counts as what it leads to."""
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
             return FoundCheckpoint(str(path), status.st_mtime_ns, status.st_size, status.st_ctime_ns)
         if not stat.S_ISDIR(status.st_mode):
             return None
-        held = [entry.stat() for entry in checkpoint_folders.files_of(path)]
+        contents = [(entry.name, entry.stat()) for entry in checkpoint_folders.files_of(path)]
     except checkpoint_folders.IncompleteError:
-        return FoundCheckpoint(str(path), status.st_mtime_ns, None)
+        return FoundCheckpoint(str(path), status.st_mtime_ns, None, status.st_ctime_ns)
     except OSError:
-        return None  # gone meanwhile: scripts delete their old ones
-    newest = max((each.st_mtime_ns for each in held), default=0)
-    return FoundCheckpoint(str(path), max(status.st_mtime_ns, newest), sum(each.st_size for each in held))
+        return None  # scripts delete their old checkpoints
+    files = [entry for _, entry in contents]
+    saved = [entry for name, entry in contents if name.endswith(checkpoint_folders.SAVED_SUFFIXES)]
+    with_all_files = (_newest_ns(status, *files), sum(entry.st_size for entry in files))
+    dated = saved or [status, *files]
+    changed_ns = max(entry.st_ctime_ns for entry in dated)
+    size_bytes = sum(entry.st_size for entry in saved or files)
+    return FoundCheckpoint(str(path), _newest_ns(*dated), size_bytes, changed_ns, with_all_files)
+
+
+def _newest_ns(*statuses: os.stat_result) -> int:
+    return max(status.st_mtime_ns for status in statuses)
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the name can be stored and shown: one that is not UTF-8 cannot."""
+    """Whether the name is valid UTF-8, so that it can be stored and shown."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -118,7 +138,7 @@ def _is_text(path: Path) -> bool:
 
 
 def validate(path: Path) -> CheckpointInfo:
-    """Check one checkpoint, a file or a folder. Never raises."""
+    """Validate a checkpoint, which is a file or a folder. Never raises."""
     info = CheckpointInfo(path, step_in_name(path, path.parent.parent), False, "")
     try:
         status = path.stat()
@@ -133,7 +153,7 @@ def validate(path: Path) -> CheckpointInfo:
 
 
 def _check_file(path: Path) -> str:
-    """What was checked. Raises _InvalidError or OSError."""
+    """Check a file and return what was checked. Raises _InvalidError or OSError."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -154,17 +174,17 @@ def _check_file(path: Path) -> str:
     )
 
 
-def _check_hashes(path: Path, file: IO[bytes], recorded: Checksums) -> str:
-    if _digest(file) not in recorded.own:
+def _check_hashes(path: Path, file: BufferedReader, recorded: Checksums) -> str:
+    if hashlib.file_digest(file, "sha256").hexdigest() not in recorded.own:
         raise _InvalidError(f"does not match the SHA-256 in {path.name}{CHECKSUM_SUFFIX}")
     for name, digests in recorded.parts.items():
         part = path.parent / name
-        # A link may lead anywhere; what is outside of the checkpoint's folder is no part of it.
+        # A link may lead outside of the checkpoint's folder.
         if not part.resolve().is_relative_to(path.parent.resolve()):
             raise _InvalidError(f"lists {name} in its {CHECKSUM_SUFFIX} file, which is outside of its folder")
         try:
             with open_regular(part) as opened:
-                matches = _digest(opened) in digests
+                matches = hashlib.file_digest(opened, "sha256").hexdigest() in digests
         except FileNotFoundError:
             raise _InvalidError(f"lacks its part {name}") from None
         if not matches:
@@ -174,19 +194,19 @@ def _check_hashes(path: Path, file: IO[bytes], recorded: Checksums) -> str:
 
 
 def _check_folder(path: Path) -> str:
-    """A folder: every file of weights must be valid, and what its indexes name must be there."""
+    """Check a folder: every file of weights must be valid, and the files in its indexes must exist."""
     try:
         files = checkpoint_folders.files_of(path)
-        held = [entry for entry in files if not entry.name.endswith(CHECKSUM_SUFFIX)]
-        if not held:
+        contents = [entry for entry in files if not entry.name.endswith(CHECKSUM_SUFFIX)]
+        if not contents:
             raise _InvalidError("is an empty folder")
-        unfinished = next((entry for entry in held if entry.name.endswith(_UNFINISHED)), None)
+        unfinished = next((entry for entry in contents if _is_unfinished(entry.name)), None)
         if unfinished is not None:
             raise _InvalidError(f"is still being written, or its writing was cut short: it holds {unfinished.name}")
-        checkpoint_folders.check_complete(path, held)
+        checkpoint_folders.check_complete(path, contents)
     except checkpoint_folders.IncompleteError as error:
         raise _InvalidError(str(error)) from None
-    for entry in held:
+    for entry in contents:
         try:
             if entry.name.endswith(_WEIGHTS) or _recorded(entry) is not None:
                 _check_file(entry)
@@ -194,11 +214,11 @@ def _check_folder(path: Path) -> str:
                 raise _InvalidError("is empty")
         except _InvalidError as error:
             raise type(error)(f"{entry.relative_to(path)} {error}") from None
-    return f"each of its {len(held)} files was checked" if len(held) != 1 else "its file was checked"
+    return f"each of its {len(contents)} files was checked" if len(contents) != 1 else "its file was checked"
 
 
 def _recorded(path: Path) -> Checksums | None:
-    """The hashes recorded beside a file, None if there are none."""
+    """The hashes beside a file; None if there are none."""
     try:
         with open_regular(path.with_name(path.name + CHECKSUM_SUFFIX)) as file:
             return read_checksums(file, path.name)
@@ -208,22 +228,15 @@ def _recorded(path: Path) -> Checksums | None:
         raise _InvalidError(str(error)) from None
 
 
-def _digest(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    for piece in _pieces(file):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def _check_zip(file: IO[bytes]) -> str:
+def _check_zip(file: BufferedReader) -> str:
     try:
         count = zip_archive.check(file)
     except zip_archive.DamagedArchiveError as error:
         raise _InvalidError(f"is damaged: {error}") from None
-    return f"the CRC of each of its {count} members was checked"
+    return f"the CRC of {'its member' if count == 1 else f'each of its {count} members'} was checked"
 
 
-def _check_gzip(file: IO[bytes]) -> str:
+def _check_gzip(file: BufferedReader) -> str:
     try:
         with gzip.GzipFile(fileobj=file) as stream:
             is_empty = True
@@ -236,14 +249,9 @@ def _check_gzip(file: IO[bytes]) -> str:
     return "the CRC of its gzip stream was checked"
 
 
-def _check_safetensors(file: IO[bytes], size: int) -> str:
+def _check_safetensors(file: BufferedReader, size: int) -> str:
     try:
         safetensors_file.check(file, size)
     except safetensors_file.DamagedHeaderError as error:
         raise _InvalidError(str(error)) from None
     return "its header describes the file exactly (the format has no checksum)"
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(PIECE_BYTES):
-        yield piece

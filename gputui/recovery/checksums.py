@@ -1,38 +1,38 @@
-"""The SHA-256 beside a checkpoint, in the format of sha256sum: its own, and those of the parts that belong to it."""
+"""The checksum file beside a checkpoint, in the format of sha256sum: its own SHA-256 and those of its parts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO
 
+from msgspec import Struct
+
 CHECKSUM_SUFFIX = ".sha256"
-# A line is some 150 bytes: room for tens of thousands of parts.
+# A line has about 150 bytes, so this is room for tens of thousands of parts.
 MAX_BYTES = 4 << 20
 
 _LINE = re.compile(r"\\?([0-9a-fA-F]{64})(?: [ *](.+))?")
 
 
 class ChecksumError(Exception):
-    """The hash file cannot be used; the text completes "the checkpoint …"."""
+    """The checksum file cannot be used; the message completes "the checkpoint …"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checksums:
-    """What a hash file allows: any of ``own`` for the checkpoint, and for every part, by its path relative to the
-    checkpoint's folder, any of its digests. Two for one file are there while it is being replaced."""
+class Checksums(Struct, frozen=True):
+    """Accepted digests: any of ``own`` for the checkpoint, and for each part (by path relative to the checkpoint's
+    folder) any of its digests. A file has two while it is being replaced."""
 
     own: frozenset[str]
     parts: Mapping[str, frozenset[str]]
 
 
 def read_checksums(file: IO[bytes], name: str) -> Checksums:
-    """The hashes beside the checkpoint ``name``. Raises ChecksumError.
+    """Read the checksum file of the checkpoint ``name``. Raises ChecksumError.
 
-    The first line belongs to the checkpoint, under any name: a checkpoint that was renamed together with its hash
-    file is still the same. A part outside of the checkpoint's folder is refused.
+    The first line belongs to the checkpoint whatever its name, so that a checkpoint can be renamed together with its
+    checksum file. A part outside of the checkpoint's folder is refused.
     """
     data = file.read(MAX_BYTES + 1)
     lines = data.decode("utf-8", "replace").splitlines()

@@ -1,4 +1,4 @@
-"""Why an attempt ended: from its evidence to one incident. Pure, so that stored evidence can be judged again."""
+"""Classification: from an attempt's evidence to one incident. Pure, so that stored evidence can be classified again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.charts.units import bytes_text
@@ -24,7 +26,7 @@ MAX_EVIDENCE_LINES = 20
 MAX_LINE_CHARACTERS = 400
 MAX_DETAIL_CHARACTERS = 160
 
-# Too little for a log to grow by its next buffer on a file system with large blocks.
+# With less free space, a log cannot grow by its next buffer on a file system with large blocks.
 FULL_BYTES = 1 << 20
 _SAYS_NOTHING = ("nonzero_exit", "unknown")
 
@@ -39,20 +41,19 @@ _NUMBERS = re.compile(r"\d+")
 
 
 Witness = Literal["exit", "kernel", "launcher", "finding", "context"]
-"""Who says a line of evidence: the exit record, the kernel, the launcher's report, a finding, or what is around."""
+"""The source of a line of evidence: the exit record, the kernel, the launcher's report, a finding, or the context."""
 
 
-@dataclass(frozen=True, slots=True)
-class Incident:
+class Incident(Struct, frozen=True):
     """Why an attempt ended.
 
     Attributes:
         kind: one of KINDS.
-        rank: whose it was; None if it was the launcher's, the machine's or a single process's.
-        step: the last step of the attempt, or the one that the message names; None is unknown.
-        summary: one plain sentence without its full stop.
-        fingerprint: identifies the incident, independent of ranks, numbers, addresses and paths in it.
-        evidence_lines: what it was concluded from, harmless for a terminal; witnesses: who says each of them.
+        rank: the rank that failed; None if it was the launcher, the machine or a single process.
+        step: the last step of the attempt, or the one in the message; None is unknown.
+        summary: one sentence without its full stop.
+        fingerprint: identifies the incident independent of ranks, numbers, addresses and paths.
+        evidence_lines: the lines that led to it, without control characters; witnesses: the source of each.
         gpu: the UUID of the faulty GPU, if the driver named one; contained: it may be used again.
     """
 
@@ -68,10 +69,10 @@ class Incident:
 
 
 def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
-    """How an attempt ended. ``stop_intended`` says that a person asked gputui to stop the run.
+    """How an attempt ended. ``stop_intended``: a person asked gputui to stop the run.
 
-    A stop is known by the intent noted before it: its exit status is that of a crash, or of success. What lives on has
-    not been stopped.
+    A stop is recognized by the stored intent, because its exit status may be that of a crash or a success. An attempt
+    with unkillable processes is not stopped.
     """
     record = evidence.exit
     if record is not None and record.is_unkillable:
@@ -79,18 +80,18 @@ def outcome(evidence: Evidence, *, stop_intended: bool) -> Outcome:
     done = record is not None and record.clean and not record.stop_requested
     if stop_intended:
         return "succeeded" if done else "stopped"
-    return "succeeded" if done and not any(seen.ended_run for seen in evidence.observed) else "failed"
+    return "succeeded" if done and not any(observation.ended_run for observation in evidence.observed) else "failed"
 
 
 def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> Incident:
-    """The incident that ended an attempt. Call it where `outcome` says failed.
+    """The incident that ended an attempt for which `outcome` returns failed.
 
-    The evidence may hold secrets, because a secret's value may identify the cause; ``hide`` redacts the incident's
+    The evidence may contain secrets, because a secret's value may identify the cause; ``hide`` redacts the incident's
     texts.
     """
     reports = reports_of(evidence)
-    found = _by_target(evidence) or gather(evidence, reports)
-    primary = min(found, key=_order) if found else _without_findings(evidence)
+    findings = _by_target(evidence) or gather(evidence, reports)
+    primary = min(findings, key=_order) if findings else _without_findings(evidence)
     if primary.kind in _SAYS_NOTHING and (full := _full_disk(evidence, primary)) is not None:
         primary = full
     if primary.kind == "cuda_oom" and evidence.shared_with:
@@ -99,8 +100,8 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
     detail = _detail(primary, evidence, hide)
     summary = KINDS[primary.kind].says.format(who=who) + (f" ({detail})" if detail else "")
     step = _AT_STEP.search(primary.text)
-    observed = next((seen.step for seen in evidence.observed if seen.kind == primary.kind), None)
-    lines = _evidence(evidence, reports, primary, found)[:MAX_EVIDENCE_LINES]
+    observed = next((observation.step for observation in evidence.observed if observation.kind == primary.kind), None)
+    lines = _evidence(evidence, reports, primary, findings)[:MAX_EVIDENCE_LINES]
     return Incident(
         kind=primary.kind,
         rank=primary.rank,
@@ -115,11 +116,11 @@ def classify(evidence: Evidence, hide: Callable[[str], str] = redact_text) -> In
 
 
 _BY_TARGET = {"cancelled": "stopped_outside"}
-"""Who ended an attempt elsewhere → kind, where the names differ."""
+"""``ended_by`` of a remote attempt → kind, if the names differ."""
 
 
 def _by_target(evidence: Evidence) -> list[Finding]:
-    """The run's target ended it, which also explains any message in its logs."""
+    """A finding if the run's target ended the attempt, which also explains any message in its logs."""
     record = evidence.exit
     if record is None or record.ended_by is None:
         return []
@@ -131,15 +132,15 @@ def _by_target(evidence: Evidence) -> list[Finding]:
 
 
 def fingerprint(kind: str, message: str) -> str:
-    """Sixteen hexadecimal digits that stay the same when only ranks, numbers, addresses or paths differ."""
+    """Sixteen hexadecimal digits, independent of ranks, numbers, addresses and paths in the message."""
     first = next((line for line in without_advice(message).splitlines() if line.strip()), "")
     text = _NUMBERS.sub("#", _ADDRESSES.sub("#", _PATHS.sub("/", first)))
     return hashlib.sha256(f"{kind}\n{' '.join(text.split())}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def _order(finding: Finding) -> tuple[int, bool, float, bool, int]:
-    """Causes before symptoms before consequences; a process that cannot be killed before all, for nothing can be
-    started in its place; then the earliest; then what is known better."""
+    """Sort key: causes before symptoms before consequences; unkillable processes first, because nothing can replace
+    them; then the earliest, then the more specific finding."""
     return (
         finding.tier,
         finding.kind != "unkillable",
@@ -150,7 +151,7 @@ def _order(finding: Finding) -> tuple[int, bool, float, bool, int]:
 
 
 def _full_disk(evidence: Evidence, primary: Finding) -> Finding | None:
-    """Where a run ends without a word on a disk that is full, there was no room for one."""
+    """A finding if the disk of the logs was full, which explains the lack of a message."""
     free = None if evidence.exit is None else evidence.exit.disk_free_bytes
     if free is None or free >= FULL_BYTES:
         return None
@@ -180,7 +181,7 @@ def _who(finding: Finding, evidence: Evidence) -> str:
 
 
 def _detail(finding: Finding, evidence: Evidence, hide: Callable[[str], str]) -> str | None:
-    """What a summary says in parentheses."""
+    """The detail in parentheses of a summary."""
     if finding.kind == SHARED_OOM:
         wanted = _CUDA_WANTED.search(finding.text)
         beside = f"beside {', '.join(evidence.shared_with)}"
@@ -193,7 +194,7 @@ def _detail(finding: Finding, evidence: Evidence, hide: Callable[[str], str]) ->
         finding = replace(finding, detail=", ".join(filter(None, (f"on {evidence.exit.target}", finding.detail))))
     if finding.detail is None:
         return None
-    # Redacted before it is cut, or half a secret would look like none.
+    # Redacted before it is cut, because half a secret is not recognized.
     text = hide(without_advice(finding.detail))
     return text if len(text) <= MAX_DETAIL_CHARACTERS else text[: MAX_DETAIL_CHARACTERS - 1] + "…"
 
@@ -203,9 +204,9 @@ def _at(finding: Finding, text: str) -> str:
 
 
 def _evidence(
-    evidence: Evidence, reports: list[LauncherReport], primary: Finding, found: list[Finding]
+    evidence: Evidence, reports: list[LauncherReport], primary: Finding, findings: list[Finding]
 ) -> list[tuple[Witness, str]]:
-    others = (other for other in found if other is not primary)
+    others = (other for other in findings if other is not primary)
     sources: list[tuple[Witness, Iterable[str]]] = [
         ("exit", _exit_lines(evidence)),
         ("kernel", _kernel_lines(evidence)),
@@ -292,6 +293,6 @@ def _context_lines(evidence: Evidence, primary: Finding) -> Iterator[str]:
 
 
 def _line(text: str, hide: Callable[[str], str]) -> str:
-    """One line without secrets, cleaned and of bounded length."""
+    """One redacted line without control characters, of bounded length."""
     text = clean(" ".join(hide(text).split()))
     return text if len(text) <= MAX_LINE_CHARACTERS else text[: MAX_LINE_CHARACTERS - 1] + "…"

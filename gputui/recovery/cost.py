@@ -1,45 +1,43 @@
-"""What an incident cost: steps that had to be done again, the time until the run was where it had been, and the
-GPU-hours that were held meanwhile. Pure.
+"""The cost of incidents: repeated steps, lost time, and the GPU-hours of that time. Pure.
 
-The time is counted from the last step that was kept (the one of the checkpoint that the next attempt resumed from) to
-the next attempt's first step. Where an attempt did no step at all, it belongs to the incident before it: spans never
-overlap, so that they may be added up. Going back behind an attempt's own beginning loses its steps and those before,
-but the time of those before is not counted a second time.
+The time is counted from the last kept step (that of the checkpoint from which the next attempt resumed) to the next
+attempt's first step. An attempt without a step belongs to the incident before it. Spans never overlap, so that costs
+can be added: a resume from before an attempt's begin loses earlier steps too, but their time is not counted twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from gputui.charts.units import UNKNOWN, count, duration
-from gputui.recovery.history import Resumption, resumptions
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.charts.units import count, duration, gpu_hours
+from gputui.recovery.decide import Resumption
+from gputui.recovery.history import StepLines, resumptions
 from gputui.store.attempts import Attempt
 from gputui.store.run_history import DecisionView, IncidentView
 
 SECONDS_PER_HOUR = 3600.0
 
 
-class StepClock(Protocol):
-    """When steps were done, in UTC unix seconds; None is unknown. See `gputui.store.metrics.step_times`."""
+class StepClock(StepLines, Protocol):
+    """Times of steps in UTC unix seconds; None is unknown. See `gputui.store.metrics.step_times`."""
 
     def first_at(self, attempt: int) -> float | None: ...
 
     def last_at(self, attempt: int, step: int) -> float | None: ...
 
-    def repeats(self, attempt: int, step: int) -> bool: ...
-
     def come_with_checkpoints(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one incident cost, or several together; None is unknown, or not over yet.
+class Cost(Struct, frozen=True):
+    """The cost of one or several incidents; None is unknown, or not over yet.
 
-    ``incidents`` is how many are counted; ``unknown`` how many of them lack a figure, so that the sum is at least so
-    much. A run without GPUs costs 0 GPU-hours. ``is_at_least``: there may be more lost steps than are known, as lines
-    arrive only with checkpoints.
+    ``incidents`` is their number; ``unknown`` the number of those without a figure, so that the sum is a lower bound. A
+    run without GPUs costs 0 GPU-hours. ``is_at_least``: more steps may be lost, because lines arrive only with
+    checkpoints.
     """
 
     lost_steps: int | None
@@ -69,16 +67,16 @@ def costs(
     *,
     start_is_chosen_there: bool = False,
 ) -> dict[int, Cost]:
-    """The cost of every incident by its id. Of several incidents of one attempt the first bears it.
+    """The cost of every incident by its id. If an attempt has several incidents, the first has the cost.
 
-    ``start_is_chosen_there``: which checkpoint an attempt continues from is known once it has begun
+    ``start_is_chosen_there``: the target chooses the checkpoint when an attempt begins
     (`gputui.runs.executors.chooses_start`).
     """
-    went_on = resumptions(attempts, clock.repeats) if incidents else {}
+    went_on = resumptions(attempts, clock) if incidents else {}
     is_at_least = bool(incidents) and clock.come_with_checkpoints()
     numbered = {attempt.number: attempt for attempt in attempts}
     verdicts = {decision.incident_id: decision.verdict for decision in decisions}
-    found: dict[int, Cost] = {}
+    by_id: dict[int, Cost] = {}
     charged: set[int] = set()
     for incident in sorted(incidents, key=lambda row: row.incident_id):
         attempt = numbered.get(incident.attempt)
@@ -89,17 +87,17 @@ def costs(
         following = min(later, key=lambda row: row.number, default=None)
         stopped = verdicts.get(incident.incident_id) == "stop"
         had_predecessor = any(row.attempt == attempt.number - 1 for row in incidents)
-        kept = None
+        kept_step = None
         if following is not None:
-            kept = _kept(following, went_on.get(following.number), start_is_chosen_there=start_is_chosen_there)
-        cost = _cost(attempt, following, kept, clock, stopped, had_predecessor)
-        found[incident.incident_id] = replace(cost, is_at_least=is_at_least and cost.lost_steps is not None)
-    return found
+            kept_step = _kept(following, went_on.get(following.number), start_is_chosen_there=start_is_chosen_there)
+        cost = _cost(attempt, following, kept_step, clock, stopped, had_predecessor)
+        by_id[incident.incident_id] = replace(cost, is_at_least=is_at_least and cost.lost_steps is not None)
+    return by_id
 
 
-def total(found: Iterable[Cost]) -> Cost | None:
-    """All of them together, what is unknown left out and counted; None if there are none."""
-    parts = list(found)
+def total(costs: Iterable[Cost]) -> Cost | None:
+    """The sum of all costs without unknown figures, which are counted; None if there are no costs."""
+    parts = list(costs)
     if not parts:
         return None
     steps = [part.lost_steps for part in parts if part.lost_steps is not None]
@@ -116,7 +114,7 @@ def total(found: Iterable[Cost]) -> Cost | None:
 
 
 def in_words(cost: Cost) -> str:
-    """``9 steps, 13 s and 0.02 GPU-hours``; "" where nothing is known."""
+    """``9 steps, 13 s and 0.02 GPU-hours``; "" if nothing is known."""
     parts = []
     if cost.is_at_least and not cost.lost_steps:
         parts.append("the steps since then, which are not known")
@@ -133,46 +131,39 @@ def in_words(cost: Cost) -> str:
     return parts[0] if len(parts) == 1 else " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 
-def gpu_hours(hours: float | None) -> str:
-    """GPU-hours with two digits that say something: "0.0042", "1.5", "310"."""
-    if hours is None:
-        return UNKNOWN
-    return f"{hours:.0f}" if hours >= 100 else f"{hours:.2g}"
-
-
 def _cost(
     attempt: Attempt,
     following: Attempt | None,
-    kept: int | None,
+    kept_step: int | None,
     clock: StepClock,
     stopped: bool,
     had_predecessor: bool,
 ) -> Cost:
-    # A person who restarts a stopped run gives up its progress; the incident did not cost that.
+    # A person who restarts a stopped run discards its progress, which is no cost of the incident.
     if following is None or (stopped and following.resumed_from is None):
         return Cost(None, None, None)
     steps = None
-    if attempt.last_step is not None and kept is not None:
-        steps = max(0, attempt.last_step - kept)
+    if attempt.last_step is not None and kept_step is not None:
+        steps = max(0, attempt.last_step - kept_step)
     if not steps and attempt.first_step is not None and clock.repeats(attempt.number, attempt.first_step):
-        # The last step of an epoch does not tell how many were done.
+        # Steps restart with each epoch, so the difference is not the number of lost steps.
         steps = None
-    begin = _begin(attempt, kept, clock, had_predecessor)
+    begin = _begin(attempt, kept_step, clock, had_predecessor)
     end = _end(following, clock)
     if begin is None or end is None:
         return Cost(steps, None, None)
-    # After a stop the GPUs were given back until somebody asked for the next attempt.
+    # After a stop the GPUs were free until a person asked for the next attempt.
     ended = attempt.ended_at if attempt.ended_at is not None else following.created_at
     idle_from = following.created_at if stopped else ended
-    held = max(0.0, ended - begin) * len(attempt.gpus) + max(0.0, end - idle_from) * len(following.gpus)
-    return Cost(steps, max(0.0, end - begin), held / SECONDS_PER_HOUR)
+    gpu_seconds = max(0.0, ended - begin) * len(attempt.gpus) + max(0.0, end - idle_from) * len(following.gpus)
+    return Cost(steps, max(0.0, end - begin), gpu_seconds / SECONDS_PER_HOUR)
 
 
 def _kept(following: Attempt, went_on: Resumption | None, *, start_is_chosen_there: bool) -> int | None:
-    """The last step that was not lost, as the metrics number it: by what the attempt did, not by what it was given.
+    """The last kept step as the metrics number it, by where the next attempt really continued.
 
-    A checkpoint called 40 holds 40 steps. Where the attempt that resumed from it calls its first step 40 too, steps
-    are counted from 0, and the last one kept is 39.
+    A checkpoint named 40 contains 40 steps. If the next attempt's first step is 40 too, steps count from 0, and the
+    last kept one is 39.
     """
     if went_on == "earlier" and following.first_step is not None:
         return following.first_step - 1
@@ -183,20 +174,20 @@ def _kept(following: Attempt, went_on: Resumption | None, *, start_is_chosen_the
     return resumed - 1 if following.first_step == resumed else resumed
 
 
-def _begin(attempt: Attempt, kept: int | None, clock: StepClock, had_predecessor: bool) -> float | None:
-    """From when on nothing of the attempt was kept."""
+def _begin(attempt: Attempt, kept_step: int | None, clock: StepClock, had_predecessor: bool) -> float | None:
+    """The time after which nothing of the attempt was kept."""
     if attempt.last_step is None:
-        # It did nothing; what it took is part of the incident before it, if there is one.
+        # Its time belongs to the incident before it, if there is one.
         began = attempt.started_at if attempt.started_at is not None else attempt.created_at
         return attempt.ended_at if had_predecessor else began
-    if kept is None:
+    if kept_step is None:
         return None
-    useful = clock.last_at(attempt.number, kept)
+    useful = clock.last_at(attempt.number, kept_step)
     return useful if useful is not None else _first_step_at(attempt, clock)
 
 
 def _end(following: Attempt, clock: StepClock) -> float | None:
-    """When the next attempt went on, or gave up without a step."""
+    """The time of the next attempt's first step, or of its end without one."""
     first = _first_step_at(following, clock)
     return first if first is not None else following.ended_at
 
@@ -206,6 +197,6 @@ def _first_step_at(attempt: Attempt, clock: StepClock) -> float | None:
     return first if first is not None else attempt.first_step_at
 
 
-def by_incident(found: Mapping[int, Cost]) -> dict[int, dict[str, Any]]:
-    """The same as plain data, for `gputui.store.json_shapes`."""
-    return {incident_id: cost.to_json() for incident_id, cost in found.items()}
+def by_incident(costs: Mapping[int, Cost]) -> dict[int, dict[str, Any]]:
+    """Costs as JSON, for `gputui.store.json_shapes`."""
+    return {incident_id: cost.to_json() for incident_id, cost in costs.items()}

@@ -1,4 +1,4 @@
-"""What to do about an incident. Pure: the same incident, history and policy always give the same plan."""
+"""The decision after an incident. Pure: the same incident, history and policy give the same plan."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import functools
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.units import duration
 from gputui.recovery.action_results import NO_EFFECT, Change, Effect, show, whole
 from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes, tuned_by_study
-from gputui.recovery.checkpoint_ledger import rolled_back
+from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, rolled_back
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import ELSEWHERE, Case, MachineContext
+from gputui.recovery.ledger_inputs import WORKED_SECONDS
+from gputui.recovery.machine_actions import ELSEWHERE, ActionContext, MachineContext
 from gputui.recovery.policies import Policy, Rung
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
 
-# Of checkpoints that cannot be resumed from.
+# Rejected checkpoints in a plan's reason.
 MOST_SHOWN = 3
-# A run without metrics that lived this long is past its set-up.
-SETTLED_SECONDS = 60.0
-# How a script ends that refuses its parameters; other ends at a start have other causes.
+# Incidents of a script that refuses its parameters.
 REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
 SHRINK = "shrink_batch"
 EXCLUDE = "exclude_gpu"
 UNDO = "undo"
-"""The action that takes back what another one changed; ladders cannot name it."""
+"""The action that reverts the changes of another one; ladders cannot name it."""
 
 Verdict = Literal["retry", "stop"]
 Because = Literal[
@@ -44,16 +46,15 @@ Because = Literal[
     "crash_loop",
     "unreadable",
     "doubted",
+    "not_resumed",
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class PastDecision:
+class PastDecision(Struct, frozen=True):
     """An earlier decision of the same run, made at the end of ``attempt``.
 
-    ``progressed`` says whether that attempt had got further than those before it; ``changed`` whether the decision
-    changed parameters; ``actions`` are the names of those applied; ``replaced`` are the values that the ladder's
-    actions put others in the place of.
+    ``progressed``: that attempt got further than those before it. ``changed``: the decision changed parameters.
+    ``actions`` are the names of the applied actions, ``replaced`` the former values of changed parameters.
     """
 
     attempt: int
@@ -63,43 +64,50 @@ class PastDecision:
     progressed: bool
     changed: bool
     actions: tuple[str, ...] = ()
-    replaced: Mapping[str, Scalar] = field(default_factory=dict)
+    replaced: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptReach:
-    """How far the attempt that ended has got. Unknown is None.
+Resumption = Literal["resumed", "earlier", "beginning", "later"]
+"""The attempt continued from the checkpoint that it was given, from an earlier step, from the first step, or from a
+later checkpoint that it found itself."""
+
+
+class AttemptReach(Struct, frozen=True):
+    """How far the ended attempt got. Unknown is None.
 
     Attributes:
-        last_step: the last step it reached; best_step_before: the furthest of the attempts before it.
-        new_checkpoint: it wrote a checkpoint.
-        ran_seconds: how long it lived.
+        last_step: its last step; best_step_before: the furthest step of the attempts before it.
+        new_checkpoint: it wrote a checkpoint; further_checkpoint: beyond those before it, where steps start again with
+            every epoch.
+        ran_seconds: its duration.
+        resumption: where it began.
     """
 
     last_step: int | None = None
     best_step_before: int | None = None
     new_checkpoint: bool = False
+    further_checkpoint: bool = False
     ran_seconds: float | None = None
+    resumption: Resumption | None = None
 
     @property
     def made(self) -> bool:
         """Whether the attempt got further than every one before it."""
         if self.last_step is None:
             return self.new_checkpoint
-        return self.best_step_before is None or self.last_step > self.best_step_before
+        return self.further_checkpoint or self.best_step_before is None or self.last_step > self.best_step_before
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryPlan:
-    """What happens next, and why.
+class RecoveryPlan(Struct, frozen=True):
+    """The decision and its reason.
 
     Attributes:
-        actions: those applied and those skipped, in the order they were looked at.
+        actions: applied and skipped actions in the order of the ladder.
         params: all parameters of the next attempt; changed: those that differ.
-        rung: the place on the ladder, counted from 0.
-        reason: one plain sentence without its full stop.
-        because: the same for programs.
-        effect: what is to be done besides starting with other parameters.
+        rung: the position on the ladder, counted from 0.
+        reason: one sentence without its full stop.
+        because: the reason as a keyword for programs.
+        effect: effects besides changed parameters.
     """
 
     verdict: Verdict
@@ -108,29 +116,28 @@ class RecoveryPlan:
     params: dict[str, Scalar]
     rung: int = 0
     actions: tuple[Result, ...] = ()
-    changed: dict[str, Scalar] = field(default_factory=dict)
+    changed: dict[str, Scalar] = msgspec.field(default_factory=dict)
     resume_from: str | None = None
     delay_seconds: float = 0.0
     effect: Effect = NO_EFFECT
 
     def applied_to(self, rows: Sequence[CheckpointRow]) -> Sequence[CheckpointRow]:
-        """The ledger after the plan: a rollback leaves for good what was written behind the point it goes back to."""
+        """The ledger after the plan: a rollback strikes off what was written after its checkpoint."""
         is_rollback = any(isinstance(action, AppliedAction) and action.name == "rollback" for action in self.actions)
         if not is_rollback or self.resume_from is None:
             return rows
         return rolled_back(rows, self.resume_from, f"was left by a rollback to {Path(self.resume_from).name}")
 
     def actions_json(self) -> list[dict[str, Any]]:
-        """The actions as they are stored."""
+        """The actions in their stored form."""
         return [action.to_json() for action in self.actions]
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """The checkpoints that may be resumed from, the best first, and why others are not among them.
+class ResumePoint(Struct, frozen=True):
+    """The checkpoints that may be resumed from, best first, and why others are rejected.
 
-    ``configured`` says whether the profile names checkpoints at all; ``chosen_there``, that only the run's target sees
-    them and chooses when the attempt begins.
+    ``configured``: the profile names checkpoints. ``chosen_there``: only the run's target sees them and chooses when
+    the attempt begins.
     """
 
     usable: tuple[CheckpointInfo, ...]
@@ -139,28 +146,29 @@ class ResumePoint:
     chosen_there: bool = False
 
     def path(self, back: int) -> str | None:
-        """The checkpoint ``back`` places before the best, None if there is none: the beginning."""
+        """The checkpoint ``back`` places before the best; None, for a start from scratch, if there is none."""
         return str(self.usable[back].path) if back < len(self.usable) else None
 
     def rollback(self, count: int) -> tuple[Result, int]:
-        """Going back ``count`` checkpoints further than the best, or as far as there are any that are older."""
+        """Go back ``count`` checkpoints before the best, or as far as older ones exist; also return that number."""
         if not self.configured:
             return SkippedAction("rollback", "the profile names no checkpoints"), 0
         if self.chosen_there:
             return SkippedAction("rollback", ELSEWHERE), 0
-        older = [place for place in range(1, len(self.usable)) if self._is_older(place)]
+        best = self.usable[0].modified_at if self.usable else None
+        older = [
+            index
+            for index, info in enumerate(self.usable[1:], start=1)
+            if best is None or info.modified_at is None or info.modified_at <= best
+        ]
         if not older:
             return SkippedAction("rollback", "there is no older valid checkpoint"), 0
         back = min(count, len(older))
         steps = "one checkpoint" if back == 1 else f"{back} checkpoints"
         return AppliedAction("rollback", f"went back {steps} before the newest usable one"), older[back - 1]
 
-    def _is_older(self, place: int) -> bool:
-        best, other = self.usable[0].modified_at, self.usable[place].modified_at
-        return best is None or other is None or other <= best
-
     def describe(self, back: int) -> str:
-        """Where the next attempt begins, as the end of a sentence."""
+        """The start of the next attempt, as the end of a sentence."""
         if back < len(self.usable):
             return f"resuming from {self.usable[back].path.name}"
         if not self.configured:
@@ -171,28 +179,23 @@ class ResumePoint:
 
 
 def resume_points(checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -> ResumePoint:
-    """``checkpoints`` as `gputui.recovery.checkpoint_search.choose` gives them: the usable ones in the order in which
-    they may be taken, and those that are passed over, with the reason. None where none can be seen from here."""
+    """Split ``checkpoints``, as `gputui.recovery.checkpoint_search.choose` returns them, into usable and rejected ones.
+    None: only the target sees them."""
     if checkpoints is None:
         return ResumePoint((), (), spec.checkpoints is not None, chosen_there=True)
     usable = tuple(info for info in checkpoints if info.valid)
     rejected = [
         SkippedAction(f"resuming from {info.path.name}", f"it {info.why}") for info in checkpoints if not info.valid
     ]
-    return ResumePoint(usable, _summed_up(rejected), spec.checkpoints is not None)
-
-
-def _summed_up(rejected: Sequence[SkippedAction]) -> tuple[SkippedAction, ...]:
-    """A folder may hold thousands of unusable files; the reason of each would be noise."""
-    shown, rest = tuple(rejected[:MOST_SHOWN]), rejected[MOST_SHOWN:]
-    if not rest:
-        return shown
-    noun = "one more" if len(rest) == 1 else f"{len(rest)} more"
-    return (*shown, SkippedAction(f"resuming from {noun}", "of the last one, " + rest[-1].why))
+    shown, rest = rejected[:MOST_SHOWN], rejected[MOST_SHOWN:]
+    if rest:
+        noun = "one more" if len(rest) == 1 else f"{len(rest)} more"
+        shown.append(SkippedAction(f"resuming from {noun}", "of the last one, " + rest[-1].why))
+    return ResumePoint(usable, tuple(shown), spec.checkpoints is not None)
 
 
 def chance_of(run_id: str, attempt: int) -> float:
-    """A number in [0, 1) that looks like chance and is always the same for one attempt of one run."""
+    """A pseudo-random number in [0, 1) that depends only on run and attempt."""
     digest = hashlib.sha256(f"{run_id}\n{attempt}".encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
 
@@ -208,22 +211,22 @@ def decide(
     *,
     run_id: str,
     attempt: int,
-    around: MachineContext | None = None,
+    machine: MachineContext | None = None,
     unreadable: str | None = None,
     doubted: str | None = None,
 ) -> RecoveryPlan:
-    """The plan after attempt number ``attempt`` of run ``run_id`` ended with an incident.
+    """The plan after attempt ``attempt`` of run ``run_id`` ended with an incident.
 
-    ``params`` are those of that attempt. ``history`` holds the decisions since a person last started the run, the
+    ``params`` are those of that attempt. ``history`` has the decisions since a person last started the run, the
     oldest first (see `gputui.recovery.history`); ``checkpoints`` are those of the run's course that may be resumed
     from, the best first, and those that are passed over, None where none can be seen from here; ``unreadable`` says why
-    they cannot be read now, ``doubted`` which of them may be another run's or not whole; ``around`` is what is known of
-    the machine.
+    they cannot be read now, ``doubted`` which of them may be another run's or not whole; ``machine`` is what is known
+    of the machine.
     """
     kind = KINDS[incident.kind]
-    retries = _series(history)
+    retries = _retries(history)
     fruitless = _fruitless(retries, progress)
-    refused = _refused(incident, retries, progress, spec)
+    refused = _refused_change(incident, retries, progress, spec)
     rung = _rung(incident.kind, retries, progress) if refused is None else refused.rung
 
     def stop(because: Because, reason: str, actions: tuple[Result, ...] = ()) -> RecoveryPlan:
@@ -232,7 +235,7 @@ def decide(
     if not policy.enabled:
         return stop("off", "recovery is off for this run")
     if kind.deterministic and refused is None:
-        return stop("deterministic", f"{kind.title}: another attempt would end in the same way")
+        return stop("deterministic", f"{kind.title}: another attempt would fail in the same way")
     if kind.needs_step and refused is None and not _has_worked(retries, progress, spec):
         return stop(
             "before_first_step",
@@ -254,95 +257,101 @@ def decide(
             f"gputui resume {run_id} when they can, gputui restart {run_id} without them",
         )
     if doubted is not None and spec.study_id is None:
-        # A trial is short and its study waits for it; what any other run would write over may be of days.
+        # A trial is short, and its study waits for it; another run might overwrite the work of days.
         return stop(
             "doubted",
             f"its checkpoints are in doubt ({doubted}), and the beginning would write over them; "
             f"gputui resume {run_id} --from PATH chooses one, gputui restart {run_id} begins without them",
         )
+    if progress.resumption == "later" and incident.kind in NUMERIC_INCIDENTS:
+        return stop(
+            "not_resumed",
+            f"{kind.title}: the script does not load the checkpoint that it is given, but a later one from after the "
+            "trouble; pass it {checkpoint} or $GPUTUI_CHECKPOINT, or move the later ones away",
+        )
     points = resume_points(checkpoints, spec)
-    pause = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
-    around = replace(around or MachineContext(), sees_checkpoints=checkpoints is not None)
-    case = Case(incident, spec, params, None, checkpoints or (), around)
+    backoff_seconds = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
+    machine = replace(machine or MachineContext(), sees_checkpoints=checkpoints is not None)
+    context = ActionContext(incident, spec, params, None, checkpoints or (), machine)
     if refused is not None:
-        return _without(refused, case, retries, policy, points, pause)
-    return _climb(case, retries, rung, policy, points, pause)
+        return _revert_refused(refused, context, retries, policy, points, backoff_seconds)
+    return _climb(context, retries, rung, policy, points, backoff_seconds)
 
 
-def _refused(
+def _refused_change(
     incident: Incident, retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec
 ) -> PastDecision | None:
-    """The decision whose other parameters the script seems to have refused: the attempt that began with them ended
-    before its first step, by something that parameters can cause, and not by what they were changed for."""
+    """The decision whose changed parameters the script refused, as it seems: the attempt ended before its first step
+    with an incident that parameters can cause, other than the one that they were changed for."""
     last = retries[-1] if retries else None
     if last is None or not last.replaced or incident.kind == last.kind or incident.kind not in REFUSALS:
         return None
     if EXCLUDE in last.actions:
-        # The parameters fit the GPUs that are left.
+        # Without the change, the parameters do not fit the remaining GPUs.
         return None
     is_over = progress.last_step is not None or progress.new_checkpoint
-    if is_over or (not spec.metrics and (progress.ran_seconds or 0.0) >= SETTLED_SECONDS):
+    if is_over or (not spec.metrics and (progress.ran_seconds or 0.0) >= WORKED_SECONDS):
         return None
     return last
 
 
-def _without(
+def _revert_refused(
     refused: PastDecision,
-    case: Case,
+    context: ActionContext,
     retries: Sequence[PastDecision],
     policy: Policy,
     points: ResumePoint,
-    pause: float,
+    backoff_seconds: float,
 ) -> RecoveryPlan:
-    """Take a refused change back, and try the next smaller batch, or what the ladder has next for that trouble."""
-    params = {**case.params, **refused.replaced}
+    """Revert a refused change, and try the next smaller batch or the ladder's next rung for that incident."""
+    params = {**context.params, **refused.replaced}
     changes = tuple(
-        Change(name, case.params.get(name), value)
+        Change(name, context.params.get(name), value)
         for name, value in refused.replaced.items()
-        if case.params.get(name) != value
+        if context.params.get(name) != value
     )
     listed = " and ".join(f"{change.parameter} {show(change.after)} → {show(change.before)}" for change in changes)
     undone = AppliedAction(UNDO, f"took {listed} back, with which the run did not start", changes)
-    batch_name = case.spec.role("batch_size", params)
+    batch_name = context.spec.role("batch_size", params)
     shrunk = SHRINK in refused.actions and batch_name in refused.replaced
-    below = whole(case.params[batch_name]) if shrunk and batch_name is not None else None
-    trouble = replace(case.incident, kind=refused.kind)
-    again = replace(case, incident=trouble, params=params, below=below)
-    rung = refused.rung if below is not None else refused.rung + 1
-    plan = _climb(again, retries, rung, policy, points, pause)
+    batch_limit = whole(context.params[batch_name]) if shrunk and batch_name is not None else None
+    earlier_incident = replace(context.incident, kind=refused.kind)
+    reverted = replace(context, incident=earlier_incident, params=params, below=batch_limit)
+    rung = refused.rung if batch_limit is not None else refused.rung + 1
+    plan = _climb(reverted, retries, rung, policy, points, backoff_seconds)
     if plan.verdict == "stop":
-        return replace(plan, params=dict(case.params), reason=f"{undone.note}; {plan.reason}")
+        return replace(plan, params=dict(context.params), reason=f"{undone.note}; {plan.reason}")
     return replace(
         plan,
         reason=f"{undone.note}, and {plan.reason}",
         actions=(undone, *plan.actions),
-        changed={name: value for name, value in plan.params.items() if value != case.params.get(name)},
+        changed={name: value for name, value in plan.params.items() if value != context.params.get(name)},
     )
 
 
 def _climb(
-    case: Case,
+    context: ActionContext,
     retries: Sequence[PastDecision],
-    first: int,
+    first_rung: int,
     policy: Policy,
     points: ResumePoint,
-    pause: float,
+    backoff_seconds: float,
 ) -> RecoveryPlan:
-    """Go up the ladder to the first rung of which something can be done."""
-    ladder, params = policy.ladder(case.incident.kind), case.params
+    """Climb the ladder to the first rung with an applicable action."""
+    ladder, params = policy.ladder(context.incident.kind), context.params
     skipped: tuple[Result, ...] = ()
-    for rung in range(first, len(ladder)):
+    for rung in range(first_rung, len(ladder)):
         if any(action.name == "stop" for action in ladder[rung]):
             break
-        results, back, seconds = _try(ladder[rung], case, points)
-        # To tell somebody is no attempt at anything.
+        results, back, seconds = _try_rung(ladder[rung], context, points)
+        # A notification alone changes nothing.
         if not any(isinstance(result, AppliedAction) and result.name != "notify" for result in results):
             skipped += results
             continue
         changed_params = apply_changes(params, results)
         changed = {name: value for name, value in changed_params.items() if value != params.get(name)}
-        # Waiting helps against what passes by itself; with other parameters there is nothing to wait for.
-        delay = max(seconds, 0.0 if changed else pause)
+        # A back-off helps against transient causes; with changed parameters it is pointless.
+        delay = max(seconds, 0.0 if changed else backoff_seconds)
         actions = skipped + results + points.rejected
         return RecoveryPlan(
             verdict="retry",
@@ -356,8 +365,8 @@ def _climb(
             delay_seconds=delay,
             effect=_effect(result for result in results if isinstance(result, AppliedAction)),
         )
-    reason = _exhausted_reason(case.incident, retries, skipped, policy)
-    stays = min(first, len(ladder) - 1)
+    reason = _exhausted_reason(context.incident, retries, skipped, policy)
+    stays = min(first_rung, len(ladder) - 1)
     return RecoveryPlan("stop", reason, "exhausted", dict(params), stays, skipped, effect=_effect(skipped))
 
 
@@ -365,31 +374,31 @@ def _effect(results: Iterable[Result]) -> Effect:
     return functools.reduce(operator.or_, (result.effect for result in results), NO_EFFECT)
 
 
-def _try(rung: Rung, case: Case, points: ResumePoint) -> tuple[tuple[Result, ...], int, float]:
-    """What becomes of a rung's actions, how many checkpoints to go back, and how many seconds to wait."""
+def _try_rung(rung: Rung, context: ActionContext, points: ResumePoint) -> tuple[tuple[Result, ...], int, float]:
+    """Results of a rung's actions, the number of checkpoints to go back, and the seconds to wait."""
     results: list[Result] = []
     back, seconds = 0, 0.0
-    now = dict(case.params)
+    params = dict(context.params)
     for action in rung:
         kind = ACTIONS[action.name]
         if kind.apply_here is not None:
-            result = kind.apply_here(replace(case, params=now, argument=action.argument))
+            result = kind.apply_here(replace(context, params=params, argument=action.argument))
         elif kind.apply is not None:
-            result = kind.apply(case.spec, now, action.argument)
+            result = kind.apply(context.spec, params, action.argument)
         else:
             result, back = points.rollback(int(action.argument or 1))
-        if isinstance(result, AppliedAction) and (name := tuned_by_study(case.spec, result)) is not None:
+        if isinstance(result, AppliedAction) and (name := tuned_by_study(context.spec, result)) is not None:
             result = SkippedAction(action.name, f"{name} is tuned by the run's study")
         if action.name == "wait" and isinstance(result, AppliedAction):
             seconds += action.argument or 0.0
-        now = apply_changes(now, (result,))
+        params = apply_changes(params, (result,))
         results.append(result)
     return tuple(results), back, seconds
 
 
-def _series(history: Sequence[PastDecision]) -> list[PastDecision]:
-    """The retries that led to the attempt that ended: those after the last stop. One that took a change back went on
-    with the trouble for which that had been made."""
+def _retries(history: Sequence[PastDecision]) -> list[PastDecision]:
+    """The retries since the last stop. A retry that reverted a change counts for the incident that the change was made
+    for."""
     series: list[PastDecision] = []
     for decision in history:
         if series and UNDO in decision.actions:
@@ -399,8 +408,7 @@ def _series(history: Sequence[PastDecision]) -> list[PastDecision]:
 
 
 def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
-    """How many attempts in a row, this one included, ended without getting further. One that began with other
-    parameters restarts the count: it was no repetition."""
+    """Number of consecutive attempts, this one included, without progress. Changed parameters restart the count."""
     if progress.made:
         return 0
     count = 1
@@ -412,21 +420,21 @@ def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
 
 
 def _rung(kind: str, retries: Sequence[PastDecision], progress: AttemptReach) -> int:
-    """Where on the ladder to begin: one up from the last time where nothing was gained since, else one down."""
-    for place in range(len(retries) - 1, -1, -1):
-        if retries[place].kind == kind:
-            gained = progress.made or any(later.progressed for later in retries[place + 1 :])
-            return max(0, retries[place].rung - 1) if gained else retries[place].rung + 1
+    """The first rung to try: one above the last one for this kind, or one below it if there was progress since."""
+    for index in range(len(retries) - 1, -1, -1):
+        if retries[index].kind == kind:
+            gained = progress.made or any(later.progressed for later in retries[index + 1 :])
+            return max(0, retries[index].rung - 1) if gained else retries[index].rung + 1
     return 0
 
 
 def _has_worked(retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec) -> bool:
-    """Whether any attempt has got past its set-up."""
+    """Whether any attempt has finished its setup."""
     if progress.last_step is not None or progress.best_step_before is not None or progress.new_checkpoint:
         return True
     if any(decision.progressed for decision in retries):
         return True
-    return not spec.metrics and (progress.ran_seconds or 0.0) >= SETTLED_SECONDS
+    return not spec.metrics and (progress.ran_seconds or 0.0) >= WORKED_SECONDS
 
 
 def _retry_reason(results: tuple[Result, ...], where: str, delay_seconds: float) -> str:
@@ -441,12 +449,12 @@ def _exhausted_reason(
     incident: Incident, retries: Sequence[PastDecision], skipped: tuple[Result, ...], policy: Policy
 ) -> str:
     title = KINDS[incident.kind].title
-    tried = list(dict.fromkeys(name for past in retries if past.kind == incident.kind for name in past.actions))
-    tried = [name for name in tried if name != UNDO]
-    if not tried and not skipped:
+    tried_actions = list(dict.fromkeys(name for past in retries if past.kind == incident.kind for name in past.actions))
+    tried_actions = [name for name in tried_actions if name != UNDO]
+    if not tried_actions and not skipped:
         return f"{title}: the policy {policy.name} does not try again after that"
     parts = []
-    if tried:
-        parts.append(f"still so after {' and '.join(tried)}")
+    if tried_actions:
+        parts.append(f"the same after {' and '.join(tried_actions)}")
     parts += [f"{result.name} was skipped: {result.why}" for result in skipped if isinstance(result, SkippedAction)]
-    return f"{title}: {'; '.join(parts)}; the policy {policy.name} has nothing left to try"
+    return f"{title}: {'; '.join(parts)}; policy {policy.name} has no further step"

@@ -1,16 +1,17 @@
-"""Everything an attempt left behind that may tell why it ended, gathered within bounds and kept as plain data.
+"""The evidence on an attempt's end, collected within bounds and stored as JSON.
 
-Gathering is the only part that reads files; what is made of the evidence is decided by pure functions, so that stored
-evidence can be judged again.
+Only `collect` reads files. Pure functions draw conclusions, so that stored evidence can be classified again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
@@ -22,9 +23,8 @@ MAX_ERROR_FILE_BYTES = 1024 * 1024
 MAX_ERROR_FILES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class KilledRank:
-    """A rank that a signal ended before anybody asked the attempt to end."""
+class KilledRank(Struct, frozen=True):
+    """A rank that was killed by a signal before the attempt was asked to end."""
 
     rank: int
     pid: int
@@ -32,7 +32,7 @@ class KilledRank:
 
     @classmethod
     def all_in(cls, value: Any) -> tuple[KilledRank, ...]:
-        """Those of a list in JSON; what is no such entry is left out."""
+        """The entries of a JSON list; invalid ones are left out."""
         found = []
         for entry in _list(value):
             numbers = (
@@ -43,12 +43,11 @@ class KilledRank:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class ExitRecord:
-    """What the executor wrote in ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started.
-    ``target`` is the name of where it ran, None for this machine; ``ended_by`` is set where that ended it,
-    ``ended_reason`` in its words. ``stop_signal`` is the first that asked the executor to end the attempt; its command
-    got SIGTERM."""
+class ExitRecord(Struct, frozen=True):
+    """The executor's ``exit.json``. One of ``code`` and ``signal`` is set unless nothing was started. ``target`` is the
+    name of the run's target, None for this machine; if the target ended the attempt, ``ended_by`` is the kind and
+    ``ended_reason`` its message. ``stop_signal`` is the first signal that asked the executor to end the attempt; its
+    command got SIGTERM."""
 
     code: int | None = None
     signal: int | None = None
@@ -60,6 +59,7 @@ class ExitRecord:
     oom_kills_host: int | None = None
     oom_kills_processes: int | None = 0
     oom_victims: tuple[int, ...] | None = None
+    oom_own_victims: tuple[int, ...] | None = None
     pid: int | None = None
     max_rss_bytes: int | None = None
     disk_free_bytes: int | None = None
@@ -79,16 +79,15 @@ class ExitRecord:
 
     @property
     def is_unkillable(self) -> bool:
-        """Whether the command itself was given up: SIGKILL had no effect on it."""
+        """Whether the command itself survived SIGKILL."""
         return bool(self.survivors) and self.code is None and self.signal is None
 
     @property
     def oom_killed(self) -> bool:
-        """Whether the kernel killed something for lack of memory shortly before the end.
+        """Whether the kernel's OOM killer struck the attempt shortly before its end.
 
-        A control group's count includes each kill of a process in it, for any lack of memory (memory.events in the
-        kernel's cgroup-v2 documentation). Where the counts of all groups that the attempt was in are known, a kill
-        elsewhere on the host is somebody else's.
+        A control group's count includes each OOM kill of a process in it (memory.events in the kernel's cgroup-v2
+        documentation). If the counts of all the attempt's groups are known, other kills on the host do not concern it.
         """
         if self.oom_victims == ():
             return False
@@ -98,15 +97,17 @@ class ExitRecord:
         return not is_known and bool(self.oom_kills_host)
 
     def killed_for_memory(self, pid: int | None) -> bool:
-        """Whether a process that SIGKILL ended was killed by the kernel for lack of memory. Its log names every
-        victim; where it was not read, or which process it was is not known, the counts decide."""
+        """Whether a process that died of SIGKILL was an OOM victim. The kernel's log names each victim. Without the PID
+        any victim of the run counts; without the log, the counts decide."""
+        if pid is None and self.oom_own_victims:
+            return True
         if pid is not None and self.oom_victims is not None:
             return pid in self.oom_victims
         return self.oom_killed
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:
-        """Read ``exit.json``; what is missing or of another type is unknown."""
+        """Read ``exit.json``; missing or malformed values are unknown."""
         kills = data.get("oom_kills")
         kills = kills if isinstance(kills, Mapping) else {}
         error = data.get("error")
@@ -122,6 +123,7 @@ class ExitRecord:
             oom_kills_host=_whole(kills.get("host")),
             oom_kills_processes=_whole(kills.get("processes", 0)),
             oom_victims=_pids(data.get("oom_victims")),
+            oom_own_victims=_pids(data.get("oom_own_victims")),
             pid=_whole(data.get("pid")),
             max_rss_bytes=_whole(data.get("max_rss_bytes")),
             disk_free_bytes=_whole(data.get("disk_free_bytes")),
@@ -136,9 +138,8 @@ class ExitRecord:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFile:
-    """An error file of torchelastic. ``rank`` is None for the copy that torchrun made of the first failure's."""
+class ErrorFile(Struct, frozen=True):
+    """An error file of torchelastic. ``rank`` is None for torchrun's copy of the first failure's file."""
 
     rank: int | None
     message: str
@@ -146,8 +147,7 @@ class ErrorFile:
     at: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceLog:
+class EvidenceLog(Struct, frozen=True):
     """The end of one log file."""
 
     rank: int | None
@@ -155,14 +155,13 @@ class EvidenceLog:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What the agent saw itself while the attempt ran: a kind, when, and in words.
+class Observation(Struct, frozen=True):
+    """An observation of the agent while the attempt ran.
 
     Attributes:
-        ended_run: the agent ended the attempt for it; else it is only a report of the driver meanwhile.
-        gpu: the UUID of the GPU that it is about; contained: that GPU may be used again as it is.
-        distant: it was so long before the end that any cause found elsewhere is likelier.
+        ended_run: the agent ended the attempt for it; else it is a report of the driver.
+        gpu: the UUID of the affected GPU; contained: that GPU remains usable.
+        distant: it was so long before the end that any other cause is likelier.
     """
 
     kind: str
@@ -176,13 +175,12 @@ class Observation:
     distant: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that is known about the end of an attempt. Times are UTC unix seconds.
+class Evidence(Struct, frozen=True):
+    """The evidence on the end of an attempt. Times are UTC unix seconds.
 
-    ``exit`` is None if the shim left no record; ``rebooted`` says that the machine's boot id has changed since;
-    ``last_step`` is the last step seen in the metrics. ``problems`` are files that could not be read. ``shared_with``
-    are the runs that were on its GPU, too, shortly before the end.
+    ``exit`` is None if the executor left no record; ``rebooted``: the machine was rebooted since its start;
+    ``last_step`` is the last step in the metrics. ``problems`` are unreadable files. ``shared_with`` are runs that used
+    its GPU shortly before the end.
     """
 
     exit: ExitRecord | None
@@ -194,20 +192,22 @@ class Evidence:
     observed: tuple[Observation, ...] = ()
     errors: tuple[ErrorFile, ...] = ()
     tails: tuple[EvidenceLog, ...] = ()
-    problems: tuple[str, ...] = field(default=())
+    problems: tuple[str, ...] = msgspec.field(default=())
     shared_with: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        shape: dict[str, Any] = msgspec.to_builtins(self)
+        return shape
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Rebuild stored evidence. Raises KeyError, TypeError or ValueError if it is something else."""
+        """Rebuild stored evidence. Raises KeyError, TypeError or ValueError if it is malformed."""
         values = dict(data)
         if values["exit"] is not None:
             record = dict(values["exit"])
             record["survivors"] = tuple(record["survivors"])
-            record["oom_victims"] = _pids(record.get("oom_victims"))
+            for name in ("oom_victims", "oom_own_victims"):
+                record[name] = _pids(record.get(name))
             record["lease_conflict"] = tuple(record["lease_conflict"])
             record["killed_ranks"] = KilledRank.all_in(record.get("killed_ranks"))
             values["exit"] = ExitRecord(**record)
@@ -222,7 +222,7 @@ class Evidence:
 def collect(
     attempt_dir: Path,
     *,
-    exit: ExitRecord | None,  # noqa: A002 - the name that everybody gives it
+    exit: ExitRecord | None,  # noqa: A002 - the field's name
     ended_at: float | None,
     launcher: str = FOR_RANKS.name,
     started_at: float | None = None,
@@ -231,10 +231,10 @@ def collect(
     observed: Sequence[Observation] = (),
     shared_with: Sequence[str] = (),
 ) -> Evidence:
-    """Gather what an attempt left in its folder.
+    """Collect the evidence in an attempt's folder.
 
-    Keeps at most the last TAIL_BYTES and TAIL_LINES of each log. Missing, damaged, binary or unreadable files take
-    nothing from the rest.
+    At most the last TAIL_BYTES and TAIL_LINES of each log are kept. Missing, damaged or unreadable files do not affect
+    the rest.
     """
     problems: list[str] = []
     tails: list[EvidenceLog] = []
@@ -265,13 +265,13 @@ def collect(
 
 
 def _last_lines(text: str) -> str:
-    """The last TAIL_LINES lines: a log of empty ones would else take seconds to look through."""
+    """The last TAIL_LINES lines: a log of empty lines would take seconds to search."""
     head = text.rsplit("\n", TAIL_LINES + 1)
     return text[len(head[0]) + 1 :] if len(head) == TAIL_LINES + 2 else text
 
 
 def read_error_file(path: Path, rank: int | None) -> ErrorFile:
-    """Read one error file. Raises OSError, or ValueError where it is none."""
+    """Read one error file. Raises OSError, or ValueError if it is malformed."""
     data = read_foreign_json(path, MAX_ERROR_FILE_BYTES)
     message = data.get("message") if isinstance(data, dict) else None
     if isinstance(message, str):
@@ -290,15 +290,15 @@ def read_error_file(path: Path, rank: int | None) -> ErrorFile:
 
 
 def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
-    """Those of the ranks of every torchrun that writes below the attempt's folder, and the copy of the first one's."""
-    found = [
+    """The error files of all ranks on all nodes, and torchrun's copy of the first one."""
+    files = [
         (first_rank + int(path.parent.name), path)
         for first_rank, node in node_folders(attempt_dir)
         for path in sorted(node.glob("ranks/**/error.json"))
         if path.parent.name.isascii() and path.parent.name.isdigit()
     ]
     copy = node_folder(attempt_dir) / "error.json"
-    return [*found[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
+    return [*files[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
 
 
 def _whole(value: Any) -> int | None:
@@ -306,7 +306,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """A number, also where it was written as text, as torchelastic does with times."""
+    """A finite number, also if it is text, as torchelastic's times are."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

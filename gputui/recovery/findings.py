@@ -1,11 +1,13 @@
-"""What each process of an attempt says about its own end. Pure; which of it is the cause is decided in `classify`."""
+"""Findings: what each process of an attempt reports about its own end. Pure; `classify` selects the cause."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.host.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
@@ -17,38 +19,37 @@ from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.reports import LauncherReport, RankFailure, parse_reports
 from gputui.runs.logs import lines_of
 
-# Lines that may follow the exception that ended a process: other threads and libraries saying good-bye.
+# Lines of other threads and libraries that may follow the exception that ended a process.
 TRAILING_LINES = 20
-# torchrun stamps a death that left no error file when it notices it, in whole seconds; exceptions when they are raised.
+# Without an error file, torchrun dates a death when it notices it, in whole seconds; exceptions are dated at once.
 NOTICED_LATE_SECONDS = 2.0
-# The driver is asked once a second, and what a rank raises is stamped at once.
+# Delay of driver reports, which are polled once a second, relative to exceptions.
 SEEN_LATE_SECONDS = 3.0
-# Native messages further up belong to something that the process survived.
+# Earlier native messages belong to errors that the process survived.
 LAST_LINES = 200
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP})
-_SHELL_SIGNAL_BASE = 128  # a shell ends with 128 + N when signal N ended its last command
+_SHELL_SIGNAL_BASE = 128  # a shell exits with 128 + N if signal N killed its last command
 _USAGE_EXIT = 2
 _OUR_DOING = frozenset({"killed", "segfault", "stopped_outside"})
 # PyTorch's torch/csrc/DataLoader.cpp.
 _WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
 _ANNOUNCED = re.compile(r"^\S+: \S")
-# How argparse and click refuse arguments, also where the launcher prints more after it.
+# How argparse and click reject arguments; the launcher may print more lines after it.
 _REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
-# Where the exception only says that communication or a worker failed, a native message may say why.
+# Exceptions that only report a failed communication or worker; a native message may have the cause.
 _EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one process, or the supervision, says about an end.
+class Finding(Struct, frozen=True):
+    """A possible explanation of an end, from one process or from the agent's observations.
 
     Attributes:
-        text: the message that it is known by; where: the place in the user's code.
+        text: the message; where: the location in the user's code.
         at: seconds, comparable among the findings of one attempt; None is unknown.
-        specific: recognised by a signature or an exit status, not merely some exception.
-        detail: what a summary says in parentheses.
-        gpu: the UUID of the GPU whose fault it was; contained: that GPU may be used again as it is.
+        specific: recognised by a signature or an exit status, not merely an exception.
+        detail: the detail in parentheses of a summary.
+        gpu: the UUID of the faulty GPU; contained: that GPU remains usable.
     """
 
     kind: str
@@ -63,10 +64,9 @@ class Finding:
     contained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """One process whose end is to be explained. ``code`` is negative for a signal and None if it is unknown; so is
-    ``pid`` where another process passed the code on."""
+class _Process(Struct, frozen=True):
+    """A process whose end is to be explained. ``code`` is negative for a signal and None if unknown; ``pid`` is None if
+    another process passed the code on."""
 
     rank: int | None
     code: int | None
@@ -80,53 +80,55 @@ class _Process:
 
 
 def reports_of(evidence: Evidence) -> list[LauncherReport]:
-    """What the launchers of an attempt say of the end, in their order; the last is of what ended it."""
+    """The reports of an attempt's launchers in their order; the last one is about the end."""
     return parse_reports(_text(evidence, None, "output")) or [LauncherReport(None)]
 
 
 def gather(evidence: Evidence, reports: Sequence[LauncherReport]) -> list[Finding]:
-    """Everything that explains the end, in no particular order."""
+    """All possible explanations of the end, unordered."""
     got_signal = next((report.got_signal for report in reports if report.got_signal is not None), None)
-    found = list(_supervision(evidence, got_signal))
-    of_ranks: list[Finding] = []
-    # Launchers of several nodes each report their own ranks; those of one command after the other name the same.
+    findings = list(_supervision(evidence, got_signal))
+    rank_findings: list[Finding] = []
+    # Launchers of several nodes report their own ranks; consecutive launchers of one command report the same ranks.
     named = {failure.rank: report for report in reports for failure in report.failures}
     ranks = {*_ranks(evidence), *(file.rank for file in evidence.errors if file.rank is not None)}
     for report in reports:
-        own = {rank for rank in ranks if named.get(rank, reports[-1]) is report}
-        for process in _ranks_processes(evidence, report, own, is_last=report is reports[-1]):
-            of_ranks += _of_process(process, evidence)
-    found += of_ranks
+        own_ranks = {rank for rank in ranks if named.get(rank, reports[-1]) is report}
+        for process in _ranks_processes(evidence, report, own_ranks, is_last=report is reports[-1]):
+            rank_findings += _explain_process(process, evidence)
+    findings += rank_findings
     if LAUNCHERS[evidence.launcher].only_relays:
         for report in reports:
-            found += _of_launcher(evidence, report)
+            findings += _explain_launcher(evidence, report)
     else:
         killed = [] if any(report.root for report in reports) else _killed_ranks(evidence)
-        found += killed + _of_command(evidence, reports[-1], of_ranks, with_ranks=bool(killed))
+        findings += killed + _explain_command(evidence, reports[-1], rank_findings, with_ranks=bool(killed))
     disturbed = (
-        any(seen.ended_run for seen in evidence.observed)
+        any(observation.ended_run for observation in evidence.observed)
         or got_signal is not None
         or (evidence.exit is not None and (evidence.exit.stop_requested or evidence.exit.signal is not None))
     )
-    if any(seen.ended_run for seen in evidence.observed):
-        # gputui ended it for what it saw: that ranks were killed by signals then says nothing more.
-        found = [
-            replace(finding, tier=Tier.CONSEQUENCE) if finding.kind in _OUR_DOING else finding for finding in found
+    if any(observation.ended_run for observation in evidence.observed):
+        # gputui ended it for an observation, so killed ranks are a consequence.
+        findings = [
+            replace(finding, tier=Tier.CONSEQUENCE) if finding.kind in _OUR_DOING else finding for finding in findings
         ]
-    if any(seen.kind == "gpu_lost" for seen in evidence.observed):
-        # Who kills a rank says nothing of why, and without another GPU the next attempt would fail as well.
-        found = [replace(finding, tier=Tier.CONSEQUENCE) if finding.kind == "killed" else finding for finding in found]
+    if any(observation.kind == "gpu_lost" for observation in evidence.observed):
+        # A lost GPU explains killed ranks; without another GPU the next attempt would fail too.
+        findings = [
+            replace(finding, tier=Tier.CONSEQUENCE) if finding.kind == "killed" else finding for finding in findings
+        ]
     if disturbed:
-        # What ranks raise while they are being ended is no cause, unless it is a known one.
-        found = [finding if finding.specific else replace(finding, tier=Tier.CONSEQUENCE) for finding in found]
-    if not any(finding.tier is Tier.CAUSE for finding in found):
+        # Exceptions during a stop are no cause unless they are specific.
+        findings = [finding if finding.specific else replace(finding, tier=Tier.CONSEQUENCE) for finding in findings]
+    if not any(finding.tier is Tier.CAUSE for finding in findings):
         for report in reports:
-            found += _left_early(evidence, report, named, found)
-    return found
+            findings += _left_early(evidence, report, named, findings)
+    return findings
 
 
 def last_message(evidence: Evidence, rank: int | None) -> str | None:
-    """The last thing that a rank, else another one, printed on standard error."""
+    """The last message on standard error of a rank, else of another one."""
     own = [tail for tail in evidence.tails if tail.rank == rank and tail.stream in ("stderr", "output")]
     others = [
         tail for tail in evidence.tails if tail.rank != rank and tail.rank is not None and tail.stream == "stderr"
@@ -143,16 +145,23 @@ def last_message(evidence: Evidence, rank: int | None) -> str | None:
 
 
 def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding]:
-    """What gputui itself saw, and what the attempt's exit record says."""
-    for seen in evidence.observed:
-        # Driver reports are ordered by time: they cause what happened after them, not before.
-        at = float("-inf") if seen.ended_run else seen.at - SEEN_LATE_SECONDS
-        tier = Tier.SYMPTOM if seen.distant else KINDS[seen.kind].tier
+    """Findings from the agent's observations and the exit record."""
+    for observation in evidence.observed:
+        # Driver reports are ordered by time: they explain only what happened after them.
+        at = float("-inf") if observation.ended_run else observation.at - SEEN_LATE_SECONDS
+        tier = Tier.SYMPTOM if observation.distant else KINDS[observation.kind].tier
         yield Finding(
-            seen.kind, seen.rank, tier, seen.text, at, detail=seen.text, gpu=seen.gpu, contained=seen.contained
+            observation.kind,
+            observation.rank,
+            tier,
+            observation.text,
+            at,
+            detail=observation.text,
+            gpu=observation.gpu,
+            contained=observation.contained,
         )
     record = evidence.exit
-    # An exit record without a stop was written before: then the attempt had ended by itself.
+    # An exit record without a stop was written before the reboot: the attempt had ended by itself.
     if evidence.rebooted and (record is None or record.stop_requested):
         yield Finding("interrupted", None, Tier.CAUSE, "the boot id has changed", float("-inf"))
     if record is None:
@@ -171,70 +180,71 @@ def _supervision(evidence: Evidence, got_signal: int | None) -> Iterator[Finding
 
 
 def _ranks_processes(
-    evidence: Evidence, report: LauncherReport, own: Collection[int], *, is_last: bool
+    evidence: Evidence, report: LauncherReport, own_ranks: Collection[int], *, is_last: bool
 ) -> Iterator[_Process]:
-    """The ranks that a report is about, by its table, their prefixes in the output, and, for those in ``own``, their
-    logs and error files."""
+    """The ranks that a report is about: from its table, from prefixes in the output, and for those in ``own`` from
+    their logs and error files."""
     failures = {failure.rank: failure for failure in reversed(report.failures)}
-    rest, printed = by_rank(report.rest)
+    unranked_output, output_by_rank = by_rank(report.rest)
     errors: dict[int, ErrorFile] = {}
     for file in evidence.errors:
         rank = file.rank
-        if rank is not None and rank in own and (rank not in errors or _newer(file, errors[rank])):
+        if rank is None or rank not in own_ranks:
+            continue
+        earlier = errors.get(rank)
+        if earlier is None or (file.at is not None and (earlier.at is None or file.at >= earlier.at)):
             errors[rank] = file
-    copy = next((error for error in evidence.errors if error.rank is None), None) if is_last else None
-    logged = {tail.rank for tail in evidence.tails}.intersection(own)
-    for rank in sorted({*failures, *printed, *own}):
+    command_error = next((error for error in evidence.errors if error.rank is None), None) if is_last else None
+    logged = {tail.rank for tail in evidence.tails}.intersection(own_ranks)
+    for rank in sorted({*failures, *output_by_rank, *own_ranks}):
         failure = failures.get(rank)
-        asked = failure is not None and _ended_by_launcher(failure, report)
-        stderr = printed.get(rank, "") + (_text(evidence, rank, "stderr") if rank in own else "")
+        ended_by_launcher = failure is not None and _ended_by_launcher(failure, report)
+        stderr = output_by_rank.get(rank, "") + (_text(evidence, rank, "stderr") if rank in own_ranks else "")
         error = errors.get(rank)
-        if failure is not None and not asked and error is None and last_chain(stderr) is None:
+        if failure is not None and not ended_by_launcher and error is None and last_chain(stderr) is None:
             if rank not in logged and (failure.exit_code > 0 or -failure.exit_code in _CRASHES):
-                # It had no group of ranks yet, whose messages carry the rank.
-                stderr += rest
+                # Before it joined a process group, its messages have no rank prefix.
+                stderr += unranked_output
             if failure is report.root and failure.traceback is None and not LAUNCHERS[evidence.launcher].only_relays:
-                error = copy
+                error = command_error
         yield _Process(
             rank=rank,
             code=failure.exit_code if failure else None,
             at=failure.at if failure else None,
-            ended_by_launcher=asked,
+            ended_by_launcher=ended_by_launcher,
             error=error,
             traceback=failure.traceback if failure else None,
             stderr=stderr,
-            stdout=_text(evidence, rank, "stdout") if rank in own else "",
+            stdout=_text(evidence, rank, "stdout") if rank in own_ranks else "",
             pid=failure.pid or None if failure else None,
         )
 
 
-def _newer(one: ErrorFile, other: ErrorFile) -> bool:
-    return one.at is not None and (other.at is None or one.at >= other.at)
-
-
 def _killed_ranks(evidence: Evidence) -> list[Finding]:
-    """The first of the ranks that a signal ended, as the shim saw it: their launcher reported nothing."""
+    """A finding about the first rank that the shim saw killed by a signal, for launchers without a report."""
     killed = () if evidence.exit is None else evidence.exit.killed_ranks
     return [
         finding
-        for one in killed[:1]
-        for finding in _of_process(_Process(one.rank, -one.signal, None, False, None, None, "", "", one.pid), evidence)
+        for rank in killed[:1]
+        for finding in _explain_process(
+            _Process(rank.rank, -rank.signal, None, False, None, None, "", "", rank.pid), evidence
+        )
     ]
 
 
-def _of_command(
-    evidence: Evidence, report: LauncherReport, of_ranks: Sequence[Finding], *, with_ranks: bool
+def _explain_command(
+    evidence: Evidence, report: LauncherReport, rank_findings: Sequence[Finding], *, with_ranks: bool
 ) -> list[Finding]:
-    """What the command itself says, where what its ranks say does not explain the end: it may be their launcher.
-    ``with_ranks``: signals ended ranks, and whoever starts ranks itself often ends itself with them."""
-    rest, _ = by_rank(report.rest)
+    """Findings about the command itself, which may be the ranks' launcher. ``with_ranks``: signals killed ranks, and a
+    process that starts ranks often kills itself along with them."""
+    unranked_output, _ = by_rank(report.rest)
     code = pid = None
     if evidence.exit is not None:
         pid = evidence.exit.pid
         code = -evidence.exit.signal if evidence.exit.signal is not None else evidence.exit.code
         if LAUNCHERS[evidence.launcher].takes_command and code is not None and code > _SHELL_SIGNAL_BASE:
             code, pid = (-(code - _SHELL_SIGNAL_BASE), None) if code - _SHELL_SIGNAL_BASE < signal.NSIG else (code, pid)
-        if code is not None and code > 0 and (wrapped := wrapped_code(rest)) is not None:
+        if code is not None and code > 0 and (wrapped := wrapped_code(unranked_output)) is not None:
             code, pid = wrapped, None
     process = _Process(
         rank=None,
@@ -243,23 +253,31 @@ def _of_command(
         ended_by_launcher=report.ended_itself or (with_ranks and code is not None and code < 0),
         error=next((error for error in evidence.errors if error.rank is None), None),
         traceback=None,
-        stderr=rest if report.root is None else "",
+        stderr=unranked_output if report.root is None else "",
         stdout="",
         pid=pid,
     )
-    texts = {finding.text for finding in of_ranks}
-    found = [finding for finding in _of_process(process, evidence) if finding.text not in texts]
-    if any(finding.tier is Tier.CAUSE for finding in of_ranks):
-        return [replace(one, tier=Tier.CONSEQUENCE) for one in found if one.specific and one.kind not in _OUR_DOING]
-    kinds = {one.kind for one in of_ranks}
-    # NCCL's watchdog writes with its rank's prefix, and aborts its own process.
+    texts = {finding.text for finding in rank_findings}
+    findings = [finding for finding in _explain_process(process, evidence) if finding.text not in texts]
+    if any(finding.tier is Tier.CAUSE for finding in rank_findings):
+        return [
+            replace(finding, tier=Tier.CONSEQUENCE)
+            for finding in findings
+            if finding.specific and finding.kind not in _OUR_DOING
+        ]
+    kinds = {finding.kind for finding in rank_findings}
+    # NCCL's watchdog logs with its rank's prefix, then aborts its process.
     is_watchdog = code == -signal.SIGABRT and bool(kinds & {"nccl_timeout", "nccl_error"})
-    void = {"nonzero_exit"} if kinds else set()
-    return [one for one in found if one.kind not in void and not (is_watchdog and one.kind == "segfault")]
+    implied_kinds = {"nonzero_exit"} if kinds else set()
+    return [
+        finding
+        for finding in findings
+        if finding.kind not in implied_kinds and not (is_watchdog and finding.kind == "segfault")
+    ]
 
 
-def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:
-    """The best explanation of one process's end; none where it says nothing."""
+def _explain_process(process: _Process, evidence: Evidence) -> list[Finding]:
+    """The best explanation of one process's end; empty if there is none."""
     code = process.code
     record = evidence.exit
     stopping = record is not None and record.stop_requested
@@ -295,17 +313,12 @@ def _of_process(process: _Process, evidence: Evidence) -> list[Finding]:
                 "config_error", process.rank, Tier.CAUSE, message or "code 2", process.at, None, bool(message), message
             )
         ]
-    return [_exit_code(process, code)]
-
-
-def _exit_code(process: _Process, code: int) -> Finding:
-    return Finding(
-        "nonzero_exit", process.rank, Tier.CAUSE, f"ended with code {code}", process.at, None, False, f"code {code}"
-    )
+    text = f"ended with code {code}"
+    return [Finding("nonzero_exit", process.rank, Tier.CAUSE, text, process.at, None, False, f"code {code}")]
 
 
 def _candidates(process: _Process, record: ExitRecord | None) -> Iterator[Finding]:
-    """What may explain an end; among equals the first is the best."""
+    """Possible explanations of an end; among equals the first is the best."""
     chain = _chain(process)
     of_chain = None if chain is None else _of_chain(chain, process, record)
     crashed = process.code is not None and -process.code in _CRASHES
@@ -332,7 +345,7 @@ def _chain(process: _Process) -> Chain | None:
     if chain is None or chain.ranked:
         return chain
     if process.code is None or process.ended_by_launcher:
-        # It would have ended by it; as it did not, the exception was caught.
+        # The process did not end by itself, so the exception was caught.
         return None
     allowed = TRAILING_LINES if process.code in (1, -signal.SIGABRT) else 3
     return chain if chain.trailing <= allowed else None
@@ -353,8 +366,8 @@ def _of_chain(chain: Chain, process: _Process, record: ExitRecord | None) -> Fin
     return Finding(kind, process.rank, signature.rank, raised.text, at, raised.where, specific, detail)
 
 
-def _of_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding]:
-    """What torchrun says about itself, and how it ended."""
+def _explain_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding]:
+    """Findings about the launcher itself, from its messages and its exit status."""
     chain = last_chain(report.rest, is_wrapper)
     if chain is not None:
         raised, signature = match_chain(chain)
@@ -379,13 +392,13 @@ def _of_launcher(evidence: Evidence, report: LauncherReport) -> Iterator[Finding
 
 
 def _left_early(
-    evidence: Evidence, report: LauncherReport, failed: Collection[int], found: Sequence[Finding]
+    evidence: Evidence, report: LauncherReport, failed: Collection[int], findings: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """Ranks that torchrun does not call failed although the others lost them: they had ended with code 0. ``failed``
-    are those that some report calls so."""
-    if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in found):
+    """A finding about ranks that ended early with code 0: no report has them in ``failed``, but the others lost
+    them."""
+    if report.root is None or not any(finding.tier is not Tier.CAUSE for finding in findings):
         return
-    # A rank that was asked to end may have done so with code 0 as well.
+    # A rank that was asked to end may also end with code 0.
     asked_elsewhere = len(report.asked - {failure.pid for failure in report.failures})
     missing = [rank for rank in _ranks(evidence) if rank not in failed]
     if len(missing) > asked_elsewhere:
@@ -409,7 +422,7 @@ def _text(evidence: Evidence, rank: int | None, stream: str) -> str:
 
 
 def _first_line(raised: Raised) -> str:
-    """An exception in one line; what a data loader worker raised in place of the report that it did."""
+    """An exception in one line; that of a data loader worker itself instead of its report."""
     lines = [line for line in without_commands(raised.text).splitlines() if line.strip()]
     if any(line.startswith("Original Traceback") for line in lines):
         return lines[-1].strip()

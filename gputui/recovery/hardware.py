@@ -1,22 +1,22 @@
-"""The driver's reports about an attempt's GPUs, as observations. Pure.
+"""The driver's reports about an attempt's GPUs as observations. Pure.
 
-Not every word of the driver is a cause: a run continues after many of them, and others are written because the run
-ended. So each kind of word counts only for as long before the end as its effect may take to end a run.
+Not every report is a cause: a run survives many, and others are written because it ended. So each kind of report counts
+only for as long before the end as its effect may take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from gputui.gpu.xid import xid_text
-from gputui.gpu.xid_classes import XidClass, xid_class
+from msgspec import Struct
+
+from gputui.gpu.xid import XidClass, xid_class, xid_text
 from gputui.recovery.evidence import Observation
 
-# An error in a kernel ends its program at once; torchrun then gives the other ranks up to 30 s.
+# A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.
 NEAR_SECONDS = 90.0
-# A broken link or memory may make a collective hang; NCCL gives up after 10 min by default, then come 30 s.
+# A broken link or memory may hang a collective; NCCL gives up after 10 min by default, and torchrun takes 30 s more.
 HARDWARE_SECONDS = 900.0
 
 _KINDS = {
@@ -28,11 +28,10 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """One thing that the sampler saw of a GPU. ``what`` is an event of the driver (``xid``, ``lost``, ``returned``),
-    or a counter that grew: ``ecc`` (uncorrected errors, ``code`` says by how many) or ``remap`` (a row could not be
-    remapped). ``at`` is UTC unix seconds."""
+class Sighting(Struct, frozen=True):
+    """One report about a GPU. ``what`` is an event of the driver (``xid``, ``lost``, ``returned``), or a counter that
+    rose: ``ecc`` (by ``code`` uncorrected errors) or ``remap`` (a row could not be remapped). ``at`` is UTC unix
+    seconds."""
 
     at: float
     uuid: str
@@ -43,57 +42,57 @@ class Sighting:
 def observations(
     sightings: Sequence[Sighting], gpus: Sequence[str], nproc: int, *, ended_at: float
 ) -> tuple[Observation, ...]:
-    """What may have ended an attempt that held ``gpus`` (UUIDs in the order of its local ranks) at ``ended_at``, the
-    earliest first; one for each GPU and kind."""
-    found: dict[tuple[str, str], Observation] = {}
-    for seen in sorted(sightings, key=lambda one: one.at):
-        if seen.uuid not in gpus:
+    """Observations that may explain the end of an attempt at ``ended_at``, earliest first, one per GPU and kind.
+    ``gpus`` are its UUIDs in the order of local ranks."""
+    observed: dict[tuple[str, str], Observation] = {}
+    for sighting in sorted(sightings, key=lambda event: event.at):
+        if sighting.uuid not in gpus:
             continue
-        if seen.what == "returned":
-            # It was back before the end: the run outlived it.
-            found.pop((seen.uuid, "lost"), None)
+        if sighting.what == "returned":
+            # The GPU was back before the end, so the run survived that.
+            observed.pop((sighting.uuid, "lost"), None)
             continue
-        name = xid_class(seen.code) if seen.what == "xid" else None
-        kind = _kind(seen, name)
-        if kind is None or ended_at - seen.at > _counts_for(seen, name):
+        name = xid_class(sighting.code) if sighting.what == "xid" else None
+        kind = _kind(sighting, name)
+        if kind is None or ended_at - sighting.at > _counts_for(sighting, name):
             continue
-        place = gpus.index(seen.uuid)
+        position = gpus.index(sighting.uuid)
         observation = Observation(
             kind=kind,
-            at=seen.at,
-            text=f"GPU {place} of the run ({seen.uuid}): {_text(seen)}",
-            rank=place if nproc == len(gpus) else None,
-            gpu=seen.uuid,
+            at=sighting.at,
+            text=f"{_text(sighting)}; GPU {position} of the run, {sighting.uuid}",
+            rank=position if nproc == len(gpus) else None,
+            gpu=sighting.uuid,
             contained=name in (XidClass.APPLICATION, XidClass.CONTAINED),
             ended_run=False,
-            distant=kind != "gpu_lost" and ended_at - seen.at > NEAR_SECONDS,
+            distant=kind != "gpu_lost" and ended_at - sighting.at > NEAR_SECONDS,
         )
-        key = (seen.uuid, "lost" if seen.what == "lost" else kind)
-        before = found.get(key)
+        key = (sighting.uuid, "lost" if sighting.what == "lost" else kind)
+        before = observed.get(key)
         if before is None or (before.contained and not observation.contained):
-            found[key] = observation
-    return tuple(sorted(found.values(), key=lambda one: one.at))
+            observed[key] = observation
+    return tuple(sorted(observed.values(), key=lambda event: event.at))
 
 
-def _kind(seen: Sighting, name: XidClass | None) -> str | None:
+def _kind(sighting: Sighting, name: XidClass | None) -> str | None:
     if name is not None:
         return _KINDS.get(name)
-    return "gpu_lost" if seen.what == "lost" else "ecc"
+    return "gpu_lost" if sighting.what == "lost" else "ecc"
 
 
-def _counts_for(seen: Sighting, name: XidClass | None) -> float:
+def _counts_for(sighting: Sighting, name: XidClass | None) -> float:
     if name is XidClass.APPLICATION:
         return NEAR_SECONDS
     # A GPU that is gone stays gone until the driver reports its return.
-    return float("inf") if seen.what == "lost" or name is XidClass.LOST else HARDWARE_SECONDS
+    return float("inf") if sighting.what == "lost" or name is XidClass.LOST else HARDWARE_SECONDS
 
 
-def _text(seen: Sighting) -> str:
-    match seen.what:
+def _text(sighting: Sighting) -> str:
+    match sighting.what:
         case "xid":
-            return xid_text(seen.code or 0)
+            return xid_text(sighting.code or 0)
         case "ecc":
-            return f"{seen.code or 1} uncorrectable ECC error{'s' if (seen.code or 1) > 1 else ''} counted"
+            return f"{sighting.code or 1} uncorrectable ECC error{'s' if (sighting.code or 1) > 1 else ''} counted"
         case "remap":
             return "a memory row could not be remapped"
         case _:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 SHARED_OOM = "shared_gpu_oom"
 
 
 class Tier(IntEnum):
-    """How near a finding is to the cause. A nearer one outranks a farther one, in any order in the log."""
+    """The distance of a finding from the cause. A nearer one wins, whatever the order in the log."""
 
     CAUSE = 0
-    SYMPTOM = 1  # somebody waited in vain; who was waited for is often healthy in the log
-    CONSEQUENCE = 2  # another process ended and this one noticed
+    SYMPTOM = 1  # a process timed out waiting; the one it waited for often looks healthy in the log
+    CONSEQUENCE = 2  # a process failed because another one ended
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """One kind of incident.
 
     Attributes:
-        name: the short word that profiles, the database and JSON use.
-        title: what it is called in a heading.
-        says: what happened, as a sentence without its full stop; ``{who}`` is "rank 1" or "the run".
-        help: one sentence for the documentation: how it is recognised, what it mostly means.
+        name: its keyword in profiles, the database and JSON.
+        title: its name in headings.
+        says: a sentence without its full stop; ``{who}`` is "rank 1" or "the run".
+        help: one sentence for the documentation: how it is recognised and what it usually means.
         tier: see Tier.
-        deterministic: trying again would fail the same way, so that it is never retried.
-        needs_step: never retried before the run has made a first step: until then it is taken for a wrong set-up.
+        deterministic: never retried, because it would fail in the same way.
+        needs_step: never retried before the run's first step, because it then suggests a wrong setup.
     """
 
     name: str
@@ -203,7 +203,7 @@ def _kinds() -> Iterator[Kind]:
     yield Kind(
         "config_error",
         "wrong set-up",
-        "{who} refused its arguments or its set-up",
+        "{who} rejected its arguments or set-up",
         "Wrong arguments (exit code 2), a script that is missing or has a syntax error, or a set-up that cannot work.",
         deterministic=True,
     )

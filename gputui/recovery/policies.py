@@ -1,18 +1,20 @@
-"""Recovery policies as data: which ladder of actions belongs to which kind of incident, and the limits of it all."""
+"""Recovery policies as data: a ladder of actions for each kind of incident, and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAction:
-    """One action of a rung. ``argument`` is its number, where it takes one."""
+class PolicyAction(Struct, frozen=True):
+    """One action of a rung, with its number if it takes one."""
 
     name: str
     argument: float | None = None
@@ -30,13 +32,12 @@ ENDS_ON = {
     "memory_leak": "private memory grows steadily and is nearly used up; only a run that can resume, "
     "and it gets its grace to save",
 }
-"""What gputui notices in a living attempt and may end it for, and when."""
+"""Findings for which gputui may end a live attempt, and their conditions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """How long to wait before an unchanged restart: ``base × factor^n`` after n attempts without progress, at most
-    ``max``, less a share of up to ``jitter`` of it so that runs that failed together do not return together."""
+class Backoff(Struct, frozen=True):
+    """The delay before an unchanged restart: ``base × factor^n`` after n attempts without progress, at most ``max``,
+    less a random share of up to ``jitter``, so that runs that failed together do not restart together."""
 
     base_seconds: float = 2.0
     factor: float = 3.0
@@ -45,40 +46,38 @@ class Backoff:
 
     def delay(self, failures: int, chance: float) -> float:
         """Seconds to wait after ``failures`` fruitless attempts; ``chance`` is in [0, 1)."""
-        # Beyond the maximum the power is of no use, and would overflow.
+        # Computed step by step, because the power may overflow.
         seconds = self.base_seconds
         for _ in range(failures):
             seconds = min(seconds * self.factor, self.max_seconds)
         return round(min(seconds, self.max_seconds) * (1 - self.jitter * chance), 3)
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeTarget:
-    """How notifications are sent: a command, which gets the message as its last argument and as JSON on standard input,
-    or a webhook, which gets the same JSON by POST."""
+class NoticeTarget(Struct, frozen=True):
+    """Recipients of notifications: a command, which gets the text as its last argument and the message as JSON on
+    stdin, and a webhook, which gets the same JSON by POST."""
 
     command: tuple[str, ...] = ()
     webhook: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How a run is recovered.
+class Policy(Struct, frozen=True):
+    """A recovery policy.
 
     Attributes:
-        ladders: kind → rungs, tried from the first; every ladder ends in ``stop``.
-        max_attempts: attempts in a row that recovery may use, the first one included.
-        max_without_progress: unchanged attempts in a row that may end without getting further.
-        ends_on: of ENDS_ON, the kinds for which gputui ends a living attempt itself; the others are only reported.
-        hang_after_seconds: the shortest silence that may count as a hang once a run makes steps.
-        notify: where to send notifications when a run is given up or a ladder has ``notify``; None sends none.
+        ladders: rungs by kind, tried from the first; every ladder ends in ``stop``.
+        max_attempts: maximum number of consecutive attempts, the first one included.
+        max_without_progress: maximum number of consecutive unchanged attempts without progress.
+        ends_on: the kinds of ENDS_ON for which gputui ends a live attempt; the others are only reported.
+        hang_after_seconds: the shortest silence that counts as a hang once a run makes steps.
+        notify: recipients when a run is given up or a ladder has ``notify``; None sends nothing.
     """
 
     name: str
     ladders: Mapping[str, Ladder]
     max_attempts: int = 8
     max_without_progress: int = 3
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: Backoff = msgspec.field(default_factory=Backoff)
     ends_on: frozenset[str] = frozenset({"hang", "nan_loss", "memory_leak"})
     hang_after_seconds: float = 60.0
     notify: NoticeTarget | None = None
@@ -94,7 +93,7 @@ class Policy:
 
     @property
     def checkpoints_wanted(self) -> int:
-        """How many valid checkpoints a decision may need to choose from: those gone back over, or kept, and one."""
+        """Number of valid checkpoints that a decision may need: those to go back over or to keep, plus one."""
         steps = [
             int(action.argument or 1)
             for ladder in self.ladders.values()
@@ -106,13 +105,10 @@ class Policy:
 
 
 def ladder(*rungs: str) -> Ladder:
-    """A ladder written short: ``ladder("restart", "rollback:2 tighter_clip")``; ``stop`` is added at its end."""
-    return (*(tuple(_action(word) for word in rung.split()) for rung in rungs if rung), STOP)
-
-
-def _action(word: str) -> PolicyAction:
-    name, _, number = word.partition(":")
-    return _numbered(name, float(number) if number else None)
+    """A ladder in short notation, such as ``ladder("restart", "rollback:2 tighter_clip")``; ``stop`` is appended."""
+    words = [[word.partition(":") for word in rung.split()] for rung in rungs if rung]
+    made = (tuple(_numbered(name, float(number) if number else None) for name, _, number in rung) for rung in words)
+    return (*made, STOP)
 
 
 def _numbered(name: str, number: float | None) -> PolicyAction:
@@ -139,16 +135,16 @@ _RESTART_ONLY: dict[str, Ladder] = {
     "rendezvous": ladder("new_port", "new_port"),
     "lease_conflict": ladder("wait:30", "wait:120"),
     "gpu_busy": ladder("wait:60", "wait:300"),
-    # The place was taken, not the run at fault; each step that was made begins the ladder again.
+    # Not the run's fault; each step of progress restarts the ladder.
     "preempted": ladder("restart", "restart", "restart", "restart", "restart"),
     "time_limit": ladder("restart", "restart"),
     "node_fail": ladder("restart", "restart", "restart"),
     "disk_full": ladder("wait:300", "wait:900"),
-    # These need a person: a lost GPU is not there, and who stopped the run or the machine had a reason.
+    # These need a person: a lost GPU must be reset, and a stop from outside had a reason.
     "gpu_lost": ladder(),
     "stopped_outside": ladder(),
     "interrupted": ladder(),
-    # Warnings that end nothing by themselves.
+    # Warnings, which do not end an attempt.
     "overheating": ladder(),
     "loss_spike": ladder(),
     "straggler": ladder(),
@@ -157,7 +153,7 @@ _RESTART_ONLY: dict[str, Ladder] = {
 _STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
     "cuda_oom": ladder("shrink_batch", "gradient_checkpointing"),
     "host_oom": ladder("fewer_workers", "restart"),
-    # What was saved before the end is progress, so that a slow leak stays on the first rung.
+    # The save before the end counts as progress, so a slow leak stays on the first rung.
     "memory_leak": ladder("restart", "fewer_workers", "restart"),
     "shm_full": ladder("fewer_workers"),
     "resource_limit": ladder("fewer_workers", "restart"),
@@ -165,7 +161,7 @@ _STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
     "nan_loss": ladder("restart", "rollback:1 tighter_clip"),
     "nccl_timeout": ladder("restart", "nccl_debug"),
     "nccl_error": ladder("restart", "nccl_debug"),
-    # After these the GPU itself is in doubt; a contained error leaves it usable, and exclude_gpu is skipped.
+    # The GPU itself is suspect, except after a contained error, when exclude_gpu is skipped.
     "ecc": ladder("exclude_gpu", "restart", "restart"),
     "nvlink_error": ladder("restart", "exclude_gpu"),
     "gpu_lost": ladder("exclude_gpu"),
@@ -198,17 +194,17 @@ POLICIES: dict[str, Policy] = {
 
 
 def kinds_with_ladders() -> list[str]:
-    """What a profile may write a ladder for: every kind that is not retried on principle, and the default."""
+    """The kinds that a ladder can be for, which are those that may be retried, and the default."""
     return [name for name, kind in KINDS.items() if not kind.deterministic] + [DEFAULT]
 
 
 class PolicyError(ValueError):
-    """A run's specification holds a policy that this gputui does not understand."""
+    """A run's specification has a policy that this version does not understand."""
 
 
 def policy_from(recovery: Mapping[str, Any]) -> Policy:
-    """The policy of a valid ``recovery:`` (see `gputui.profiles.recovery_form`); what it leaves out is as in the ready
-    policy that it names, by default ``standard``. Raises PolicyError."""
+    """The policy of a valid ``recovery:`` (see `gputui.profiles.recovery_form`), based on the built-in policy that it
+    names, by default ``standard``. Raises PolicyError."""
     try:
         name = recovery.get("policy", "standard")
         base = POLICIES["off" if name is False else name]
@@ -218,10 +214,13 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
         if recovery.get("ends_on") is not None:
             changes["ends_on"] = frozenset(recovery["ends_on"])
         if recovery.get("ladders"):
-            changes["ladders"] = {**base.ladders, **{kind: _ladder(one) for kind, one in recovery["ladders"].items()}}
+            changes["ladders"] = {
+                **base.ladders,
+                **{kind: _given_ladder(ladder) for kind, ladder in recovery["ladders"].items()},
+            }
         if recovery.get("backoff"):
-            given = {_BACKOFF[key]: float(number) for key, number in recovery["backoff"].items()}
-            changes["backoff"] = replace(base.backoff, **given)
+            backoff = {_BACKOFF[key]: float(number) for key, number in recovery["backoff"].items()}
+            changes["backoff"] = replace(base.backoff, **backoff)
         if recovery.get("notify"):
             notify = recovery["notify"]
             changes["notify"] = NoticeTarget(tuple(notify.get("command", ())), notify.get("webhook"))
@@ -233,15 +232,15 @@ def policy_from(recovery: Mapping[str, Any]) -> Policy:
 _BACKOFF = {"base": "base_seconds", "factor": "factor", "max": "max_seconds", "jitter": "jitter"}
 
 
-def _ladder(given: str | list[Any]) -> Ladder:
-    rungs = [_rung(entry) for entry in ([given] if isinstance(given, str) else given)]
+def _given_ladder(value: str | list[Any]) -> Ladder:
+    rungs = [_rung(entry) for entry in ([value] if isinstance(value, str) else value)]
     return (*(rung for rung in rungs if rung != STOP), STOP)
 
 
-def _rung(given: str | Mapping[str, float | None] | list[Any]) -> Rung:
-    """Its actions: ``restart``, ``{rollback: 2}``, or a list of such."""
-    if isinstance(given, str):
-        return (_numbered(given, None),)
-    if isinstance(given, Mapping):
-        return tuple(_numbered(name, number) for name, number in given.items())
-    return tuple(action for entry in given for action in _rung(entry))
+def _rung(value: str | Mapping[str, float | None] | list[Any]) -> Rung:
+    """A rung given as ``restart``, ``{rollback: 2}``, or a list of these."""
+    if isinstance(value, str):
+        return (_numbered(value, None),)
+    if isinstance(value, Mapping):
+        return tuple(_numbered(name, number) for name, number in value.items())
+    return tuple(action for entry in value for action in _rung(entry))

@@ -1,21 +1,22 @@
-"""What a policy would do about an incident that comes again and again. Pure, and decided by the very function that
-decides about real ones."""
+"""Simulation of a policy against a recurring incident. Pure; it uses the same `decide` as the agent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.action_results import AppliedAction, Result
-from gputui.recovery.checkpoint_ledger import StepSpan
 from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
+from gputui.recovery.ledger_inputs import AttemptSpan
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import STOP, Policy, PolicyAction
 from gputui.runs.launchers import FOR_RANKS
@@ -23,7 +24,7 @@ from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, S
 from gputui.store.checkpoints import CheckpointRow
 
 STEPS = 100
-"""Steps between two assumed checkpoints, and how much further an attempt comes where progress is assumed."""
+"""Steps between assumed checkpoints, and the assumed progress of an attempt."""
 FIRST_FAILURE = 950
 MOST_ATTEMPTS = 100
 ATTEMPT_SECONDS = 3600.0
@@ -49,21 +50,20 @@ EXAMPLE = RunSpec(
     metrics=(MetricsSpec("jsonl", "{run_dir}/metrics.jsonl"),),
     checkpoints=CheckpointSpec("checkpoints", "step_*.pt", ("--resume", "{checkpoint}")),
 )
-"""A run with a parameter of every usual name, for a look at a policy alone."""
+"""A run with all common parameters, to show a policy without a profile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A run's state at the first incident. Times are seconds on any one clock; unknown is None.
+class Situation(Struct, frozen=True):
+    """A run's state at an incident. Times are seconds of one clock; unknown is None.
 
     Attributes:
-        attempt: the number of the attempt that fails first; its parameters are ``params``.
-        history: what was decided before it, the oldest first.
-        checkpoints: the run's ledger; directory: where new ones appear, None if there are none.
+        attempt: the number of the failing attempt; its parameters are ``params``.
+        history: earlier decisions, oldest first.
+        checkpoints: the run's ledger; directory: where new checkpoints appear, None without checkpoints.
         chosen_there: only the run's target sees its checkpoints, and chooses.
-        fails_at: the step that the attempt had reached; best_step_before: the furthest of the attempts before it.
+        fails_at: the attempt's last step; best_step_before: the furthest step of the attempts before it.
         resumed_from, started_at: how and when it began; before: the attempts before it, oldest first.
-        gpus: those it held; no other is free.
+        gpus: its GPUs; no other is free.
     """
 
     run_id: str
@@ -78,13 +78,12 @@ class Situation:
     best_step_before: int | None = None
     resumed_from: str | None = None
     started_at: float = 0.0
-    before: tuple[StepSpan, ...] = ()
+    before: tuple[AttemptSpan, ...] = ()
     gpus: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One attempt that met an incident of ``kind``, and what was decided."""
+class SimulatedAttempt(Struct, frozen=True):
+    """One attempt with an incident of ``kind``, and the decision."""
 
     attempt: int
     step: int | None
@@ -94,7 +93,7 @@ class Round:
 
 
 def fresh(spec: RunSpec) -> Situation:
-    """A run of ``spec`` that has done 950 steps, with a valid checkpoint every 100 where it has checkpoints at all."""
+    """A run of ``spec`` at step 950, with a valid checkpoint every 100 steps if it has checkpoints."""
     directory = None if spec.checkpoints is None else Path(spec.checkpoints.directory)
     checkpoints = (
         () if spec.checkpoints is None or directory is None
@@ -106,27 +105,27 @@ def fresh(spec: RunSpec) -> Situation:
 
 def attempts_of(
     situation: Situation, kind: str, policy: Policy, *, times: int, progress: bool, refuses: bool = False
-) -> list[Round]:
-    """The attempts that meet an incident of ``kind``, at most ``times`` of them, until the policy stops.
+) -> list[SimulatedAttempt]:
+    """Simulate attempts that end with an incident of ``kind``, at most ``times``, until the policy stops.
 
-    With ``progress`` each attempt comes 100 steps further than the one before it, else each ends at the same step.
-    With ``refuses`` the script ends with an exception before its first step whenever parameters were changed.
+    With ``progress`` each attempt gets 100 steps further, else all end at the same step. With ``refuses`` the script
+    raises an exception before its first step whenever parameters were changed.
     """
-    rounds: list[Round] = []
+    rounds: list[SimulatedAttempt] = []
     now = situation
     for _ in range(min(times, MOST_ATTEMPTS)):
         is_refused = refuses and bool(now.history) and bool(now.history[-1].replaced)
-        met, step = ("user_exception", None) if is_refused else (kind, now.fails_at)
+        incident_kind, step = ("user_exception", None) if is_refused else (kind, now.fails_at)
         reached = AttemptReach(
             last_step=step,
             best_step_before=now.best_step_before,
             new_checkpoint=step is None and progress and not is_refused,
             ran_seconds=0.0 if is_refused else ATTEMPT_SECONDS,
         )
-        incident = Incident(met, 0, step, KINDS[met].says.format(who="rank 0"), met, ())
+        incident = Incident(incident_kind, 0, step, KINDS[incident_kind].says.format(who="rank 0"), incident_kind, ())
         spans = (*now.before, _span(now, step))
-        rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, met, step)
-        choice = choose(rows, spans, policy.checkpoints_wanted, partial(_assumed, rows))
+        rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, incident_kind, step)
+        choice = choose(rows, spans, policy.checkpoints_wanted, partial(_assumed_info, rows))
         now = replace(now, checkpoints=choice.rows)
         plan = decide(
             incident,
@@ -138,17 +137,17 @@ def attempts_of(
             None if now.chosen_there else choice.infos,
             run_id=now.run_id,
             attempt=now.attempt,
-            around=MachineContext(now.gpus, notifies=policy.notify is not None),
+            machine=MachineContext(now.gpus, notifies=policy.notify is not None),
         )
-        rounds.append(Round(now.attempt, step, met, dict(now.params), plan))
+        rounds.append(SimulatedAttempt(now.attempt, step, incident_kind, dict(now.params), plan))
         if plan.verdict == "stop":
             break
-        now = _next(now, met, reached, plan, progress and not is_refused)
+        now = _next(now, incident_kind, reached, plan, progress and not is_refused)
     return rounds
 
 
 def effect_of(action: PolicyAction, spec: RunSpec, params: Mapping[str, Scalar]) -> Result | None:
-    """What an action alone would do to a run of ``spec``; None for ``stop``."""
+    """The result of a single action for a run of ``spec``; None for ``stop``."""
     if action.name == "stop":
         return None
     alone = Policy("alone", {"unknown": ((action,), STOP)})
@@ -179,13 +178,13 @@ def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, 
     fails_at = now.fails_at if now.fails_at is None or not progress else now.fails_at + STEPS
     steps = [step for step in (now.best_step_before, reached.last_step) if step is not None]
     before = (*now.before, _span(now, reached.last_step))
-    left = plan.applied_to(now.checkpoints)
+    rows = plan.applied_to(now.checkpoints)
     following = replace(
         now,
         params=plan.params,
         attempt=now.attempt + 1,
         history=(*now.history, past),
-        checkpoints=ledger.attempt_begins(left, before, now.attempt + 1, plan.resume_from),
+        checkpoints=ledger.attempt_begins(rows, before, now.attempt + 1, plan.resume_from),
         fails_at=fails_at,
         best_step_before=max(steps, default=None),
         resumed_from=plan.resume_from,
@@ -196,13 +195,13 @@ def _next(now: Situation, kind: str, reached: AttemptReach, plan: RecoveryPlan, 
     return replace(following, checkpoints=_written(following, 0 if used is None else used.step))
 
 
-def _span(now: Situation, step: int | None) -> StepSpan:
+def _span(now: Situation, step: int | None) -> AttemptSpan:
     ended_at = now.started_at + ATTEMPT_SECONDS
-    return StepSpan(now.attempt, now.started_at, ended_at, now.resumed_from, step, step is not None)
+    return AttemptSpan(now.attempt, now.started_at, ended_at, now.resumed_from, step, step is not None)
 
 
 def _written(now: Situation, begin: int | None) -> tuple[CheckpointRow, ...]:
-    """The ledger after the attempt went on from step ``begin``: it writes a checkpoint every so many steps."""
+    """The ledger after the attempt continued from step ``begin`` and wrote a checkpoint every STEPS steps."""
     checkpoints = now.spec.checkpoints
     if now.fails_at is None or begin is None or now.directory is None or checkpoints is None:
         return now.checkpoints
@@ -210,12 +209,12 @@ def _written(now: Situation, begin: int | None) -> tuple[CheckpointRow, ...]:
         _checkpoint(now.directory, checkpoints, step, now.attempt, now.started_at)
         for step in range((begin // STEPS + 1) * STEPS, now.fails_at + 1, STEPS)
     ]
-    again = {row.path for row in new}
-    return (*new, *(row for row in now.checkpoints if row.path not in again))
+    rewritten = {row.path for row in new}
+    return (*new, *(row for row in now.checkpoints if row.path not in rewritten))
 
 
-def _assumed(rows: Sequence[CheckpointRow], path: Path) -> CheckpointInfo:
-    """What is not known to be damaged is taken to be whole."""
+def _assumed_info(rows: Sequence[CheckpointRow], path: Path) -> CheckpointInfo:
+    """The checkpoint, assumed valid unless it is known to be damaged."""
     row = next(row for row in rows if row.path == str(path))
     is_whole = row.verdict != "invalid"
     return CheckpointInfo(path, row.step, is_whole, row.why or "is assumed", row.size_bytes, row.modified_at)

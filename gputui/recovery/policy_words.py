@@ -1,4 +1,4 @@
-"""A policy in words and as plain data."""
+"""A policy as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from gputui.charts.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.policies import DEFAULT, ENDS_ON, POLICIES, Ladder, Policy, PolicyAction
+from gputui.recovery.policies import ENDS_ON, POLICIES, Policy, PolicyAction, kinds_with_ladders
 from gputui.recovery.watch.progress import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 
 SAYS = {
@@ -27,21 +27,16 @@ def action_words(action: PolicyAction) -> str:
     return f"{action.name} {action.argument:g}{unit}"
 
 
-def ladder_words(ladder: Ladder) -> str:
-    """``restart → rollback 1 + tighter_clip 2 → stop``."""
-    return " → ".join(" + ".join(action_words(action) for action in rung) for rung in ladder)
-
-
 def kind_words(kind: str, policy: Policy) -> str:
-    """What the policy does about a kind of incident."""
+    """The ladder for a kind of incident: ``restart → rollback 1 + tighter_clip 2 → stop``."""
     if kind in KINDS and KINDS[kind].deterministic:
         return "never retried"
-    words = ladder_words(policy.ladder(kind))
+    words = " → ".join(" + ".join(action_words(action) for action in rung) for rung in policy.ladder(kind))
     return f"{words} (not before the first step)" if kind in KINDS and KINDS[kind].needs_step else words
 
 
 def limit_lines(policy: Policy) -> list[str]:
-    """The limits above all ladders, a sentence each."""
+    """The policy's limits, one sentence each."""
     if not policy.enabled:
         return ["nothing is ever tried again", *_ending_lines(policy)]
     backoff = policy.backoff
@@ -70,7 +65,13 @@ def _ending_lines(policy: Policy) -> list[str]:
 
 
 def policy_json(policy: Policy) -> dict[str, Any]:
-    """The policy as data. ``ladders`` has every kind that is ever retried, and ``default``."""
+    """The policy as JSON. ``ladders`` has every kind that may be retried, and ``default``."""
+    ladders = {
+        kind: [
+            [{"action": action.name, "argument": action.argument} for action in rung] for rung in policy.ladder(kind)
+        ]
+        for kind in kinds_with_ladders()
+    }
     return {
         "name": policy.name,
         "description": SAYS.get(policy.name),
@@ -89,32 +90,23 @@ def policy_json(policy: Policy) -> dict[str, Any]:
         "watches": [{"kind": kind, "when": when, "ends": kind in policy.ends_on} for kind, when in ENDS_ON.items()],
         "hang_after_seconds": policy.hang_after_seconds,
         "notifies": policy.notify is not None,
-        "ladders": {kind: _ladder_json(policy.ladder(kind)) for kind in retried()},
+        "ladders": ladders,
         "never_retried": [name for name, kind in KINDS.items() if kind.deterministic],
         "not_before_first_step": [name for name, kind in KINDS.items() if kind.needs_step],
     }
 
 
-def retried() -> list[str]:
-    """The kinds that a ladder can be for, and the default."""
-    return [*(name for name, kind in KINDS.items() if not kind.deterministic), DEFAULT]
-
-
 def own_name(policy: Policy) -> str:
-    """What to call it: a ready policy that a profile changed is no longer that policy."""
+    """The policy's name, marked if the profile changes the built-in policy."""
     ready = POLICIES.get(policy.name)
     return policy.name if ready == policy else f"{policy.name}, changed"
 
 
 def actions_in(policy: Policy) -> list[PolicyAction]:
-    """Every action that a ladder of the policy names, once, in the order of the documentation; without ``stop``."""
+    """The distinct actions of the policy's ladders except ``stop``, in the order of the documentation."""
     found = {
         action: None for ladder in policy.ladders.values() for rung in ladder for action in rung
         if action.name != "stop"
     }  # fmt: skip
     order = list(ACTIONS)
     return sorted(found, key=lambda action: (order.index(action.name), action.argument or 0.0))
-
-
-def _ladder_json(ladder: Ladder) -> list[list[dict[str, Any]]]:
-    return [[{"action": action.name, "argument": action.argument} for action in rung] for rung in ladder]

@@ -1,4 +1,4 @@
-"""Whether a safetensors file is whole: its header must describe it to the last byte. The format has no checksum.
+"""Validation of safetensors files. The format has no checksum, so the header must describe the file to the last byte.
 
 Layout after github.com/huggingface/safetensors, "Format": eight bytes with the length of the header, the header as
 JSON, then the tensors without gaps.
@@ -13,7 +13,7 @@ from typing import IO, Any
 # The format's own limit.
 MAX_HEADER_BYTES = 100_000_000
 
-# Bytes an element of each type whose size is whole; others are not compared with their shape.
+# Bytes per element; tensors of other types are not compared with their shape.
 _ELEMENT_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
@@ -21,11 +21,11 @@ _ELEMENT_BYTES = {
 
 
 class DamagedHeaderError(Exception):
-    """The file is not whole; the text completes "the checkpoint …"."""
+    """The file is damaged or incomplete; the message completes "the checkpoint …"."""
 
 
 def check(file: IO[bytes], size: int) -> None:
-    """Compare the header with the file's ``size``. Raises DamagedHeaderError, or OSError where it cannot be read."""
+    """Compare the header with the file's ``size``. Raises DamagedHeaderError or OSError."""
     head = file.read(8)
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
@@ -40,7 +40,8 @@ def check(file: IO[bytes], size: int) -> None:
 
 
 def _data_end(header: dict[str, Any]) -> int:
-    """Where the data end, counted from behind the header; they must have no gaps, and the size of their shapes."""
+    """The end of the data, relative to the header's end. Tensors must have no gaps, and sizes that match their shapes.
+    Raises ValueError, TypeError or KeyError."""
     entries = [entry for name, entry in header.items() if name != "__metadata__"]
     end = 0
     for entry in sorted(entries, key=lambda entry: tuple(entry["data_offsets"])):

@@ -1,4 +1,4 @@
-"""The texts by which incidents are recognised, as data.
+"""Signatures: the texts by which incidents are recognised, as data.
 
 The texts are those of PyTorch 2 (c10, torch.distributed, torch.utils.data, the caching allocator), NCCL 2, gloo, CUDA's
 error strings and CPython. Two sorts:
@@ -12,23 +12,23 @@ Lines that only give advice are removed before anything is compared.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.tracebacks import Chain, Raised, bare
 from gputui.runs.logs import lines_of
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """A text and the kind that it indicates. The first of a table that matches wins.
+class Signature(Struct, frozen=True):
+    """A pattern and the kind that it indicates. The first match of a table wins.
 
     Attributes:
         pattern: searched in ``Type: message`` (EXCEPTIONS) or matched from a line's start (LINES).
-        within: further needed, a function that the exception passed through.
-        weak: loses against another exception of the same chain: it often only reports what that one did.
-        tier: where it differs from its kind's.
+        within: a function that the exception must have passed through; None for any.
+        weak: any other exception of the same chain wins, because this one often only reports it.
+        tier: overrides the kind's tier.
     """
 
     kind: str
@@ -53,7 +53,7 @@ def _prints(kind: str, pattern: str) -> Signature:
     return Signature(kind, re.compile(pattern))
 
 
-# What a message recommends is no evidence of anything.
+# Recommendations in messages, which are no evidence.
 ADVICE = re.compile(
     r"If reserved but unallocated memory is large.*"
     r"|See documentation for Memory Management.*"
@@ -247,8 +247,8 @@ LINES: tuple[Signature, ...] = (
     _prints("import_error", r"\S*python[\d.]*: (?:No module named \S+|Error while finding module specification for )"),
 )
 
-# What NCCL and the watchdog of torch's process group write of a communication in trouble, before or without an end.
-# NCCL also warns of what it does without (a library, a plugin): only words of failure count.
+# Messages of NCCL, and of the watchdog of torch's process group, about failing communication. NCCL also warns about
+# missing libraries and plugins, so only words of failure count.
 _NCCL_TROUBLE = (
     re.compile(_NCCL_LOG + r"(?i:error|fail(?:ed|ure)|timed out|timeout|aborted|closed by remote peer)"),
     re.compile(_TORCH_LOG + r"(?i:error|timeout|timed out|got stuck|exception|aborted)"),
@@ -260,12 +260,12 @@ _WHAT = re.compile(r"^\s+what\(\):\s+(.*)$")
 
 
 def without_advice(text: str) -> str:
-    """A message without what it recommends."""
+    """The message without recommendations."""
     return ADVICE.sub("", text).strip()
 
 
 def match_exception(raised: Raised) -> Signature | None:
-    """The signature that an exception matches."""
+    """The first signature that an exception matches, or None."""
     text = without_advice(raised.text)
     for signature in EXCEPTIONS:
         if signature.pattern.search(text) and (
@@ -276,10 +276,10 @@ def match_exception(raised: Raised) -> Signature | None:
 
 
 def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
-    """The exception of a chain that tells most, and its signature, None if it is an unknown one.
+    """The most informative exception of a chain, and its signature, None if it matches none.
 
-    A known cause counts anywhere: anything may follow from it. A weak one counts only at the end:
-    programs try an import and go on without it.
+    A known cause counts anywhere in the chain, because other exceptions may follow from it. A weak one counts only at
+    the end: programs try an import and continue without it.
     """
     matched = [(raised, match_exception(raised)) for raised in reversed(chain.raised)]
     last, signature = matched[0]
@@ -300,31 +300,33 @@ def match_chain(chain: Chain) -> tuple[Raised, Signature | None]:
 
 
 def match_lines(text: str) -> list[tuple[Signature, str]]:
-    """Lines of native code that tell of an incident, with their signatures, in the order of the log."""
-    found = []
+    """Lines of native code that indicate an incident, with their signatures, in the order of the log."""
+    matches = []
     for line in lines_of(text):
         line = bare(line)
         for signature in LINES:
             if signature.pattern.match(line):
-                found.append((signature, line))
+                matches.append((signature, line))
                 break
-    return found
+    return matches
 
 
 def nccl_trouble(text: str) -> list[str]:
-    """The lines of a log in which NCCL, or torch's watchdog over it, tells of a communication in trouble."""
+    """The lines of a log in which NCCL or torch's watchdog reports failing communication."""
     if "NCCL" not in text:
         return []
     lines = (bare(line) for line in lines_of(text) if "NCCL" in line)
-    return [line for line in lines if any(one.match(line) for one in _NCCL_TROUBLE) and not _WITHOUT.search(line)]
+    return [
+        line for line in lines if any(pattern.match(line) for pattern in _NCCL_TROUBLE) and not _WITHOUT.search(line)
+    ]
 
 
 def terminate_message(text: str) -> Raised | None:
-    """The C++ exception that ended a process, from what the C++ runtime prints."""
-    found = None
+    """The C++ exception that ended a process, as the C++ runtime prints it."""
+    raised = None
     lines = [*(bare(line) for line in lines_of(text)), ""]
     for line, after in pairwise(lines):
         if match := _TERMINATE.match(line):
-            what = _WHAT.match(after)
-            found = Raised(match[1].rsplit("::", 1)[-1], what[1] if what else "")
-    return found
+            message = _WHAT.match(after)
+            raised = Raised(match[1].rsplit("::", 1)[-1], message[1] if message else "")
+    return raised

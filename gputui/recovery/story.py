@@ -1,4 +1,4 @@
-"""What happened to a run, in plain sentences: pure, from the stored rows."""
+"""The story of a run in sentences, made from stored rows. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.recovery.cost import Cost, in_words, total
-from gputui.recovery.history import Resumption, resumptions
+from gputui.recovery.decide import Resumption
+from gputui.recovery.history import resumptions
 from gputui.runs.checkpoint_names import step_words
 from gputui.store import json_columns
 from gputui.store.attempts import Attempt, ended_seconds
@@ -16,10 +17,13 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 
 _QUOTED = ("kernel", "launcher")
-"""Witnesses whose evidence is quoted: an incident's summary does not."""
+"""Witnesses whose evidence is quoted, because an incident's summary does not."""
+
+_OUT_OF_MEMORY = ("cuda_oom", "shared_gpu_oom", "host_oom")
+"""Kinds of incidents whose findings are quoted: they name sizes that the summary leaves out."""
 
 AGENT = "agent"
-"""The actor of what no person asked for."""
+"""The actor of transitions without a person."""
 
 
 def tell(
@@ -51,12 +55,12 @@ def tell(
                 _began_by_person(attempt, before, transitions),
                 _ran(run, attempt, now, went_on.get(attempt.number)),
                 *_ended(attempt, incident, transitions),
-                _decided(decision),
+                _decision(decision),
                 _cost(None if incident is None or costs is None else costs.get(incident.incident_id)),
             )
         )
         before = attempt
-    # What ended the run for good is in its last attempt's paragraph.
+    # The last attempt's paragraph may already explain the end of the run.
     last = None if before is None else of_attempt.get(before.number)
     decision = None if last is None else decided.get(last.incident_id)
     is_explained = last is not None and (decision is None or decision.verdict != "retry")
@@ -75,20 +79,20 @@ def _ended(attempt: Attempt, incident: IncidentView | None, transitions: Sequenc
         return _met(incident, attempt), _evidence(incident)
     if attempt.state == "stopped" or attempt.stop_requested:
         return (_stopped(attempt, transitions),)
-    return ("It ended as it should.",) if attempt.state == "succeeded" else ()
+    return ("It succeeded.",) if attempt.state == "succeeded" else ()
 
 
 def _began_by_person(attempt: Attempt, before: Attempt | None, transitions: Sequence[TransitionView]) -> str:
-    """A restart or resume by a person that led to this attempt."""
+    """The restart or resume by a person that led to this attempt."""
     since = float("-inf") if before is None else before.created_at
-    asked = [
+    requests = [
         move
         for move in transitions
         if move.to_state == RunState.QUEUED
         and move.from_state not in (None, RunState.RECOVERING)
         and since < move.at <= attempt.created_at
     ]
-    return f"{asked[-1].actor} asked for a {asked[-1].cause}." if asked else ""
+    return f"{requests[-1].actor} asked for a {requests[-1].cause}." if requests else ""
 
 
 def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> str:
@@ -118,8 +122,11 @@ def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
         case "earlier" if attempt.resumed_step is not None:
             given = f"{name} ({step_words(name, attempt.resumed_step)})"
             return f"; it went on from step {attempt.first_step} although {given} was given"
+        case "later" if attempt.resumed_step is not None:
+            given = f"{name} ({step_words(name, attempt.resumed_step)})"
+            return f"; it went on from step {attempt.first_step}, from a later checkpoint than {given}, which was given"
         case _:
-            # An attempt without a step shows only what it was given.
+            # Without a step it is unknown whether the attempt loaded the checkpoint.
             return f", resumed from {name}" if attempt.first_step is not None else f", given {name}"
 
 
@@ -133,7 +140,7 @@ def _devices(run: Run, attempt: Attempt) -> str:
 
 
 def _met(incident: IncidentView, attempt: Attempt) -> str:
-    summary = _capital(incident.summary)
+    summary = incident.summary[:1].upper() + incident.summary[1:]
     if incident.step is None:
         return f"{summary}."
     if attempt.last_step is not None and incident.step <= attempt.last_step:
@@ -142,31 +149,40 @@ def _met(incident: IncidentView, attempt: Attempt) -> str:
 
 
 def _evidence(incident: IncidentView) -> str:
-    """How it is known, where the summary itself does not quote it."""
+    """Evidence that the summary does not contain."""
     lines = zip(incident.evidence, incident.witnesses, strict=False)
-    quoted = [str(line) for line, witness in lines if witness in _QUOTED]
+    quoted = [
+        str(line)
+        for line, witness in lines
+        if witness in _QUOTED
+        or (
+            witness == "finding"
+            and incident.kind in _OUT_OF_MEMORY
+            and str(line).rpartition("raised at ")[2] not in incident.summary
+        )
+    ]
     return f"Evidence: {'; '.join(quoted[:2])}." if quoted else ""
 
 
 def _stopped(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     ended = attempt.ended_at if attempt.ended_at is not None else float("inf")
-    asked = [
+    requests = [
         move
         for move in transitions
         if move.to_state in (RunState.STOPPING, RunState.STOPPED)
         and move.actor != AGENT
         and attempt.created_at <= move.at <= ended
     ]
-    # A user's name is written as it is, also where a sentence begins with it.
-    who = asked[0].actor if asked else "A person"
+    # A user's name is not capitalized, even at the beginning of a sentence.
+    who = requests[0].actor if requests else "A person"
     if attempt.ended_at is None:
         return f"{who} asked it to stop."
     force = isinstance(attempt.exit, Mapping) and attempt.exit.get("forced") is True
     return f"{who} asked it to stop" + (", and it had to be killed." if force else ", and it did.")
 
 
-def _decided(decision: DecisionView | None) -> str:
-    """A decision's reason is a sentence that begins with what gputui did."""
+def _decision(decision: DecisionView | None) -> str:
+    """The decision's reason, which is a sentence without its subject."""
     if decision is None:
         return ""
     return f"gputui {decision.reason}." if decision.verdict == "retry" else f"gputui stopped here: {decision.reason}."
@@ -178,7 +194,7 @@ def _cost(cost: Cost | None) -> str:
 
 
 def _all_costs(costs: Mapping[int, Cost] | None) -> str:
-    """Of one incident its own sentence says it."""
+    """The total cost of several incidents."""
     together = total((costs or {}).values())
     if together is None or together.incidents < 2 or not in_words(together):
         return ""
@@ -195,22 +211,21 @@ def _state(run: Run, attempts: Sequence[Attempt], now: float, *, is_explained: b
             took = ended_seconds(attempts)
             return f"The run succeeded with {tries}" + (f" that took {duration(took)}." if took else ".")
         case RunState.FAILED | RunState.STOPPED:
-            return f"The run {run.state} after {tries}{_because(None if is_explained else run.told_reason)}."
+            reason = None if is_explained else run.told_reason
+            return f"The run {run.state} after {tries}" + (f": {reason}." if reason else ".")
         case RunState.QUEUED:
             return f"It is waiting to start{f' ({run.waiting_for})' if run.waiting_for else ''}."
         case RunState.RECOVERING | RunState.STARTING | RunState.RUNNING if run.waiting_for:
             return f"It {run.waiting_for}."
         case RunState.RECOVERING:
-            left = None if run.not_before is None else run.not_before - now
-            return "It will start again" + (f" in {duration(left)}." if left is not None and left > 0 else " now.")
+            seconds_left = None if run.not_before is None else run.not_before - now
+            return "It will start again" + (
+                f" in {duration(seconds_left)}." if seconds_left is not None and seconds_left > 0 else " now."
+            )
         case RunState.STOPPING:
             return "It is being stopped."
         case _:
             return f"It is {run.state}."
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
 
 
 def _file(path: str) -> str:
@@ -219,7 +234,3 @@ def _file(path: str) -> str:
 
 def _join(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,22 +1,24 @@
-"""Python tracebacks found in log text. Pure.
+"""Parser of Python tracebacks in logs. Pure.
 
-A message counts only where an interpreter writes it: at the start of a line (behind the prefixes that PyTorch and
-torchrun put there), after the header and its frames. A line that merely quotes an exception is none.
+An exception counts only as an interpreter prints it: at the start of a line (after the prefixes of PyTorch and
+torchrun), after the header and its frames. A line that merely quotes an exception does not count.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from pathlib import PurePath
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.runs.logs import lines_of
 
 MAX_MESSAGE_LINES = 40
 MAX_FRAMES = 30
 
-# Native code that ends its message with a NUL leaves it in front of the next line.
+# A NUL at the end of a native message appears before the next line.
 _PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
 _RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
@@ -31,12 +33,12 @@ _LINKS = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-# Lines that continue the message of an exception although they are not indented: PyTorch's and NCCL's own.
+# Lines of PyTorch and NCCL that continue an exception's message although they are not indented.
 _CONTINUES = re.compile(
     r"^(?:\s|nccl\w+: |Last error:|CUDA kernel errors might|For debugging consider|Compile with `|"
     r"Original Traceback \(most recent call last\):$|Search for `)"
 )
-# What may still be written after an interpreter printed the exception that ends it.
+# Lines that may follow the exception that ended an interpreter.
 _NOISE = re.compile(
     r"^(?:$|\[[WI]\d{3,4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
     r"wandb: |\S+: finished with|srun: |make(?:\[\d+\])?: )"
@@ -46,10 +48,9 @@ _DUMP = re.compile(r"^Fatal Python error: ")
 _FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """One exception: its type as printed, its message (may have several lines), where in the user's code it came
-    from, and the functions it passed through (``torch/serialization.py in load``), the outermost first."""
+class Raised(Struct, frozen=True):
+    """One exception: its type as printed, its message (one or more lines), its location in the user's code, and the
+    functions that it passed through (``torch/serialization.py in load``), outermost first."""
 
     type: str
     message: str
@@ -62,12 +63,11 @@ class Raised:
         return f"{self.type}: {self.message}" if self.message else self.type
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """An exception and what it was raised from, the earliest first.
+class Chain(Struct, frozen=True):
+    """An exception and those that it was raised from, earliest first.
 
-    ``trailing`` counts the lines behind it that an ending interpreter does not write: where there are many, the
-    exception was caught and the program went on. ``ranked`` says that PyTorch printed it as the end of a rank.
+    ``trailing`` is the number of later lines that an ending interpreter does not write: if there are many, the
+    exception was caught and the program continued. ``ranked``: PyTorch printed it as the end of a rank.
     """
 
     raised: tuple[Raised, ...]
@@ -75,8 +75,7 @@ class Chain:
     ranked: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(Struct, frozen=True):
     text: str
     ranked: bool
 
@@ -87,22 +86,22 @@ def bare(line: str) -> str:
 
 
 def by_rank(text: str) -> tuple[str, dict[int, str]]:
-    """A log that several ranks write to: what carries no rank's prefix, and the lines of each rank without its own."""
-    rest: list[str] = []
+    """Split the log of several ranks into lines without a rank prefix, and the lines of each rank."""
+    unranked: list[str] = []
     of_rank: dict[int, list[str]] = {}
     for line in lines_of(text):
         match = _RANKED.match(line)
         if match is None:
-            rest.append(line)
+            unranked.append(line)
         else:
             of_rank.setdefault(int(match[1]), []).append(line)
-    return _joined(rest), {rank: _joined(lines) for rank, lines in of_rank.items()}
+    return _joined(unranked), {rank: _joined(lines) for rank, lines in of_rank.items()}
 
 
 def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Chain | None:
-    """The last exception that a log shows, with its causes, or None.
+    """The last exception of a log, with its causes, or None.
 
-    Those to ``skip`` are passed over, and count as nothing that was written behind others.
+    Exceptions to ``skip`` are passed over; their lines do not count as trailing.
     """
     lines = [_split(line) for line in lines_of(text)]
     skipped: list[str] = []
@@ -116,8 +115,8 @@ def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Ch
 
 
 def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
-    """All exceptions of a log with the lines that they take up, from and up to."""
-    found: list[tuple[Chain, int, int]] = []
+    """All exceptions of a log, each with its range of lines."""
+    chains: list[tuple[Chain, int, int]] = []
     at = 0
     while at < len(lines):
         line = lines[at].text
@@ -132,17 +131,17 @@ def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
             at += 1
             continue
         exception, after = raised
-        if found and _linked(lines, at, found[-1][2]):
-            before, start, _ = found.pop()
-            found.append((Chain((*before.raised, exception), 0, lines[at].ranked), start, after))
+        if chains and _linked(lines, at, chains[-1][2]):
+            before, start, _ = chains.pop()
+            chains.append((Chain((*before.raised, exception), 0, lines[at].ranked), start, after))
         else:
-            found.append((Chain((exception,), 0, lines[at].ranked), at, after))
+            chains.append((Chain((exception,), 0, lines[at].ranked), at, after))
         at = after
-    return found
+    return chains
 
 
 def fatal_where(text: str) -> str | None:
-    """Where Python code was when native code crashed, from what the interpreter's fault handler wrote."""
+    """The location in Python code when native code crashed, from the output of Python's faulthandler."""
     lines = [bare(line) for line in lines_of(text)]
     starts = [at for at, line in enumerate(lines) if _DUMP.match(line)]
     if not starts:
@@ -163,10 +162,10 @@ def fatal_where(text: str) -> str | None:
 
 
 def parse_message(text: str, callstack: str | None = None) -> Chain:
-    """The exception of an error file: ``Type: message``, and the traceback where one was recorded."""
+    """The exception of an error file: ``Type: message``, and its traceback if there is one."""
     chain = last_chain(callstack) if callstack else None
     if chain is not None:
-        # The recorded message is whole, that in the traceback may have been cut where it looked like its end.
+        # The recorded message is complete; that of the traceback may have been cut.
         last = chain.raised[-1]
         type_name, message = _exception(text)
         if type_name.rsplit(".", 1)[-1] == last.type.rsplit(".", 1)[-1]:
@@ -183,9 +182,9 @@ def _split(line: str) -> _Line:
 
 
 def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
-    """The exception below a header, and the number of the line behind it."""
+    """The exception below a header, and the number of the line after it."""
     at = header + 1
-    # Other processes may write in between: a few lines that fit nothing are passed over.
+    # Other processes may write in between: a few unexpected lines are skipped.
     strange = 0
     while at < len(lines) and strange <= 3:
         line = lines[at].text
@@ -205,13 +204,13 @@ def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
 
 
 def _continuation(lines: list[_Line], at: int) -> tuple[int, list[str]]:
-    """The further lines of a message that starts in line ``at``."""
+    """The line after a message that starts in line ``at``, and the message's further lines."""
     ranked = lines[at].ranked
-    more: list[str] = []
+    continued: list[str] = []
     original = False  # inside the traceback that a data loader worker sent along
     last_error = False
     after = at + 1
-    while after < len(lines) and len(more) < MAX_MESSAGE_LINES:
+    while after < len(lines) and len(continued) < MAX_MESSAGE_LINES:
         line = lines[after]
         if ranked:
             if not line.ranked or (line.text.endswith(_HEADER) and not line.text.startswith("Original ")):
@@ -225,9 +224,9 @@ def _continuation(lines: list[_Line], at: int) -> tuple[int, list[str]]:
         elif not (_CONTINUES.match(line.text) or last_error) or line.text.endswith(_HEADER):
             break
         last_error = line.text.startswith("Last error:")
-        more.append(line.text)
+        continued.append(line.text)
         after += 1
-    return after, more
+    return after, continued
 
 
 def _exception(line: str) -> tuple[str, str]:
@@ -245,7 +244,7 @@ def _linked(lines: list[_Line], header: int, end: int) -> bool:
 
 
 def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:
-    """The innermost frame of the user's own code, else the innermost frame (``train.py:28 in main``), and all."""
+    """The innermost frame of the user's code, else the innermost frame (``train.py:28 in main``), and all frames."""
     own = other = None
     path: list[str] = []
     for line in lines:

@@ -1,6 +1,7 @@
-"""Programs that start the training and only repeat that it ended: launchers, make, shells, ``subprocess.run``. Pure.
+"""Wrappers: programs that start the training and only report its end (launchers, make, shells, ``subprocess.run``).
+Pure.
 
-What they print is never a cause: it says how their child ended, and whole command lines with it.
+Their messages are never a cause: they say how their child ended, often with its whole command line.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COMMAND_ENDED = re.compile(
 _MAKE = re.compile(
     r"^make(?:\[\d+\])?: \*\*\* \[.*\] (?:Error (?P<code>\d+)|(?P<signal>[A-Z][\w ]*?)(?: \(core dumped\))?)$"
 )
-# DeepSpeed's launcher names the command that it started last, whichever ended: no rank can be read from it.
+# DeepSpeed's launcher always names the command that it started last, so its message does not identify a rank.
 _DEEPSPEED = re.compile(r"\] exits with return code = (?P<code>-?\d+)$")
 # GNU make and shells name a signal as strsignal(3) does.
 _SIGNALS = {signal.strsignal(number.value): number.value for number in signal.Signals}
@@ -33,18 +34,18 @@ _LINE = re.compile(
 
 
 def is_wrapper(chain: Chain) -> bool:
-    """Whether an exception only says that a process ended that the raising one had started. A rank that trains may
-    start a program too, and end because of it."""
+    """Whether an exception only reports the end of a child process. In a rank it counts, because a child may be what
+    ended the rank."""
     return not chain.ranked and chain.raised[-1].type.rsplit(".", 1)[-1] in _TYPES
 
 
 def is_wrapper_line(line: str) -> bool:
-    """Whether a line only says that a process ended which its writer had started."""
+    """Whether a line only reports the end of a child process."""
     return _LINE.match(line) is not None
 
 
 def wrapped_code(text: str) -> int | None:
-    """How the innermost process ended whose end a wrapper reports: negative for a signal, None if none does."""
+    """The exit code of the innermost process that a wrapper reports; negative for a signal, None without a report."""
     for line in lines_of(text):
         if (match := _MAKE.match(line)) is not None:
             if match["code"] is not None:
@@ -60,7 +61,7 @@ def wrapped_code(text: str) -> int | None:
 
 
 def without_commands(text: str) -> str:
-    """A message with the program's name in place of a whole command line."""
+    """The message with a command line replaced by the program's name."""
     match = _COMMAND_ENDED.search(text)
     if match is None:
         return text
@@ -72,5 +73,5 @@ def without_commands(text: str) -> str:
 
 
 def _of_shell(code: int) -> int:
-    """A shell ends with 128 + N when signal N ended its last command."""
+    """The exit code behind a shell's, which is 128 + N if signal N killed its last command."""
     return 128 - code if 128 < code < 128 + signal.NSIG else code

@@ -1,8 +1,8 @@
-"""Whether a ZIP archive, the format of ``torch.save``, is whole.
+"""Validation of ZIP archives, the format of ``torch.save``.
 
-Python's zipfile compares the CRC of every member but is lenient about the rest, where PyTorch's reader is not: here
-the directory must describe the file without gaps, and each member's own header must agree with it. Layout after
-PKWARE's APPNOTE.TXT, sections 4.3.7 to 4.3.16.
+Python's zipfile checks the CRC of every member, but is more lenient than PyTorch's reader about the rest: here the
+directory must describe the file without gaps, and each member's local header must agree with it. Layout after PKWARE's
+APPNOTE.TXT, sections 4.3.7 to 4.3.16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO
 
 MAGIC = b"PK\x03\x04"
 PIECE_BYTES = 1 << 20
-# A directory is some hundred bytes a tensor; more than this is no directory.
+# A directory has about a hundred bytes per tensor.
 MAX_DIRECTORY_BYTES = 256 << 20
 
 _LOCAL = struct.Struct("<4s5H3I2H")
@@ -28,11 +28,11 @@ _FULL32, _FULL16 = 0xFFFFFFFF, 0xFFFF  # "see the 64 bit field"
 
 
 class DamagedArchiveError(Exception):
-    """The archive is not whole; the text says where."""
+    """The archive is damaged or incomplete; the message says where."""
 
 
 def check(file: IO[bytes]) -> int:
-    """Read everything; the number of members. Raises DamagedArchiveError, or OSError where the file cannot be read."""
+    """Read the whole archive; return its number of members. Raises DamagedArchiveError or OSError."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -51,13 +51,13 @@ def check(file: IO[bytes]) -> int:
     except (zipfile.BadZipFile, zlib.error, EOFError, struct.error) as error:
         raise DamagedArchiveError(str(error) or "it is cut short") from None
     except (NotImplementedError, RuntimeError, ValueError, OverflowError) as error:
-        # An unknown compression, an encrypted member, places outside of the file.
+        # An unknown compression, an encrypted member, offsets outside of the file.
         raise DamagedArchiveError(str(error)) from None
     return len(members)
 
 
 def _check_directory(file: IO[bytes], start: int, members: list[zipfile.ZipInfo]) -> None:
-    """The directory must reach exactly to the end records, and these must agree with it."""
+    """Check that the directory reaches exactly to the end records, and that these agree with it."""
     file.seek(0, 2)
     size = file.tell()
     if not 0 <= start <= size or size - start > MAX_DIRECTORY_BYTES:
@@ -98,7 +98,7 @@ def _check_directory(file: IO[bytes], start: int, members: list[zipfile.ZipInfo]
 
 
 def _check_local(file: IO[bytes], member: zipfile.ZipInfo) -> None:
-    """PyTorch's reader goes by the header in front of the data as well."""
+    """Check the local header, which PyTorch's reader uses too."""
     file.seek(member.header_offset)
     fields = _LOCAL.unpack(file.read(_LOCAL.size))
     flags, method, crc, packed, unpacked = fields[2], fields[3], fields[6], fields[7], fields[8]

@@ -1,5 +1,4 @@
-"""HTML pages that need nothing else: no script, no other file, every text from outside escaped; light or dark as the
-reader's system is."""
+"""Self-contained HTML pages: no script, no other file, all text escaped; light or dark as the reader's system."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ pre { background: var(--code); padding: .7rem 1rem; border-radius: 4px; white-sp
 
 
 def document(title: str, note: str, parts: Iterable[str]) -> str:
-    """A whole page. ``title`` and ``note`` are plain text, ``parts`` HTML."""
+    """A page. ``title`` and ``note`` are plain text, ``parts`` HTML."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -66,18 +65,18 @@ def document(title: str, note: str, parts: Iterable[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text from outside, harmless and escaped."""
+    """Text, escaped and without control characters."""
     return escape(clean(text))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and values, in as many columns as there is room for."""
+    """Names and values, in as many columns as fit."""
     body = "".join(f"<div><dt>{plain(name)}</dt><dd>{plain(value)}</dd></div>" for name, value in rows)
     return f"<dl>{body}</dl>"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of plain text with a heading for each column; columns of numbers end in one line."""
+    """A table of plain text with a heading for each column. Columns of numbers are right-aligned."""
     kinds = ["number" if rows and all(_is_number(row[place]) for row in rows) else "" for place in range(len(heads))]
     head = _cells("th", heads, kinds)
     body = "".join(f"<tr>{_cells('td', row, kinds)}</tr>" for row in rows)
@@ -100,5 +99,5 @@ def table_of(heads: Iterable[str], rows: Iterable[str]) -> str:
 
 
 def wide(part: str) -> str:
-    """HTML that is scrolled by itself where it is wider than the page."""
+    """HTML that scrolls if it is wider than the page."""
     return f'<div class="wide">{part}</div>'

@@ -1,4 +1,4 @@
-"""The agent seen from outside: who it is, whether it runs, starting and ending it. Nothing here imports the agent."""
+"""The agent as a process: find, start and stop it, for its clients. Imports nothing of the agent."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_stopped, send_signal
@@ -24,17 +25,17 @@ from gputui.store.database import is_outdated
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
 _POLL_SECONDS = 0.02
-# A debugger, or who looks at its stacks, stops it for a moment.
+# A debugger or a stack dump stops the agent for less.
 _STOPPED_SECONDS = 2.0
-# A shorter wait needs no message.
-_TOLD_SECONDS = 1.0
-# With less a new database cannot be made: its schema and the log of its first transaction.
+# A shorter wait is not reported.
+_REPORT_SECONDS = 1.0
+# A new database needs this much: its schema and the log of its first transaction.
 LEAST_FREE_BYTES = 64 << 10
 RUN_MARKS = ("GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", "GPUTUI_METRICS", "GPUTUI_CHECKPOINT")
-# By this mark a shim knows an agent that was started from inside its run, and leaves it alone.
+# Marks an agent that was started from inside a run, which the run's shim must not end.
 AGENT_MARK = "GPUTUI_AGENT"
-# What torchrun tells its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"): an
-# agent started by a rank would pass it on to runs that have nothing to do with it.
+# torchrun sets these for its ranks (https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"). An
+# agent started by a rank must not pass them on to other runs.
 RANK_MARKS = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
@@ -42,11 +43,11 @@ RANK_MARKS = (
 
 
 class AgentUnreachableError(Exception):
-    """The agent could not be started or does not answer; the text says where its log is."""
+    """The agent cannot be started or does not answer; the text names its log."""
 
 
 class AgentStoppedError(AgentUnreachableError):
-    """The agent was stopped: it does nothing until it is continued, and as it lives no other takes its place."""
+    """The agent was stopped by a signal: it does nothing until continued, and no other can start while it lives."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(
@@ -59,10 +60,9 @@ class AgentStoppedError(AgentUnreachableError):
         return f"T{str(self)[1:]}."
 
 
-@dataclass(frozen=True, slots=True)
-class AgentIdentity:
-    """What the agent's lock file says while the agent holds it. ``doing`` is what it does before it is ready, where
-    that may take long, else None."""
+class AgentIdentity(Struct, frozen=True):
+    """The content of the agent's lock file. ``doing`` is the long task of an agent that is not yet ready, else
+    None."""
 
     process: ProcessIdentity
     version: str
@@ -88,12 +88,12 @@ def read_identity(workspace: Workspace) -> AgentIdentity | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # A copy of the file names the agent of the home that it was copied from.
+    # In a copied home, the file names the agent of the original.
     return identity if is_alive(process) and has_open(process.pid, workspace.agent_lock) is not False else None
 
 
 def stopped_agent(workspace: Workspace) -> AgentStoppedError | None:
-    """What to tell if the agent of this workspace was stopped, None if it was not or none runs."""
+    """The error to report if the agent of this workspace was stopped; None if it was not or none runs."""
     identity = read_identity(workspace)
     return AgentStoppedError(identity.process.pid) if identity is not None and is_stopped(identity.process) else None
 
@@ -104,16 +104,16 @@ def ensure_agent(
     timeout_seconds: float = START_TIMEOUT_SECONDS,
     report: Callable[[str], None] = lambda _: None,
 ) -> AgentIdentity:
-    """The running agent, started first when there is none. One of an older gputui, which knows nothing of what this
-    one keeps, makes room for a new one: runs outlive it. However long it brings a large database up to date is waited
-    for, and ``report`` is called with each step that takes longer than a second.
+    """The running agent, started if there is none.
 
-    Raises AgentUnreachableError when it does not come up in time or ends at once, AgentStoppedError when it was
-    stopped.
+    An agent of an older gputui is replaced; runs outlive it. Waits without limit while the agent migrates the
+    database, and calls ``report`` with each step that takes longer than a second.
+
+    Raises AgentUnreachableError when it does not start in time or ends at once, AgentStoppedError when it was stopped.
     """
     doing: str | None = None
     stopped_at: float | None = None
-    told_at = math.inf
+    report_at = math.inf
     deadline = time.monotonic() + timeout_seconds
     process: subprocess.Popen[bytes] | None = None
     while True:
@@ -140,12 +140,12 @@ def ensure_agent(
             now = time.monotonic()
             deadline = now + timeout_seconds
             if identity.doing != doing:
-                doing, told_at = identity.doing, now + _TOLD_SECONDS
-            elif now >= told_at:
-                told_at = math.inf
+                doing, report_at = identity.doing, now + _REPORT_SECONDS
+            elif now >= report_at:
+                report_at = math.inf
                 report(doing)
         if process is not None and process.poll() not in (None, 0):
-            raise AgentUnreachableError(last_words(workspace))
+            raise AgentUnreachableError(exit_reason(workspace))
         if time.monotonic() > deadline:
             raise AgentUnreachableError(
                 f"the agent did not start within {timeout_seconds:.0f} s; its log is {workspace.agent_log}"
@@ -154,7 +154,10 @@ def ensure_agent(
 
 
 def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
-    """Start an agent detached from this terminal: own session, no standard input, output to its log."""
+    """Start an agent detached from this terminal: own session, no standard input, output to its log.
+
+    Raises AgentUnreachableError.
+    """
     try:
         workspace.create()
         descriptor = os.open(
@@ -162,7 +165,7 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise AgentUnreachableError(f"cannot use {workspace.state}: {error.strerror}; choose another --home") from error
-    # An agent started from inside a run would carry that run's mark and be swept away with it.
+    # An agent that carries a run's marks would be ended with the run.
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -187,13 +190,13 @@ def spawn_agent(workspace: Workspace) -> subprocess.Popen[bytes]:
 
 
 def agent_argv(workspace: Workspace) -> list[str]:
-    """The command of an agent in the background, by the interpreter of this installation."""
+    """The command of a background agent, with this interpreter."""
     home = ("--profiles", str(workspace.profiles), "--state", str(workspace.state))
     return [sys.executable, "-m", "gputui.agent", *home]
 
 
 def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
-    """The entry ``agent`` of attempt.json: how a shim whose attempt ends while no agent lives starts one."""
+    """The entry ``agent`` of attempt.json, by which a shim starts an agent if none runs when its attempt ends."""
     return {
         "argv": agent_argv(workspace),
         "unset": [*RUN_MARKS, *RANK_MARKS],
@@ -205,7 +208,7 @@ def agent_for_executor(workspace: Workspace) -> dict[str, Any]:
 
 
 def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
-    """End the agent and leave its runs alive. False when none ran.
+    """End the agent but not its runs. False if none ran.
 
     Raises AgentUnreachableError when it does not end.
     """
@@ -213,7 +216,7 @@ def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SE
     if identity is None:
         return False
     send_signal(identity.process, signal.SIGTERM)
-    # One that was stopped would never notice.
+    # A stopped process handles SIGTERM only when continued.
     send_signal(identity.process, signal.SIGCONT)
     deadline = time.monotonic() + timeout_seconds
     while is_alive(identity.process):
@@ -226,7 +229,7 @@ def stop_agent(workspace: Workspace, *, timeout_seconds: float = STOP_TIMEOUT_SE
 
 
 class ViewPresence:
-    """Held while a view is open: the agent stays as long as anybody looks. The kernel lets go when a view is killed."""
+    """Context of an open view, which keeps the agent running. The kernel drops the lock of a killed view."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._path: Path = workspace.views_lock
@@ -245,8 +248,8 @@ class ViewPresence:
             self._descriptor = None
 
 
-def anybody_looks(workspace: Workspace) -> bool:
-    """Whether a view is open: the exclusive lock cannot be had."""
+def has_views(workspace: Workspace) -> bool:
+    """Whether a view is open and so holds the views lock."""
     try:
         descriptor = os.open(workspace.views_lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -260,11 +263,11 @@ def anybody_looks(workspace: Workspace) -> bool:
     return False
 
 
-def last_words(workspace: Workspace) -> str:
-    """Why a started agent exited at once, if known."""
+def exit_reason(workspace: Workspace) -> str:
+    """Why a started agent exited at once: a problem of its home, the last line of its log, or where that log is."""
     try:
         if shutil.disk_usage(workspace.state).free < LEAST_FREE_BYTES:
-            # Its log is on the same disk: its content is older.
+            # The log is on the same full disk, so its lines are older.
             return f"the disk of {workspace.state} is full; free some space"
     except OSError as error:
         return f"cannot use {workspace.state}: {error.strerror}; choose another --home"

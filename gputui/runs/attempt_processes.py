@@ -1,18 +1,20 @@
-"""The processes of an attempt: the one answer for whoever watches, ends, counts or shows them.
+"""The processes of an attempt, wherever they are watched, ended, counted or shown.
 
-A process may be known in three ways, and each finds what the others miss: the shim's list (``processes.json``, also
-when the shim is gone), the process tree below what is known, and the tag in the environment. A program that sets its
-title wipes its environment, and that of sudo's child cannot be read at all; both stay where they are in the tree.
+A process is found in three ways, and each finds what the others miss: the shim's list (``processes.json``, also when
+the shim is gone), the process tree below the known processes, and the tag in the environment. A program that sets its
+title overwrites its environment, and that of sudo's child cannot be read; both keep their place in the tree.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.runs import shim
 from gputui.runs.agent_process import AGENT_MARK
@@ -24,6 +26,8 @@ from gputui.runs.identity import (
     all_pids,
     boot_id,
     environment_of,
+    files_written_by,
+    names_folder,
     owner_in,
     rank_in,
     raw_environment,
@@ -34,7 +38,7 @@ _LIST_BYTES = 8 << 20
 # Deeper than any process tree of a training.
 _DEEPEST = 64
 
-# A fork shows the environment of its parent until it has called exec.
+# A forked process has its parent's environment until it calls exec.
 _YOUNG_SECONDS = 10.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NAMES = {
@@ -50,10 +54,9 @@ _Place = tuple[int | None, int | None]
 """Rank, and number of ranks on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptProcess:
-    """A living process. ``rank`` is None for what has none, such as torchrun; ``local_world_size`` is the number of
-    ranks on this machine, None if nothing tells it."""
+class AttemptProcess(Struct, frozen=True):
+    """A living process. ``rank`` is None for those without one, such as torchrun; ``local_world_size`` is the number
+    of ranks on this machine, None if unknown."""
 
     identity: ProcessIdentity
     rank: int | None = None
@@ -65,14 +68,14 @@ class AttemptProcess:
 
 
 class ProcessScanner:
-    """Looks at all processes of the machine, again and again. A process keeps its tag for life, also when it wipes its
-    environment later, so that it is read while the process is young and then remembered."""
+    """Scans all processes of the machine repeatedly. A tag is read while its process is young and then remembered, for
+    the process may overwrite its environment later."""
 
     def __init__(self) -> None:
         self._tags: dict[tuple[int, int], Mapping[str, str]] = {}
 
     def scan(self) -> ProcessScan:
-        """All processes that live at this moment."""
+        """All living processes."""
         up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
         before, self._tags = self._tags, {}
         stats, tags = {}, {}
@@ -94,7 +97,7 @@ class ProcessScanner:
 
 @dataclass(frozen=True)
 class ProcessScan:
-    """The living processes of the machine at one moment, and the environments of those that carry a tag, by PID."""
+    """The living processes of the machine and the environments of the tagged ones, by PID."""
 
     stats: Mapping[int, ProcessStat]
     environments: Mapping[int, Mapping[str, str]]
@@ -107,7 +110,7 @@ class ProcessScan:
         return children
 
     def processes_of(self, run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
-        """Every process of a run, its shim too, by PID; ``attempt`` narrows it to one attempt."""
+        """Every process of a run or of one ``attempt``, with its shim, in PID order."""
         stats = self.stats
         environments = {pid: each for pid, each in self.environments.items() if is_tagged(each, run_dir.parent)}
         tagged = {pid: _is_of(pid, values, run_dir, attempt) for pid, values in environments.items()}
@@ -132,13 +135,23 @@ class ProcessScan:
 
 
 def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
-    """Every living process of a run at this moment, its shim too; ``attempt`` narrows it to one attempt."""
+    """Every living process of a run or of one ``attempt``, with its shim, in PID order."""
     return ProcessScanner().scan().processes_of(run_dir, attempt)
 
 
+def files_written(attempts: Sequence[tuple[Path, int]]) -> list[set[tuple[int, int]]]:
+    """Device and inode of the files that the processes of each attempt, a run's folder and a number, have open for
+    writing now. May wait for a file system that does not answer."""
+    scan = ProcessScanner().scan()
+    return [
+        {file for process in scan.processes_of(run_dir, number) for file in files_written_by(process.pid)}
+        for run_dir, number in attempts
+    ]
+
+
 def is_tagged(environment: Mapping[str, str], runs: Path | str) -> bool:
-    """Whether an environment says whose a process is: of a run of the home whose runs are in ``runs``, be it removed,
-    or of one of another home, or of an agent. A folder that is no run's was set by the program itself."""
+    """Whether an environment carries the tag of an agent, of a run in the folder ``runs`` (removed ones included), or
+    of a run of another home. A folder that is no run's was set by the program itself."""
     folder = environment.get("GPUTUI_RUN_DIR")
     if AGENT_MARK in environment or folder is None:
         return AGENT_MARK in environment
@@ -146,15 +159,15 @@ def is_tagged(environment: Mapping[str, str], runs: Path | str) -> bool:
 
 
 def owner_of(pid: int, runs: Path | str) -> Owner | None:
-    """The run and rank that a process belongs to: by its tag or, where it has none, by that of the nearest process
-    above it. None if that is not of the home whose runs are in ``runs``."""
+    """The run and rank of a process, by its own tag or that of its nearest tagged ancestor. None if that is no run in
+    the folder ``runs``."""
     rank = None
     for _ in range(_DEEPEST):
         environment = environment_of(pid) or {}
         if rank is None:
             rank = rank_by_output(pid, runs)
         if is_tagged(environment, runs):
-            owner = owner_in(environment, runs)
+            owner = owner_in(pid, environment, runs)
             return owner if owner is None or owner[1] is not None else (owner[0], rank)
         stat = read_stat(pid)
         if stat is None or stat.parent_pid <= 1:
@@ -164,14 +177,14 @@ def owner_of(pid: int, runs: Path | str) -> Owner | None:
 
 
 def rank_by_output(pid: int, runs: Path | str) -> int | None:
-    """The rank to whose log a process writes, where that is in or below the folder ``runs``; None for any other."""
+    """The rank to whose log below the folder ``runs`` a process writes, else None."""
     return shim.rank_by_output(pid, str(runs))
 
 
 def _tag_of(pid: int) -> Mapping[str, str]:
-    """The environment of a process that carries a tag; empty for any other."""
+    """The environment of a tagged process; empty for any other."""
     raw = raw_environment(pid)
-    # Nearly all processes are not ours: what is dear is done for those that may be.
+    # Nearly all processes are untagged: only the rest is worth parsing.
     if raw is None or not any(tag in raw for tag in _TAGS):
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0"))
@@ -180,15 +193,15 @@ def _tag_of(pid: int) -> Mapping[str, str]:
 
 
 def _is_of(pid: int, environment: Mapping[str, str], run_dir: Path, attempt: int | None) -> bool:
-    if AGENT_MARK in environment or environment.get("GPUTUI_RUN_DIR") != str(run_dir):
+    if AGENT_MARK in environment:
         return False
     if attempt is not None and environment.get("GPUTUI_ATTEMPT") != str(attempt):
         return False
-    return not shim.has_another_folder(pid, os.fsencode(run_dir))
+    return names_folder(pid, environment.get("GPUTUI_RUN_DIR"), run_dir)
 
 
 def _place(pid: int, environment: Mapping[str, str], listed: _Place | None, run_dir: Path) -> _Place:
-    """What is known of a process by itself: what it says now, or what the shim saw, or whose log it writes."""
+    """Rank and local world size of a process by its environment, else the shim's list, else the log it writes."""
     rank, size = rank_in(environment), _number(environment.get("LOCAL_WORLD_SIZE", ""))
     if size is None and "RANK" not in environment and "LOCAL_RANK" in environment:
         size = _number(environment.get("WORLD_SIZE", ""))
@@ -198,7 +211,7 @@ def _place(pid: int, environment: Mapping[str, str], listed: _Place | None, run_
 
 
 def _inherited(pid: int, places: Mapping[int, _Place], parents: Mapping[int, int]) -> _Place:
-    """The same, and where it is not known what is known of the processes above: the helpers of a rank are its own."""
+    """The place of a process, completed from its ancestors: the helpers of a rank belong to it."""
     rank, size = places[pid]
     for _ in range(_DEEPEST):
         if pid not in parents or (rank is not None and size is not None):
@@ -210,10 +223,10 @@ def _inherited(pid: int, places: Mapping[int, _Place], parents: Mapping[int, int
 
 
 def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]:
-    """What the shims of a run have listed; processes of another boot are none."""
+    """The processes of this boot that the shims of a run have listed."""
     found: dict[ProcessIdentity, _Place] = {}
     folders = (run_dir / "attempts").glob("*" if attempt is None else str(attempt))
-    # The start's record names the command alone, also where there was no room for a list.
+    # started.json names the command alone, and exists even if a full disk left no room for the list.
     for path in (folder / name for folder in folders for name in ("started.json", "processes.json")):
         try:
             record = read_foreign_json(path, _LIST_BYTES)
@@ -223,7 +236,7 @@ def _listed(run_dir: Path, attempt: int | None) -> dict[ProcessIdentity, _Place]
                 identity = ProcessIdentity(int(entry["pid"]), int(entry["start_ticks"]), boot_id())
                 found[identity] = _whole(entry.get("rank")), _whole(entry.get("local_world_size"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # The shim rewrites it a second later, if alive; the tree and the tags have most of it.
+            # A living shim rewrites it within a second; the tree and the tags cover most of it.
             continue
     return found
 

@@ -1,4 +1,4 @@
-"""The step that a checkpoint's name tells, for those whose step the metrics do not know."""
+"""The step in a checkpoint's name, for checkpoints whose step the metrics do not give."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from gputui.charts.units import count
 _MOST_DIGITS = 18
 # global_step500, step=900, step_2000_fp16, iter_0001000-of-8, iteration-7, checkpoint-40, ckpt_40
 _EXPLICIT = re.compile(r"(?:steps?|iter(?:ation)?s?|checkpoint|ckpt)[=_-]?(\d+)(?![\d.]*\d)", re.IGNORECASE)
-# A number that is part of a word, a decimal fraction, or behind one of these words says something else.
+# A number that is part of a word, a decimal fraction, or after one of these words is no step.
 _OTHER = re.compile(r"(?:epochs?|ep|e|val|loss|acc|rank|of|part|shard|seed|best|v|fp|bf|int|lr|bs|x|b)[=_.-]?\d", re.I)
 _NUMBER = re.compile(r"\d+")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*$")
 
 
 def step_in_name(path: PurePath, folder: PurePath | None = None) -> int | None:
-    """The step in a name: the number behind ``step``, ``iter``, ``checkpoint`` or ``ckpt``, in the name itself or else
-    in those of its folders below ``folder``; where none has such a word, the only number of the nearest one that has
-    just one, and no epochs, losses, ranks or versions. None if nothing tells."""
+    """The step in a name, or None.
+
+    It is the number after ``step``, ``iter``, ``checkpoint`` or ``ckpt`` in the name itself or else in its nearest
+    folder below ``folder``. Without such a word it is the only number of the nearest part that has exactly one and no
+    epoch, loss, rank or version.
+    """
     inside = path.relative_to(folder).parts if folder is not None and path.is_relative_to(folder) else (path.name,)
     stems = [_stem(part) for part in reversed(inside)]
-    explicit = (explicit_step(stem) for stem in stems)
-    lone = (_only_number(stem) for stem in stems)
-    return next((step for step in (*explicit, *lone) if step is not None), None)
+    for stem in stems:
+        if (step := explicit_step(stem)) is not None:
+            return step
+    for stem in stems:
+        numbers = _NUMBER.findall(stem)
+        if len(numbers) == 1 and len(numbers[0]) <= _MOST_DIGITS and not _OTHER.search(stem):
+            return int(numbers[0])
+    return None
 
 
 def explicit_step(name: str) -> int | None:
-    """The number behind a word that means a step, None if there is no such word."""
+    """The number after a word that means a step, None if there is no such word."""
     found = _EXPLICIT.findall(_stem(name))
     return int(found[-1]) if found and len(found[-1]) <= _MOST_DIGITS else None
 
 
 def step_words(name: str, step: int) -> str:
-    """``step 40``, or ``about step 40`` where no name but only the time of its lines tells it, as of a file that is
-    written over: what it holds may be a little older or newer."""
+    """``step 40``, or ``about step 40`` if the step is inferred from times and not named, as for a file that is
+    overwritten."""
     return f"{'' if is_step_named(name) else 'about '}step {count(step)}"
 
 
@@ -43,16 +51,8 @@ def is_step_named(name: str) -> bool:
     return step_in_name(PurePath(name)) is not None
 
 
-def _only_number(stem: str) -> int | None:
-    numbers = _NUMBER.findall(stem)
-    if len(numbers) != 1 or len(numbers[0]) > _MOST_DIGITS or _OTHER.search(stem):
-        return None
-    return int(numbers[0])
-
-
 def _stem(name: str) -> str:
-    """Without the endings of a file's kind: ``step_4.pt.gz`` is ``step_4``, and ``val_loss=0.12.ckpt`` keeps its
-    fraction."""
+    """A name without file suffixes: ``step_4.pt.gz`` is ``step_4``, and ``val_loss=0.12.ckpt`` keeps its fraction."""
     while (shorter := _SUFFIX.sub("", name)) != name and shorter:
         name = shorter
     return name

@@ -1,17 +1,18 @@
-"""The answer of one check."""
+"""The result of a check before a launch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 Status = Literal["pass", "warn", "fail", "skip"]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One thing looked at before a launch. ``detail`` is what was found, in one sentence; ``remedy`` what to do about
-    it, None if nothing is to be done."""
+class CheckResult(Struct, frozen=True):
+    """The result of one check. ``detail`` is the finding, in one sentence; ``remedy`` what to do about it, if
+    anything."""
 
     name: str
     status: Status

@@ -1,29 +1,26 @@
-"""How the code of two runs differs: from the commit and the diff that each was launched with.
+"""The difference between the code of two runs, by the commit and the diff that each was launched with.
 
-Where a checkout still has both commits, git itself compares what ran. Otherwise the two stored diffs are shown.
+If a checkout still has both commits, git compares the code. Otherwise the two stored diffs are shown.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gputui.redaction import Redactor
-from gputui.runs.code_version import code_words
+from gputui.runs.code_version import code_words, run_git
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, read_spec
 
 GIT_SECONDS = 20.0
 
 
 class CodeUnknownError(Exception):
-    """The code of a run is not known; the text says of which, and why."""
+    """The code of a run is not known; the text names the run and the reason."""
 
 
 class _Code(NamedTuple):
@@ -41,20 +38,22 @@ class _Code(NamedTuple):
 
 
 def run_code_diff(runs: Path, one: str, other: str) -> list[str]:
-    """The lines of the diff from the code of the run ``one`` to that of ``other``, secrets of both left out, behind a
-    line for each that says what ran; ``runs`` is the folder of all runs. Runs git, which may take seconds. Raises
+    """The lines of the diff from the code of the run ``one`` to that of ``other``, after a head line for each, with
+    the secrets of both redacted. ``runs`` is the folder of all runs. Runs git, which may take seconds. Raises
     CodeUnknownError or SpecError."""
-    specs = [read_spec(runs / run_id / SPEC_FILE) for run_id in (one, other)]
-    first, second = (_code(run_id, spec) for run_id, spec in zip((one, other), specs, strict=True))
-    hide = Redactor([secret for spec in specs for secret in secrets_of(spec)])
-    heads = [f"{sign} {each.run_id}: {code_words(each.code)}" for sign, each in (("---", first), ("+++", second))]
-    return [hide.text(line) for line in (*heads, "", *_difference(first, second))]
-
-
-def _code(run_id: str, spec: RunSpec) -> _Code:
-    if spec.code is None or code_words(spec.code) is None:
-        raise CodeUnknownError(f"{run_id} did not run in a git checkout, or was launched by an older gputui")
-    return _Code(run_id, Path(spec.workdir), spec.code)
+    codes: list[_Code] = []
+    secrets: list[str] = []
+    heads: list[str] = []
+    for run_id, sign in ((one, "---"), (other, "+++")):
+        spec = read_spec(runs / run_id / SPEC_FILE)
+        words = code_words(spec.code)
+        if spec.code is None or words is None:
+            raise CodeUnknownError(f"{run_id} did not run in a git checkout, or was launched by an older gputui")
+        codes.append(_Code(run_id, Path(spec.workdir), spec.code))
+        secrets += secrets_of(spec)
+        heads.append(f"{sign} {run_id}: {words}")
+    redactor = Redactor(secrets)
+    return [redactor.text(line) for line in (*heads, "", *_difference(*codes))]
 
 
 def _difference(one: _Code, other: _Code) -> Sequence[str]:
@@ -79,7 +78,7 @@ def _difference(one: _Code, other: _Code) -> Sequence[str]:
 
 
 def _tree(checkout: Path, each: _Code, folder: Path) -> str | None:
-    """The tree of what ran, made in ``folder`` and not in the checkout; None if git cannot."""
+    """The git tree of what ran, made in ``folder`` and not in the checkout; None if git cannot."""
     names = _git(checkout, folder, "rev-parse", "--show-toplevel")
     if names is None:
         return None
@@ -93,7 +92,8 @@ def _tree(checkout: Path, each: _Code, folder: Path) -> str | None:
 
 
 def _git(checkout: Path, folder: Path, *words: str, given: str = "") -> str | None:
-    objects = _run(checkout, ["rev-parse", "--git-path", "objects"], {})
+    """The output of git with an index and object store in ``folder``; None if it fails."""
+    objects = run_git(checkout, "rev-parse", "--git-path", "objects", seconds=GIT_SECONDS)
     if objects is None:
         return None
     (folder / "objects").mkdir(exist_ok=True)
@@ -102,17 +102,4 @@ def _git(checkout: Path, folder: Path, *words: str, given: str = "") -> str | No
         "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((checkout / objects.removesuffix("\n")).resolve()),
     }
-    return _run(checkout, list(words), private, given)
-
-
-def _run(checkout: Path, words: list[str], private: Mapping[str, str], given: str = "") -> str | None:
-    # What a checkout configures to be run beside git must not run here.
-    argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *words]
-    try:
-        done = subprocess.run(
-            argv, input=given, capture_output=True, text=True, errors="replace", timeout=GIT_SECONDS,
-            check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **private},
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    return run_git(checkout, *words, seconds=GIT_SECONDS, given=given, environment=private)

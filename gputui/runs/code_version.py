@@ -1,4 +1,4 @@
-"""Which code a run was launched with: the commit of its working directory, and what differed from it then."""
+"""The code that a run is launched with: the commit of its working directory, and the changes since."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 GIT_SECONDS = 5.0
@@ -14,15 +15,15 @@ CUT = "\n… cut here: the diff is longer\n"
 
 
 def read_code(workdir: Path) -> dict[str, Any] | None:
-    """``{commit, branch, changed_files, diff}`` of the git checkout that a folder lies in; None if it is in none, or
-    git does not answer. ``branch`` is None if none is checked out. ``diff`` is from the commit to the files as they
-    are, without those that git does not know, which ``changed_files`` counts too."""
-    names = _git(workdir, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    """``{commit, branch, changed_files, diff}`` of the git checkout around a folder; None if it is in none, or git
+    fails. ``branch`` is None for a detached HEAD. ``diff`` is from the commit to the tracked files; ``changed_files``
+    counts untracked files too."""
+    names = run_git(workdir, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if names is None or len(names.split()) != 2:
         return None
     commit, branch = names.split()
-    changed = _git(workdir, "status", "--porcelain")
-    diff = _git(workdir, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")
+    changed = run_git(workdir, "status", "--porcelain")
+    diff = run_git(workdir, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")
     if changed is None or diff is None:
         return None
     if len(diff) > MOST_DIFF_BYTES:
@@ -36,12 +37,12 @@ def read_code(workdir: Path) -> dict[str, Any] | None:
 
 
 def without_diff(code: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What may be in the database: a diff may hold a secret."""
+    """The code version for the database, which must not hold a diff's secrets."""
     return None if code is None else {name: value for name, value in code.items() if name != "diff"}
 
 
 def code_words(code: Any) -> str | None:
-    """``1a2b3c4d on main, 2 files changed``; None if it is not known."""
+    """``1a2b3c4d on main, 2 files changed``; None if unknown."""
     if not isinstance(code, Mapping) or not code.get("commit"):
         return None
     words = str(code["commit"])[:8]
@@ -53,13 +54,21 @@ def code_words(code: Any) -> str | None:
     return words
 
 
-def _git(workdir: Path, *words: str) -> str | None:
-    # What a checkout configures to be run beside git must not run at a launch.
-    argv = ["git", "-c", "core.fsmonitor=false", "-C", str(workdir), *words]
+def run_git(
+    checkout: Path,
+    *words: str,
+    seconds: float = GIT_SECONDS,
+    given: str = "",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str | None:
+    """The output of git in a checkout, with ``given`` as its input; None if it fails or takes longer than
+    ``seconds``."""
+    # Programs that a checkout configures to run along with git must not run.
+    argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(checkout), *words]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=GIT_SECONDS, check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            argv, input=given, capture_output=True, text=True, errors="replace", timeout=seconds,
+            check=False, env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", **environment},
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -1,13 +1,17 @@
-"""From a specification to the exact command of one attempt, and to the files that it names: placeholders filled in.
-Pure, so that ``check``, the launch screen and the agent show and run the same thing."""
+"""The exact command of one attempt, and the paths in its specification, with placeholders filled in.
+
+Pure, so that ``check``, the launch screen and the agent show and run the same command.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
@@ -17,18 +21,16 @@ from gputui.store.runs import Run
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
-# An optional piece begins with an option or with name=; a list such as [0.9,0.999] or [{a},{b}] is a value.
+# An optional piece begins with an option or name=; a list such as [0.9,0.999] or [{a},{b}] is a value.
 _PIECE = re.compile(r"\[(?=-|[+~]{0,2}[A-Za-z_][\w.@/-]*=)")
 
-# torchrun's agent gives its ranks this long after a SIGTERM; the shim's own grace starts at the same moment and ends
-# later, so that torchrun's report of who failed is still written.
+# The shim's grace exceeds that of torchrun's agent by this much, so that torchrun can still write which rank failed.
 SHIM_MARGIN_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What the shim starts: an argument vector (no shell ever sees it), the environment added to the user's own, the
-    working directory, and how long a stop may take."""
+class Launch(Struct, frozen=True):
+    """What the shim starts: an argument vector, run without a shell; the environment added to the user's; the working
+    directory; and how long a stop may take."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -44,7 +46,7 @@ class Launch:
 
 
 def format_value(value: Scalar) -> str:
-    """A parameter as the text that a command line gets."""
+    """A parameter as text on a command line."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -53,13 +55,12 @@ def format_value(value: Scalar) -> str:
 
 
 def shown_param(value: Scalar) -> str:
-    """A parameter as a profile has it, for a person to read: ``null``, not nothing, where it has no value."""
+    """A parameter as a person reads it in a profile: ``null`` if it has no value."""
     return "null" if value is None else format_value(value)
 
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
-    """Replace ``{name}`` for the names in ``values``; other braces stay as they are, and what is put in is not looked
-    at again."""
+    """Replace ``{name}`` for the names in ``values``, once; other braces stay."""
     return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group(0)), text)
 
 
@@ -73,13 +74,13 @@ def flag_tokens(params: Mapping[str, Scalar]) -> tuple[str, ...]:
 
 
 class PieceError(ValueError):
-    """An optional piece that cannot be understood; the text is one line."""
+    """An optional piece that is malformed; the text is one line."""
 
 
 def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
     """The optional pieces ``[--option {parameter}]`` in a command line's words, as (first word, word after the last).
 
-    Raises PieceError for one that is not closed, that holds another, or that no parameter decides.
+    Raises PieceError for one that is not closed, holds another, or has no parameter.
     """
     found: list[tuple[int, int]] = []
     first, depth = 0, 0
@@ -106,10 +107,10 @@ def find_pieces(words: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> tuple[str, ...]:
-    """A command line's words with everything put in.
+    """A command line's words with placeholders and optional pieces resolved.
 
-    An optional piece is left out when a parameter in it is None or false; a word of it that is only a true parameter
-    vanishes, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
+    An optional piece is left out if a parameter in it is None or false. A word in it that is only a true parameter is
+    dropped, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
     """
     values = values_for(params, run_dir, checkpoint)
     decided: dict[str, Scalar] = {**params, "checkpoint": checkpoint}
@@ -121,18 +122,14 @@ def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, che
         piece[-1] = piece[-1][:-1]
         names = [name for word in piece for name in _PLACEHOLDER.findall(word)]
         if not any(decided.get(name, True) is None or decided.get(name) is False for name in names):
-            expanded += [substitute(word, values) for word in piece if not _is_true_parameter(word, decided)]
+            flags = {f"{{{name}}}" for name in names if decided.get(name) is True}
+            expanded += [substitute(word, values) for word in piece if word not in flags]
         end = after
     return (*expanded, *(substitute(word, values) for word in words[end:]))
 
 
-def _is_true_parameter(word: str, values: Mapping[str, Scalar]) -> bool:
-    match = _PLACEHOLDER.fullmatch(word)
-    return match is not None and values.get(match.group(1)) is True
-
-
 def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:
-    """The values of placeholders."""
+    """The values of placeholders, by name."""
     return {
         **{k: format_value(v) for k, v in params.items()},
         "run_dir": run_dir,
@@ -150,7 +147,7 @@ def build_launch(
     placement: Placement,
     checkpoint: str | None,
 ) -> Launch:
-    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile asks."""
+    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile requires."""
     values = values_for(params, run_dir, checkpoint)
     node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
@@ -165,6 +162,8 @@ def build_launch(
         "PYTHONFAULTHANDLER": "1",
         "OMP_NUM_THREADS": "1",
         "TORCHELASTIC_ERROR_FILE": f"{node_dir}/error.json",
+        # A variable and not torchrun's option: torch before 2.12 refuses the option, and accelerate has none.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(spec.grace_seconds))),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(placement.nodes[0].gpus),
         "GPUTUI_RUN_ID": run_id,
@@ -184,35 +183,29 @@ def build_launch(
 
 
 def without_gpus(launch: Launch) -> Launch:
-    """The launch where another scheduler says which GPUs there are."""
-    return replace(
-        launch,
-        env={
-            name: value
-            for name, value in launch.env.items()
-            if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-        },
-    )
+    """The launch for a target whose own scheduler assigns the GPUs."""
+    chosen_there = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    return replace(launch, env={name: value for name, value in launch.env.items() if name not in chosen_there})
 
 
 def checkpoint_directory(spec: RunSpec, run_dir: Path) -> Path | None:
-    """Where the run's checkpoints appear, or None when its profile names no place."""
+    """The folder of the run's checkpoints, or None if its profile names none."""
     return None if spec.checkpoints is None else in_run(spec.checkpoints.directory, spec, run_dir)
 
 
 def in_run(text: str, spec: RunSpec, run_dir: Path) -> Path:
-    """A path of the profile: placeholders filled in, relative ones from the working directory."""
+    """A path of the profile with placeholders filled in; a relative one is below the working directory."""
     path = Path(substitute(text, values_for(spec.params, str(run_dir), None)))
     return path if path.is_absolute() else Path(spec.workdir) / path
 
 
 def sink_target(template: str, params: Mapping[str, Scalar], *, run_id: str, run_dir: str) -> str:
-    """Where a profile's sink writes for one run."""
+    """The target of a profile's sink for one run."""
     return substitute(template, {**values_for(params, run_dir, None), "run_id": run_id})
 
 
 def sinks_of(run: Run, run_dir: Path) -> dict[str, str]:
-    """The sinks of a stored run and where each writes, secrets left out as everywhere in the store."""
+    """The target of each sink of a stored run, by name, secrets redacted."""
     spec = known_spec(run)
     if spec is None:
         return {}

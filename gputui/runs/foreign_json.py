@@ -1,7 +1,7 @@
-"""Reading JSON that others wrote: a shim, torchrun, or a script that put something else in its place.
+"""Read JSON of other programs: the shim, torchrun, or a script that overwrote their files.
 
-What comes out can be stored and shown as it is: no number that is none or that no column holds, no half of a surrogate
-pair (a file name that is not UTF-8 leaves them in a Python message), nothing nested too deeply, nothing endless.
+The result can be stored and shown: no NaN, no integer beyond an SQLite column, no lone surrogate (a Python message has
+them for a file name that is not UTF-8), no excessive nesting or size.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from gputui.regular_files import read_regular
 
 MAX_BYTES = 1 << 20
-# What an SQLite column holds: https://www.sqlite.org/datatype3.html
+# The integers of an SQLite column: https://www.sqlite.org/datatype3.html
 _WHOLE = range(-(1 << 63), 1 << 63)
-# The year 9999; no later time can be written as a date.
+# The end of the year 9999, the last time that datetime can represent.
 _LATEST = 253_402_300_799.0
 
 
 def read_foreign_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
-    """The value in a regular file. Raises OSError, also for anything that is no file (a FIFO would be waited for), and
-    ValueError if there is no JSON in it or far too much."""
+    """The value in a regular file. Raises OSError, also for anything else than a regular file (a FIFO would block), and
+    ValueError if it is no JSON or too large."""
     raw = read_regular(path, most_bytes)
     try:
         return _storable(json.loads(raw.decode("utf-8", "replace")))
@@ -31,7 +31,7 @@ def read_foreign_json(path: Path, most_bytes: int = MAX_BYTES) -> Any:
 
 
 def time_in(value: Any) -> float | None:
-    """UTC unix seconds, or None for what is no time."""
+    """UTC unix seconds, or None if the value is no time."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 < value <= _LATEST else None

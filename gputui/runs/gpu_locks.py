@@ -1,8 +1,7 @@
-"""The lock files of GPUs, by which homes and users of one machine keep off each other's GPUs: where they lie, who holds
-one, and taking them for an attempt.
+"""The lock files of GPUs, by which homes and users of one machine keep off each other's GPUs.
 
-Each GPU has one file in a folder that all users share, and one in each folder of this user in which an older gputui may
-look. Whoever starts an attempt holds all of them until it ends: alone, or together with trials of the same study.
+Each GPU has one file in a folder that all users share, and one in each folder of this user that an older gputui may
+use. The starter of an attempt holds all of them until it ends: alone, or together with trials of the same study.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import pwd
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.runs.identity import environment_of
@@ -23,52 +23,50 @@ from gputui.runs.shim import locked_mark, open_lock, take_locks
 
 
 class GpuHeldError(Exception):
-    """Another home or user holds a GPU; the text says which GPU and who."""
+    """Another home or user holds a GPU; the text names the GPU and the holder."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLocks:
-    """Locks that are held through ``descriptors``. ``problems`` name places that cannot be used, and what to do."""
+class HeldLocks(Struct, frozen=True):
+    """Locks held through ``descriptors``. ``problems`` name unusable lock files, with a remedy."""
 
     descriptors: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     def close(self) -> None:
-        """Let go of them here; who inherited the descriptors holds them on."""
+        """Release them in this process; one that inherited the descriptors still holds them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLocks:
-    """The places of lock files: folders of this user, and one that all users share (None if there is none)."""
+class GpuLocks(Struct, frozen=True):
+    """The folders of lock files: those of this user, and one that all users share, if any."""
 
     own: tuple[Path, ...]
     shared: Path | None
 
     @classmethod
     def of(cls, workspace: Workspace, environ: Mapping[str, str]) -> GpuLocks:
-        """The places for a home. Simulated GPUs are its own, and so are their locks."""
+        """The folders for a home. Simulated GPUs and their locks are private to it."""
         if workspace.scenario.exists():
             return cls((workspace.state / "locks",), None)
-        # Always the same, also for cron, sudo and containers, which lack the other; an older gputui used only one.
+        # Exists for cron, sudo and containers too, which lack XDG_RUNTIME_DIR; an older gputui uses one of the two.
         own = [Path("/tmp") / f"gputui-{os.getuid()}"]  # noqa: S108 - its owner is checked before use
         runtime = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
         if _owner(runtime) == os.getuid():
             own.append(runtime / "gputui")
-        # Sticky and for everybody where the distribution has it so, which is the same for all users; else /tmp is.
+        # World-writable and sticky in some distributions, and then the same for all users; elsewhere /tmp is.
         run_lock = Path("/run/lock")
         shared = run_lock if _is_for_everybody(run_lock) else Path("/tmp")  # noqa: S108 - see open_lock
         return cls(tuple(folder / "leases" for folder in own), shared)
 
     def paths(self, uuid: str) -> list[Path]:
-        """The lock files of a GPU, where they may be used: in another user's folder, nothing may."""
+        """The usable lock files of a GPU: those in another user's folder are left out."""
         own = [folder / f"{uuid}.lock" for folder in self.own if why_not_private(folder) is None]
         return own if self.shared is None else [*own, self.shared / f"gputui-{uuid}.lock"]
 
     def holder(self, uuid: str) -> str | None:
-        """Who else holds a GPU, in words that follow "is held by"; None if no one does. Makes no file."""
+        """Who else holds a GPU, in words that follow "is held by"; None if no one does. Creates no file."""
         for path in self.paths(uuid):
             try:
                 descriptor = open_lock(str(path), create=False)
@@ -88,10 +86,9 @@ class GpuLocks:
         return None
 
     def take(self, uuids: Sequence[str], group: str | None = None) -> HeldLocks:
-        """Hold all GPUs or none: alone, or together with whoever gave the same ``group``.
+        """Lock all GPUs or none: alone, or together with holders of the same ``group``.
 
-        Raises GpuHeldError. A place that somebody else made or put something else into is left out: it must not keep
-        anybody from a GPU.
+        Raises GpuHeldError. A lock file that another user made unusable is skipped: it must not keep anyone from a GPU.
         """
         problems = [why for folder in self.own if uuids and (why := make_private(folder)) is not None]
         usable: dict[str, str] = {}
@@ -111,13 +108,13 @@ class GpuLocks:
 
 
 def group_of(workspace: Workspace, study_id: str) -> str:
-    """The group of a study's trials: sixteen hexadecimal digits that no other home and study has."""
+    """The group of a study's trials: sixteen hexadecimal digits, unique to the home and study."""
     return hashlib.sha256(f"{os.getuid()}\n{workspace.state.resolve()}\n{study_id}".encode()).hexdigest()[:16]
 
 
 def make_private(folder: Path) -> str | None:
-    """Make a folder of locks and the one above it, both owned by and private to this user. Returns why that is not
-    possible, and what to do."""
+    """Make a folder of locks and its parent, both private to this user. Returns the problem and its remedy if that
+    fails."""
     for place in (folder.parent, folder):
         try:
             place.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
@@ -129,8 +126,8 @@ def make_private(folder: Path) -> str | None:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Why a folder of locks cannot be used, and what to do; None if it and the one above it are this user's, or are
-    not there."""
+    """Why a folder of locks cannot be used, and the remedy; None if it and its parent are this user's or do not
+    exist."""
     for place in (folder.parent, folder):
         try:
             status = place.lstat()
@@ -152,9 +149,9 @@ def _unusable(path: Path, error: OSError) -> str:
 
 
 def _locked_mark(path: Path) -> str | None:
-    """Who holds a GPU together with others, by its lock file; None if no one does."""
+    """Who holds a GPU as part of a group, by its lock file; None if no one does."""
     try:
-        # Seen wrongly for an instant, while another looks, it is looked at again.
+        # One try: a mark that another process is just probing may be reported; callers ask again.
         mark = locked_mark(str(path), time.monotonic())
         descriptor = None if mark is None else open_lock(mark, create=False)
     except OSError:
@@ -168,7 +165,7 @@ def _locked_mark(path: Path) -> str | None:
 
 
 def _holder_of(descriptor: int) -> str:
-    """Who holds the lock of a file that is open here, as /proc/locks tells it."""
+    """Who holds the lock of an open file, by /proc/locks."""
     status = os.fstat(descriptor)
     name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
@@ -207,7 +204,7 @@ def _owner(path: Path) -> int | None:
 
 
 def _is_for_everybody(folder: Path) -> bool:
-    """Whether all users may make files in it, and none may remove another's."""
+    """Whether all users may create files in it and none may remove another's."""
     try:
         mode = folder.lstat().st_mode
     except OSError:

@@ -1,4 +1,4 @@
-"""Who a process is: a PID alone may name another process by tomorrow, so identity is (PID, start time, boot)."""
+"""Process identity as (PID, start time, boot), because PIDs are reused; signals, environments and owners by it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputui.runs import shim
 
@@ -30,9 +32,8 @@ class ProcessIdentity(NamedTuple):
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """What /proc/PID/stat says that supervision needs. ``state`` is the letter of proc_pid_stat(5)."""
+class ProcessStat(Struct, frozen=True):
+    """The fields of /proc/PID/stat that supervision needs. ``state`` is the letter of proc_pid_stat(5)."""
 
     pid: int
     parent_pid: int
@@ -41,7 +42,7 @@ class ProcessStat:
 
     @property
     def is_dead(self) -> bool:
-        """A zombie has ended; only its parent has not asked yet."""
+        """Whether it has ended. A zombie has: its parent has just not waited for it."""
         return self.state in ("Z", "X", "x")
 
 
@@ -52,7 +53,7 @@ def boot_id() -> str:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """The process's stat line, or None when there is no such process."""
+    """The stat line of a process, or None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
             text = file.readall()
@@ -72,7 +73,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process still runs."""
+    """Whether this process still runs."""
     if identity.boot_id != boot_id():
         return False
     stat = read_stat(identity.pid)
@@ -80,13 +81,13 @@ def is_alive(identity: ProcessIdentity) -> bool:
 
 
 def is_stopped(identity: ProcessIdentity) -> bool:
-    """Whether this very process was stopped, by SIGSTOP or from its terminal, and not continued since."""
+    """Whether this process is stopped, by SIGSTOP or from its terminal."""
     stat = read_stat(identity.pid)
     return stat is not None and stat.state == "T" and stat.start_ticks == identity.start_ticks and is_alive(identity)
 
 
 def has_open(pid: int, path: Path) -> bool | None:
-    """Whether a process has this very file open, and not a copy of it; None if that cannot be told."""
+    """Whether a process has this file open, and not a copy of it; None if unknown."""
     try:
         wanted, place = path.stat(), path.resolve()
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
@@ -95,14 +96,31 @@ def has_open(pid: int, path: Path) -> bool | None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             found = descriptor.stat()
-            # Moved, it keeps its number; file systems without lasting numbers keep the path.
+            # A moved file keeps its inode number. Where numbers do not last, the path does.
             if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino) or descriptor.readlink() == place:
                 return True
     return False
 
 
+def files_written_by(pid: int) -> set[tuple[int, int]]:
+    """Device and inode of each regular file that a process has open for writing; none if that cannot be told. May wait
+    for a file system that does not answer."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                status = entry.stat()
+                if stat.S_ISREG(status.st_mode):
+                    # "flags:" is an octal number: proc_pid_fdinfo(5).
+                    lines = Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text("ascii", "replace").splitlines()
+                    flags = next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
+                    if flags & os.O_ACCMODE != os.O_RDONLY:
+                        found.add((status.st_dev, status.st_ino))
+    return found
+
+
 def asker() -> dict[str, int | str]:
-    """Who this process is, for the row of a command: one whose asker has gone is not carried out."""
+    """This process as the asker in a command's row. A command whose asker is gone is not carried out."""
     stat = read_stat(os.getpid())
     ticks = 0 if stat is None else stat.start_ticks
     return {"pid": os.getpid(), "start_ticks": ticks, "boot_id": boot_id(), "pid_namespace": _pid_namespace()}
@@ -124,7 +142,7 @@ def _pid_namespace() -> int:
 
 
 def is_of_another_user(pid: int) -> bool:
-    """Whether a process lives that is not this user's."""
+    """Whether the process exists and belongs to another user."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid != os.geteuid()
     except OSError:
@@ -132,8 +150,8 @@ def is_of_another_user(pid: int) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor of the process that has ``pid`` now, readable when it ends. None if there is none to be had: the
-    kernel is older than 5.3, the sandbox forbids the call, or no descriptor is left.
+    """A descriptor of the process that has ``pid`` now, readable when it ends. None if the kernel is older than 5.3,
+    the sandbox forbids the call, or no descriptor is left.
 
     Raises ProcessLookupError when no process has that number.
     """
@@ -147,10 +165,10 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def send_signal(identity: ProcessIdentity, number: int) -> bool:
-    """Signal this very process; False when it is gone or the kernel does not allow it, which is logged.
+    """Signal this process; False if it is gone or the kernel forbids it, which is logged.
 
-    A pidfd is opened first and the identity checked after, so that a PID given to another process in between is
-    never hit. If there are no pidfds, the check right before the signal leaves a window of microseconds.
+    The identity is checked after a pidfd is opened, so that a reused PID is never signalled. Without pidfds, the check
+    right before the signal leaves a window of microseconds.
     """
     if identity.boot_id != boot_id():
         return False
@@ -171,8 +189,8 @@ def send_signal(identity: ProcessIdentity, number: int) -> bool:
 
 
 def is_being_killed(identity: ProcessIdentity) -> bool:
-    """Whether a SIGKILL waits for this very process, which is stuck in the kernel: no instruction of its program will
-    run again (proc_pid_status(5), SigPnd and ShdPnd)."""
+    """Whether a SIGKILL is pending for this process, which is stuck in the kernel and will never run its program again
+    (proc_pid_status(5), SigPnd and ShdPnd)."""
     try:
         lines = Path(f"/proc/{identity.pid}/status").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -193,7 +211,7 @@ def deliver(pid: int, descriptor: int | None, number: int) -> bool:
         except ProcessLookupError:
             raise
         except (OSError, AttributeError):
-            # EPERM of a sandbox looks like that of another user's process: kill(2) tells them apart.
+            # EPERM may come from a sandbox or another user's process: kill(2) distinguishes them.
             pass
     os.kill(pid, number)
     return True
@@ -201,7 +219,7 @@ def deliver(pid: int, descriptor: int | None, number: int) -> bool:
 
 @lru_cache(maxsize=256)
 def _log_once(text: str) -> None:
-    # Not a warning: without a log, as in a command or a screen, those go to the terminal.
+    # Not a warning: without a log, as in a command or a screen, warnings go to the terminal.
     log.info("%s", text)
 
 
@@ -211,7 +229,7 @@ def all_pids() -> list[int]:
 
 
 def raw_environment(pid: int) -> bytes | None:
-    """The environment a process was started with, each variable between two NUL bytes; None when the process is gone or
+    """The environment a process was started with, each variable between two NUL bytes; None if the process is gone or
     another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 - for every process of the machine
@@ -221,13 +239,10 @@ def raw_environment(pid: int) -> bytes | None:
 
 
 def environment_of(pid: int) -> dict[str, str] | None:
-    """The same by name."""
+    """The environment a process was started with, by name; None if the process is gone or another user's."""
     raw = raw_environment(pid)
-    return None if raw is None else environment_in(raw)
-
-
-def environment_in(raw: bytes) -> dict[str, str]:
-    """What `raw_environment` gives, by name."""
+    if raw is None:
+        return None
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
@@ -236,34 +251,51 @@ Owner = tuple[str, int | None]
 """The run and the rank that a process belongs to."""
 
 
-def owner_in(environment: Mapping[str, str], runs: Path | str) -> Owner | None:
-    """The run and rank that an environment is marked with; None if it is not marked by the home whose runs are in
-    ``runs``: a run of another home is a stranger here."""
-    run_id = environment.get("GPUTUI_RUN_ID")
-    if not run_id or environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}":
+def owner_in(pid: int, environment: Mapping[str, str], runs: Path | str) -> Owner | None:
+    """The run and rank that a process's environment is marked with; None if the run is not in the folder ``runs``."""
+    run_id, tag = environment.get("GPUTUI_RUN_ID"), environment.get("GPUTUI_RUN_DIR")
+    path = f"{runs}/{run_id}"
+    if not run_id or (tag != path and not names_folder(pid, tag, path)):
         return None
     return run_id, rank_in(environment)
 
 
+def names_folder(pid: int, tag: str | None, run_dir: Path | str) -> bool:
+    """Whether a process means the folder of a run by the path in its environment: by the same path, unless that is
+    another folder for it (as in a container), or by one from before the home was moved and a link left in its place."""
+    if tag is None:
+        return False
+    if tag == str(run_dir):
+        return not shim.has_another_folder(pid, os.fsencode(tag))
+    # A moved run keeps its name; most other paths need no look.
+    if os.path.basename(tag) != os.path.basename(run_dir):  # noqa: PTH119 - for every process of the machine
+        return False
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/root{tag}"), os.stat(run_dir))  # noqa: PTH116
+    except (OSError, ValueError):
+        return False
+
+
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """The rank that an environment tells. Launchers of one machine (Lightning's) tell the local one alone."""
+    """The rank in an environment. Single-machine launchers, such as Lightning's, set the local rank alone."""
     is_first_node = all(environment.get(name, "0") == "0" for name in ("NODE_RANK", "GROUP_RANK"))
     rank = environment.get("RANK") or (environment.get("LOCAL_RANK", "") if is_first_node else "")
     return int(rank) if rank.isascii() and rank.isdigit() else None
 
 
 def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process that carries a run's mark in its environment, wherever it hangs in the process tree.
+    """Every living process that carries the mark of a run, or of one ``attempt``, in its environment.
 
-    The mark is the run's folder: its id is unique in one home only. ``attempt`` narrows it to one attempt.
+    The mark is the run's folder, because its id is unique within one home only.
     """
-    needle = b"\0GPUTUI_RUN_DIR=" + os.fsencode(run_dir) + b"\0"
-    number = None if attempt is None else f"\0GPUTUI_ATTEMPT={attempt}\0".encode()
-    found = []
+    needle, found = b"\0GPUTUI_RUN_DIR=", []
     for pid in all_pids():
-        raw = raw_environment(pid)
-        is_marked = raw is not None and needle in raw and (number is None or number in raw)
-        if is_marked and not shim.has_another_folder(pid, os.fsencode(run_dir)):
+        # Nearly all processes are unmarked: only the rest is worth parsing.
+        if needle not in (raw_environment(pid) or b""):
+            continue
+        environment = environment_of(pid) or {}
+        is_marked = attempt is None or environment.get("GPUTUI_ATTEMPT") == str(attempt)
+        if is_marked and names_folder(pid, environment.get("GPUTUI_RUN_DIR"), run_dir):
             identity = identify(pid)
             if identity is not None:
                 found.append(identity)

@@ -1,6 +1,6 @@
 """The name, tags and note that a person gives a run.
 
-Stored in the database, and in ``labels.json`` of the run's folder, from which they come back if the database is lost.
+They are in the database, and in ``labels.json`` of the run's folder in case the database is lost.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _TAG = re.compile(r"[^\W_][\w.:/=-]{0,31}")
 
 
 class LabelError(ValueError):
-    """A name, tag or note that a run cannot have; the text says what it can have."""
+    """An invalid name, tag or note; the text says what is valid."""
 
 
 class Labels(NamedTuple):
-    """What a person calls a run. An empty note is no note."""
+    """The labels of a run. An empty note is no note."""
 
     name: str
     tags: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def checked_labels(name: str, tags: Iterable[str], note: str) -> Labels:
 
 def checked_note(text: str) -> str:
     """A note on one line, with secrets redacted. Raises LabelError."""
-    # What a command line could not read as UTF-8 cannot be stored as it is.
+    # A command line may have lone surrogates, which cannot be stored.
     readable = text.encode("utf-8", "replace").decode()
     note = redact_text(" ".join(readable.split()))
     if len(note) > LONGEST_NOTE:
@@ -68,7 +68,7 @@ def checked_tag(text: str) -> str:
 
 
 def _without_secret(text: str, what: str) -> str:
-    """The text without spaces around it. Raises LabelError, without the secret in it."""
+    """The stripped text. Raises LabelError, whose text does not repeat the secret."""
     stripped = text.strip()
     if redact_text(stripped) != stripped:
         raise LabelError(f"this {what} looks like a secret, and names and tags are shown; choose another")
@@ -86,12 +86,12 @@ def store_labels(connection: sqlite3.Connection, run_id: str, labels: Labels) ->
 
 
 def write_labels(run_dir: Path, labels: Labels) -> None:
-    """Keep them with the run's folder. Raises OSError."""
+    """Write the labels to the run's folder. Raises OSError."""
     write_private(run_dir / LABELS_FILE, labels._asdict())
 
 
 def read_labels(run_dir: Path) -> Labels | None:
-    """Those of the run's folder; None if it has none, or none that can be understood."""
+    """The labels in the run's folder; None if it has no valid ones."""
     try:
         found: Any = read_foreign_json(run_dir / LABELS_FILE)
         return checked_labels(str(found["name"]), [str(tag) for tag in found["tags"]], str(found["note"]))

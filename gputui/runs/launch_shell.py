@@ -1,5 +1,7 @@
-"""What a run takes along from the shell that launches it: environment, resource limits, nice value, CPU affinity and
-umask. It travels in the private specification only, and is given to the command, never to gputui's own processes."""
+"""What a run inherits from the shell that launches it: environment, resource limits, nice value, CPU affinity, umask.
+
+It is stored in the private specification only, and applied to the command, never to gputui's own processes.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,24 @@ import os
 import re
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# More than a kernel passes on to a program with its usual stack (execve(2)).
+import msgspec
+from msgspec import Struct
+
+# The kernel's own limit is smaller with the usual stack size (execve(2)).
 MAX_ENVIRONMENT_BYTES = 2 << 20
 _MAX_CPUS = 1 << 16
 
-# What belongs to one terminal, session or service and means nothing, or something else, an hour later.
+# Variables of one terminal, session or service, which are stale or wrong an hour later.
 _OF_A_SESSION = re.compile(
     r"_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|TERM|TERM_.*|TERMCAP|TERMINFO|COLORTERM|VTE_VERSION|WINDOWID|WT_.*|KITTY_.*"
     r"|ALACRITTY_.*|KONSOLE_.*|ITERM_.*|GNOME_TERMINAL_.*|TMUX.*|STY|WINDOW|SSH_.*|GPG_TTY|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY"
     r"|DBUS_.*|XDG_SESSION.*|XDG_SEAT|XDG_VTNR|INVOCATION_ID|JOURNAL_STREAM|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*|MANAGERPID"
     r"|SYSTEMD_EXEC_PID"
 )
-# gputui's own, and what torchrun gives the rank from inside of which a run is launched.
+# gputui's own variables, and those of the torchrun rank that a run may be launched from.
 _OF_ANOTHER_RUN = re.compile(
     r"GPUTUI_.*|RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|ROLE_NAME|(?:LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_.*"
@@ -37,20 +41,19 @@ _LIMITS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchShell:
+class LaunchShell(Struct, frozen=True):
     """``limits`` are (soft, hard) by the names of getrlimit(2) without RLIMIT_, -1 is unlimited; ``affinity`` lists
-    CPUs. None is not known, and is then what the agent has."""
+    CPUs. None is unknown: the command inherits the agent's."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     nice: int | None = None
     affinity: tuple[int, ...] | None = None
     umask: int | None = None
 
     @classmethod
     def from_json(cls, data: Any) -> LaunchShell | None:
-        """A stored one. What cannot be given to a program is left out; None if nothing was stored."""
+        """A stored shell without its invalid values; None if nothing was stored."""
         if not isinstance(data, Mapping):
             return None
         environment, limits, affinity = data.get("environment"), data.get("limits"), data.get("affinity")
@@ -59,7 +62,10 @@ class LaunchShell:
             limits={
                 name: (pair[0], pair[1])
                 for name, pair in (limits.items() if isinstance(limits, Mapping) else ())
-                if name in _LIMITS and isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_limit, pair))
+                if name in _LIMITS
+                and isinstance(pair, list | tuple)
+                and len(pair) == 2
+                and None not in [_within(limit, -1, (1 << 63) - 1) for limit in pair]
             },
             nice=_within(data.get("nice"), -20, 19),
             affinity=tuple(cpu for cpu in affinity if _within(cpu, 0, _MAX_CPUS) is not None)
@@ -70,9 +76,9 @@ class LaunchShell:
 
 
 def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
-    """What this process was given by its shell.
+    """What this process inherited from its shell.
 
-    Raises OSError (E2BIG) where the environment is larger than a program can be given.
+    Raises OSError (E2BIG) if the environment is too large for a program.
     """
     environment = passed_on(os.environ if environ is None else environ)
     size = sum(len(os.fsencode(name)) + len(os.fsencode(value)) + 2 for name, value in environment.items())
@@ -92,7 +98,7 @@ def capture(environ: Mapping[str, str] | None = None) -> LaunchShell:
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a run gets of a shell's."""
+    """The variables of a shell that a run inherits."""
     return {
         name: value
         for name, value in _fitting(environ).items()
@@ -101,7 +107,7 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fitting(environ: Mapping[Any, Any]) -> dict[str, str]:
-    """What can be a variable: no NUL in it, and a name without "="."""
+    """The valid variables: no NUL in them, no "=" in the name."""
     return {
         name: value
         for name, value in environ.items()
@@ -110,7 +116,7 @@ def _fitting(environ: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _umask() -> int | None:
-    """Read without setting it, which all threads would see."""
+    """The umask, read from procfs: os.umask can only read it by setting it for all threads."""
     try:
         text = Path("/proc/self/status").read_text("utf-8", "replace")
         return next((int(line.split()[1], 8) for line in text.splitlines() if line.startswith("Umask:")), None)
@@ -120,7 +126,3 @@ def _umask() -> int | None:
 
 def _within(value: Any, least: int, most: float = math.inf) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most else None
-
-
-def _is_limit(value: Any) -> bool:
-    return _within(value, -1, (1 << 63) - 1) is not None

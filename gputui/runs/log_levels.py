@@ -1,4 +1,4 @@
-"""How grave a line of a log is: the levels of logging, the letters of glog, Python's errors and tracebacks, and NCCL's
+"""The severity of a log line, by the levels of logging, the letters of glog, Python's errors and tracebacks, and NCCL's
 warnings."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WARNING = re.compile(r"\bWARN(?:ING)?\b|\b\w*Warning\b|(?:^|\[)W[0-9]{3,8} \d\d
 
 
 class Level(IntEnum):
-    """How grave a line is."""
+    """The severity of a log line."""
 
     INFO = 0
     WARNING = 1
@@ -28,7 +28,7 @@ class Level(IntEnum):
 
 
 class LevelReader:
-    """Determines the levels of a log's lines, one after the other; the lines of a traceback have one level."""
+    """Determines the levels of a log's lines, in order; all lines of a traceback are errors."""
 
     def __init__(self) -> None:
         self._in_traceback = False

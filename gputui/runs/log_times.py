@@ -1,6 +1,6 @@
-"""When a line of a log was written: dates of ISO 8601, as most loggers write them, and glog's.
+"""The times of log lines: ISO 8601, as most loggers write them, and glog's.
 
-A time of day without a day does not count: a log may go on for days.
+A time of day without a date is ignored: a log may span days.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-# A stamp begins within so many characters.
+# A timestamp begins within this many characters.
 _BEGINS_WITHIN = 96
 _ISO = re.compile(
     r"""[\[("']? (?P<day>\d{4}-\d\d-\d\d) [T\ ] (?P<clock>\d\d:\d\d:\d\d) (?:[.,](?P<fraction>\d{1,6})\d*)?
@@ -22,7 +22,7 @@ _GLOG = re.compile(
     (?:\.(?P<fraction>\d{1,6})\d*)?""",
     re.VERBOSE,
 )
-# What stands before a stamp: text in brackets, a level, a name with a colon, a word in quotes (of JSON), a separator.
+# Text before a timestamp: in brackets, a level, a name with a colon, a quoted word (of JSON), a separator.
 _BEFORE_STAMP = re.compile(
     r"""\[[^\]]{0,60}\] | \([^)]{0,60}\) | <[^>]{0,60}> | (?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b |
     [\w.@/-]{1,40}: | "\w{1,20}" | [\s{|:,-]""",
@@ -31,13 +31,14 @@ _BEFORE_STAMP = re.compile(
 
 
 def line_time(line: str, near: float) -> float | None:
-    """When the line was written, in UTC unix seconds; None if it does not begin with a stamp, behind what launchers and
-    loggers put before one. A stamp without a zone is local time; one without a year is of the year that brings it
+    """When the line was written, in UTC unix seconds; None if no timestamp is at its start, after the prefixes of
+    launchers and loggers. A timestamp without a zone is local time; one without a year is in the year that brings it
     nearest to ``near`` (UTC unix seconds)."""
     position = 0
     while position < _BEGINS_WITHIN:
         if found := _ISO.match(line, position):
-            return _iso_seconds(found)
+            zone = (found["zone"] or "").strip()
+            return _seconds(f"{found['day']}T{found['clock']}{_fraction(found)}{'+00:00' if zone.isalpha() else zone}")
         if found := _GLOG.match(line, position):
             return _glog_seconds(found, near)
         before = _BEFORE_STAMP.match(line, position)
@@ -48,23 +49,18 @@ def line_time(line: str, near: float) -> float | None:
 
 
 def lines_by(lines: Sequence[str], at: float) -> int | None:
-    """How many of the lines had been written by a moment (UTC unix seconds); None if no line has a time. Lines are in
-    the order of their times, and one without a time belongs to the one before it."""
-    is_timed = False
-    # A moment that is looked at is mostly near the end.
+    """The number of lines written by a time (UTC unix seconds); None if no line has a time. Lines are in time order,
+    and one without a time belongs to the line before it."""
+    later: int | None = None
+    # The time asked for is mostly near the end.
     for number in range(len(lines) - 1, -1, -1):
         written_at = line_time(lines[number], at)
         if written_at is None:
             continue
-        is_timed = True
         if written_at <= at:
-            return _next_timed(lines, number + 1, at)
-    return 0 if is_timed else None
-
-
-def _iso_seconds(found: re.Match[str]) -> float | None:
-    zone = (found["zone"] or "").strip()
-    return _seconds(f"{found['day']}T{found['clock']}{_fraction(found)}{'+00:00' if zone.isalpha() else zone}")
+            return len(lines) if later is None else later
+        later = number
+    return None if later is None else 0
 
 
 def _glog_seconds(found: re.Match[str], near: float) -> float | None:
@@ -80,15 +76,8 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _seconds(text: str) -> float | None:
-    """UTC unix seconds of a date of ISO 8601; None if there is no such day."""
+    """UTC unix seconds of an ISO 8601 date; None if there is no such day."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _next_timed(lines: Sequence[str], number: int, near: float) -> int:
-    """The index of the first line with a time from ``number`` on; their count if there is none."""
-    while number < len(lines) and line_time(lines[number], near) is None:
-        number += 1
-    return number

@@ -1,9 +1,9 @@
 """The log files of an attempt, read in bounded pieces.
 
-They are in a folder for each node of the attempt, ``nodes/<number>``. torchrun writes each rank's streams there to
-``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``; the launcher's own output, or the only
-process of a run without torchrun, is in ``output.log``. What comes out of here is text as programs wrote it: pass it
-through `gputui.charts.safe_text.clean` before it reaches a terminal.
+Each node of the attempt has a folder, ``nodes/<number>``. torchrun writes each rank's streams there to
+``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``. The output of the launcher, or of the only process
+of a run without torchrun, is in ``output.log``. The text is not sanitized: pass it through
+`gputui.charts.safe_text.clean` before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from gputui.regular_files import open_regular
 from gputui.runs.foreign_json import read_foreign_json
@@ -27,14 +28,13 @@ FIRST_NODE = f"{NODES}/0"
 """Below an attempt's folder: logs, error files and reports of its first node."""
 
 MAX_LINE_CHARACTERS = 4000
-"""A longer line is cut and ends in "…"; neither people nor patterns need the rest."""
+"""A longer line is cut and ends in "…"."""
 
-# Progress bars end their "lines" with a carriage return alone.
+# Progress bars end each state with a carriage return alone.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-@dataclass(frozen=True, slots=True)
-class RankLog:
+class RankLog(Struct, frozen=True):
     """One log file. ``rank`` is None for ``output.log``, which belongs to the launcher."""
 
     rank: int | None
@@ -42,13 +42,11 @@ class RankLog:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class LogWindow:
+class LogWindow(Struct, frozen=True):
     """A piece of a log: its text, the byte offsets that it spans, and the file's size when it was read.
 
-    ``start`` differs from the offset asked for where the file has become shorter than that, and where a gap begins
-    there (the middle of a log that grew too large is dropped). Reading on from ``end``
-    gives the rest.
+    ``start`` differs from the requested offset if the file has shrunk below it or a gap begins there (the middle of a
+    log that grew too large is dropped). The next window starts at ``end``.
     """
 
     text: str
@@ -58,8 +56,7 @@ class LogWindow:
 
 
 def node_folder(attempt_dir: Path) -> Path:
-    """The folder of an attempt's first node. An attempt that was started before there were any has its files in its own
-    folder, and keeps them there: what writes them may still live."""
+    """The folder of an attempt's first node. An attempt of an older gputui has its files in its own folder."""
     folder = attempt_dir / FIRST_NODE
     return folder if folder.is_dir() else attempt_dir
 
@@ -99,7 +96,7 @@ def rank_logs(attempt_dir: Path) -> list[RankLog]:
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a log, carriage returns taken for line ends, each at most MAX_LINE_CHARACTERS long."""
+    """The lines of a log, with carriage returns as line ends, each at most MAX_LINE_CHARACTERS long."""
     lines = _LINE_END.split(text)
     if lines and not lines[-1]:
         lines.pop()
@@ -107,9 +104,8 @@ def lines_of(text: str) -> list[str]:
 
 
 def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
-    """The lines of a log as a terminal keeps them: of what carriage returns write over, such as the states of a
-    progress bar, only the last that is not blank. ``begun`` is what the piece before left without an
-    end, as its second answer gave it."""
+    """The lines of a log as a terminal shows them: of the states that carriage returns overwrite, such as those of a
+    progress bar, the last that is not blank. Also returns an unfinished line, which is ``begun`` for the next piece."""
     *complete, rest = (begun + text).split("\n")
     lines = [last_state(line) for line in complete]
     if rest and not rest.endswith("\r"):
@@ -118,7 +114,7 @@ def printed_lines(text: str, begun: str = "") -> tuple[list[str], str]:
 
 
 def last_state(line: str) -> str:
-    """What is left to see of a line that carriage returns write over."""
+    """The visible state of a line that carriage returns overwrite."""
     return _cut(next((state for state in reversed(line.split("\r")) if state.strip()), ""))
 
 
@@ -129,11 +125,11 @@ def _cut(line: str) -> str:
 def tail_text(path: Path, max_bytes: int) -> str:
     """The end of a log: whole lines of its last ``max_bytes`` bytes, ending in line feeds.
 
-    UTF-8; what is not becomes "\ufffd". Raises OSError if the file cannot be read or is not a regular one.
+    Invalid UTF-8 becomes "\ufffd". Raises OSError if the file cannot be read or is not a regular one.
     """
     data, start, _ = _read(path, None, max_bytes)
     if start > 0:
-        # The first line is cut off somewhere. If there is no other, its end is better than nothing.
+        # The first line is incomplete. It is dropped unless it is the only one.
         ends = [at for at in (data.find(b"\n"), data.find(b"\r")) if at >= 0]
         if ends and min(ends) + 1 < len(data):
             data = data[min(ends) + 1 :]
@@ -144,15 +140,15 @@ def tail_text(path: Path, max_bytes: int) -> str:
 def read_window(
     path: Path, offset: int, max_bytes: int, *, partial: bool = False, as_written: bool = False
 ) -> LogWindow:
-    """Whole lines from byte ``offset`` on, at most ``max_bytes`` of them.
+    """Whole lines from byte ``offset`` on, at most ``max_bytes`` long in total.
 
-    A line without an end is given only with ``partial``, or when it fills the whole window. Carriage returns are line
-    ends unless the text is wanted ``as_written``. Raises OSError as `tail_text` does.
+    An unfinished line is included only with ``partial``, or if it fills the whole window. Carriage returns are line
+    ends unless ``as_written``. Raises OSError as `tail_text` does.
     """
     data, start, size = _read(path, offset, max_bytes)
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if end == 0 and len(data) >= max_bytes:
-        # Going on is better than waiting for an end that this window can never hold.
+        # The end of this line can never fit the window.
         end = _whole_characters(data) or len(data)
     elif partial:
         end = _whole_characters(data)
@@ -192,8 +188,7 @@ def _read(path: Path, offset: int | None, max_bytes: int) -> tuple[bytes, int, i
 
 
 def _around_gaps(descriptor: int, start: int, size: int, *, from_end: bool) -> tuple[int, int]:
-    """Where to read so that no gap of a log that was bounded is read: from the next data on, up to the next gap. With
-    ``from_end`` the last piece counts."""
+    """(start, end) of the next stretch of data that has no gap of a bounded log; with ``from_end`` of the last one."""
     try:
         while start < size:
             start = os.lseek(descriptor, start, os.SEEK_DATA)
@@ -202,13 +197,13 @@ def _around_gaps(descriptor: int, start: int, size: int, *, from_end: bool) -> t
                 return start, max(until, start)
             start = until
     except OSError:
-        # A gap up to the end (ENXIO), or a file system that knows of none.
+        # A gap up to the end (ENXIO), or a file system without gaps.
         return start, size
     return start, size
 
 
 def _whole_characters(data: bytes) -> int:
-    """How many leading bytes hold no character that is cut off at the end."""
+    """The length of the data without a character that is cut off at its end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     return len(data) - len(decoder.getstate()[0])

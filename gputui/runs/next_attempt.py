@@ -1,20 +1,21 @@
-"""What a run's next attempt needs besides its parameters, as a row that the attempt's start takes away."""
+"""Environment and preconditions of a run's next attempt, in a row that the attempt's start deletes."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class NextAttempt:
-    """``env``: variables that win over the profile's; ``preconditions``: what it waits for, as plain data;
-    ``since``: when that was decided (UTC unix seconds)."""
 
-    env: Mapping[str, str] = field(default_factory=dict)
+class NextAttempt(Struct, frozen=True):
+    """``env`` overrides the profile's variables; ``preconditions`` must hold before the start; ``since`` is when both
+    were decided (UTC unix seconds)."""
+
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     preconditions: tuple[Mapping[str, Any], ...] = ()
     since: float = 0.0
 
@@ -27,7 +28,7 @@ def put(
     preconditions: Sequence[Mapping[str, Any]],
     now: float,
 ) -> None:
-    """Note it in place of what was noted before. Works inside the caller's transaction."""
+    """Replace the row. Works inside the caller's transaction."""
     take_away(connection, run_id)
     if env or preconditions:
         connection.execute(
@@ -37,7 +38,7 @@ def put(
 
 
 def get(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
-    """What is noted; nothing if nothing is."""
+    """The row of a run; an empty one if there is none."""
     row = connection.execute(
         "SELECT env, preconditions, since FROM next_attempts WHERE run_id = ?", (run_id,)
     ).fetchone()
@@ -45,7 +46,7 @@ def get(connection: sqlite3.Connection, run_id: str) -> NextAttempt:
 
 
 def set_preconditions(connection: sqlite3.Connection, run_id: str, preconditions: Sequence[Mapping[str, Any]]) -> None:
-    """Store those that are not met yet."""
+    """Store the preconditions that are not met yet."""
     text = json.dumps([dict(one) for one in preconditions])
     connection.execute("UPDATE next_attempts SET preconditions = ? WHERE run_id = ?", (text, run_id))
 

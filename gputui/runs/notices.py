@@ -1,20 +1,19 @@
-"""Messages that somebody is owed, as rows: written in the transaction of what they tell, and sent at least once."""
+"""Rows of messages to send: written in the transaction of what they report, and sent at least once."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 Way = Literal["command", "webhook"]
 
 
-@dataclass(frozen=True, slots=True)
-class Owed:
-    """One message by one way that was not sent yet: about an attempt of a run, or about an alert. ``tries`` have begun
-    so far."""
+class Owed(Struct, frozen=True):
+    """One unsent message by one way, about an attempt of a run or about an alert. ``tries`` counts those begun."""
 
     notice_id: int
     run_id: str | None
@@ -34,7 +33,7 @@ def put(
     *,
     now: float,
 ) -> None:
-    """Owe a message, which must hold no secret. Works inside the caller's transaction."""
+    """Add a message about an attempt. It must hold no secret. Works inside the caller's transaction."""
     connection.executemany(
         "INSERT INTO notices (run_id, attempt, at, way, message, due_at) VALUES (?, ?, ?, ?, ?, ?)",
         [(run_id, attempt, now, way, json.dumps(dict(message)), now) for way in ways],
@@ -44,7 +43,7 @@ def put(
 def put_of_alert(
     connection: sqlite3.Connection, alert_id: int, ways: Sequence[Way], message: Mapping[str, Any], *, now: float
 ) -> None:
-    """The same about an alert."""
+    """Add a message about an alert. It must hold no secret. Works inside the caller's transaction."""
     connection.executemany(
         "INSERT INTO notices (alert_id, at, way, message, due_at) VALUES (?, ?, ?, ?, ?)",
         [(alert_id, now, way, json.dumps(dict(message)), now) for way in ways],
@@ -52,7 +51,7 @@ def put_of_alert(
 
 
 def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
-    """What is to be sent now, the oldest first."""
+    """The messages to send now, oldest first."""
     rows = connection.execute(
         "SELECT notice_id, run_id, attempt, alert_id, way, message, tries FROM notices "
         "WHERE sent_at IS NULL AND gave_up_at IS NULL AND due_at <= ? ORDER BY notice_id",
@@ -62,13 +61,13 @@ def due(connection: sqlite3.Connection, now: float) -> list[Owed]:
 
 
 def is_owing(connection: sqlite3.Connection) -> bool:
-    """Whether anything is still to be sent, now or later."""
+    """Whether any message is still to be sent, now or later."""
     row = connection.execute("SELECT 1 FROM notices WHERE sent_at IS NULL AND gave_up_at IS NULL LIMIT 1").fetchone()
     return row is not None
 
 
 def note_try(connection: sqlite3.Connection, notice_id: int) -> None:
-    """A try begins; noted before it, so that a message which ends every agent is not sent for ever."""
+    """Count a try before it begins, so that a message that crashes the agent is not sent forever."""
     connection.execute("UPDATE notices SET tries = tries + 1 WHERE notice_id = ?", (notice_id,))
 
 

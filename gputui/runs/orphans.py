@@ -1,5 +1,5 @@
-"""Processes of this home's runs that outlived their attempt: found by their tag, classified by the database,
-ended only when proven ours."""
+"""Processes of this home's runs that outlived their attempt: found by tag, classified by the database, and ended by
+identity."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.redaction import redact_command_line
 from gputui.runs import shim
@@ -19,6 +21,7 @@ from gputui.runs.identity import (
     environment_of,
     identify,
     is_alive,
+    names_folder,
     raw_environment,
     read_stat,
     send_signal,
@@ -30,10 +33,9 @@ KILL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedProcess:
-    """A living process of this user that carries the tag of one of this home's runs, or hangs below one that does.
-    ``attempt`` is None if the tag does not tell it."""
+class MarkedProcess(Struct, frozen=True):
+    """A living process of this user with the tag of one of this home's runs, or a descendant of one. ``attempt`` is
+    None if the tag lacks it."""
 
     identity: ProcessIdentity
     run_id: str
@@ -41,20 +43,19 @@ class MarkedProcess:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunStanding:
-    """What the database says of a run: its state, and its newest attempt (0 before the first)."""
+class RunStatus(Struct, frozen=True):
+    """A run's state and newest attempt (0 before the first)."""
 
     state: RunState
     attempt: int
 
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every such process of the runs in the folder ``runs``, and what hangs below one without its own tag."""
-    needle = b"\0GPUTUI_RUN_DIR=" + os.fsencode(runs) + b"/"
+    """Every tagged process of the runs in the folder ``runs``, and their descendants without a tag."""
+    needle = b"\0GPUTUI_RUN_DIR="
     found: dict[int, MarkedProcess] = {}
     for pid in all_pids():
-        # Nearly all processes are not ours: what is dear is asked of those that may be.
+        # Nearly all processes are untagged: only the rest is worth the costly checks.
         if needle not in (raw_environment(pid) or b""):
             continue
         identity = identify(pid)
@@ -62,9 +63,7 @@ def find_marked(runs: Path) -> list[MarkedProcess]:
         run_id = (environment or {}).get("GPUTUI_RUN_ID")
         if identity is None or environment is None or not run_id or not _is_own(pid):
             continue
-        if environment.get("GPUTUI_RUN_DIR") != f"{runs}/{run_id}" or not is_alive(identity):
-            continue
-        if shim.has_another_folder(pid, os.fsencode(f"{runs}/{run_id}")):
+        if not names_folder(pid, environment.get("GPUTUI_RUN_DIR"), f"{runs}/{run_id}") or not is_alive(identity):
             continue
         number = environment.get("GPUTUI_ATTEMPT", "")
         attempt = int(number) if number.isascii() and number.isdigit() else None
@@ -87,13 +86,13 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStanding]) -> list[MarkedProcess]:
-    """Those whose attempt is over. ``runs`` must have been read after the processes were: an attempt that has begun
-    meanwhile is then no orphan."""
+def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStatus]) -> list[MarkedProcess]:
+    """The processes whose attempt is over. ``runs`` must be read after the processes, so that an attempt that began in
+    between has no orphans."""
     return [process for process in processes if _is_over(process, runs.get(process.run_id))]
 
 
-def _is_over(process: MarkedProcess, run: RunStanding | None) -> bool:
+def _is_over(process: MarkedProcess, run: RunStatus | None) -> bool:
     if run is None or run.state.is_over:
         return run is None or process.attempt is None or process.attempt <= run.attempt
     if process.attempt is None:
@@ -102,7 +101,7 @@ def _is_over(process: MarkedProcess, run: RunStanding | None) -> bool:
 
 
 def without_ancestors(processes: Sequence[MarkedProcess], pid: int) -> list[MarkedProcess]:
-    """All but ``pid`` and what it was started from: ending these would end the command itself."""
+    """The processes without ``pid`` and its ancestors, whose end would end the calling command."""
     chain = set()
     while pid > 1 and pid not in chain:
         chain.add(pid)
@@ -117,13 +116,13 @@ def end(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> list[ProcessIdentity]:
-    """Ask them to end, then kill them. Returns those that not even SIGKILL ended."""
+    """Send SIGTERM, then SIGKILL. Returns the processes that survived both."""
     left = list(identities)
     for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         for identity in left:
             send_signal(identity, number)
             if number is signal.SIGTERM:
-                # A stopped process notices nothing.
+                # A stopped process handles SIGTERM only when continued.
                 send_signal(identity, signal.SIGCONT)
         deadline = clock() + seconds
         while (left := [identity for identity in left if is_alive(identity)]) and clock() < deadline:

@@ -1,12 +1,13 @@
-"""A lock of one process on a file that also says who it is: the kernel lets go of it however the process dies."""
+"""A file lock of one process, with the process's identity in the file. The kernel releases it however it ends."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE
 from gputui.runs.identity import ProcessIdentity, boot_id, identify
@@ -16,9 +17,8 @@ class HeldElsewhereError(Exception):
     """Another process holds the lock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who locked it last. ``is_agents``: an agent started it, not a person."""
+class Holder(Struct, frozen=True):
+    """The process that locked it last. ``is_agents``: an agent started it, not a person."""
 
     identity: ProcessIdentity
     is_agents: bool

@@ -1,12 +1,13 @@
-"""What the processes of an attempt do and hold, from procfs: cheap enough for every few seconds."""
+"""State, CPU, memory, I/O and sockets of an attempt's processes, from procfs. Cheap enough for every few seconds."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.redaction import redact_command_line
 from gputui.runs.attempt_processes import AttemptProcess
@@ -19,10 +20,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATE, _TIMES, _START = 0, slice(11, 15), 19
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReading:
-    """One process now. CPU time includes children that were waited for; ``queued_seconds`` is how long its main thread
-    waited for a core; ``private_bytes`` is unshared resident memory. None is unknown."""
+class ProcessReading(Struct, frozen=True):
+    """One process. CPU time includes that of reaped children; ``queued_seconds`` is how long its main thread waited for
+    a core; ``private_bytes`` is unshared resident memory. None is unknown."""
 
     pid: int
     start_ticks: int
@@ -34,7 +34,7 @@ class ProcessReading:
 
 
 def read_process(identity: ProcessIdentity) -> ProcessReading | None:
-    """A process's reading, or None when it has ended."""
+    """The reading of a process, or None if it has ended."""
     try:
         text = _text(identity.pid, "stat")
     except OSError:
@@ -53,19 +53,8 @@ def read_process(identity: ProcessIdentity) -> ProcessReading | None:
     )
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process handles a signal."""
-    try:
-        for line in _text(pid, "status").splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError):
-        return False
-    return False
-
-
 def describe(processes: Iterable[AttemptProcess]) -> str:
-    """A table of processes for a post-mortem: rank, state, where in the kernel its main thread waits, command."""
+    """A table of processes for a post-mortem: rank, state, kernel function its main thread waits in, command."""
     rows = [f"{'pid':>8} {'rank':>5} state {'waits in':<24} command"]
     for process in processes:
         identity, rank = process.identity, process.rank
@@ -80,7 +69,7 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
 
 
 def available_bytes() -> int | None:
-    """Memory that the host can still give (MemAvailable), or None."""
+    """The host's available memory (MemAvailable), or None."""
     try:
         for line in Path("/proc/meminfo").read_text("ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -109,7 +98,7 @@ def _queued(pid: int) -> float | None:
 
 
 def _io(pid: int) -> int | None:
-    """Bytes through read and write calls and, for files that are mapped, from and to disks."""
+    """Bytes of read and write calls and, for mapped files, of disk transfers."""
     try:
         pairs = (line.partition(": ") for line in _text(pid, "io").splitlines())
         values = {name: int(value) for name, _, value in pairs}
@@ -129,28 +118,43 @@ def _private(pid: int) -> int | None:
 _SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6")
 # Fields of a row of /proc/PID/net/tcp: proc_pid_net(5).
 _LOCAL, _REMOTE, _SOCKET_STATE, _INODE = 1, 2, 3, 9
-_LISTENS, _IS_OVER = "0A", "06"
+_ESTABLISHED, _LISTENS, _IS_OVER = "01", "0A", "06"
+_STREAM_TABLES = ("tcp", "tcp6")
+# A socket that no process holds has no inode.
+_UNHELD = "socket:[0]"
+# What the address of IPv4 begins with where it is written as one of IPv6.
+_MAPPED = "0000000000000000FFFF0000"
 
 
-def reaches_out(pid: int) -> bool:
-    """Whether a process has a TCP or connected UDP socket whose other end is not on this machine; True also where that
-    cannot be seen. A process that has ended has none."""
+def reaches_out(pid: int, own: Collection[str] = ()) -> bool:
+    """Whether a process has a TCP connection, or a UDP socket with an address, to another machine, or a TCP connection
+    to a program of this machine that holds none of the sockets ``own`` (`sockets_of` its attempt); True also if
+    unknown. An ended process has none."""
     folder = Path(_PROC, str(pid))
     try:
-        inodes = _remote_inodes(folder / "net")
+        inodes = _outside(folder / "net", own)
         return bool(inodes) and any(name in inodes for name in _sockets(folder / "fd"))
     except (FileNotFoundError, ProcessLookupError):
         return False
     except (OSError, ValueError, IndexError):
         return True
+
+
+def sockets_of(pids: Iterable[int]) -> set[str]:
+    """The sockets that processes hold, as far as that may be seen."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.update(_sockets(Path(_PROC, str(pid), "fd")))
+    return found
 
 
 def is_connected(pid: int) -> bool:
-    """Whether a process has a TCP or connected UDP socket, wherever its other end is; True also where that cannot be
-    seen. A process that has ended has none."""
+    """Whether a process has a TCP or connected UDP socket with any peer; True also if unknown. An ended process has
+    none."""
     folder = Path(_PROC, str(pid))
     try:
-        inodes = {f"socket:[{row[_INODE]}]" for row in _rows(folder / "net") if _host_of(row[_REMOTE]).strip("0")}
+        inodes = {_name(row) for row in _rows(folder / "net") if _host_of(row[_REMOTE]).strip("0")}
         return bool(inodes) and any(name in inodes for name in _sockets(folder / "fd"))
     except (FileNotFoundError, ProcessLookupError):
         return False
@@ -158,30 +162,44 @@ def is_connected(pid: int) -> bool:
         return True
 
 
-def _rows(tables: Path) -> list[list[str]]:
-    """The sockets of the process's network."""
+def _rows(tables: Path, names: Sequence[str] = _SOCKET_TABLES) -> list[list[str]]:
+    """The rows of the socket tables of a process's network namespace."""
     return [
         line.split()
-        for name in _SOCKET_TABLES
+        for name in names
         if (tables / name).exists()
         for line in (tables / name).read_text("ascii").splitlines()[1:]
     ]
 
 
-def _remote_inodes(tables: Path) -> set[str]:
-    """The sockets of the process's network whose other end has an address that nothing here has."""
+def _outside(tables: Path, own: Collection[str]) -> set[str]:
+    """The sockets of a process's network namespace whose peer has an address that no socket here has, or is a socket
+    here that is none of ``own``."""
     rows = _rows(tables)
     here = {_host_of(row[_LOCAL]) for row in rows}
-    return {
-        f"socket:[{row[_INODE]}]"
+    elsewhere = {
+        _name(row)
         for row in rows
         if row[_SOCKET_STATE] not in (_LISTENS, _IS_OVER) and _is_elsewhere(_host_of(row[_REMOTE]), here)
     }
+    streams = _rows(tables, _STREAM_TABLES)
+    ends = {(_plain(row[_LOCAL]), _plain(row[_REMOTE])): _name(row) for row in streams}
+    listening = {_port_of(row[_LOCAL]): _name(row) for row in streams if row[_SOCKET_STATE] == _LISTENS}
+    for row in streams:
+        # Only an established connection has an end that may still answer: that of a dead rank is half closed.
+        if row[_SOCKET_STATE] == _ESTABLISHED:
+            # No end in these tables: behind a container's network. Not accepted yet: whoever listens will hold it.
+            peer = ends.get((_plain(row[_REMOTE]), _plain(row[_LOCAL])))
+            if peer == _UNHELD:
+                peer = listening.get(_port_of(row[_REMOTE]))
+            if peer is None or peer not in own:
+                elsewhere.add(_name(row))
+    return elsewhere
 
 
 def _is_elsewhere(address: str, here: set[str]) -> bool:
     is_loopback = address.endswith("7F") if len(address) == 8 else address == f"{'0' * 24}01000000"
-    mapped = address[24:] if len(address) == 32 and address.startswith("0000000000000000FFFF0000") else None
+    mapped = address[24:] if len(address) == 32 and address.startswith(_MAPPED) else None
     if mapped is not None:
         return _is_elsewhere(mapped, here | {one[24:] for one in here if len(one) == 32})
     return bool(address.strip("0")) and not is_loopback and address not in here
@@ -189,6 +207,20 @@ def _is_elsewhere(address: str, here: set[str]) -> bool:
 
 def _host_of(text: str) -> str:
     return text.partition(":")[0]
+
+
+def _port_of(text: str) -> str:
+    return text.partition(":")[2]
+
+
+def _plain(text: str) -> str:
+    """An address and port as the other end may write it."""
+    return text[len(_MAPPED) :] if text.startswith(_MAPPED) else text
+
+
+def _name(row: Sequence[str]) -> str:
+    """A row's socket, as a descriptor of it reads."""
+    return f"socket:[{row[_INODE]}]"
 
 
 def _sockets(folder: Path) -> list[str]:

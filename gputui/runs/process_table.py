@@ -1,5 +1,4 @@
-"""The processes of this machine that concern gputui, from procfs: those of its runs, wherever they hang in the process
-tree, and those asked for by PID. What a process burns and holds, and whose it is."""
+"""A table of the processes of this home's runs, and of others by PID, with their CPU, memory and owner, from procfs."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.redaction import redact_command_line
 from gputui.runs.attempt_processes import is_tagged, rank_by_output
@@ -22,17 +23,16 @@ _COMMAND_MAX_CHARACTERS = 500
 # Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0: proc_pid_stat(5).
 _STATE, _PARENT, _USER_TIME, _SYSTEM_TIME, _START = 0, 1, 11, 12, 19
 
-# A launcher forks first and gives the child its own environment after: so long the mark is read again.
+# A launcher forks before it gives the child its environment: the mark of a younger process is read again.
 _YOUNG_SECONDS = 10.0
 # Deeper than any process tree of a training.
 _DEEPEST = 64
 
 
-@dataclass(frozen=True, slots=True)
-class HostProcess:
-    """One process now. ``cpu_percent`` is of one core, over the time since the reading before (None in the first);
-    ``memory_bytes`` is unshared resident memory. ``run_id`` and ``rank`` come from its
-    environment tag, or by the processes above it. ``running_seconds`` is since its start."""
+class HostProcess(Struct, frozen=True):
+    """One process. ``cpu_percent`` is of one core, since the previous reading (None in the first); ``memory_bytes`` is
+    unshared resident memory. ``run_id`` and ``rank`` come from its own tag or its ancestors'. ``running_seconds`` is
+    since its start."""
 
     pid: int
     parent_pid: int
@@ -49,7 +49,7 @@ class HostProcess:
 
 @dataclass(slots=True)
 class _Known:
-    """What stays the same while a process lives, and its CPU time at the last reading."""
+    """The constant facts of a process, and its CPU time at the last reading."""
 
     start_ticks: int
     owner: Owner | None = None
@@ -61,7 +61,7 @@ class _Known:
 
 
 class ProcessTable:
-    """Reads the processes again and again; one per thread. ``runs`` is the folder of this home's runs."""
+    """Reads the processes repeatedly; one per thread. ``runs`` is the folder of this home's runs."""
 
     def __init__(self, runs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._runs = runs
@@ -70,7 +70,7 @@ class ProcessTable:
         self._read_at: float | None = None
 
     def read(self, wanted: Iterable[int]) -> dict[int, HostProcess]:
-        """The processes of this home's runs and those of the ``wanted`` PIDs that can be seen, by PID."""
+        """The processes of this home's runs and the visible ones of the ``wanted`` PIDs, by PID."""
         now = self._clock()
         elapsed = None if self._read_at is None else now - self._read_at
         self._read_at = now
@@ -89,9 +89,9 @@ class ProcessTable:
                 known = _Known(int(fields[_START]))
             if not known.is_settled:
                 environment = environment_of(pid) or {}
-                # What was seen before the process wiped its environment stays true.
+                # A tag seen before the process overwrote its environment still counts.
                 if is_tagged(environment, self._runs):
-                    known.is_tagged, known.owner = True, owner_in(environment, self._runs)
+                    known.is_tagged, known.owner = True, owner_in(pid, environment, self._runs)
                 known.is_settled = up_seconds - known.start_ticks / _TICKS > _YOUNG_SECONDS
                 known.command = None
                 unsettled.append(pid)
@@ -107,7 +107,7 @@ class ProcessTable:
         }
 
     def _owner_above(self, pid: int, stats: Mapping[int, list[bytes]]) -> Owner | None:
-        """Whose a process without a tag is: the nearest one above it that has one tells. Its own log tells the rank."""
+        """The run of an untagged process, by its nearest tagged ancestor, and the rank, by the log that it writes."""
         above = int(stats[pid][_PARENT])
         for _ in range(_DEEPEST):
             known = self._known.get(above)
@@ -149,7 +149,7 @@ def _reading(pid: int, fields: list[bytes], known: _Known, elapsed: float | None
 
 
 def core_times(path: Path = Path("/proc/stat")) -> list[tuple[int, int]]:
-    """(busy, all) clock ticks of each core since boot; empty if the kernel does not tell them."""
+    """(busy, all) clock ticks of each core since boot; empty if unknown."""
     found = []
     try:
         lines = path.read_text("ascii").splitlines()
@@ -159,13 +159,14 @@ def core_times(path: Path = Path("/proc/stat")) -> list[tuple[int, int]]:
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
             ticks = [int(field) for field in fields[:8]]
-            # Idle, and waiting for a disk.
+            # Fields 3 and 4 are idle and iowait.
             found.append((sum(ticks) - sum(ticks[3:5]), sum(ticks)))
     return found
 
 
 def core_percents(before: Sequence[tuple[int, int]], now: Sequence[tuple[int, int]]) -> tuple[float | None, ...]:
-    """How busy each core was between two readings; None if no time passed, nothing where cores came or went."""
+    """The busy percent of each core between two readings, None if no time passed; empty if the number of cores
+    changed."""
     if len(before) != len(now):
         return ()
     return tuple(

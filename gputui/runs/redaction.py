@@ -1,10 +1,11 @@
-"""Secrets in launches and specifications; pure. `gputui.redaction` decides what is a secret."""
+"""Redaction of launches and specifications; pure. `gputui.redaction` decides what is a secret."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.redaction import BY_LOOK, REDACTED, Redactor, redact_argv, redact_params, secrets_in
 from gputui.runs.code_version import without_diff
@@ -13,8 +14,8 @@ from gputui.runs.spec import RunSpec, Scalar
 
 
 def secrets_of(spec: RunSpec) -> set[str]:
-    """The texts of a specification that must appear nowhere else: its script may print them in its last words, and
-    placeholders put them behind harmless names."""
+    """The secrets of a specification, for redaction wherever they appear: a script may print them, and placeholders
+    may put them under harmless names."""
     argvs = [
         tuple(spec.sinks.values()),
         # The bracket of an optional piece is no part of the option's name.
@@ -54,7 +55,7 @@ def redact_spec(spec: RunSpec) -> RunSpec:
 
 
 def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whoever knows the address of a webhook may write to it, and commands may hold a password."""
+    """The settings without the webhook's address, which is itself a credential, and without secrets of the command."""
     notify = recovery.get("notify")
     if not isinstance(notify, Mapping):
         return recovery
@@ -67,11 +68,10 @@ def _redact_recovery(recovery: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def restore(params: Mapping[str, Scalar], original: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Parameters for a command from those stored: a value with the mark in it is taken from ``original``, the
-    parameters of the private specification. Nobody can change one to such a value, so it was redacted from there, be it
-    by an older gputui that hid less of it.
+    """Stored parameters with each redacted value taken from ``original``, the parameters of the private specification.
+    A person cannot enter a value with the redaction mark, so it comes from there.
 
-    Raises ValueError for one that ``original`` does not have: a command line with the mark in it would be wrong.
+    Raises ValueError for one that ``original`` lacks: a command line with the mark in it would be wrong.
     """
     restored: dict[str, Scalar] = {}
     for name, value in params.items():

@@ -1,4 +1,4 @@
-"""Runs, attempts and leases as rows: the agent's side, which writes them.
+"""The rows of runs, attempts and leases: the statements by which the agent writes them.
 
 Every function works inside the caller's transaction; none commits.
 """
@@ -17,7 +17,7 @@ from gputui.redaction import BY_LOOK, redact_text
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity
-from gputui.runs.orphans import RunStanding
+from gputui.runs.orphans import RunStatus
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store import checkpoints
 from gputui.store.run_states import RunState, check_move
@@ -28,7 +28,7 @@ _UNFIT_IN_NAME = re.compile(r"[^a-zA-Z0-9._-]+")
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All or nothing. Raises sqlite3.Error with nothing changed."""
+    """A transaction that is rolled back on any error. Raises sqlite3.Error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
@@ -40,17 +40,21 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 
 def fitting_name(text: str) -> str:
-    """A run's name as allowed in a folder name and on a command line."""
+    """A valid run name, for folders and command lines, made of any text."""
     return _UNFIT_IN_NAME.sub("-", text).strip("-.")[:60] or "run"
 
 
 def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:
-    """A new id ``name-N`` (N counts per name; ids whose folder still exists are passed over) and the run's place in
-    the order of all runs."""
+    """A new id ``name-N`` and the run's place in the order of all runs. N counts per name; ids whose folder still
+    exists, and names that a person gave to other runs, are skipped."""
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
     # By id: a run that was renamed keeps the id of its launch.
     start = f"{name}-"
-    rows = connection.execute("SELECT run_id FROM runs WHERE substr(run_id, 1, ?) = ?", (len(start), start))
+    rows = connection.execute(
+        "SELECT run_id FROM runs WHERE substr(run_id, 1, ?1) = ?2 "
+        "UNION SELECT name FROM runs WHERE substr(name, 1, ?1) = ?2 AND run_id NOT GLOB name || '-*'",
+        (len(start), start),
+    )
     taken = taken_folders | {row[0] for row in rows}
     number = 1
     while f"{name}-{number}" in taken:
@@ -99,7 +103,7 @@ def insert_run(
 def move(
     connection: sqlite3.Connection, run: Run, target: RunState, *, cause: str, actor: str = "agent", now: float
 ) -> None:
-    """Move a run along the table of states and note why. Raises ForbiddenMoveError."""
+    """Move a run to another state and record the cause. Raises ForbiddenMoveError."""
     check_move(run.state, target)
     cause = redact_text(cause)
     connection.execute(
@@ -124,7 +128,7 @@ def move(
 
 
 def stop_reason_of_study(connection: sqlite3.Connection, run_id: str) -> str | None:
-    """Why the run's study had it stopped; None if it is of none, or a person stopped it."""
+    """Why the run's study stopped it; None if it has no study or a person stopped it."""
     row = connection.execute(
         "SELECT t.cause, t.actor, r.study_id FROM transitions AS t JOIN runs AS r USING (run_id) "
         "WHERE t.run_id = ? AND t.to_state = 'stopping' ORDER BY t.transition_id DESC LIMIT 1",
@@ -141,7 +145,7 @@ def set_next_attempt(
     resume_from: str | None,
     not_before: float | None,
 ) -> None:
-    """What the run's next attempt will start with."""
+    """Set what the run's next attempt starts with, and when."""
     connection.execute(
         "UPDATE runs SET params = ?, resume_from = ?, not_before = ? WHERE run_id = ?",
         (json.dumps(dict(params)), resume_from, not_before, run_id),
@@ -149,7 +153,7 @@ def set_next_attempt(
 
 
 def set_gpu_count(connection: sqlite3.Connection, run_id: str, count: int | None) -> None:
-    """How many GPUs the run's next attempts have; None for what its specification asks for."""
+    """Set the number of GPUs of the run's next attempts; None for that of its specification."""
     connection.execute("UPDATE runs SET gpu_count = ? WHERE run_id = ?", (count, run_id))
 
 
@@ -157,16 +161,16 @@ def set_waiting_for(connection: sqlite3.Connection, run_id: str, text: str | Non
     connection.execute("UPDATE runs SET waiting_for = ? WHERE run_id = ?", (text, run_id))
 
 
-def standings(connection: sqlite3.Connection) -> dict[str, RunStanding]:
+def run_statuses(connection: sqlite3.Connection) -> dict[str, RunStatus]:
     """State and newest attempt of every run."""
     rows = connection.execute("SELECT run_id, state, attempt FROM runs")
-    return {run_id: RunStanding(RunState(state), attempt) for run_id, state, attempt in rows.fetchall()}
+    return {run_id: RunStatus(RunState(state), attempt) for run_id, state, attempt in rows.fetchall()}
 
 
 def insert_attempt(
     connection: sqlite3.Connection, run: Run, *, number: int, gpus: Sequence[str], launch: Launch, now: float
 ) -> None:
-    """A new attempt in state ``starting``; its executor is not known yet. It begins with the step of the ledger."""
+    """Add an attempt in state ``starting``, whose executor is not known yet."""
     connection.execute(
         "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, resumed_from, resumed_step) "
         "VALUES (?, ?, 'starting', ?, ?, ?, ?, ?, ?)",
@@ -187,7 +191,7 @@ def insert_attempt(
 
 
 def _resumed_step(connection: sqlite3.Connection, run: Run) -> int | None:
-    """The step of the checkpoint that a run resumes from: that of the ledger, or of its name where it has none."""
+    """The step of the checkpoint that a run resumes from, by the ledger or else by its name."""
     if run.resume_from is None:
         return None
     known = checkpoints.step_of(connection, run.run_id, run.resume_from)
@@ -209,7 +213,7 @@ def set_attempt_started(connection: sqlite3.Connection, run_id: str, number: int
 
 
 def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, path: str) -> None:
-    """Note the checkpoint that an attempt began with, where it was chosen when the attempt began."""
+    """Store the checkpoint of an attempt whose target chose it at the start."""
     connection.execute(
         "UPDATE attempts SET resumed_from = ?, resumed_step = ? WHERE run_id = ? AND number = ?",
         (path, step_in_name(PurePath(path)), run_id, number),
@@ -217,7 +221,7 @@ def set_resumed_from(connection: sqlite3.Connection, run_id: str, number: int, p
 
 
 def request_stop(connection: sqlite3.Connection, run_id: str, number: int, intent: str) -> None:
-    """Note the intent before any signal is sent: an exit status does not tell a stop from a crash."""
+    """Store the intent before any signal is sent: an exit status does not distinguish a stop from a crash."""
     connection.execute(
         "UPDATE attempts SET stop_requested = ? WHERE run_id = ? AND number = ?", (intent, run_id, number)
     )
@@ -249,14 +253,14 @@ def end_attempt(
 
 
 class GpuHolders(NamedTuple):
-    """The runs that lease a GPU, the first one first, and the study whose trials they are where they share it."""
+    """The runs that lease a GPU, oldest lease first, and the study whose trials share it, if any."""
 
     run_ids: tuple[str, ...]
     shared_by: str | None
 
 
 def leases(connection: sqlite3.Connection) -> dict[str, GpuHolders]:
-    """Who leases each leased GPU, by UUID."""
+    """The holders of each leased GPU, by UUID."""
     rows = connection.execute(
         "SELECT gpu_uuid, run_id, CASE WHEN is_shared THEN study_id END FROM leases JOIN runs USING (run_id) "
         "ORDER BY gpu_uuid, since, run_id"
@@ -269,7 +273,7 @@ def leases(connection: sqlite3.Connection) -> dict[str, GpuHolders]:
 
 
 def cpu_ranks(connection: sqlite3.Connection) -> int:
-    """How many ranks the living attempts without GPUs have on this machine."""
+    """The number of ranks of active attempts without GPUs on this machine."""
     alive = json.dumps([state for state in RunState if state.has_attempt])
     row = connection.execute(
         "SELECT coalesce(sum(iif(json_valid(spec), spec ->> '$.nproc', 1)), 0) FROM runs "
@@ -281,7 +285,7 @@ def cpu_ranks(connection: sqlite3.Connection) -> int:
 
 
 def leases_in_use(connection: sqlite3.Connection) -> set[str]:
-    """The leased GPUs but those of runs that wait for their next attempt."""
+    """The leased GPUs without those of runs that wait for their next attempt."""
     states = json.dumps([RunState.QUEUED, RunState.RECOVERING])
     rows = connection.execute(
         "SELECT gpu_uuid FROM leases JOIN runs USING (run_id) WHERE state NOT IN (SELECT value FROM json_each(?))",
@@ -293,8 +297,8 @@ def leases_in_use(connection: sqlite3.Connection) -> set[str]:
 def take_leases(
     connection: sqlite3.Connection, run_id: str, uuids: Sequence[str], now: float, *, shared: bool = False
 ) -> None:
-    """Lease these GPUs beside those that the run holds: all or nothing, in sorted order. Raises sqlite3.IntegrityError
-    when another run holds one, unless both leases are ``shared`` and both runs are trials of one study."""
+    """Lease more GPUs to a run, all or none. Raises sqlite3.IntegrityError if another run holds one, unless both leases
+    are ``shared`` and both runs are trials of one study."""
     for uuid in sorted(uuids):
         held = connection.execute(
             "SELECT is_shared FROM leases WHERE gpu_uuid = ? AND run_id = ?", (uuid, run_id)

@@ -38,6 +38,8 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 STRAY_GRACE_SECONDS = 2.0
+# Helpers of Python's multiprocessing end by themselves at once; what lives longer was left behind.
+HELPER_SECONDS = 0.3
 EMPTY_LOOKS = 3
 LAST_CALL_SECONDS = 2.0
 UNKILLABLE_SECONDS = 30.0
@@ -100,6 +102,8 @@ class Shim:
         self.stop_signal: int | None = None
         self.asked_politely = False
         self.forced = False
+        # Who has got SIGTERM from this process.
+        self.asked: set[int] = set()
         self.last_call_at: float | None = None
         self.kill_at: float | None = None
         self.killed_at: float | None = None
@@ -113,6 +117,8 @@ class Shim:
         self.killed_ranks: dict[int, dict[str, int]] = {}
         self.watched_ranks: set[int] = set()
         self.sends_signals = False
+        # The names of processes that outlived a command that succeeded.
+        self.left_behind: list[str] = []
 
     def run(self) -> int:
         """Serve the attempt until exit.json is written; returns the exit code of this process."""
@@ -171,13 +177,18 @@ class Shim:
             "stop_signal": self.stop_signal,
             "forced": self.forced,
             "survivors": survivors,
+            "left_behind": self.left_behind,
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "disk_free_bytes": self.free_bytes,
             "pid": self.child or None,
             "killed_ranks": list(self.killed_ranks.values()),
-            **self.oom.record(),
+            **self.oom_record(),
         }
+
+    def oom_record(self) -> dict[str, Any]:
+        self.oom.read_victims(self.family.not_mine())
+        return self.oom.record()
 
     def remove_working_files(self, *, keep_list: bool) -> None:
         """The list of processes stays where it names somebody who could not be ended."""
@@ -277,6 +288,7 @@ class Shim:
             self.reap()
             if time.monotonic() >= self.look_at and self.status is None:
                 self.look_at = time.monotonic() + OOM_LOOK_SECONDS
+                self.oom.read_victims(self.family.not_mine())
                 with contextlib.suppress(OSError):
                     self.oom.look(self.descendants())
             if time.monotonic() >= self.tree_at and self.status is None:
@@ -287,7 +299,7 @@ class Shim:
             if self.last_call_at is not None and time.monotonic() >= self.last_call_at and self.status is None:
                 self.last_call_at = None
                 with contextlib.suppress(OSError):
-                    signal_all(self.descendants(), signal.SIGTERM)
+                    self.ask(self.descendants())
             if self.kill_at is not None and time.monotonic() >= self.kill_at and self.status is None:
                 self.forced = True
                 if self.killed_at is None:
@@ -307,6 +319,8 @@ class Shim:
         """Keep processes.json true: which processes there are, for an agent, and for the one that finds them without
         this shim. A look that takes long, among many processes, is made the less often."""
         began = time.process_time()
+        # Before the next look forgets who is gone.
+        self.oom.read_victims(self.family.not_mine())
         with contextlib.suppress(OSError):
             if self.family.look(time.monotonic()):
                 self.is_listed = False
@@ -359,31 +373,56 @@ class Shim:
         return True
 
     def sweep(self) -> list[int]:
-        """Ask what is left to end, then kill it.
+        """Ask what is left to end, then kill it: after a short time, or after a polite stop once the grace is over, for
+        the script that saves may run behind a command that SIGTERM ends at once (a shell, a launcher).
 
         A look at the list of processes misses one whose parent ends meanwhile. That nothing is left is known once a
         subreaper has no child, or, where an agent that was started from inside the run is one, after some looks."""
         began = time.monotonic()
-        asked: set[int] = set()
+        is_polite, kill_at, last_call_at = self.asked_politely, began + STRAY_GRACE_SECONDS, began
+        if is_polite and self.kill_at is not None:
+            kill_at, last_call_at = max(kill_at, self.kill_at), self.last_call_at or began
         empty_looks = 0
+        has_succeeded = self.status == 0 and not self.stop_requested
         while self.reap() and empty_looks < EMPTY_LOOKS:
-            left, is_known, is_agent_there = set[int](), False, False
+            left, first, is_known, is_agent_there = set[int](), set[int](), False, False
             with contextlib.suppress(OSError):
-                left, is_known = self.descendants(), True
+                left = self.descendants()
+                first = self.first_of(left)
+                is_known = True
                 is_agent_there = not left and any(is_of_another(pid, self.run_dir) for pid in children_of(os.getpid()))
             empty_looks = empty_looks + 1 if is_agent_there else 0
-            waited = time.monotonic() - began
-            if is_known and waited > UNKILLABLE_SECONDS:
+            now = time.monotonic()
+            if self.forced:
+                kill_at = min(kill_at, now)
+            if is_known and now > kill_at + UNKILLABLE_SECONDS:
                 return sorted(left)
-            if waited > STRAY_GRACE_SECONDS or self.forced:
+            if now >= kill_at:
                 signal_all(left, signal.SIGKILL)
+                self.forced = self.forced or (is_polite and bool(left))
+            elif has_succeeded and now < began + HELPER_SECONDS:
+                pass
             else:
+                if has_succeeded and not self.left_behind:
+                    self.left_behind = sorted(filter(None, map(name_of, left)))
                 # Also what was begun since: one may answer with another process.
-                signal_all(left - asked, signal.SIGTERM)
-                asked |= left
+                self.ask(left if now >= last_call_at else first)
+            self.asked &= left
             self.sends_signals = self.sends_signals or bool(left)
-            self.wait_for_signal(0.05)
+            self.wait_for_signal(0.05 if now < began + STRAY_GRACE_SECONDS or now >= last_call_at else 0.5)
         return []
+
+    def first_of(self, left: set[int]) -> set[int]:
+        """Whom to ask before the last call: what a script needs to save, its data loaders or the ``tee`` behind its
+        pipe, must not end before it. So only those whose parents are gone, and those that SIGTERM ends at once last."""
+        heads = {pid for pid in left - self.asked if (stat_of(pid) or (0,))[0] == os.getpid()}
+        savers = {pid for pid in heads if catches(pid, signal.SIGTERM)}
+        return savers if savers or self.asked & left else heads
+
+    def ask(self, pids: set[int]) -> None:
+        """Ask processes to end, each once: a script may take a second signal for an order to end without a save."""
+        signal_all(pids - self.asked, signal.SIGTERM)
+        self.asked |= pids
 
     def descendants(self) -> set[int]:
         return descendants(self.run_dir)
@@ -401,10 +440,10 @@ class Shim:
             self.kill_at = time.monotonic() + self.grace
             self.last_call_at = self.kill_at - min(LAST_CALL_SECONDS, self.grace / 2)
             # First only the command itself: torchrun passes it on to its ranks, and a rank that wants to finish its
-            # step must not lose its data loaders meanwhile. Everything else is asked shortly before the grace ends,
-            # or by the sweep once the command has ended.
+            # step must not lose its data loaders meanwhile. Everything else is asked shortly before the grace ends.
+            # Once the command has ended, the sweep asks those that it leaves without a parent.
             if self.status is None and self.child:
-                signal_all({self.child}, signal.SIGTERM)
+                self.ask({self.child})
         elif number == signal.SIGUSR2:
             self.stop_requested = self.forced = True
             self.last_call_at = None
@@ -487,6 +526,10 @@ class Family:
                 self.read(member)
         self.find_first_rank()
         return before != {pid: member.to_json() for pid, member in self.members.items()}
+
+    def not_mine(self) -> set[int]:
+        """The processes of others, as of the last look."""
+        return self.strangers | self.others
 
     def leader(self, pid: int) -> Descendant | None:
         """The member with this PID where it is a rank itself; its helpers have the rank from it."""
@@ -662,6 +705,22 @@ def stat_of(pid: int) -> tuple[int, str, int] | None:
     return int(fields[1]), fields[0], int(fields[19])
 
 
+def name_of(pid: int) -> str:
+    """The name of a process's program as the kernel has it; "" if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+    return ""
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process handles a signal; False where that cannot be known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def status_of_dead(pid: int, start_ticks: int) -> int | None:
     """The wait status of a process that has ended and whose parent has not asked for it yet; None for any other."""
     try:
@@ -725,6 +784,7 @@ class OomWatch:
     def __init__(self) -> None:
         self.log = self.open_log()
         self.seen = [set[int](), set[int]()]
+        self.own = set[int]()
         self.places: set[Path] = set()
         self.counts = [self.count(), self.count()]
 
@@ -733,20 +793,29 @@ class OomWatch:
         found = {path for pid in pids for path in counters_of(pid)} - set(counters_of("self"))
         self.places |= {path for path in found if counter_in(path) is not None}
         self.counts = [self.counts[1], self.count()]
-        self.seen = [self.seen[1], self.read_log()]
+        self.seen = [self.seen[1], set()]
+        self.own &= self.seen[0]
+
+    def read_victims(self, others: set[int]) -> None:
+        """Note the victims since the last time. Those that are not of others are of this run: one that was born since
+        the last look too, for it is known only where a child of the run died so."""
+        found = self.read_log()
+        self.seen[1] |= found
+        self.own |= found - others
 
     def record(self) -> dict[str, Any]:
-        """What is written of them. ``oom_victims`` are PIDs; null if the log was not read, or not all of it.
-        ``processes`` counts in groups that descendants were in."""
+        """What is written of them. ``oom_victims`` are PIDs, of which ``oom_own_victims`` are of this run; null if the
+        log was not read, or not all of it. ``processes`` counts in groups that descendants were in."""
         before, after = {**self.counts[1], **self.counts[0]}, self.count()
         grown = {name: growth(before[name], after[name]) for name in after}
-        victims = self.seen[0] | self.seen[1] | self.read_log()
+        victims = self.seen[0] | self.seen[1]
         own, host = grown.pop("cgroup"), grown.pop("host")
         known = [count for count in grown.values() if count is not None]
         elsewhere = sum(known) if any(known) or len(known) == len(grown) else None
         return {
             "oom_kills": {"cgroup": own, "host": host, "processes": elsewhere},
             "oom_victims": None if self.log is None else sorted(victims),
+            "oom_own_victims": None if self.log is None else sorted(self.own),
         }
 
     def count(self) -> dict[str, int | None]:

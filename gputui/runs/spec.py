@@ -1,16 +1,17 @@
-"""A run's specification: a profile with everything resolved, frozen at the launch.
+"""A run's specification: its resolved profile, frozen at the launch.
 
-It is what the agent works from; it is stored with the run and never changes. Recovery changes only parameters, and
-those are kept per attempt.
+It is stored with the run and never changes. Recovery changes only parameters, which are stored per attempt.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
@@ -22,7 +23,7 @@ Scope = Literal["rank", "global"]
 Scalar = str | int | float | bool | None
 MetricsKind = Literal["jsonl", "csv", "hf", "tensorboard", "wandb", "stdout", "stderr", "output"]
 
-# What recovery may change, and the names under which it finds the parameter when the profile maps no role.
+# The parameters that recovery may change, and their usual names, for profiles that do not map the role.
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "batch_size": ("batch_size",),
     "grad_accum": ("grad_accum", "gradient_accumulation_steps"),
@@ -36,13 +37,12 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
 
 
 class SpecError(ValueError):
-    """A stored specification cannot be understood."""
+    """An invalid stored specification."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRequest:
-    """Which GPUs a run asks for: any ``count`` free ones, or exactly those in ``uuids``. A CPU run asks for none.
-    ``min_count``: with how few recovery may continue when GPUs fail; None is not fewer than asked for."""
+class GpuRequest(Struct, frozen=True):
+    """The GPUs that a run requests: any ``count`` free ones, or exactly those in ``uuids``; none for a CPU run.
+    ``min_count`` is the fewest with which recovery may continue when GPUs fail; None is ``count``."""
 
     count: int = 0
     uuids: tuple[str, ...] = ()
@@ -50,42 +50,38 @@ class GpuRequest:
     min_count: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSpec:
-    """One place where a run's metrics come from. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns`` are
-    regular expressions with named groups, for what is printed. ``step`` names the column or group that is the step,
-    None for the usual names; ``units`` are what values of a name are multiplied with."""
+class MetricsSpec(Struct, frozen=True):
+    """One source of a run's metrics. ``path`` may hold ``{run_dir}`` and a glob (hf); ``patterns`` are regular
+    expressions with named groups, for printed metrics. ``step`` names the column or group of the step, None for the
+    usual names; ``units`` are factors of values, by name."""
 
     kind: MetricsKind
     path: str | None = None
     patterns: tuple[str, ...] = ()
     step: str | None = None
-    units: Mapping[str, float] = field(default_factory=dict)
+    units: Mapping[str, float] = msgspec.field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MetricsSpec:
         return cls(**_known(cls, {**data, "patterns": tuple(data.get("patterns") or ())}))
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSpec:
-    """Where checkpoints appear, and the arguments that resume from one (tokens, with ``{checkpoint}``)."""
+class CheckpointSpec(Struct, frozen=True):
+    """The folder and glob of checkpoints, and the arguments that resume from one (tokens, with ``{checkpoint}``)."""
 
     directory: str
     pattern: str
     resume: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A part of a run with parameters of its own, up to the checkpoint of a step; the last has no such end."""
+class Phase(Struct, frozen=True):
+    """A part of a run with its own parameters, up to the checkpoint of step ``until``; None for the last phase."""
 
     until: int | None
     params: Mapping[str, Scalar]
 
 
-@dataclass(frozen=True, slots=True)
-class RunSpec:
+class RunSpec(Struct, frozen=True):
     """Everything needed to start an attempt but its parameters, GPUs and checkpoint.
 
     ``launcher`` is a name in LAUNCHERS. ``program`` is what follows the interpreter (``("train.py",)`` or
@@ -101,32 +97,32 @@ class RunSpec:
     python: str | None = None
     profile_path: str | None = None
     nproc: int = 1
-    gpus: GpuRequest = field(default_factory=GpuRequest)
+    gpus: GpuRequest = msgspec.field(default_factory=GpuRequest)
     visible: Literal["uuid", "index"] = "uuid"
     disk_bytes: int | None = None
-    params: Mapping[str, Scalar] = field(default_factory=dict)
+    params: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
     args: tuple[str, ...] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     metrics: tuple[MetricsSpec, ...] = ()
     checkpoints: CheckpointSpec | None = None
-    roles: Mapping[str, str] = field(default_factory=dict)
-    # Parameter → what recovery keeps it a multiple of; and whether it is of each rank, or of all of them together.
-    multiples: Mapping[str, int] = field(default_factory=dict)
-    scopes: Mapping[str, Scope] = field(default_factory=dict)
-    recovery: Mapping[str, Any] = field(default_factory=lambda: {"policy": "standard"})
+    roles: Mapping[str, str] = msgspec.field(default_factory=dict)
+    # By parameter: the number that recovery keeps it a multiple of, and whether it counts per rank or over all ranks.
+    multiples: Mapping[str, int] = msgspec.field(default_factory=dict)
+    scopes: Mapping[str, Scope] = msgspec.field(default_factory=dict)
+    recovery: Mapping[str, Any] = msgspec.field(default_factory=lambda: {"policy": "standard"})
     alerts: str | Mapping[str, Any] | None = "standard"
     grace_seconds: float = 30.0
     priority: int = 0
-    gates: Mapping[str, float] = field(default_factory=dict)
-    # Form of export → where to, with {run_dir}, {run_id} and parameters.
-    sinks: Mapping[str, str] = field(default_factory=dict)
-    # Where it runs, from its target at launch: name, kind and the kind's fields; None for this machine.
+    gates: Mapping[str, float] = msgspec.field(default_factory=dict)
+    # By form of export: its destination, with {run_dir}, {run_id} and parameters.
+    sinks: Mapping[str, str] = msgspec.field(default_factory=dict)
+    # The target as of the launch: name, kind and the kind's options; None for this machine.
     target: Mapping[str, Any] | None = None
-    # The study and the trial that the run is of; ``tuned`` are parameters that recovery must leave alone.
+    # The run's study and trial; ``tuned`` are parameters that recovery must not change.
     study_id: str | None = None
     trial: int | None = None
     tuned: tuple[str, ...] = ()
-    # How many trials of the study may be on one GPU at most.
+    # The most trials of the study that share a GPU.
     trials_per_gpu: int = 1
     # The ids of runs that must have succeeded before its first attempt starts.
     after: tuple[str, ...] = ()
@@ -134,29 +130,34 @@ class RunSpec:
     code: Mapping[str, Any] | None = None
     # Parameters that change at checkpoints; those of the first phase are in ``params`` already.
     phases: tuple[Phase, ...] = ()
-    # Of the shell that launched the run; in the private specification only.
+    # The environment of the launch; in the private specification only.
     shell: LaunchShell | None = None
 
+    def ranks_on(self, gpus: int) -> int:
+        """Number of ranks on that many GPUs of this machine, at the profile's ranks per GPU."""
+        asked = len(self.gpus.uuids) or self.gpus.count
+        return max(1, self.nproc * gpus // asked) if asked and gpus else self.nproc
+
     def role(self, role: str, params: Mapping[str, Scalar]) -> str | None:
-        """The parameter that plays ``role`` (one of ROLE_NAMES), or None when this profile has none."""
+        """The parameter with a ``role`` (one of ROLE_NAMES), or None if this profile has none."""
         mapped = self.roles.get(role)
         if mapped is not None:
             return mapped if mapped in params else None
         return next((name for name in ROLE_NAMES.get(role, ()) if name in params), None)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        shape: dict[str, Any] = msgspec.to_builtins(self)
+        return shape
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Rebuild a stored specification; what a newer gputui added to it is left out. Raises SpecError naming what
-        does not fit."""
+        """Read a stored specification, without fields of a newer gputui. Raises SpecError naming the invalid part."""
         try:
             values = _known(cls, data)
             request = dict(values.get("gpus") or {})
             request["uuids"] = tuple(request.get("uuids") or ())
             values["gpus"] = GpuRequest(**_known(GpuRequest, request))
-            # One source, or none, was all that a run could have at first.
+            # An older gputui stored one source, or none, as a mapping.
             metrics = values.get("metrics") or ()
             sources = [metrics] if isinstance(metrics, Mapping) else metrics
             values["metrics"] = tuple(MetricsSpec.from_json(one) for one in sources if one.get("kind") != "none")
@@ -183,10 +184,10 @@ class RunSpec:
         return spec
 
 
-# A specification never changes, and all that wait are looked at twice a second.
+# A specification never changes, and those of all waiting runs are needed twice a second.
 @lru_cache(maxsize=4096)
 def parse_spec(text: str) -> RunSpec:
-    """A specification as it is stored. Raises SpecError."""
+    """Parse a stored specification. Raises SpecError."""
     try:
         return RunSpec.from_json(json.loads(text))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -194,21 +195,20 @@ def parse_spec(text: str) -> RunSpec:
 
 
 def spec_of(run: Run) -> RunSpec:
-    """What a run was launched with. Raises SpecError, also if the parameters of its next attempt cannot be read."""
+    """The specification of a run. Raises SpecError, also if the parameters of its next attempt are damaged."""
     if run.params is UNREADABLE:
         raise SpecError("its parameters are damaged")
     return parse_spec(run.spec_json)
 
 
 def known_spec(run: Run) -> RunSpec | None:
-    """The same, None if this gputui cannot understand it."""
+    """The specification of a run, None if it is invalid."""
     try:
         return spec_of(run)
     except SpecError:
         return None
 
 
-def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that this gputui knows."""
-    names = {one.name for one in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+def _known(kind: type[Struct], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are fields of a struct."""
+    return {name: value for name, value in data.items() if name in kind.__struct_fields__}

@@ -1,4 +1,4 @@
-"""The traceback with which a launcher ends because it was asked to end: no failure, though it looks like one."""
+"""The traceback of a launcher that was asked to end, which is no failure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from gputui.runs.log_levels import TRACEBACK
 
-# torchrun's, and that of launchers that end with it.
+# Those of torchrun and of launchers built on it.
 _STOP_EXCEPTION = re.compile(r"\b(SignalException|SIGTERMException)\b")
-# The traceback is looked for in so many lines at the end of a log.
+# The traceback is within this many lines of the end of a log.
 _MOST_LINES = 100
 
 
 class StopReport(NamedTuple):
-    """The indexes of the first and the last line of such a traceback, and its exception."""
+    """The indexes of a stop traceback's first and last line, and its exception."""
 
     first: int
     last: int

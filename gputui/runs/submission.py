@@ -1,5 +1,5 @@
-"""Handing a run to the agent: the specification travels as a private file, because it may hold secrets (a token in
-the environment) that must never be in the database; the command row names the file."""
+"""Submit a run to the agent. The specification is passed in a private file that the command row names, because it may
+hold secrets (a token in the environment), which must never be in the database."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE, Workspace
 from gputui.regular_files import read_regular
@@ -21,17 +22,16 @@ from gputui.runs.spec import RunSpec, SpecError
 from gputui.store import commands
 
 SPEC_FILE = "spec.json"
-# It has the environment of the launching shell, which execve bounds.
+# A specification holds the environment of the launching shell, which execve bounds.
 MAX_SPEC_BYTES = 64 << 20
 
 
 def submit_run(
     workspace: Workspace, connection: sqlite3.Connection, spec: RunSpec, *, name: str | None, actor: str, now: float
 ) -> int:
-    """Ask the agent to queue a run, with what this process's shell has and the state of its code. Returns the command's
-    id.
+    """Ask the agent to queue a run with the environment of this shell and the version of its code.
 
-    Raises OSError or sqlite3.Error.
+    Returns the command's id. Raises OSError or sqlite3.Error.
     """
     spec = replace(spec, shell=capture(), code=read_code(Path(spec.workdir)))
     return submit_ticket(workspace, connection, "run", spec, {"name": name}, actor, now=now)
@@ -47,20 +47,19 @@ def submit_ticket(
     *,
     now: float,
 ) -> int:
-    """Ask the agent for something that needs a private specification. Returns the command's id. Raises OSError or
-    sqlite3.Error."""
+    """Submit a command with a private specification. Returns the command's id. Raises OSError or sqlite3.Error."""
     ticket = write_ticket(workspace, spec)
     try:
         words = {**args, "ticket": ticket, "asker": asker()}
         return commands.submit(connection, verb, None, words, actor, now=now, doorbell=workspace.doorbell)
     except sqlite3.Error:
-        # Nobody was asked, and it may hold secrets.
+        # Without a command nobody would remove it, and it may hold secrets.
         ticket_path(workspace, ticket).unlink()
         raise
 
 
 def write_ticket(workspace: Workspace, spec: RunSpec) -> str:
-    """Lay a specification down for a command that is to be written. Raises OSError."""
+    """Write the specification of a later command. Returns its ticket. Raises OSError."""
     ticket = secrets.token_hex(8)
     path = ticket_path(workspace, ticket)
     path.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
@@ -73,7 +72,7 @@ def ticket_path(workspace: Workspace, ticket: str) -> Path:
 
 
 def ticket_inodes(workspace: Workspace) -> set[int]:
-    """The inode of each ticket that lies there. Raises OSError."""
+    """The inode of each ticket in the inbox. Raises OSError."""
     try:
         with os.scandir(workspace.state / "inbox") as entries:
             return {entry.inode() for entry in entries}
@@ -82,7 +81,7 @@ def ticket_inodes(workspace: Workspace) -> set[int]:
 
 
 def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:
-    """The specification that a command names. Raises SpecError."""
+    """The specification that a command names, and its path. Raises SpecError."""
     if not ticket or not ticket.isalnum():
         raise SpecError("the command names no specification")
     path = ticket_path(workspace, ticket)
@@ -90,7 +89,7 @@ def read_ticket(workspace: Workspace, ticket: str) -> tuple[Path, RunSpec]:
 
 
 def write_spec(path: Path, spec: RunSpec) -> None:
-    """Write a specification whole, readable by its owner only. Raises OSError."""
+    """Write a specification, readable by its owner only. Raises OSError."""
     write_private(path, spec.to_json())
 
 
@@ -103,9 +102,9 @@ def read_spec(path: Path) -> RunSpec:
 
 
 def write_private(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON by write, fsync and rename, readable by its owner only. Raises OSError."""
+    """Write JSON atomically and durably, readable by its owner only. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
-    # O_NONBLOCK: a FIFO in its place is refused, not waited for.
+    # O_NONBLOCK: opening a FIFO in its place fails instead of blocking.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(temporary, flags, PRIVATE_FILE_MODE)
     try:

@@ -1,4 +1,4 @@
-"""Signals from a person to a process: sent only if PID, start time and owner prove that it is the chosen one."""
+"""Signals from a person to a process, sent only if its PID, start time and owner match."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gputui.runs.identity import deliver, open_pidfd, read_stat
 
 
 class SignalRefusedError(Exception):
-    """The process gets no signal; the text is a sentence that says why."""
+    """The signal was not sent; the text is a sentence that says why."""
 
 
 def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
     """Signal the process that has ``pid`` and began at ``start_ticks`` (field 22 of /proc/PID/stat).
 
-    A pidfd is opened first and everything checked after, so that a PID that goes to another process in between is
-    never hit; if there are no pidfds, the check comes right before the signal. Raises SignalRefusedError.
+    The process is checked after a pidfd is opened, so that a reused PID is never signalled. Without pidfds, the check
+    comes right before the signal. Raises SignalRefusedError.
     """
     if start_ticks is None:
         raise SignalRefusedError(
@@ -47,7 +47,7 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> None:
 
 
 def _check_ours(pid: int) -> None:
-    """The process is this user's and lives in this PID namespace."""
+    """Check that the process is this user's and in this PID namespace. Raises SignalRefusedError."""
     folder = Path("/proc") / str(pid)
     try:
         owner = folder.stat().st_uid

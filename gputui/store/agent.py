@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class AgentView:
-    """The agent as it describes itself in the store. Times are UTC unix seconds; ``gpu_problem`` is one sentence
-    saying why there are no GPUs, None when there are."""
+class AgentView(Struct, frozen=True):
+    """The agent's row. Times are UTC unix seconds; ``gpu_problem`` is a sentence that says why there are no GPUs, or
+    None."""
 
     pid: int
     version: str
@@ -26,7 +26,7 @@ class AgentView:
 
 
 def read_agent(connection: sqlite3.Connection) -> AgentView | None:
-    """The newest agent of this store, alive or not; None before the first one."""
+    """The newest agent of this store, live or not; None before the first one."""
     row = connection.execute(
         "SELECT pid, version, started_at, heartbeat_at, ended_at, recording, interval_seconds, source, driver_version, "
         "gpu_problem, sampler_state, sampler_silent_seconds FROM agent"

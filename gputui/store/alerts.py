@@ -1,4 +1,4 @@
-"""Alerts as rows: what lasts, what was, who silenced it. The agent writes them; views only read.
+"""Alerts, acknowledgements and silences as rows. The agent writes them; views only read.
 
 The writing functions work inside the caller's transaction.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
+
+from gputui.store.events import Severity
 
 ANY_SUBJECT = "*"
 """A silence of a rule for every subject."""
@@ -20,14 +23,13 @@ _COLUMNS = (
 _SEVEREST_FIRST = "CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END"
 
 
-@dataclass(frozen=True, slots=True)
-class AlertView:
+class AlertView(Struct, frozen=True):
     """One alert. Times are UTC unix seconds; ``cleared_at`` is None while it lasts. ``value`` and ``threshold`` are in
     ``unit``, None if there is none or it is not finite."""
 
     alert_id: int
     rule: str
-    severity: str
+    severity: Severity
     subject_kind: str
     subject_id: str
     subject_name: str
@@ -58,7 +60,7 @@ class AlertView:
 
 
 def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
-    """What lasts now, or lasted at a moment of the past: the severest first, then the newest."""
+    """The alerts that are active now, or were at a past time: the severest first, then the newest."""
     order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
     if at is None:
         rows = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at IS NULL {order}")  # noqa: S608 - fixed
@@ -71,7 +73,7 @@ def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[Ale
 
 
 def cleared(connection: sqlite3.Connection, limit: int, before: float | None = None) -> list[AlertView]:
-    """The newest that are over, those raised last first; ``before`` leaves out what was cleared after that moment."""
+    """The newest alerts that were cleared (until ``before``, if given), those raised last first."""
     until = float("inf") if before is None else before
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at <= ? AND raised_at <= ? "  # noqa: S608 - fixed names
@@ -82,7 +84,7 @@ def cleared(connection: sqlite3.Connection, limit: int, before: float | None = N
 
 
 def of_run(connection: sqlite3.Connection, run_id: str) -> list[AlertView]:
-    """Every alert that concerned a run, the oldest first."""
+    """All alerts about a run, oldest first."""
     rows = connection.execute(
         f"SELECT {_COLUMNS} FROM alerts WHERE run_id = ? ORDER BY raised_at, alert_id",  # noqa: S608 - fixed names
         (run_id,),
@@ -91,24 +93,24 @@ def of_run(connection: sqlite3.Connection, run_id: str) -> list[AlertView]:
 
 
 def one(connection: sqlite3.Connection, alert_id: int) -> AlertView | None:
-    """The alert of this number."""
+    """The alert with this id, or None."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE alert_id = ?", (alert_id,)).fetchone()  # noqa: S608
     return None if row is None else AlertView(*row)
 
 
 def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str, str], tuple[float, str]]:
-    """(rule, kind of subject, subject) → (until when, by whom), of what is silenced now."""
+    """Active silences: (rule, kind of subject, subject) → (end, actor)."""
     rows = connection.execute(
         "SELECT rule, subject_kind, subject_id, until, actor FROM alert_silences WHERE until > ?", (now,)
     )
     return {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
 
 
-# --- what the agent writes
+# --- writes, by the agent alone
 
 
 def raise_alert(connection: sqlite3.Connection, values: Mapping[str, Any]) -> int:
-    """A new alert from ``values`` (columns of the table); returns its number."""
+    """Insert an alert from ``values`` (columns of the table); return its id."""
     names = list(values)
     cursor = connection.execute(
         f"INSERT INTO alerts ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608 - our own names
@@ -133,8 +135,8 @@ def acknowledge(connection: sqlite3.Connection, alert_id: int, *, now: float, ac
 def silence(
     connection: sqlite3.Connection, rule: str, subject_kind: str, subject_id: str, *, until: float, actor: str
 ) -> int:
-    """Silence a rule for a subject, or for ANY_SUBJECT, until a moment; returns how many lasting alerts that concerns.
-    A moment that is over ends a silence."""
+    """Silence a rule for a subject, or for ANY_SUBJECT, until a time; a time in the past ends a silence. Return the
+    number of active alerts that it concerns."""
     connection.execute(
         "INSERT OR REPLACE INTO alert_silences (rule, subject_kind, subject_id, until, actor) VALUES (?, ?, ?, ?, ?)",
         (rule, subject_kind, subject_id, until, actor),
@@ -148,7 +150,7 @@ def silence(
 
 
 def forget_run(connection: sqlite3.Connection, run_id: str) -> None:
-    """A run is removed: its alerts go with it, those of GPUs forget that it was there."""
+    """Delete a removed run's alerts, and its references in alerts of GPUs."""
     connection.execute("DELETE FROM alerts WHERE subject_kind = 'run' AND subject_id = ?", (run_id,))
     connection.execute("UPDATE alerts SET run_id = NULL WHERE run_id = ?", (run_id,))
 
@@ -158,7 +160,7 @@ def forget_old_silences(connection: sqlite3.Connection, now: float) -> None:
 
 
 def engine_state(connection: sqlite3.Connection) -> tuple[float, str] | None:
-    """When the engine's memory was stored, and what it is."""
+    """Time and content of the engine's stored state, or None."""
     row = connection.execute("SELECT at, state FROM alert_engine").fetchone()
     return None if row is None else (row[0], row[1])
 

@@ -6,8 +6,10 @@ Every function raises sqlite3.Error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.store import json_columns
 
@@ -17,10 +19,9 @@ if TYPE_CHECKING:
 Json = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt of a run: what it was started with and how it ended. ``executor`` is who serves it, as the fields of
-    a `runs.identity.ProcessIdentity`, None until that is known."""
+class Attempt(Struct, frozen=True):
+    """One attempt of a run: its inputs and its end. ``executor`` has the fields of its executor's
+    `runs.identity.ProcessIdentity`, None until that is known."""
 
     run_id: str
     number: int
@@ -51,9 +52,9 @@ _ATTEMPTS = (
 
 
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
-    """The attempts of a run, first to last; at a past moment each without what came later."""
-    found = [_attempt(row) for row in connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))]
-    return found if at is None else [attempt_at(one, at) for one in found if one.created_at <= at]
+    """The attempts of a run in order; at a past time each without later changes."""
+    attempts = [_attempt(row) for row in connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))]
+    return attempts if at is None else [attempt_at(attempt, at) for attempt in attempts if attempt.created_at <= at]
 
 
 def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Attempt | None:
@@ -62,15 +63,14 @@ def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Att
 
 
 def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> Attempt | None:
-    """The newest attempt that there was at a moment (UTC unix seconds), as it is known now."""
+    """The newest attempt at a time (UTC unix seconds), in its current state."""
     row = connection.execute(
         f"{_ATTEMPTS} WHERE run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", (run_id, at)
     ).fetchone()
     return None if row is None else _attempt(row)
 
 
-@dataclass(frozen=True, slots=True)
-class FellowStay:
+class FellowStay(Struct, frozen=True):
     """An attempt of another run on the same GPU, from ``begin`` to ``end``, UTC unix seconds; None is still there."""
 
     run_id: str
@@ -109,19 +109,19 @@ def _attempt(row: Any) -> Attempt:
 
 
 def ended_seconds(attempts: Iterable[Attempt]) -> float | None:
-    """How long the ended ones among some attempts ran together; None if none has ended."""
+    """Total duration of the ended attempts; None if none has ended."""
     ended = [
-        max(0.0, each.ended_at - (each.ended_at if each.started_at is None else each.started_at))
-        for each in attempts
-        if each.ended_at is not None
+        max(0.0, attempt.ended_at - (attempt.ended_at if attempt.started_at is None else attempt.started_at))
+        for attempt in attempts
+        if attempt.ended_at is not None
     ]
     return sum(ended) if ended else None
 
 
 def attempt_at(attempt: Attempt, at: float) -> Attempt:
-    """An attempt without what happened after a moment."""
+    """The attempt as it was at a time."""
     started = attempt.started_at if is_by(attempt.started_at, at) else None
-    # When the first step was is not known of a run that was rebuilt from its folder.
+    # A run that was rebuilt from its folder has no time of its first step.
     stepped = is_by(attempt.first_step_at if attempt.first_step_at is not None else attempt.started_at, at)
     known = replace(
         attempt,

@@ -1,4 +1,4 @@
-"""Asking the agent for something: a command is a row, and the agent answers it in place."""
+"""Commands to the agent: a client inserts a row, and the agent answers in place."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE
 
 
 class WithdrawnError(Exception):
-    """The client has withdrawn the command: nothing of it may be done any more."""
+    """The client has withdrawn the command: it must not be carried out."""
 
 
 class NotWithdrawnError(Exception):
-    """A command without an answer in time could not be withdrawn either: it may still be carried out."""
+    """A command that was not answered in time could not be withdrawn: it may still be carried out."""
 
 
-# A disk may be full for a moment only.
+# How long a withdrawal is retried; a disk may be full for a moment.
 WITHDRAWING_SECONDS = 10.0
 ANSWER_SECONDS = 20.0
-# Before a run is resumed, checkpoints are read whole: that may be hundreds of gigabytes.
+# A resume reads whole checkpoints, which may have hundreds of gigabytes.
 RESUME_SECONDS = 1800.0
 
 CommandState = Literal["pending", "done", "refused"]
 
 
 RESUME = "resume"
-"""The verb that continues a run which is over."""
+"""The verb that continues a run that is over."""
 NO_CHECKPOINT = "no_checkpoint"
-"""A kind of refusal: nothing that was saved can be resumed from, and waiting does not help."""
+"""A kind of refusal: no checkpoint can be resumed from, and waiting does not help."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandAnswer:
-    """What became of a command, ``answered_at`` in UTC unix seconds, None if it was withdrawn. ``reason`` is a
-    sentence when it was refused; ``result`` e.g. ``{id, state}``, of a refusal ``{refusal}`` with its kind, if it has
-    one."""
+class CommandAnswer(Struct, frozen=True):
+    """The answer to a command. ``answered_at`` is UTC unix seconds, None if the command was withdrawn. ``reason`` is a
+    sentence if it was refused; ``result`` is for example ``{id, state}``, or ``{refusal}`` with the kind of a
+    refusal."""
 
     command_id: int
     verb: str
@@ -66,20 +66,20 @@ def submit(
     now: float,
     doorbell: Path | None = None,
 ) -> int:
-    """Write a command row and ring the agent. Returns the command's id. Raises sqlite3.Error."""
+    """Insert a command and wake the agent; return the command's id. Raises sqlite3.Error."""
     cursor = connection.execute(
         "INSERT INTO commands (created_at, verb, run_id, args, actor) VALUES (?, ?, ?, ?, ?)",
         (now, verb, None if run_id is None else _storable(run_id), json.dumps(dict(args)), _storable(actor)),
     )
     if doorbell is not None:
-        # The row counts; a bell that cannot be rung only delays it.
+        # Without the notification, the agent finds the row a little later.
         with contextlib.suppress(OSError):
             doorbell.touch(mode=PRIVATE_FILE_MODE)
     return int(cursor.lastrowid or 0)
 
 
 def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | None:
-    """The agent's answer, or None while there is none."""
+    """The agent's answer, or None if there is none yet."""
     row = connection.execute(
         "SELECT verb, state, reason, result, answered_at FROM commands WHERE command_id = ? AND state <> 'pending'",
         (command_id,),
@@ -90,13 +90,13 @@ def answer(connection: sqlite3.Connection, command_id: int) -> CommandAnswer | N
 
 
 def arguments(connection: sqlite3.Connection, command_id: int) -> dict[str, Any]:
-    """What was asked for. Raises sqlite3.Error."""
+    """The arguments of a command. Raises sqlite3.Error."""
     row = connection.execute("SELECT args FROM commands WHERE command_id = ?", (command_id,)).fetchone()
     return {} if row is None else _arguments(row[0])
 
 
 def patience_seconds(verb: str) -> float:
-    """How long whoever asks for this waits for its answer."""
+    """How long a client waits for the answer to this verb."""
     return RESUME_SECONDS if verb == RESUME else ANSWER_SECONDS
 
 
@@ -109,9 +109,9 @@ def wait_for_answer(
     pause: Callable[[float], None] = time.sleep,
     is_in_vain: Callable[[], bool] = lambda: False,
 ) -> CommandAnswer | None:
-    """The agent's answer, or None when none came in time or ``is_in_vain``, which is asked once a second; the command
-    is withdrawn then, so that the agent cannot act on it long after the asker has gone. Raises NotWithdrawnError if
-    that cannot be written, sqlite3.Error."""
+    """Wait for the agent's answer. Without one in time, or if ``is_in_vain`` (called once a second), withdraw the
+    command and return None, so that the agent does not carry it out after the client has gone. Raises NotWithdrawnError
+    if the withdrawal cannot be written, or sqlite3.Error."""
     deadline = clock() + timeout_seconds
     asked_at = clock()
     while (found := answer(connection, command_id)) is None:
@@ -130,7 +130,7 @@ def wait_for_answer(
 
 
 def withdraw(connection: sqlite3.Connection, command_id: int) -> bool:
-    """Refuse a command in the agent's place; whether it still waited. Raises sqlite3.Error."""
+    """Withdraw a command; False if it was answered already. Raises sqlite3.Error."""
     withdrawn = connection.execute(
         "UPDATE commands SET state = 'refused', reason = 'not answered in time' "
         "WHERE command_id = ? AND state = 'pending'",
@@ -139,8 +139,7 @@ def withdraw(connection: sqlite3.Connection, command_id: int) -> bool:
     return withdrawn.rowcount == 1
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCommand:
+class PendingCommand(Struct, frozen=True):
     """A command as the agent reads it."""
 
     command_id: int
@@ -151,17 +150,17 @@ class PendingCommand:
 
 
 def pending(connection: sqlite3.Connection) -> list[PendingCommand]:
-    """What waits for the agent, oldest first."""
-    # As bytes: one row whose text is no UTF-8 must not hide the others.
+    """The pending commands, oldest first."""
+    # Read as bytes: a row with invalid UTF-8 must not hide the others.
     rows = connection.execute(
         "SELECT command_id, cast(verb AS BLOB), cast(run_id AS BLOB), cast(args AS BLOB), cast(actor AS BLOB) "
         "FROM commands WHERE state = 'pending' ORDER BY command_id"
     ).fetchall()
-    found = []
+    commands = []
     for command_id, *values in rows:
         verb, run_id, args, actor = (None if value is None else value.decode("utf-8", "replace") for value in values)
-        found.append(PendingCommand(command_id, verb or "", run_id, _arguments(args or ""), actor or ""))
-    return found
+        commands.append(PendingCommand(command_id, verb or "", run_id, _arguments(args or ""), actor or ""))
+    return commands
 
 
 def give_answer(
@@ -173,8 +172,7 @@ def give_answer(
     reason: str | None = None,
     result: Mapping[str, Any] | None = None,
 ) -> None:
-    """Answer a command in place; only the agent does. What a command does is done in the transaction of its answer, so
-    that either both are or none is. Raises WithdrawnError if the command waits no more."""
+    """Answer a command, as the agent, in the transaction of its changes. Raises WithdrawnError if it is not pending."""
     answered = connection.execute(
         "UPDATE commands SET state = ?, reason = ?, result = ?, answered_at = ? "
         "WHERE command_id = ? AND state = 'pending'",
@@ -191,7 +189,7 @@ def give_answer(
 
 
 def _storable(text: str) -> str:
-    """A name in it may be one that is not UTF-8, which the store cannot hold."""
+    """The text with undecodable bytes of file names escaped, because SQLite stores valid UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,22 +1,22 @@
-"""What runs took of the machine: GPU-hours, and energy by the GPUs' own counters."""
+"""The resources that runs used: GPU-hours, and energy from the GPUs' counters."""
 
 from __future__ import annotations
 
 import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputui.store.attempts import fellows
 
 CounterReading = tuple[float, float]
-"""When an energy counter was read (UTC unix seconds), and its value in joules."""
+"""Time (UTC unix seconds) and value (joules) of an energy counter."""
 
 
 def consumed_joules(earlier: CounterReading, later: CounterReading) -> float:
-    """Return what was consumed between two readings of one counter. It counts 64 bits of millijoules from the loading
-    of the driver (nvmlDeviceGetTotalEnergyConsumption): a counter that fell has restarted, and its value is the least
-    that was consumed."""
+    """Energy between two readings of one counter, which starts when the driver is loaded
+    (nvmlDeviceGetTotalEnergyConsumption). After a restart its value is a lower bound."""
     (_, before), (_, after) = earlier, later
     return after - before if after >= before else after
 
@@ -26,49 +26,47 @@ def energy_between(
 ) -> float | None:
     """Joules consumed from ``begin`` to ``end``; None if no two neighbouring readings overlap that time.
 
-    Readings are in the order of their times. Between two readings the GPU is taken to draw evenly, and two more than
-    ``longest_seconds`` apart say nothing of what lay between.
+    Readings are ordered by time. Power is assumed constant between two readings; pairs more than ``longest_seconds``
+    apart are ignored.
     """
     total: float | None = None
     for earlier, later in itertools.pairwise(readings):
         apart = later[0] - earlier[0]
-        inside = min(later[0], end) - max(earlier[0], begin)
-        if 0 < apart <= longest_seconds and inside > 0:
-            total = (total or 0.0) + consumed_joules(earlier, later) * inside / apart
+        overlap = min(later[0], end) - max(earlier[0], begin)
+        if 0 < apart <= longest_seconds and overlap > 0:
+            total = (total or 0.0) + consumed_joules(earlier, later) * overlap / apart
     return total
 
 
 def own_seconds(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
-    """The part of the time from ``begin`` to ``end`` that counts as one run's own, where ``others`` had the same GPU
-    from their begin to their end: of what several share, each has its equal part."""
+    """A run's share of a GPU's time from ``begin`` to ``end``: ``others`` used the GPU from their begin to their end,
+    and shared time is divided equally."""
     return sum(seconds / (1 + count) for seconds, count in _shared_parts(begin, end, others))
 
 
 def alone_seconds(begin: float, end: float, others: Sequence[tuple[float, float]]) -> float:
-    """The part of that time in which none of the ``others`` was there."""
+    """The part of that time in which none of the ``others`` used the GPU."""
     return sum(seconds for seconds, count in _shared_parts(begin, end, others) if not count)
 
 
 def _shared_parts(begin: float, end: float, others: Sequence[tuple[float, float]]) -> Iterator[tuple[float, int]]:
-    """The time in parts in which nobody came or went: how long, and how many others were there."""
+    """Parts of the time with a constant set of users: duration, and number of others."""
     if end <= begin:
         # The clock was set back.
         return
-    inside = [(max(begin, since), min(end, until)) for since, until in others if since < end and until > begin]
-    for earlier, later in itertools.pairwise(sorted({begin, end, *itertools.chain.from_iterable(inside)})):
-        yield later - earlier, sum(since <= earlier and later <= until for since, until in inside)
+    overlaps = [(max(begin, since), min(end, until)) for since, until in others if since < end and until > begin]
+    for earlier, later in itertools.pairwise(sorted({begin, end, *itertools.chain.from_iterable(overlaps)})):
+        yield later - earlier, sum(since <= earlier and later <= until for since, until in overlaps)
 
 
 SECONDS_PER_HOUR = 3600.0
 JOULES_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptCost:
-    """What one attempt took so far: of a GPU that it shared, its equal part of the time and of the energy. ``seconds``
-    and ``gpu_hours`` are None while it has not begun; ``energy_joules`` is the sum over those ``measured_gpus`` of its
-    ``gpu_count`` GPUs whose counter was readable, None if none was.
-    ``is_final``: the attempt is over and its energy read to the end."""
+class AttemptCost(Struct, frozen=True):
+    """The resources of one attempt so far, with its share of shared GPUs. ``seconds`` and ``gpu_hours`` are None before
+    it starts. ``energy_joules`` is the sum over ``measured_gpus`` of its ``gpu_count`` GPUs, those with a readable
+    counter; None if there is none. ``is_final``: the attempt is over, and its energy is complete."""
 
     attempt: int
     gpu_count: int
@@ -79,10 +77,9 @@ class AttemptCost:
     is_final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunCost:
-    """The sum over a run's attempts. ``energy_is_partial``: a GPU of an attempt reported nothing: it is at least so
-    much. A run without GPUs costs 0 GPU-hours, and its energy is None."""
+class RunCost(Struct, frozen=True):
+    """The sum over a run's attempts. ``energy_is_partial``: some GPU has no counter, so the energy is a lower bound. A
+    run without GPUs costs 0 GPU-hours, and its energy is None."""
 
     gpu_hours: float | None
     energy_joules: float | None
@@ -95,7 +92,7 @@ class RunCost:
 
 
 def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost:
-    """What a run took up to ``now`` (UTC unix seconds). Raises sqlite3.Error."""
+    """The resources of a run up to ``now`` (UTC unix seconds). Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT a.number, iif(json_valid(a.gpus), json_array_length(a.gpus), 0), "
         "a.started_at, a.ended_at, sum(e.energy_joules), "
@@ -108,14 +105,14 @@ def run_cost(connection: sqlite3.Connection, run_id: str, now: float) -> RunCost
 
 
 def total(attempts: Sequence[AttemptCost]) -> RunCost:
-    """Sum attempts to the cost of a run. Attempts that have not started count nothing."""
-    begun = [one for one in attempts if one.gpu_hours is not None]
-    hours = [one.gpu_hours for one in begun if one.gpu_hours is not None]
-    energies = [one.energy_joules for one in begun if one.energy_joules is not None]
+    """The sum of attempts. Those that have not started do not count."""
+    begun = [cost for cost in attempts if cost.gpu_hours is not None]
+    hours = [cost.gpu_hours for cost in begun if cost.gpu_hours is not None]
+    energies = [cost.energy_joules for cost in begun if cost.energy_joules is not None]
     return RunCost(
         sum(hours) if hours else None,
         sum(energies) if energies else None,
-        any(one.measured_gpus < one.gpu_count for one in begun),
+        any(cost.measured_gpus < cost.gpu_count for cost in begun),
         tuple(attempts),
     )
 

@@ -1,6 +1,6 @@
-"""Opening the one SQLite file: the agent's writing connection, the views' read-only ones, and migrations.
+"""Connections to the SQLite database (the agent's writer, the views' readers) and its migrations.
 
-SQLite is the bus between the processes, in WAL mode: one writer, any number of readers that never block it.
+SQLite is the bus between the processes, in WAL mode: one writer, and any number of readers that never block it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 from gputui.store.machine import other_machine
@@ -26,7 +27,7 @@ UNPACKED_BEFORE = 30
 
 
 class StoreError(Exception):
-    """The store cannot be used; the text says what, where and what to do."""
+    """The store cannot be used; the message says why and what to do."""
 
 
 class StoreMissingError(StoreError):
@@ -34,11 +35,11 @@ class StoreMissingError(StoreError):
 
 
 class StoreOutdatedError(StoreMissingError):
-    """The file was written by an older gputui, and no agent of this one has brought it up to date."""
+    """The file was written by an older gputui, and is not migrated yet."""
 
 
 class StoreLockedError(StoreError):
-    """Another program holds the database; nothing is wrong with it."""
+    """Another program holds the database's lock."""
 
 
 class StoreCorruptError(StoreError):
@@ -50,13 +51,12 @@ class StoreNewerError(StoreError):
 
 
 def migrations() -> list[tuple[int, str]]:
-    """The numbered changes of the schema as (version, SQL), in order: what brings the home of an older gputui up to
-    date. A migration that has been released never changes."""
-    found = []
+    """The migrations as (version, SQL), in order. A released migration never changes."""
+    scripts = []
     for entry in resources.files("gputui.store").joinpath("migrations").iterdir():
         if entry.name.endswith(".sql"):
-            found.append((int(entry.name.split("_", 1)[0]), entry.read_text("utf-8")))
-    return sorted(found)
+            scripts.append((int(entry.name.split("_", 1)[0]), entry.read_text("utf-8")))
+    return sorted(scripts)
 
 
 def open_writer(
@@ -64,10 +64,9 @@ def open_writer(
     progress: Callable[[str], None] = lambda _: None,
     raw_seconds: float | None = RAW_SECONDS,
 ) -> sqlite3.Connection:
-    """The agent's connection: creates the file (0600) and brings its schema up to date, step by step: whoever is
-    interrupted goes on with the step it was at. ``progress`` is called with what is being done before anything that
-    takes long in a large file. ``raw_seconds`` (None: for ever) is how long samples are kept,
-    which an upgrade needs to know.
+    """Open the agent's connection: create the file (0600) and migrate its schema, one transaction per step, so that an
+    interrupted migration continues. ``progress`` is called with a text before each long step. ``raw_seconds`` (None:
+    for ever) is how long samples are kept, which a migration needs to know.
 
     Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreNewerError.
     """
@@ -81,7 +80,7 @@ def open_writer(
         raise StoreError(f"cannot open {path}: {error}; check permissions and free space") from error
     try:
         _refuse_newer(connection, path)
-        # Holds for a new file alone; one of an older gputui uses freed pages again and never becomes smaller.
+        # Applies to a new file only; an older one reuses free pages and never shrinks.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         # NORMAL loses at most the last moments on a power cut, never integrity:
@@ -102,9 +101,9 @@ def open_writer(
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A view's connection; it cannot change history.
+    """Open a view's read-only connection.
 
-    Raises StoreMissingError when nothing was recorded yet, StoreCorruptError, StoreNewerError or StoreError.
+    Raises StoreMissingError if nothing was recorded yet, StoreCorruptError, StoreNewerError or StoreError.
     """
     connection = open_commander(path)
     connection.execute("PRAGMA query_only = ON")
@@ -112,13 +111,12 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def data_version(connection: sqlite3.Connection) -> int:
-    """A number that moves whenever another connection committed something."""
+    """A number that changes whenever another connection commits."""
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def is_outdated(path: Path) -> bool:
-    """Whether an older gputui made the database and no newer one has opened it for writing since; False if
-    unknown."""
+    """Whether the database needs a migration; False if unknown."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
             version = _version(connection)
@@ -128,7 +126,7 @@ def is_outdated(path: Path) -> bool:
 
 
 def set_aside(path: Path, now: float) -> Path:
-    """Move a corrupt database and its side files out of the way, keeping them, and return its new name."""
+    """Rename a corrupt database and its side files; return the new path."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     target = path.with_name(f"{path.name}.corrupt-{stamp}")
     number = 1
@@ -144,7 +142,7 @@ def set_aside(path: Path, now: float) -> Path:
 
 
 def open_commander(path: Path) -> sqlite3.Connection:
-    """A view's connection for writing command rows, and nothing else. Raises as open_reader does."""
+    """Open a view's connection for inserting commands. Raises as `open_reader` does."""
     if not path.exists():
         raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
     refuse_other_machine(path.parent)
@@ -184,8 +182,8 @@ def _migrate(
         steps = []
     elif not steps:
         _check_integrity(connection, path, progress)
-    for place, (number, script) in enumerate(steps, 1):
-        progress(f"bringing the database up to date, step {place} of {len(steps)}")
+    for index, (number, script) in enumerate(steps, 1):
+        progress(f"bringing the database up to date, step {index} of {len(steps)}")
         if number == UNPACKED_BEFORE:
             unpack(connection, raw_seconds, time.time(), progress)
         connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
@@ -194,19 +192,19 @@ def _migrate(
 
 
 def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """(table, column with its type) of values of the hardware that an older gputui did not know."""
-    found = []
+    """(table, column with its type) of hardware values that the database does not have yet."""
+    missing = []
     for series in (GPU, SLOW, HOST):
-        there = {row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")}
+        existing = {row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")}
         for name, is_real in series.columns.items():
-            if name not in there:
-                found.append((series.table, f"{name} {'REAL' if is_real else 'INTEGER'}"))
-    return found
+            if name not in existing:
+                missing.append((series.table, f"{name} {'REAL' if is_real else 'INTEGER'}"))
+    return missing
 
 
 def _check_integrity(connection: sqlite3.Connection, path: Path, progress: Callable[[str], None]) -> None:
-    """Look for damage before building on it. A large file is only checked after it gave reason to: reading all of
-    it would delay every start."""
+    """Check the database for damage. A large file is checked only after an error, because reading all of it would delay
+    every start. Raises StoreCorruptError."""
     suspect = suspect_mark(path)
     if path.stat().st_size > CHECKED_AT_START_BYTES and not suspect.exists():
         return
@@ -218,7 +216,7 @@ def _check_integrity(connection: sqlite3.Connection, path: Path, progress: Calla
 
 
 def suspect_mark(path: Path) -> Path:
-    """A file whose presence asks the next writer for a full check."""
+    """A marker file that makes the next writer check the database."""
     return path.with_name(path.name + ".suspect")
 
 
@@ -236,14 +234,14 @@ def _refuse_network_file_system(path: Path) -> None:
 
 
 def refuse_other_machine(state: Path) -> None:
-    """Raises StoreError if the home belongs to another machine."""
+    """Raise StoreError if the home belongs to another machine."""
     why = other_machine(state)
     if why is not None:
         raise StoreError(why)
 
 
 def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
-    """Touch nothing that a newer gputui made."""
+    """Raise StoreNewerError if a newer gputui wrote the database."""
     version, newest = _version(connection), migrations()[-1][0]
     if version > newest:
         raise StoreNewerError(
@@ -253,8 +251,8 @@ def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def is_locked(error: BaseException) -> bool:
-    """Whether another program holds the database, so that the same may work later. SQLITE_PROTOCOL is what a lock of
-    the write-ahead log becomes after many tries (https://www.sqlite.org/rescode.html#protocol)."""
+    """Whether another program holds a lock, so that a retry may work. SQLITE_PROTOCOL is reported for a lock of the
+    write-ahead log after many tries (https://www.sqlite.org/rescode.html#protocol)."""
     code = getattr(error, "sqlite_errorcode", None)
     locks = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
     return isinstance(error, StoreLockedError) or (code is not None and code & 0xFF in locks)
@@ -273,8 +271,8 @@ def _explain(error: sqlite3.Error, path: Path) -> StoreError:
 
 @contextmanager
 def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
-    """What is read inside is from one moment: that of the transaction which the connection is in, or of a new one.
-    Inside a new one nothing is to be written: it is rolled back. Raises sqlite3.Error."""
+    """Read a consistent snapshot inside the block: in the connection's current transaction, or in a new one, which is
+    rolled back, so that nothing may be written in it. Raises sqlite3.Error."""
     if connection.in_transaction:
         yield
         return
@@ -285,20 +283,19 @@ def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("ROLLBACK")
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a database takes: bytes of its file, and those of them in use."""
+class Room(Struct, frozen=True):
+    """The size of a database: its file, and the part in use."""
 
     file_bytes: int
     used_bytes: int
 
 
 def room(connection: sqlite3.Connection) -> Room:
-    """The room that the database takes. Raises sqlite3.Error."""
+    """The size of the database. Raises sqlite3.Error."""
     size, pages, free = (pragma(connection, name) for name in ("page_size", "page_count", "freelist_count"))
     return Room(size * pages, size * (pages - free))
 
 
 def pragma(connection: sqlite3.Connection, name: str) -> int:
-    """A pragma that is one number."""
+    """The value of a numeric pragma."""
     return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,19 +1,19 @@
-"""Events: what happened, with a kind and a key for programs and one sentence for people.
+"""Events: a kind and a key for programs, and a sentence for people.
 
-In: one `add_event` per thing that happened. Out: rows of the table ``events``. Nothing reads ``message`` back; what is
-asked of the past is asked by kind and key.
+In: calls of `add_event`. Out: rows of the table ``events``. Programs query kind and key, never ``message``.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from msgspec import Struct
 
 from gputui.redaction import redact_text
 from gputui.store.run_history import newest_rows
 
-# What ``key`` names is in brackets; NULL if nothing is.
+# The meaning of ``key`` is in brackets; without brackets it is NULL.
 EventKind = Literal[
     # the life of a run
     "launched",
@@ -32,6 +32,7 @@ EventKind = Literal[
     "observation",  # [kind of observation]
     "wait_timed_out",  # [kind of precondition]
     "process_unkillable",
+    "left_behind",
     "orphan",  # [pid]
     "orphan_killed",  # [pid]
     "orphan_unkillable",  # [pid]
@@ -42,7 +43,11 @@ EventKind = Literal[
     "metrics_replaced",  # [path]
     "metrics_lost",  # [path]
     "metrics_unreadable",  # [what the system says]
+    "metrics_unanswered",  # [path]
+    "metrics_doubtful",  # [path]
+    "metrics_search_cut",  # [pattern]
     "steps_restarted",
+    "times_unknown",
     "sink_failed",  # [name of the sink]
     "sink_incomplete",  # [name of the sink]
     "sink_recovered",  # [name of the sink]
@@ -88,23 +93,23 @@ EventKind = Literal[
     "runs_rebuilt",
     "logout_ends_agent",
 ]
+Severity = Literal["info", "warning", "error"]
 KINDS: frozenset[str] = frozenset(get_args(EventKind))
 EVENT_COLUMNS = ("event_id", "at", "severity", "subject", "run_id", "attempt", "kind", "key", "message")
 SINK_KINDS: tuple[EventKind, ...] = ("sink_failed", "sink_incomplete", "sink_recovered")
 DATA_KINDS: tuple[EventKind, ...] = (
-    *SINK_KINDS, "steps_restarted", "checkpoints_unmatched", "checkpoints_unordered", "checkpoints_unreadable",
-    "no_checkpoint_there",
+    *SINK_KINDS, "steps_restarted", "times_unknown", "metrics_unanswered", "metrics_doubtful", "metrics_search_cut",
+    "checkpoints_unmatched", "checkpoints_unordered", "checkpoints_unreadable", "no_checkpoint_there",
 )  # fmt: skip
-"""What a person who looks at one run must know of what is read and kept of it."""
+"""Lasting conditions of a run's metrics, checkpoints and sinks, and their ends; not what happened to one file once."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventView:
-    """Something that happened. ``kind`` and ``key`` are of `EventKind`, None for a sentence of an old gputui."""
+class EventView(Struct, frozen=True):
+    """One event. ``kind`` and ``key`` are those of `EventKind`, None if an old gputui wrote it."""
 
     event_id: int
     at: float
-    severity: str
+    severity: Severity
     subject: str | None
     run_id: str | None
     attempt: int | None
@@ -120,12 +125,12 @@ def add_event(
     *,
     now: float,
     key: str | None = None,
-    severity: str = "info",
+    severity: Severity = "info",
     subject: str | None = None,
     run_id: str | None = None,
     attempt: int | None = None,
 ) -> None:
-    """Record what happened at ``now`` (UTC unix seconds). ``severity`` is info, warning or error."""
+    """Insert an event at ``now`` (UTC unix seconds). The message is redacted."""
     connection.execute(
         "INSERT INTO events (at, severity, subject, run_id, attempt, kind, key, message) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -136,7 +141,7 @@ def add_event(
 def has_event(
     connection: sqlite3.Connection, kind: EventKind, *, run_id: str | None = None, key: str | None = None
 ) -> bool:
-    """Whether an event of this kind and key was recorded of the run, or with ``run_id`` None of no run."""
+    """Whether an event of this kind and key exists for the run, or without a run if ``run_id`` is None."""
     row = connection.execute(
         "SELECT 1 FROM events WHERE run_id IS ? AND kind = ? AND key IS ?",
         (run_id, kind, None if key is None else _storable(key)),
@@ -147,10 +152,10 @@ def has_event(
 def last_kind(
     connection: sqlite3.Connection, run_id: str, among: tuple[EventKind, ...], key: str | None = None
 ) -> tuple[str, float] | None:
-    """Kind and time (UTC unix seconds) of a run's newest event ``among`` these, of this key where one is given."""
-    places = ", ".join("?" for _ in among)
+    """Kind and time (UTC unix seconds) of a run's newest event ``among`` these kinds, with the key if one is given."""
+    marks = ", ".join("?" for _ in among)
     row: tuple[str, float] | None = connection.execute(
-        f"SELECT kind, at FROM events WHERE run_id = ? AND kind IN ({places}) AND (? IS NULL OR key = ?) "  # noqa: S608
+        f"SELECT kind, at FROM events WHERE run_id = ? AND kind IN ({marks}) AND (? IS NULL OR key = ?) "  # noqa: S608
         "ORDER BY event_id DESC LIMIT 1",
         (run_id, *among, key, key),
     ).fetchone()
@@ -165,15 +170,15 @@ def read_events(
     limit: int | None = None,
     after_id: int = 0,
 ) -> list[EventView]:
-    """Events with an id above ``after_id``, and up to the moment ``at`` (UTC unix seconds; None: all), oldest first;
-    ``limit`` keeps the newest so many. Raises sqlite3.Error."""
+    """Events with an id above ``after_id`` up to the time ``at`` (UTC unix seconds; None: all), oldest first; of more
+    than ``limit``, the newest. Raises sqlite3.Error."""
     columns = ", ".join(EVENT_COLUMNS)
     rows = newest_rows(connection, "events", "event_id", columns, run_id, at, limit, after_id)
     return [EventView(*row) for row in rows]
 
 
 def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
-    """The number of a run's newest event, 0 if it has none."""
+    """The id of a run's newest event, 0 without events."""
     return int(
         connection.execute("SELECT coalesce(max(event_id), 0) FROM events WHERE run_id = ?", (run_id,)).fetchone()[0]
     )
@@ -182,11 +187,11 @@ def newest_event_id(connection: sqlite3.Connection, run_id: str) -> int:
 def read_data_events(
     connection: sqlite3.Connection, run_id: str, at: float | None = None, *, after_id: int = 0
 ) -> list[EventView]:
-    """What was reported of a run's metrics, checkpoints and sinks, oldest first, or since an event."""
-    found = read_events(connection, run_id, at, after_id=after_id)
-    return [event for event in found if event.kind in DATA_KINDS]
+    """A run's events of DATA_KINDS with an id above ``after_id``, oldest first."""
+    events = read_events(connection, run_id, at, after_id=after_id)
+    return [event for event in events if event.kind in DATA_KINDS]
 
 
 def _storable(text: str) -> str:
-    # A file name that is not UTF-8 may be a part of it, which no column holds.
+    """The text without secrets, and without file names that are not valid UTF-8, which SQLite does not store."""
     return redact_text(text).encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""How often GPUs had each utilisation and power while they were held; from minutes and hours where samples are gone."""
+"""Histograms of utilisation and power of GPUs while they were held; from minutes and hours if samples are deleted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from gputui.store.database import one_moment
 from gputui.store.rollups import bounds, span_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A GPU that was held from ``begin`` to ``end``, UTC unix seconds."""
+class Stay(Struct, frozen=True):
+    """A GPU held from ``begin`` to ``end``, UTC unix seconds."""
 
     uuid: str
     begin: float
@@ -23,9 +24,9 @@ class Stay:
 
 @dataclass(slots=True)
 class GpuCounts:
-    """How often each value was sampled, in whole percent and whole watts; of what was put together into minutes and
-    hours, their means count as often as they had samples, by the share of them that the GPU was held.
-    ``memory_used_bytes_most`` is the most that was in use, as far as it is known to have been then."""
+    """Number of samples by value, in whole percent and whole watts. The mean of a minute or hour counts with its number
+    of samples, times the share of it that the GPU was held. ``memory_used_bytes_most`` is the maximum that certainly
+    occurred while it was held."""
 
     utilization_percent: Counter[float] = field(default_factory=Counter)
     power_watts: Counter[float] = field(default_factory=Counter)
@@ -33,25 +34,25 @@ class GpuCounts:
 
 
 def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
-    """All stays together, each sample once. Raises sqlite3.Error."""
+    """Histograms over all stays; each sample counts once. Raises sqlite3.Error."""
     with one_moment(connection):
         return _counts(connection, stays)
 
 
 def _counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
-    found = GpuCounts()
+    counts = GpuCounts()
     limits = bounds(connection)
     for stay in stays:
         row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
         if row is None:
             continue
-        _count_samples(connection, found, row[0], max(stay.begin, limits.raw_since), stay.end)
+        _count_samples(connection, counts, row[0], max(stay.begin, limits.raw_since), stay.end)
         for name, since, until in (
             ("minutes", limits.minutes_since, limits.raw_since),
             ("hours", -math.inf, limits.minutes_since),
         ):
-            _count_spans(connection, found, name, row[0], stay, max(stay.begin, since), min(stay.end, until))
-    return found
+            _count_spans(connection, counts, name, row[0], stay, max(stay.begin, since), min(stay.end, until))
+    return counts
 
 
 def _count_samples(connection: sqlite3.Connection, found: GpuCounts, gpu_id: int, begin: float, end: float) -> None:
@@ -72,8 +73,8 @@ def _count_samples(connection: sqlite3.Connection, found: GpuCounts, gpu_id: int
 def _count_spans(
     connection: sqlite3.Connection, found: GpuCounts, name: str, gpu_id: int, stay: Stay, begin: float, end: float
 ) -> None:
-    """Minutes or hours that lie in [begin, end), which is what they tell of a stay. One that lies there in part counts
-    in part; of one that the stay covers in part it is not known whether its extremes are the stay's."""
+    """Add the minutes or hours of a stay in [begin, end). A span that overlaps in part counts in part; the maximum of a
+    span that the stay covers in part does not count, because it may be from before or after."""
     if end <= begin:
         return
     named = {
@@ -97,11 +98,11 @@ def _count_spans(
     _at_least(found, used)
 
 
-def _counters(found: GpuCounts) -> Iterator[tuple[str, Counter[float]]]:
-    yield "utilization_percent", found.utilization_percent
-    yield "power_watts", found.power_watts
+def _counters(counts: GpuCounts) -> Iterator[tuple[str, Counter[float]]]:
+    yield "utilization_percent", counts.utilization_percent
+    yield "power_watts", counts.power_watts
 
 
-def _at_least(found: GpuCounts, used: int | None) -> None:
+def _at_least(counts: GpuCounts, used: int | None) -> None:
     if used is not None:
-        found.memory_used_bytes_most = max(used, found.memory_used_bytes_most or 0)
+        counts.memory_used_bytes_most = max(used, counts.memory_used_bytes_most or 0)

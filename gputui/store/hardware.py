@@ -1,7 +1,7 @@
-"""GPUs and the host, as they are or as they were at a past moment.
+"""State of GPUs and host, now or at a past time.
 
-Every reader takes ``at``, UTC unix seconds; None is now. Each value is a probe or two of a key, however long the record
-is. Where the samples of a moment are gone, their minute or hour answers. Every function raises sqlite3.Error.
+Every reader takes ``at``, UTC unix seconds; None is now. Each value needs one or two key lookups, however long the
+history is. If the samples of a time are deleted, its minute or hour is used. Every function raises sqlite3.Error.
 """
 
 from __future__ import annotations
@@ -10,46 +10,40 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gputui.store import json_columns, rollups, samples, series
-from gputui.store.rollups import Bounds, GpuHistory, HostHistory
+from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.samples import sample_means
 
 Json = Any
 
 GpuViewState = Literal["ok", "stale", "lost", "error"]
 
-# A sample is stale after this many intervals, and not before this many seconds.
+# A sample is stale after this many intervals, but not before this many seconds.
 STALE_AFTER_INTERVALS = 3.0
 STALE_AFTER_SECONDS = 3.0
-
-
-# Samples later than now by more are of a clock that was set back since.
+# Later samples than this after now are from before the clock was set back.
 CLOCK_SLACK_SECONDS = 2.0
-
-
-# A GPU that the driver no longer lists stays on show this long after it was last seen.
+# A GPU that the driver no longer lists is shown this long after it was last seen.
 LOST_SHOWN_SECONDS = 86_400.0
-
-
 _PACE_SAMPLES = 5
-
-# Reports are rare; a GPU that comes and goes all day must not make each look at them long.
+# Events are rare; this bounds queries if a GPU comes and goes all day.
 _EVENTS_LOOKED_AT = 512
 
 LOOK_BACK_SECONDS = 86_400.0
-"""Samples are looked through for so long; a GPU that was idle all the while was idle for so long at least."""
+"""Maximum time searched for the begin of idleness."""
 
 _FIRST_LOOK_SECONDS = 900.0
 SETS_READ = 500
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessView:
-    """One process that holds memory of a GPU. ``start_ticks`` is None if the PID is not visible on this machine."""
+class ProcessView(Struct, frozen=True):
+    """A process with memory on a GPU. ``start_ticks`` is None if the PID is invisible."""
 
     pid: int
     user: str | None
@@ -62,14 +56,12 @@ class ProcessView:
     sm_percent: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuView:
-    """A GPU now: its newest sample joined with its facts, its slow values, its processes and its lease.
+class GpuView(Struct, frozen=True):
+    """A GPU: its newest sample with its facts, slow values, processes and lease.
 
-    ``state`` is ``stale`` when the newest sample is older than the driver should need; ``age_seconds`` is that
-    sample's age. ``run_id`` is who leases the GPU, ``rank`` the rank of that run's process on it; ``shared_with`` are
-    (id, name) of the other trials of its study that share it. ``processes`` is None if the driver gave no list.
-    ``event_text`` is the newest thing that the driver reported by itself.
+    ``state`` is ``stale`` if the newest sample is too old; ``age_seconds`` is its age. ``run_id`` leases the GPU, and
+    ``rank`` is the rank of that run's process on it; ``shared_with`` are (id, name) of other trials that share it.
+    ``processes`` is None if the driver gave no list. ``event_text`` is the driver's newest event.
     """
 
     uuid: str
@@ -104,12 +96,11 @@ class GpuView:
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """Every run that leases it."""
+        """All runs that lease it."""
         return () if self.run_id is None else (self.run_id, *(run_id for run_id, _ in self.shared_with))
 
 
-@dataclass(frozen=True, slots=True)
-class HostView:
+class HostView(Struct, frozen=True):
     """The newest sample of the host; ``at`` is UTC unix seconds, rates are bytes per second."""
 
     at: float
@@ -129,9 +120,8 @@ class HostView:
     network_sent_bytes_per_second: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEventView:
-    """Something that the driver reported by itself: ``xid``, ``lost`` or ``returned``. ``at`` is UTC unix seconds."""
+class GpuEventView(Struct, frozen=True):
+    """An event of the driver: ``xid``, ``lost`` or ``returned``. ``at`` is UTC unix seconds."""
 
     at: float
     event: str
@@ -140,8 +130,8 @@ class GpuEventView:
 
 
 class Idleness(NamedTuple):
-    """``since``: the first sample from which on nothing ran, None where something runs. ``was_busy``: whether anything
-    ran before it, in the time that was looked at."""
+    """``since`` is the first idle sample, None if the GPU is busy. ``was_busy``: whether it was busy before, within the
+    searched time."""
 
     since: float | None
     was_busy: bool
@@ -194,8 +184,8 @@ def read_gpus(
     at: float | None = None,
     holders: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> list[GpuView]:
-    """Every GPU in the driver's order. ``now`` is UTC unix seconds and gives the ages; with ``at`` the GPUs are as they
-    were then, held by the (id, name) of runs that ``holders`` gives by UUID."""
+    """All GPUs in the driver's order. Ages are relative to ``now`` (UTC unix seconds). With ``at``, their state at that
+    time; ``holders`` are then the (id, name) of runs that leased them, by UUID."""
     if at is not None:
         return _gpus_at(connection, at, holders or {})
     row = connection.execute("SELECT interval_seconds FROM agent").fetchone()
@@ -212,7 +202,7 @@ def _gpus_at(
     connection: sqlite3.Connection, at: float, holders: Mapping[str, Sequence[tuple[str, str]]]
 ) -> list[GpuView]:
     reported = _reported(connection, at)
-    found = []
+    views = []
     limits = rollups.bounds(connection)
     for gpu_id, first_seen_at, *row in connection.execute(
         f"{_THEN} ORDER BY g.position, g.gpu_id", {"at": at}
@@ -221,30 +211,25 @@ def _gpus_at(
             continue
         view = _gpu_view(row, reported.get(row[0]), at, stale_after_seconds(_interval(connection, gpu_id, at)))
         if view.at is None and at < limits.raw_since:
-            view = _rolled_up(connection, view, gpu_id, at, limits)
+            # The samples of that time are deleted.
+            means = rollups.gpu_then(connection, gpu_id, at, limits)
+            if means is not None:
+                view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
         if view.state == "lost" and at - (view.at or view.last_seen_at) > LOST_SHOWN_SECONDS:
             continue
-        held = holders.get(view.uuid, ())
-        run_id, run_name = held[0] if held else (None, None)
-        found.append(
+        holding_runs = holders.get(view.uuid, ())
+        run_id, run_name = holding_runs[0] if holding_runs else (None, None)
+        views.append(
             replace(
                 view,
                 slow=_slow(connection, gpu_id, at),
                 run_id=run_id,
                 run_name=run_name,
                 rank=rank_among(view.processes, run_id),
-                shared_with=tuple(held[1:]),
+                shared_with=tuple(holding_runs[1:]),
             )
         )
-    return found
-
-
-def _rolled_up(connection: sqlite3.Connection, view: GpuView, gpu_id: int, at: float, limits: Bounds) -> GpuView:
-    """The GPU with the means of its minute or hour, where the samples of that time are gone."""
-    then = rollups.gpu_then(connection, gpu_id, at, limits)
-    if then is None:
-        return view
-    return replace(view, **then, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
+    return views
 
 
 def _slow(connection: sqlite3.Connection, gpu_id: int, at: float) -> Mapping[str, object]:
@@ -254,18 +239,18 @@ def _slow(connection: sqlite3.Connection, gpu_id: int, at: float) -> Mapping[str
 
 
 def _interval(connection: sqlite3.Connection, gpu_id: int, at: float) -> float | None:
-    """How often the GPU was sampled then: the shortest distance between a few samples, for there may be a gap."""
+    """The sampling interval at that time: the shortest distance of a few samples, because there may be gaps."""
     times = samples.times_up_to(connection, series.GPU, gpu_id, at, _PACE_SAMPLES)
     return min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:
-    """The age from which on a sample is stale, for an agent that samples at this interval."""
+    """The age at which a sample becomes stale, by the sampling interval."""
     return max(STALE_AFTER_SECONDS, STALE_AFTER_INTERVALS * (interval_seconds or 0.0))
 
 
 def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
-    """The same sample seen at a later moment: its age has grown, and it may have become stale."""
+    """The GPU with the age of its sample, and its staleness, updated to ``now``."""
     if gpu.at is None:
         return gpu
     age = max(0.0, now - gpu.at)
@@ -276,8 +261,7 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
 def _gpu_view(
     row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float
 ) -> GpuView:
-    """A GPU from the columns of `_GPU_ROW`, as it is seen at ``now``; ``reported`` is the newest (time, code, text)
-    that the driver reported of it."""
+    """A GPU from the columns of `_GPU_ROW` at ``now``; ``reported`` is its newest driver event (time, code, text)."""
     uuid, position, name, present, sample_state, at = row[:6]
     holders = [(str(run_id), str(name)) for run_id, name in json_columns.items(row[21])]
     run_id, run_name = holders[0] if holders else (None, None)
@@ -310,7 +294,7 @@ def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> i
 def _reported(
     connection: sqlite3.Connection, at: float | None = None
 ) -> dict[str, tuple[float, int | None, str | None]]:
-    """The newest (time, code, text) that the driver reported of each GPU, by UUID."""
+    """The newest driver event (time, code, text) of each GPU, by UUID."""
     where, order = ("", "event_id") if at is None else ("WHERE at <= ?", "at")
     rows = connection.execute(
         f"SELECT uuid, at, code, text FROM gpu_events {where} ORDER BY {order} DESC LIMIT 64",  # noqa: S608
@@ -320,7 +304,7 @@ def _reported(
 
 
 def xid_counts(connection: sqlite3.Connection, since: float, until: float) -> dict[str, int]:
-    """How many XIDs each GPU had in (since, until], by UUID; GPUs without one are left out."""
+    """Number of XIDs of each GPU in (since, until], by UUID, without zeros."""
     rows = connection.execute(
         "SELECT uuid, count(*) FROM (SELECT uuid, at, event FROM gpu_events ORDER BY event_id DESC LIMIT ?) "
         "WHERE event = 'xid' AND at > ? AND at <= ? GROUP BY uuid",
@@ -330,7 +314,7 @@ def xid_counts(connection: sqlite3.Connection, since: float, until: float) -> di
 
 
 def gpu_events(connection: sqlite3.Connection, uuid: str, until: float, limit: int) -> list[GpuEventView]:
-    """The newest reports about one GPU up to a moment, newest first."""
+    """The newest driver events of one GPU up to a time, newest first."""
     rows = connection.execute(
         "SELECT at, event, code, text FROM gpu_events WHERE uuid = ? AND at <= ? ORDER BY event_id DESC LIMIT ?",
         (uuid, until, limit),
@@ -339,22 +323,21 @@ def gpu_events(connection: sqlite3.Connection, uuid: str, until: float, limit: i
 
 
 def leased_since(connection: sqlite3.Connection, uuid: str) -> float | None:
-    """Since when a run has a GPU (UTC unix seconds), the first one where several share it; None for a GPU that no run
-    has."""
+    """The begin of a GPU's first lease (UTC unix seconds); None if no run leases it."""
     row = connection.execute("SELECT min(since) FROM leases WHERE gpu_uuid = ?", (uuid,)).fetchone()
     return None if row is None else row[0]
 
 
 def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float) -> Idleness:
-    """What the samples of a GPU tell from ``after`` on, of LOOK_BACK_SECONDS at most."""
+    """The idleness of a GPU, from samples since ``after``, but at most LOOK_BACK_SECONDS."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     since: float | None = None
     oldest = max(after, now - LOOK_BACK_SECONDS)
     end, span = now + 1.0, _FIRST_LOOK_SECONDS
     while row is not None and end > oldest:
         begin = max(oldest, end - span)
-        found = samples.between(connection, series.GPU, row[0], ("utilization_percent",), begin, end)
-        for at, used in reversed(found):
+        loads = samples.between(connection, series.GPU, row[0], ("utilization_percent",), begin, end)
+        for at, used in reversed(loads):
             if used is not None and used > 0:
                 return Idleness(since, was_busy=True)
             since = at if used is not None else since
@@ -363,7 +346,7 @@ def idleness(connection: sqlite3.Connection, uuid: str, after: float, now: float
 
 
 def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]:
-    """For each process on a GPU, by PID, since when it has been on the list of the driver without a break."""
+    """For each process on a GPU, by PID, since when the driver has listed it without interruption."""
     rows = connection.execute(
         "SELECT at, processes FROM gpu_process_sets WHERE gpu_id = (SELECT gpu_id FROM gpus WHERE uuid = ?) "
         "ORDER BY at DESC LIMIT ?",
@@ -383,17 +366,17 @@ def present_since(connection: sqlite3.Connection, uuid: str) -> dict[int, float]
 def gpu_history(
     connection: sqlite3.Connection, since: float, until: float, buckets: int, uuid: str | None = None
 ) -> dict[str, GpuHistory]:
-    """Means over ``buckets`` equal spans of [since, until), per GPU UUID, or for one GPU alone. GPUs without a sample
-    there are left out."""
-    known = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
-    found: dict[str, GpuHistory] = {}
-    # One GPU after the other: grouped all at once, SQLite sorts the samples of all of them first.
-    for gpu_id, name in known:
+    """Means over ``buckets`` equal spans of [since, until), by UUID, of all GPUs or one. GPUs without samples there are
+    left out."""
+    gpus = connection.execute("SELECT gpu_id, uuid FROM gpus WHERE uuid = coalesce(?, uuid)", (uuid,)).fetchall()
+    histories: dict[str, GpuHistory] = {}
+    # One query per GPU: with a single query, SQLite would sort the samples of all GPUs first.
+    for gpu_id, name in gpus:
         table = sample_means(connection, series.GPU, gpu_id, rollups.GPU_MEANS, since, until, buckets)
         table = rollups.completed(connection, table, rollups.GPU_MEANS, since, until, gpu_id)
         if any(value is not None for series in table for value in series):
-            found[name] = GpuHistory(*(tuple(series) for series in table))
-    return found
+            histories[name] = GpuHistory(*(rollups.held(series) for series in table))
+    return histories
 
 
 def memory_temperature_history(
@@ -405,19 +388,20 @@ def memory_temperature_history(
         return (None,) * buckets
     columns = ("memory_temperature_celsius",)
     table = sample_means(connection, series.SLOW, row[0], columns, since, until, buckets)
-    return tuple(rollups.completed(connection, table, columns, since, until, row[0])[0])
+    return rollups.held(rollups.completed(connection, table, columns, since, until, row[0])[0])
 
 
-_HOST_COLUMNS = tuple(field.name for field in fields(HostView) if field.name != "at")
+_HOST_COLUMNS = tuple(name for name in HostView.__struct_fields__ if name != "at")
 
 
 def read_host(connection: sqlite3.Connection, at: float | None = None) -> HostView | None:
-    """The newest sample of the host; with ``at`` (UTC unix seconds) the newest that was known then."""
+    """The newest sample of the host; with ``at`` (UTC unix seconds), the newest at that time."""
     row = samples.newest(connection, series.HOST, series.HOST_ID, _HOST_COLUMNS, float("inf") if at is None else at)
     if row is not None or at is None:
         return None if row is None else HostView(*row)
     then = rollups.host_then(connection, at, rollups.bounds(connection))
-    return None if then is None else HostView(**{field.name: None for field in fields(HostView)} | then)
+    unknown: dict[str, Any] = dict.fromkeys(HostView.__struct_fields__)
+    return None if then is None else HostView(**unknown | then)
 
 
 def host_history(connection: sqlite3.Connection, since: float, until: float, buckets: int) -> HostHistory:
@@ -428,7 +412,7 @@ def host_history(connection: sqlite3.Connection, since: float, until: float, buc
     )  # fmt: skip
     table = sample_means(connection, series.HOST, series.HOST_ID, columns, since, until, buckets)
     table = rollups.completed(connection, table, columns, since, until)
-    return HostHistory(*(tuple(series) for series in table))
+    return HostHistory(*(rollups.held(series) for series in table))
 
 
 @lru_cache(maxsize=256)
@@ -446,9 +430,8 @@ def _processes(text: str | None) -> tuple[ProcessView, ...] | None:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """One such GPU. ``since`` is UTC unix seconds; ``run_id`` and ``attempt`` are those it failed under."""
+class Quarantined(Struct, frozen=True):
+    """A GPU in quarantine. ``since`` is UTC unix seconds; it failed under ``run_id`` and ``attempt``."""
 
     uuid: str
     since: float
@@ -458,7 +441,7 @@ class Quarantined:
 
 
 def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
-    """All of them by UUID."""
+    """All GPUs in quarantine by UUID."""
     rows = connection.execute("SELECT gpu_uuid, since, run_id, attempt, reason FROM gpu_quarantine").fetchall()
     return {row[0]: Quarantined(*row) for row in rows}
 
@@ -466,7 +449,7 @@ def quarantined(connection: sqlite3.Connection) -> dict[str, Quarantined]:
 def quarantine(
     connection: sqlite3.Connection, uuids: Sequence[str], *, run_id: str, attempt: int, reason: str, now: float
 ) -> None:
-    """Add GPUs; one that is there already keeps its reason. Works inside the caller's transaction."""
+    """Quarantine GPUs; one that is in quarantine already keeps its reason. Works inside the caller's transaction."""
     connection.executemany(
         "INSERT OR IGNORE INTO gpu_quarantine (gpu_uuid, since, run_id, attempt, reason) VALUES (?, ?, ?, ?, ?)",
         [(uuid, now, run_id, attempt, reason) for uuid in uuids],
@@ -474,5 +457,5 @@ def quarantine(
 
 
 def clear(connection: sqlite3.Connection, uuid: str) -> bool:
-    """Let runs have a GPU again; False if it was not in quarantine."""
+    """End a GPU's quarantine; False if it was not in quarantine."""
     return connection.execute("DELETE FROM gpu_quarantine WHERE gpu_uuid = ?", (uuid,)).rowcount > 0

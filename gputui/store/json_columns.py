@@ -1,5 +1,4 @@
-"""JSON columns as values. What did not change is not parsed again; what cannot be read counts as unknown, so that one
-bad row never takes a view down."""
+"""JSON columns as cached values. Malformed JSON counts as unknown, so that a bad row never breaks a view."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 UNREADABLE: Mapping[str, Any] = MappingProxyType({})
-"""In place of an object that cannot be read, to be known by its identity."""
+"""Stands for a malformed object; compare by identity."""
 
 
 @lru_cache(maxsize=512)
 def mapping(text: str | None) -> Mapping[str, Any]:
-    """A JSON object; UNREADABLE where it is anything else."""
+    """A JSON object; UNREADABLE if it is anything else."""
     value = _parse(text)
     return MappingProxyType(value) if isinstance(value, dict) else UNREADABLE
 

@@ -1,4 +1,4 @@
-"""The JSON that ``--json`` prints: stable shapes, to which fields are only ever added. Unknown is null."""
+"""The JSON output of ``--json``: stable shapes, which only ever gain fields. Unknown is null."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ _NO_COST: Shape = {
 
 
 def iso(at: float | None) -> str | None:
-    """UTC unix seconds as ISO 8601 with milliseconds and a Z."""
+    """UTC unix seconds as ISO 8601 with milliseconds and a Z. None for what is no time, as in a damaged row."""
     if at is None:
         return None
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
-# Of what never changes about a GPU.
+# Constant properties of a GPU.
 _FACT_FIELDS = (
     "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
     "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
@@ -50,8 +53,8 @@ def gpu_shape(
     step_seconds: float | None = None,
     data_wait_fraction: float | None = None,
 ) -> Shape:
-    """One GPU of ``gputui gpus --json``; ``failed`` says that it is in quarantine, ``xids`` how many XIDs it had within
-    a day, the rest how the rank on it does."""
+    """One GPU of ``gputui gpus --json``. ``failed`` is its quarantine, ``xids`` its number of XIDs within a day; the
+    others are figures of its rank."""
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -110,7 +113,7 @@ def gpu_shape(
 
 
 def run_shape(run: Run) -> Shape:
-    """One run of ``gputui ps --json``. ``reason`` is why it ended or recovers, or what a queued run waits for."""
+    """One run of ``gputui ps --json``. ``reason`` is why it ended, recovers or waits."""
     return {
         "id": run.run_id,
         "name": run.name,
@@ -155,10 +158,11 @@ def show_shape(
     cost_of_failures: Shape | None = None,
     taken: RunCost | None = None,
 ) -> Shape:
-    """``gputui show RUN --json``. An attempt that met several incidents shows the first: the others follow from it.
+    """``gputui show RUN --json``. Of several incidents of an attempt, the first is shown, because the others follow
+    from it.
 
-    ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures`` their sum; null
-    where the run met no incident. ``taken`` is what the run and each attempt took of the machine.
+    ``costs`` are ``{lost_steps, lost_seconds, lost_gpu_hours}`` by incident, ``cost_of_failures`` their sum, or null
+    without incidents. ``taken`` are the resources that the run and its attempts used.
     """
     first: dict[int, IncidentView] = {}
     for incident in incidents:
@@ -206,7 +210,7 @@ def alert_shape(alert: AlertView, now: float) -> Shape:
 
 
 def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
-    """``gputui agent status --json``; whether it runs is for the caller to find out."""
+    """``gputui agent status --json``; the caller says whether the agent is ``running``."""
     known = agent if running else None
     return {
         "running": running,
@@ -218,8 +222,8 @@ def agent_shape(agent: AgentView | None, *, running: bool, home: str) -> Shape:
     }
 
 
-def _taken_shape(taken: RunCost | AttemptCost | None) -> Shape:
-    hours, joules = (None, None) if taken is None else (taken.gpu_hours, taken.energy_joules)
+def _taken_shape(cost: RunCost | AttemptCost | None) -> Shape:
+    hours, joules = (None, None) if cost is None else (cost.gpu_hours, cost.energy_joules)
     return {
         "gpu_hours": None if hours is None else round(hours, 6),
         "energy_joules": None if joules is None else round(joules, 1),

@@ -1,35 +1,36 @@
-"""Which machine a home belongs to. Boot ids, PIDs and the database's shared memory are those of one machine: a second
-one that shares the folder would take living runs for those of a former boot, and start them again."""
+"""The machine that owns a home. Boot ids, PIDs and the database's shared memory belong to one machine: a second one
+that shares the folder would mistake live runs for those of a former boot, and restart them."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gputui.config import PRIVATE_FILE_MODE
 
-# systemd's own, and that of systems without it: machine-id(5).
+# With and without systemd: machine-id(5).
 MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine by its id (its host name where it has none), and the boot that it was seen in."""
+class Machine(Struct, frozen=True):
+    """A machine, identified by its id (or host name if it has none), and its boot."""
 
     machine_id: str
     host: str
     boot_id: str
 
     def is_same(self, other: Machine) -> bool:
-        """Also where only one of them is a container with its own id or name: a kernel boots on one machine."""
+        """Whether both are the same machine. An equal boot id suffices, because a container may have its own id."""
         return self.machine_id == other.machine_id or self.boot_id == other.boot_id
 
 
 def this_machine() -> Machine:
-    """The one that this process runs on."""
+    """The machine of this process."""
     host = socket.gethostname()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     for path in MACHINE_ID_FILES:
@@ -43,7 +44,7 @@ def this_machine() -> Machine:
 
 
 def other_machine(state: Path) -> str | None:
-    """Why the home must not be used here, and what to do, where it belongs to another machine; else None."""
+    """A message if the home belongs to another machine; else None."""
     owner = read_owner(state)
     here = this_machine()
     if owner is None or owner.is_same(here):
@@ -55,7 +56,7 @@ def other_machine(state: Path) -> str | None:
 
 
 def claim(state: Path) -> None:
-    """Note that the home belongs to this machine. Raises OSError."""
+    """Record that the home belongs to this machine. Raises OSError."""
     here = this_machine()
     if read_owner(state) == here:
         return
@@ -72,7 +73,7 @@ def owner_file(state: Path) -> Path:
 
 
 def read_owner(state: Path) -> Machine | None:
-    """The machine that last had an agent here, or None if that is not known."""
+    """The machine that last ran an agent for this home; None if unknown."""
     try:
         return Machine(**json.loads(owner_file(state).read_text("utf-8")))
     except (OSError, ValueError, TypeError):

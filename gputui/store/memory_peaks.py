@@ -1,4 +1,4 @@
-"""How much GPU memory the ranks of attempts took at most, as they or the driver reported it."""
+"""Peaks of the GPU memory of attempts, as reported by their ranks or the driver."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.store import json_columns
 
 PEAK_METRIC = "gpu_mem_peak"
-"""Bytes that a rank's process held at most on its GPU (docs/metrics.md)."""
+"""The metric with a rank's peak in bytes (docs/metrics.md)."""
 
 RUNS_LOOKED_AT = 50
 PROCESS_SETS_LOOKED_AT = 60
-"""The newest of each GPU."""
+"""Number of newest sets of each GPU that are searched."""
 
 
-@dataclass(frozen=True, slots=True)
-class PastPeak:
-    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks in bytes (None if none reported
-    any), and whether GPU memory ran out in it."""
+class PastPeak(Struct, frozen=True):
+    """One attempt: its parameters, its number of GPUs, the largest peak of its ranks (None if unknown), and whether it
+    ran out of GPU memory."""
 
     run_id: str
     attempt: int
@@ -43,20 +43,20 @@ def past_peaks(connection: sqlite3.Connection, profile: str) -> list[PastPeak]:
         "ORDER BY r.sequence DESC, a.number DESC",
         (profile, RUNS_LOOKED_AT),
     ).fetchall()
-    found = []
+    peaks = []
     for run_id, number, params, gpu_count, ran_out in attempts:
         if not gpu_count:
             continue
         peak = peak_bytes(connection, run_id, number)
         if peak is not None or ran_out:
-            found.append(PastPeak(run_id, number, json.loads(params), gpu_count, peak, bool(ran_out)))
-    return found
+            peaks.append(PastPeak(run_id, number, json.loads(params), gpu_count, peak, bool(ran_out)))
+    return peaks
 
 
 def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
-    """The largest peak that the ranks of an attempt reported last; None if none did. Raises sqlite3.Error."""
+    """The largest last reported peak of an attempt's ranks; None if there is none. Raises sqlite3.Error."""
     (peak,) = connection.execute(
-        # Text, which stands for what JSON has no number for, would be the largest of all.
+        # Text, such as "NaN", would be larger than any number.
         "SELECT max(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) "
         "FROM metric_newest AS n JOIN metric_sources AS s USING (source_id) WHERE s.run_id = ?2 AND n.attempt = ?3",
         (f'$."{PEAK_METRIC}"', run_id, attempt),
@@ -65,10 +65,10 @@ def peak_bytes(connection: sqlite3.Connection, run_id: str, attempt: int) -> int
 
 
 def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]:
-    """The largest measured peak of the newest trials of a study that had one GPU, in bytes, by the name of the GPU. A
-    trial was measured once it has reported a peak, or has ended after a step.
+    """The largest measured peak of a study's newest trials with one GPU, in bytes, by the GPU's name. A trial is
+    measured once it has reported a peak, or has ended after a step.
 
-    What tensors take is not all: the driver's figure counts the CUDA context, too. Raises sqlite3.Error.
+    The driver's figure counts too, because it includes the CUDA context. Raises sqlite3.Error.
     """
     attempts = connection.execute(
         "SELECT g.name, g.gpu_id, a.run_id, a.number, a.ended_at NOTNULL AND a.last_step NOTNULL "
@@ -77,7 +77,7 @@ def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]
         "WHERE iif(json_valid(a.gpus), json_array_length(a.gpus), 0) = 1",
         (study_id, RUNS_LOOKED_AT),
     ).fetchall()
-    found: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     names: dict[int, str] = {}
     measured: set[str] = set()
     for name, gpu_id, run_id, number, has_ended in attempts:
@@ -85,14 +85,14 @@ def study_peaks(connection: sqlite3.Connection, study_id: str) -> dict[str, int]
         if reported is not None or has_ended:
             names[gpu_id] = name
             measured.add(run_id)
-            found[name] = max(found.get(name, 0), reported or 0)
+            peaks[name] = max(peaks.get(name, 0), reported or 0)
     for gpu_id, name in names.items():
-        found[name] = max(found[name], _listed_by_driver(connection, gpu_id, measured))
-    return {name: peak for name, peak in found.items() if peak}
+        peaks[name] = max(peaks[name], _listed_by_driver(connection, gpu_id, measured))
+    return {name: peak for name, peak in peaks.items() if peak}
 
 
 def _reported_by_ranks(connection: sqlite3.Connection, run_id: str, attempt: int) -> int | None:
-    """What all ranks of an attempt reported together."""
+    """The sum of the last reported peaks of an attempt's ranks; None if there is none."""
     (peak,) = connection.execute(
         "SELECT max(total) FROM (SELECT "
         "sum(CASE WHEN json_type(n.data, ?1) IN ('integer', 'real') THEN n.data ->> ?1 END) AS total "
@@ -104,16 +104,16 @@ def _reported_by_ranks(connection: sqlite3.Connection, run_id: str, attempt: int
 
 
 def _listed_by_driver(connection: sqlite3.Connection, gpu_id: int, run_ids: Collection[str]) -> int:
-    """The most that the processes of one of these runs held on a GPU together; 0 where that is not known."""
+    """The largest total of one of these runs' processes on a GPU, as listed by the driver; 0 if unknown."""
     rows = connection.execute(
         "SELECT processes FROM gpu_process_sets WHERE gpu_id = ? AND processes NOTNULL ORDER BY at DESC LIMIT ?",
         (gpu_id, PROCESS_SETS_LOOKED_AT),
     )
     most = 0
     for (text,) in rows:
-        held: Counter[str] = Counter()
+        bytes_by_gpu: Counter[str] = Counter()
         for process in json_columns.items(text):
             if process.get("run_id") in run_ids:
-                held[process["run_id"]] += process.get("memory_bytes") or 0
-        most = max(most, *held.values(), 0)
+                bytes_by_gpu[process["run_id"]] += process.get("memory_bytes") or 0
+        most = max(most, *bytes_by_gpu.values(), 0)
     return most

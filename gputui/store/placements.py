@@ -1,4 +1,4 @@
-"""Where attempts are that do not run on this machine, as their executors last reported it.
+"""Placements of remote attempts, as last reported by their executors.
 
 In: placement.json of an attempt's folder (docs/attempts.md). Out: one row per attempt.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from gputui.redaction import redact_text
 from gputui.store import json_columns
@@ -23,11 +25,10 @@ _MAX_TEXT = 300
 _COLUMNS = "job, state, reason, expected_start, nodes, limit_at, restarts, contact_at, problem"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementView:
-    """``state`` is one of STATES; ``reason`` and ``problem`` are the target's own words, ``problem`` why the last try
-    to reach it failed, None if it did not. ``limit_at`` is when the target ends the attempt, ``contact_at`` when the
-    target was last heard; UTC unix seconds."""
+class PlacementView(Struct, frozen=True):
+    """``state`` is one of STATES, ``reason`` the target's message about it. ``problem`` is why the last contact with
+    the target failed, or None. ``limit_at`` is when the target will end the attempt, ``contact_at`` the last successful
+    contact; UTC unix seconds."""
 
     job: str | None
     state: str
@@ -41,7 +42,7 @@ class PlacementView:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlacementView:
-        """A placement.json; what is missing or of another type is unknown. Raises ValueError if it has no state."""
+        """Parse placement.json; missing or malformed values are unknown. Raises ValueError without a valid state."""
         if data.get("state") not in STATES:
             raise ValueError(f"no state of an attempt: {data.get('state')!r}")
         nodes, restarts = data.get("nodes"), data.get("restarts")
@@ -58,19 +59,19 @@ class PlacementView:
         )
 
     def is_seen_running(self, now: float) -> bool:
-        """Whether the target says, now, that the attempt runs."""
+        """Whether a recent contact says that the attempt runs."""
         is_fresh = self.contact_at is not None and now - self.contact_at < UNKNOWN_AFTER_SECONDS / 2
         return self.state == "running" and self.problem is None and is_fresh
 
     def is_unknown(self, now: float) -> bool:
-        """Whether the attempt's state is unknown by now, though its target was reached before."""
+        """Whether the target was reached before, but not recently."""
         if self.state == "ended" or self.contact_at is None:
             return False
         return now - self.contact_at >= UNKNOWN_AFTER_SECONDS
 
 
 def write(connection: sqlite3.Connection, run_id: str, attempt: int, placement: PlacementView) -> None:
-    """Enter what is known by now in place of what was. Raises sqlite3.Error."""
+    """Store a placement, replacing the former one. Raises sqlite3.Error."""
     values = list(astuple(placement))
     values[4] = json.dumps(placement.nodes)
     connection.execute(
@@ -80,7 +81,7 @@ def write(connection: sqlite3.Connection, run_id: str, attempt: int, placement: 
 
 
 def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> PlacementView | None:
-    """Raises sqlite3.Error."""
+    """The stored placement, or None. Raises sqlite3.Error."""
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM placements WHERE run_id = ? AND attempt = ?",  # noqa: S608
         (run_id, attempt),
@@ -89,13 +90,13 @@ def read(connection: sqlite3.Connection, run_id: str, attempt: int) -> Placement
 
 
 def from_row(row: Any) -> PlacementView:
-    """One row of the columns of `read`."""
+    """A placement from the columns of `read`."""
     return PlacementView(*[*row[:4], tuple(json_columns.items(row[4])), *row[5:]])
 
 
-def _text(given: object) -> str | None:
-    return redact_text(str(given))[:_MAX_TEXT] if given not in (None, "") else None
+def _text(value: object) -> str | None:
+    return redact_text(str(value))[:_MAX_TEXT] if value not in (None, "") else None
 
 
-def _time(given: object) -> float | None:
-    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) and given > 0 else None
+def _time(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None

@@ -1,31 +1,30 @@
-"""The queue as rows: its order, and whether it is paused. The agent writes them, everybody reads them."""
+"""The queue: its order and its pause. Only the agent writes it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import sqlite3
 
-# Higher priorities first; among equals whoever waits longer. A run that continues after an incident keeps its place.
+# Higher priorities first, then longer waits. A recovering run keeps its place.
 ORDER = "priority DESC, queued_at, sequence"
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePause:
+class QueuePause(Struct, frozen=True):
     """Who paused the queue, and when (UTC unix seconds)."""
 
     at: float
     actor: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """A run that waits. ``position`` counts from 1; ``waiting_for`` is None until the agent has looked;
-    ``sequence`` grows with every launch."""
+class QueueEntry(Struct, frozen=True):
+    """A waiting run. ``position`` counts from 1; ``waiting_for`` is None before the first schedule; ``sequence`` grows
+    with every launch."""
 
     position: int
     run_id: str
@@ -45,10 +44,10 @@ def entries(connection: sqlite3.Connection) -> list[QueueEntry]:
 
 
 def moved(waiting: Sequence[QueueEntry], run_id: str, by: int) -> dict[str, int]:
-    """New priorities that move a run so many places (negative: earlier) in the current queue. Only those that
-    must change are named; none falls, and at an end of the queue nothing changes.
+    """Changed priorities that move a run by that many places (negative: earlier). None falls, and at an end of the
+    queue nothing changes.
 
-    Priorities rise by as little as the wanted order needs: among equals whoever waits longer stays in front.
+    Priorities rise only as far as the order needs: among equals, the run that waits longer stays in front.
     """
     entries = {entry.run_id: entry for entry in waiting}
     wanted = [entry.run_id for entry in waiting if entry.run_id != run_id]
@@ -71,7 +70,7 @@ def pause(connection: sqlite3.Connection) -> QueuePause | None:
 
 
 def set_pause(connection: sqlite3.Connection, *, actor: str, now: float) -> None:
-    """Pause the queue; a pause that holds already stays as it was."""
+    """Pause the queue; an existing pause is kept."""
     connection.execute("INSERT OR IGNORE INTO queue_pause (id, at, actor) VALUES (1, ?, ?)", (now, actor))
 
 

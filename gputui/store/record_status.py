@@ -1,11 +1,13 @@
-"""How far the record reaches, what it takes, and how long it is kept: for `gputui agent status`."""
+"""Extent, size and retention of the recorded history, for `gputui agent status`."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gputui.store.database import room
 from gputui.store.json_shapes import iso
@@ -13,9 +15,8 @@ from gputui.store.retention import Retention, age_words
 from gputui.store.rollups import bounds, first_sample
 
 
-@dataclass(frozen=True, slots=True)
-class RecordStatus:
-    """Times are UTC unix seconds; None: nothing is recorded yet. ``problem`` is why the settings cannot be used."""
+class RecordStatus(Struct, frozen=True):
+    """Times are UTC unix seconds; None if nothing is recorded. ``problem`` is why record.yaml cannot be used."""
 
     retention: Retention
     problem: str | None
@@ -35,12 +36,13 @@ class RecordStatus:
         }
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The status as text."""
         kept = self.retention
         limit = "any size" if kept.size_bytes is None else f"at most {_megabytes(kept.size_bytes)}"
         found = [] if self.problem is None else [f"record.yaml is not used: {self.problem}"]
         if self.began_at is not None and self.used_bytes is not None:
-            found.append(f"record      since {_day(self.began_at)}, {_megabytes(self.used_bytes)} of {limit}")
+            day = datetime.fromtimestamp(self.began_at, UTC).strftime("%Y-%m-%d")
+            found.append(f"record      since {day}, {_megabytes(self.used_bytes)} of {limit}")
         found.append(
             f"kept        samples {age_words(kept.raw_seconds)}, minutes {age_words(kept.minutes_seconds)}, "
             f"hours {age_words(kept.hours_seconds)}, events and alerts {age_words(kept.events_seconds)}"
@@ -49,17 +51,13 @@ class RecordStatus:
 
 
 def record_status(connection: sqlite3.Connection | None, retention: Retention, problem: str | None) -> RecordStatus:
-    """``connection`` is None if nothing is recorded yet. Raises sqlite3.Error."""
+    """The status; ``connection`` is None if nothing is recorded. Raises sqlite3.Error."""
     if connection is None:
         return RecordStatus(retention, problem)
     began = first_sample(connection)
     taken = room(connection)
     raw_since = None if began is None else max(began, bounds(connection).raw_since)
     return RecordStatus(retention, problem, began, raw_since, taken.file_bytes, taken.used_bytes)
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def _megabytes(count: int) -> str:

@@ -1,22 +1,20 @@
-"""How long what is recorded is kept, and how large it may become: the standard, and what ``record.yaml`` may change."""
+"""Limits of the recorded history by age and size: the defaults of ``record.yaml``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 DAY_SECONDS = 86400.0
 
-# An hour's samples are put together once it is over.
+# Samples are needed until their hour is over and rolled up.
 LEAST_RAW_SECONDS = 2 * 3600.0
 RAW_SECONDS = 2 * DAY_SECONDS
 LEAST_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Ages in seconds; ``events_seconds`` is that of alerts that are over and of events. ``size_bytes`` bounds what the
-    whole database uses, by deleting the oldest samples first, then the oldest minutes. None: kept for ever, or not
-    bounded."""
+class Retention(Struct, frozen=True):
+    """Maximum ages in seconds; ``events_seconds`` applies to events and cleared alerts. ``size_bytes`` limits the
+    database by deleting the oldest samples, then the oldest minutes. None: no limit."""
 
     raw_seconds: float | None = RAW_SECONDS
     minutes_seconds: float | None = 90 * DAY_SECONDS

@@ -1,5 +1,4 @@
-"""Samples rolled up into minutes, hours and days: how far back each is there, the means that charts read of them, and
-what is left of a past moment.
+"""Queries of rollups (minutes, hours, days): their extent, means for charts, and values at a past time.
 
 Times are UTC unix seconds. `span_summary` makes the rows; `sample_spans` and `gpu_counts` read them with the samples.
 """
@@ -8,8 +7,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from gputui.store import samples
 from gputui.store.series import HOST, HOST_ID
@@ -22,9 +23,8 @@ GPU_MEANS = ("utilization_percent", "memory_used_bytes", "power_watts", "tempera
 """The columns of `GpuHistory`, in its order."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHistory:
-    """One GPU over time: equally wide buckets, oldest first; the mean of each, None if nothing was sampled."""
+class GpuHistory(Struct, frozen=True):
+    """Means of one GPU over equal buckets, oldest first; None without samples."""
 
     utilization_percent: tuple[float | None, ...]
     memory_used_bytes: tuple[float | None, ...]
@@ -32,9 +32,8 @@ class GpuHistory:
     temperature_celsius: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HostHistory:
-    """The host over time, in the same manner."""
+class HostHistory(Struct, frozen=True):
+    """Means of the host over equal buckets, oldest first; None without samples."""
 
     cpu_percent: tuple[float | None, ...]
     memory_used_bytes: tuple[float | None, ...]
@@ -45,20 +44,20 @@ class HostHistory:
 
 
 class Bounds(NamedTuple):
-    """Samples, and minutes, are there from these moments on; 0 if none was ever deleted."""
+    """The times since when samples, and minutes, are kept; 0 if none was ever deleted."""
 
     raw_since: float
     minutes_since: float
 
 
 def bounds(connection: sqlite3.Connection) -> Bounds:
-    """Raises sqlite3.Error."""
+    """The extent of samples and minutes. Raises sqlite3.Error."""
     row = connection.execute("SELECT raw_since, minutes_since FROM record_bounds").fetchone()
     return Bounds(0.0, 0.0) if row is None else Bounds(*row)
 
 
 def spans_for(limits: Bounds, at: float) -> str:
-    """Which tables hold a moment whose samples are gone: ``minutes`` or ``hours``."""
+    """The rollup that contains a time whose samples are deleted: ``minutes`` or ``hours``."""
     return "minutes" if at >= limits.minutes_since else "hours"
 
 
@@ -74,31 +73,31 @@ def means(
     buckets: int,
     gpu_id: int = HOST_ID,
 ) -> list[list[float | None]]:
-    """The mean of each column in each of ``buckets`` equal parts of [since, until), of a GPU or of the host: from the
-    longest spans that are no longer than a part, or from those that are still there. A span counts where it begins."""
+    """Means of columns over ``buckets`` equal parts of [since, until), for a GPU or the host, from the longest spans
+    that fit into a part, or from those that still exist. A span counts for the part in which it begins."""
     width = (until - since) / buckets
     if width >= DAY:
         name = "days"
     else:
         name = "hours" if width >= HOUR or since < bounds(connection).minutes_since else "minutes"
-    # Each row counts as much as it has samples; one that knew nothing counts for nothing.
+    # Weighted by samples; rows without a value are left out.
     parts = ", ".join(
         f"sum({column}_mean * sample_count) / sum(CASE WHEN {column}_mean NOTNULL THEN sample_count END)"
         for column in columns
     )
     table = f"host_{name} ON" if gpu_id == HOST_ID else f"gpu_{name} ON gpu_id = :gpu_id AND"
-    # Over the spans of the answer, not grouped by them: SQLite would sort the rows of a year first.
+    # A loop over the buckets: with a GROUP BY, SQLite would sort the rows of a year first.
     rows = connection.execute(
         "WITH RECURSIVE parts (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM parts WHERE n < :buckets - 1) "  # noqa: S608 - fixed names
         f"SELECT n, {parts} FROM parts CROSS JOIN {table} "
         "at >= :since + n * :width AND at < :since + (n + 1) * :width GROUP BY n",
         {"buckets": buckets, "since": since, "width": width, "gpu_id": gpu_id},
     )
-    found: list[list[float | None]] = [[None] * buckets for _ in columns]
+    means_by_column: list[list[float | None]] = [[None] * buckets for _ in columns]
     for bucket, *values in rows:
-        for series, value in zip(found, values, strict=True):
+        for series, value in zip(means_by_column, values, strict=True):
             series[bucket] = value
-    return found
+    return means_by_column
 
 
 def completed(
@@ -109,7 +108,7 @@ def completed(
     until: float,
     gpu_id: int = HOST_ID,
 ) -> list[list[float | None]]:
-    """The means of samples, a list for each column, with what is left of them in parts whose samples are gone."""
+    """Means of samples, a list per column, completed by rollups where samples are deleted."""
     if since >= bounds(connection).raw_since:
         return table
     older = means(connection, columns, since, until, len(table[0]), gpu_id)
@@ -119,9 +118,25 @@ def completed(
     ]
 
 
+def held(values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """The values of equal buckets; where samples come less often than buckets, an empty bucket has the value before it.
+    Empty for longer than that, it stays None."""
+    known = [place for place, value in enumerate(values) if value is not None]
+    if len(known) < 3 or len(known) == len(values):
+        return tuple(values)
+    # Not the longest ones: those are interruptions.
+    usual = sorted(after - before for before, after in pairwise(known))[int(0.9 * (len(known) - 2))]
+    filled = list(values)
+    for before, after in pairwise([*known, len(values)]):
+        # The newest value holds until the next one is due.
+        if usual > 1 and after - before <= (1.5 * usual if after < len(values) else usual):
+            filled[before:after] = [values[before]] * (after - before)
+    return tuple(filled)
+
+
 def gpu_then(connection: sqlite3.Connection, gpu_id: int, at: float, limits: Bounds) -> dict[str, Any] | None:
-    """The means of a GPU in the minute or hour in which a moment lies, by the names of a sample's columns, with ``at``,
-    when that begins; None if nothing is known of it. Raises sqlite3.Error."""
+    """The means of a GPU in the minute or hour that contains a time, by column of a sample, with ``at`` as its begin;
+    None if unknown. Raises sqlite3.Error."""
     name = spans_for(limits, at)
     row = connection.execute(
         "SELECT at, utilization_percent_mean, memory_used_bytes_mean, temperature_celsius_mean, power_watts_mean, "  # noqa: S608
@@ -136,7 +151,7 @@ def gpu_then(connection: sqlite3.Connection, gpu_id: int, at: float, limits: Bou
 
 
 def host_then(connection: sqlite3.Connection, at: float, limits: Bounds) -> dict[str, Any] | None:
-    """The same of the host."""
+    """The same for the host."""
     name = spans_for(limits, at)
     cursor = connection.execute(
         "SELECT at, cpu_percent_mean AS cpu_percent, memory_used_bytes_mean AS memory_used_bytes, "  # noqa: S608
@@ -154,8 +169,8 @@ def host_then(connection: sqlite3.Connection, at: float, limits: Bounds) -> dict
 def sampled_around(
     connection: sqlite3.Connection, at: float, limits: Bounds | None = None
 ) -> tuple[float | None, float | None]:
-    """When the host was sampled last up to a moment, and first after it, as far as that is still known. ``limits`` are
-    the record's, where they are known. Raises sqlite3.Error."""
+    """The times of the host's last sample up to a time and of its first one after it, or of their rollups. ``limits``
+    are the result of `bounds`, if known. Raises sqlite3.Error."""
     limits = bounds(connection) if limits is None else limits
     before, after = samples.around(connection, HOST, HOST_ID, at)
     if before is None and limits.raw_since:
@@ -166,7 +181,7 @@ def sampled_around(
 
 
 def sampled_before(connection: sqlite3.Connection, at: float) -> float | None:
-    """When the host was sampled last before a moment."""
+    """The time of the host's last sample before a time."""
     found = samples.newest(connection, HOST, HOST_ID, (), at, including=False)
     return _before(connection, bounds(connection), at, "<") if found is None else float(found[0])
 
@@ -194,5 +209,5 @@ def _after(connection: sqlite3.Connection, limits: Bounds, at: float, sampled: f
 
 
 def first_sample(connection: sqlite3.Connection) -> float | None:
-    """When the host was sampled first, as far as that is still known."""
+    """The time of the host's first known sample."""
     return sampled_around(connection, float("-inf"))[1]

@@ -1,14 +1,15 @@
-"""What only grows with a run: its incidents, decisions and moves from state to state.
+"""The append-only history of runs: incidents, decisions and state transitions.
 
-Every reader takes ``at``, UTC unix seconds: what came later is left out; None is now. Every function raises
+Every reader takes ``at``, UTC unix seconds, and leaves out later rows; None is now. Every function raises
 sqlite3.Error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from gputui.store import json_columns
 
@@ -19,15 +20,14 @@ Json = Any
 
 
 def met_incident(connection: sqlite3.Connection, run_id: str, kind: str) -> bool:
-    """Whether a run ever met an incident of a kind."""
+    """Whether a run ever had an incident of this kind."""
     row = connection.execute("SELECT 1 FROM incidents WHERE run_id = ? AND kind = ? LIMIT 1", (run_id, kind))
     return row.fetchone() is not None
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentView:
-    """Why an attempt ended, with its evidence. ``witnesses``, of which there may be fewer, say whose each line of it
-    is (`recovery.classify.Witness`)."""
+class IncidentView(Struct, frozen=True):
+    """Why an attempt ended, with its evidence. ``witnesses`` are the sources of the evidence's lines
+    (`recovery.classify.Witness`); older rows have fewer."""
 
     incident_id: int
     run_id: str
@@ -41,9 +41,8 @@ class IncidentView:
     witnesses: tuple[Json, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionView:
-    """What recovery decided about an incident. ``params`` are the parameters that it changed."""
+class DecisionView(Struct, frozen=True):
+    """The decision about an incident. ``params`` are the changed parameters."""
 
     decision_id: int
     incident_id: int
@@ -60,9 +59,8 @@ class DecisionView:
     outcome: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TransitionView:
-    """One move of a run from state to state."""
+class TransitionView(Struct, frozen=True):
+    """One state transition of a run."""
 
     transition_id: int
     run_id: str
@@ -81,7 +79,7 @@ def read_incidents(
     limit: int | None = None,
     after_id: int = 0,
 ) -> list[IncidentView]:
-    """Incidents with an id above ``after_id``, oldest first; ``limit`` keeps the newest so many."""
+    """Incidents with an id above ``after_id``, oldest first; of more than ``limit``, the newest."""
     columns = "incident_id, run_id, attempt, at, kind, rank, step, summary, evidence, witnesses"
     rows = newest_rows(connection, "incidents", "incident_id", columns, run_id, at, limit, after_id)
     return [IncidentView(*row[:8], *(tuple(json_columns.items(text)) for text in row[8:10])) for row in rows]
@@ -95,7 +93,7 @@ def read_decisions(
     limit: int | None = None,
     after_id: int = 0,
 ) -> list[DecisionView]:
-    """What recovery decided, in the same manner."""
+    """Decisions, selected like `read_incidents`."""
     columns = (
         "decision_id, incident_id, run_id, attempt, at, rung, verdict, actions, params, resume_from, "
         "delay_seconds, reason, outcome"
@@ -115,7 +113,7 @@ def read_transitions(
     limit: int | None = None,
     after_id: int = 0,
 ) -> list[TransitionView]:
-    """Moves of runs from state to state, in the same manner."""
+    """State transitions, selected like `read_incidents`."""
     columns = "transition_id, run_id, at, from_state, to_state, cause, actor"
     rows = newest_rows(connection, "transitions", "transition_id", columns, run_id, at, limit, after_id)
     return [TransitionView(*row) for row in rows]
@@ -131,7 +129,7 @@ def newest_rows(
     limit: int | None,
     after_id: int,
 ) -> list[Any]:
-    """Rows of a table that only grows, oldest first, in the manner of `read_incidents`. Names are the program's own."""
+    """Rows of an append-only table, oldest first, selected like `read_incidents`. Names must be constants."""
     where, arguments = f"{key} > ?", [after_id]
     for condition, value in (("run_id = ?", run_id), ("at <= ?", at)):
         if value is not None:

@@ -1,4 +1,4 @@
-"""The life of a run: its states and the one table of allowed moves.
+"""The states of a run and the table of allowed transitions.
 
 queued → starting → running → succeeded | failed | stopped
                        ↓  ↑ (through queued)
@@ -11,8 +11,8 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """Where a run is in its life. A run that is ``active`` holds its GPUs; one that ``is_over`` never moves again
-    but by a person's resume. UNKNOWN stands for any word in the store that this gputui does not know."""
+    """The state of a run. One that ``is_over`` changes only by a person's restart or resume. UNKNOWN stands for any
+    stored word that this version does not know."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -34,7 +34,7 @@ class RunState(StrEnum):
 
     @property
     def has_attempt(self) -> bool:
-        """Processes of the run may exist."""
+        """Whether the run may have live processes."""
         return self in (RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.UNKNOWN)
 
 
@@ -53,7 +53,7 @@ MOVES: dict[RunState, frozenset[RunState]] = {
 
 
 class ForbiddenMoveError(ValueError):
-    """The table of moves does not allow this one: a defect of the caller."""
+    """The transition is not allowed, which is a defect of the caller."""
 
 
 def check_move(origin: RunState, target: RunState) -> None:

@@ -1,15 +1,18 @@
-"""Runs with their newest attempts, as they are or as they were at a past moment.
+"""Runs with their newest attempts, now or at a past time.
 
-Readers take ``at``, UTC unix seconds; None is now. A past run is worked out from the moves, attempts and decisions up
-to that moment. A run that was removed since is not known any more. Every function raises sqlite3.Error.
+Readers take ``at``, UTC unix seconds; None is now. A past run is reconstructed from transitions, attempts and decisions
+up to that time; removed runs are unknown. Every function raises sqlite3.Error.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.store import json_columns, placements
 from gputui.store.attempts import attempt_at, ended_seconds, is_by, newest_attempt, read_attempts
@@ -26,17 +29,17 @@ Json = Any
 _OVER = tuple(str(state) for state in RunState if state.is_over)
 _KNOWN = tuple(str(state) for state in RunState if state is not RunState.UNKNOWN)
 LONGEST_NOTE = 500
-"""Characters of the note that a person gives a run."""
+"""Maximum length of a person's note on a run."""
 KILL = "kill"
-"""What an attempt's row has as ``stop_requested`` where a stop gives no grace."""
+"""The value of ``stop_requested`` for a stop without a grace period."""
 QUEUED_WORDS = "in the queue"
-"""What a waiting run waited for at a past moment is not recorded."""
+"""What a queued run waited for at a past time, which is not recorded."""
 
 
 class StopRequest(NamedTuple):
-    """A stop under way: since when (UTC unix seconds), after how many seconds what is left is killed (None is
-    unknown), and whether it is killed at once. ``saved_step`` is that of its newest checkpoint, None if none is known;
-    ``has_checkpoints`` is off where its profile names no place for them."""
+    """A stop in progress: its begin (UTC unix seconds), its grace period (None if unknown), and whether it kills at
+    once. ``saved_step`` is the step of the newest checkpoint, None if unknown; ``has_checkpoints``: the profile names
+    checkpoints."""
 
     since: float
     grace_seconds: float | None = None
@@ -48,20 +51,21 @@ class StopRequest(NamedTuple):
 _ALIVE = ("starting", "running")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run and its newest attempt.
+class Run(Struct, frozen=True):
+    """A run and its newest attempt. ``name``, ``tags`` and ``note`` are always the current ones.
 
-    ``params`` are those of the attempt that is running or will start
-    next; the specification keeps the launch's. ``gpus`` are the GPUs it leases where ``holds_gpus``, else those of its
-    newest attempt. ``spec_json`` is the stored specification as text, which `runs.spec.spec_of` parses once: a run
-    whose row cannot be understood can still be stopped, removed and shown. A higher ``priority`` goes first in the
-    queue. ``gpu_count`` is set where exclude_gpu left its next attempts fewer GPUs than the specification asks for.
-    ``target`` is the name of where it runs, None for this machine; ``placement`` its newest attempt's, None at a past
-    moment. ``study_id`` and ``trial`` are those that it is of. ``ended_seconds`` is how long its ended attempts ran
-    together, None if none has ended. ``usual_start_seconds`` is known while it starts: what the newest attempt of
-    the profile took to its first step. ``stop`` is known while it stops. ``name``, ``tags`` and ``note`` are those of
-    now, also at a past moment.
+    Attributes:
+        params: parameters of the current or next attempt; the specification has those of the launch.
+        spec_json: the stored specification as text, so that a run whose specification cannot be parsed
+            (`runs.spec.spec_of`) can still be stopped, removed and shown.
+        gpus: the leased GPUs if ``holds_gpus``, else those of its newest attempt.
+        priority: higher goes first in the queue.
+        gpu_count: the number of GPUs if exclude_gpu reduced it, else None.
+        target: the name of its target, None for this machine; placement: that of the newest attempt, None in the past.
+        ended_seconds: total duration of its ended attempts, None if none has ended.
+        usual_start_seconds: while it starts, the time to the first step of the profile's newest attempt.
+        stop: set while it stops.
+        trial_state: of a trial of a study, its state there now, also in the past.
     """
 
     run_id: str
@@ -97,35 +101,36 @@ class Run:
     stop: StopRequest | None = None
     tags: tuple[str, ...] = ()
     note: str | None = None
+    trial_state: str | None = None
 
     @property
     def is_renamed(self) -> bool:
-        """Whether a person gave it another name than that of its launch."""
+        """Whether a person has renamed it since its launch."""
         return is_renamed(self.run_id, self.name)
 
     def trained_seconds(self, now: float) -> float | None:
-        """How long its attempts ran together, without what lay between them; None before the first has started."""
+        """Total duration of its attempts, without the time between them; None before the first one."""
         if self.ended_at is not None or self.attempt_started_at is None or self.attempt_state not in _ALIVE:
             return self.ended_seconds
         return (self.ended_seconds or 0.0) + max(0.0, now - self.attempt_started_at)
 
     @property
     def told_reason(self) -> str | None:
-        """The reason, where it says more than the state does."""
+        """The reason if it says more than the state; else None."""
         return None if self.reason == self.state else self.reason
 
 
 def is_renamed(run_id: str, name: str) -> bool:
-    """Whether a name is another than that of the launch, which the id keeps."""
+    """Whether the name differs from that of the launch, which the id contains."""
     return name not in (run_id, run_id.rpartition("-")[0])
 
 
 class RunLookupError(LookupError):
-    """The typed text names no single run; the message says what to do."""
+    """The text does not identify a run; the message says what to do."""
 
 
 class RunNotFoundError(RunLookupError):
-    """No run matches. ``nearest`` holds ids and names that look like what was typed, best first."""
+    """No run matches. ``nearest`` are similar ids and names, best first."""
 
     def __init__(self, wanted: str, nearest: list[str]) -> None:
         hint = f"nearest: {', '.join(nearest)}" if nearest else "gputui ps lists them"
@@ -134,7 +139,7 @@ class RunNotFoundError(RunLookupError):
 
 
 class AmbiguousRunError(RunLookupError):
-    """Several runs begin with what was typed. ``candidates`` holds their ids, newest first."""
+    """Several ids begin with the text. ``candidates`` are these ids, newest first."""
 
     def __init__(self, wanted: str, candidates: list[str]) -> None:
         super().__init__(f"{wanted!r} could be {', '.join(candidates)}; type more of the id")
@@ -158,11 +163,13 @@ SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.
     CASE WHEN json_valid(a.launch) THEN a.launch ->> '$.grace_seconds' END, a.stop_requested, l.tags, l.note,
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck')) END,
-    CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END
+    CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END,
+    t.state
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
 LEFT JOIN run_labels AS l ON l.run_id = r.run_id
+LEFT JOIN trials AS t ON t.study_id = r.study_id AND t.number = r.trial
 """
 
 
@@ -174,8 +181,8 @@ def read_runs(
     active_only: bool = False,
     over_only: bool = False,
 ) -> list[Run]:
-    """Runs, newest first; ``active_only`` leaves out those that have ended, ``over_only`` the others. At a past moment
-    ``limit`` bounds those that were over, to the newest ends."""
+    """Runs, newest first; with ``active_only`` those that are not over, with ``over_only`` the others. At a past time,
+    ``limit`` applies to runs that were over, and keeps the newest ends."""
     if at is not None:
         return _runs_at(connection, at, limit, active_only=active_only, over_only=over_only)
     where = f"WHERE r.state {'' if over_only else 'NOT '}IN {_OVER}" if active_only or over_only else ""
@@ -184,31 +191,47 @@ def read_runs(
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
-    """The run with this very id."""
+    """The run with exactly this id, or None."""
     row = connection.execute(f"{_RUNS} WHERE r.run_id = ?", (run_id,)).fetchone()
     return None if row is None else _run(row)
 
 
 def runs_in(connection: sqlite3.Connection, *states: str) -> list[Run]:
-    """The runs in any of these states, in the order they were launched."""
+    """The runs in any of these states, in the order of their launch."""
     marks = ", ".join("?" * len(states))
     return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state IN ({marks}) ORDER BY r.sequence", states)]
 
 
+def active_run_count(connection: sqlite3.Connection) -> int:
+    """Number of runs that are not over."""
+    over = json.dumps([state for state in RunState if state.is_over])
+    row = connection.execute("SELECT count(*) FROM runs WHERE state NOT IN (SELECT value FROM json_each(?))", (over,))
+    return int(row.fetchone()[0])
+
+
+def has_live_trials(connection: sqlite3.Connection, study_id: str, *, besides: str) -> bool:
+    """Whether a trial of the study, other than the run ``besides``, has begun and is not over."""
+    row = connection.execute(
+        "SELECT 1 FROM runs WHERE study_id = ? AND run_id != ? AND attempt > 0 AND ended_at IS NULL",
+        (study_id, besides),
+    ).fetchone()
+    return row is not None
+
+
 def unknown_runs(connection: sqlite3.Connection) -> list[Run]:
-    """The runs whose state is a word that this gputui does not know, in the order they were launched."""
+    """Runs whose state is unknown to this version, in the order of their launch."""
     rows = connection.execute(f"{_RUNS} WHERE r.state NOT IN {_KNOWN} ORDER BY r.sequence")
     return [_run(row) for row in rows]
 
 
 def queued_runs(connection: sqlite3.Connection) -> list[Run]:
-    """The runs that wait, in the order in which they are served."""
+    """The queued runs in the order of the queue."""
     return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state = 'queued' ORDER BY {ORDER}")]
 
 
 def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Moves when a run was added, removed, renamed, tagged, or went from state to state: what is known of runs that are
-    over holds as long as it does not."""
+    """A value that changes when a run is added, removed, renamed, tagged or changes its state. Until then, cached data
+    of runs that are over are valid."""
     row = connection.execute(
         "SELECT (SELECT count(*) FROM runs), (SELECT coalesce(max(transition_id), 0) FROM transitions), "
         "(SELECT coalesce(max(change_id), 0) FROM run_labels)"
@@ -217,25 +240,25 @@ def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = None) -> Run:
-    """The run meant by ``wanted``: its id, else the only one whose id begins so, else the newest with that name.
+    """The run with the id ``wanted``, else the only one whose id begins with it, else the newest with that name.
 
-    Raises RunNotFoundError, also if it had not been launched by ``at``, or AmbiguousRunError.
+    Raises RunNotFoundError, also if it was launched after ``at``, or AmbiguousRunError.
     """
-    found = _find(connection, wanted)
+    run = _find(connection, wanted)
     if at is None:
-        return found
-    if found.created_at > at:
+        return run
+    if run.created_at > at:
         raise RunNotFoundError(wanted, [])
     row = connection.execute(
         "SELECT from_state, to_state, at, cause FROM transitions WHERE run_id = ? AND at <= ? "
         "ORDER BY transition_id DESC LIMIT 1",
-        (found.run_id, at),
+        (run.run_id, at),
     ).fetchone()
-    return _as_it_was(connection, found, _move(*row) if row else _move_of_row(found, at), at)
+    return _as_it_was(connection, run, _move(*row) if row else _move_of_row(run, at), at)
 
 
 def _find(connection: sqlite3.Connection, wanted: str) -> Run:
-    # What a shell passed on that is no UTF-8 is no run's name either.
+    # Names are valid UTF-8; a shell's argument need not be.
     text = wanted.strip().encode("utf-8", "replace").decode()
     exact = get_run(connection, text)
     if exact is not None:
@@ -251,9 +274,9 @@ def _find(connection: sqlite3.Connection, wanted: str) -> Run:
     if row is not None:
         return _run(row)
     if candidates:
-        raise AmbiguousRunError(wanted, [found[0] for found in candidates])
-    known = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
-    words = list(dict.fromkeys(word for found in known for word in found))
+        raise AmbiguousRunError(wanted, [candidate[0] for candidate in candidates])
+    names = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
+    words = list(dict.fromkeys(word for pair in names for word in pair))
     raise RunNotFoundError(wanted, difflib.get_close_matches(text, words, n=3, cutoff=0.5))
 
 
@@ -263,33 +286,31 @@ def _run(row: Any) -> Run:
     placement = None if row[25] is None else placements.from_row(row[24:33])
     stop = None if row[38] is None else StopRequest(row[38], row[39], row[40] == KILL, row[43], row[44] != 0)
     tags = tuple(str(tag) for tag in json_columns.items(row[41]))
-    last = (placement, bool(leased), *row[34:38], stop, tags, _shortened(row[42]))
+    note = row[42]
+    if note is not None and len(note) > LONGEST_NOTE:
+        # Another program may have written a note of any length.
+        note = f"{note[: LONGEST_NOTE - 1]}…"
+    last = (placement, bool(leased), *row[34:38], stop, tags, note, row[45])
     run = Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
     if run.state is not RunState.UNKNOWN:
         return run
     return replace(run, reason=f"the database says {row[4]!r}, which is no state; gputui stop {run.run_id} ends it")
 
 
-def _shortened(note: str | None) -> str | None:
-    # One that was not written by this gputui may be of any length.
-    return note if note is None or len(note) <= LONGEST_NOTE else f"{note[: LONGEST_NOTE - 1]}…"
-
-
-def holders(found: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
-    """Which runs hold a GPU: (id, name) of each by UUID, the first one first."""
-    held: dict[str, list[tuple[str, str]]] = {}
-    for run in sorted(found, key=lambda run: (run.attempt_started_at or 0.0, run.run_id)):
+def holders(runs: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:
+    """The runs that hold each GPU: (id, name) by UUID, in the order of their start."""
+    by_gpu: dict[str, list[tuple[str, str]]] = {}
+    for run in sorted(runs, key=lambda run: (run.attempt_started_at or 0.0, run.run_id)):
         for uuid in run.gpus if run.holds_gpus else ():
-            held.setdefault(uuid, []).append((run.run_id, run.name))
-    return held
+            by_gpu.setdefault(uuid, []).append((run.run_id, run.name))
+    return by_gpu
 
 
 # --- the past -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """The newest move of a run: where it came from and went, when, why."""
+class _Move(Struct, frozen=True):
+    """A run's newest transition."""
 
     origin: str | None
     state: RunState
@@ -311,20 +332,20 @@ def _runs_at(
     connection: sqlite3.Connection, at: float, limit: int | None, *, active_only: bool, over_only: bool
 ) -> list[Run]:
     moves = {row[0]: _move(*row[1:]) for row in connection.execute(_MOVES, (at,)).fetchall()}
-    known = [run for run in read_runs(connection) if run.created_at <= at]
-    found = [(run, moves.get(run.run_id) or _move_of_row(run, at)) for run in known]
+    runs = [run for run in read_runs(connection) if run.created_at <= at]
+    moved = [(run, moves.get(run.run_id) or _move_of_row(run, at)) for run in runs]
     if active_only or over_only:
-        found = [one for one in found if one[1].state.is_over == over_only]
+        moved = [pair for pair in moved if pair[1].state.is_over == over_only]
     if limit is not None:
-        # What a run was like is worked out for those alone that are asked for.
-        over = sorted((one for one in found if one[1].state.is_over), key=lambda one: -one[1].at)
+        # Only the requested runs are reconstructed.
+        over = sorted((pair for pair in moved if pair[1].state.is_over), key=lambda pair: -pair[1].at)
         left_out = {run.run_id for run, _ in over[limit:]}
-        found = [one for one in found if one[0].run_id not in left_out]
-    return [_as_it_was(connection, run, move, at) for run, move in found]
+        moved = [pair for pair in moved if pair[0].run_id not in left_out]
+    return [_as_it_was(connection, run, move, at) for run, move in moved]
 
 
 def _move_of_row(run: Run, at: float) -> _Move:
-    """For a run without moves, as one is whose history was lost and rebuilt from its folder."""
+    """The transition of a run without any, whose history was lost and rebuilt from its folder."""
     if run.state.is_over and is_by(run.ended_at, at):
         return _Move(None, run.state, run.ended_at or at, run.reason or "")
     if is_by(run.started_at, at):
@@ -334,14 +355,16 @@ def _move_of_row(run: Run, at: float) -> _Move:
 
 def _as_it_was(connection: sqlite3.Connection, run: Run, move: _Move, at: float) -> Run:
     is_over, is_queued = move.state.is_over, move.state is RunState.QUEUED
-    # A run that continues after an incident keeps its GPUs while it waits for its turn.
+    # A recovering run keeps its GPUs in the queue.
     holds = not is_over and (not is_queued or move.origin == RunState.RECOVERING)
     if is_over and run.state == move.state and run.ended_at == move.at:
         return replace(run, holds_gpus=holds)
-    found = newest_attempt(connection, run.run_id, at)
-    attempt = None if found is None else attempt_at(found, at)
+    newest = newest_attempt(connection, run.run_id, at)
+    attempt = None if newest is None else attempt_at(newest, at)
     number = 0 if attempt is None else attempt.number
-    decided = [each for each in read_decisions(connection, run.run_id, at) if each.attempt == number]
+    decided = [
+        decision_row for decision_row in read_decisions(connection, run.run_id, at) if decision_row.attempt == number
+    ]
     params = run.params if attempt is None else attempt.params
     for decision in decided:
         params = {**params, **decision.params}

@@ -1,4 +1,4 @@
-"""Packs of samples, as schemas 16 to 29 had them, become rows: what migration 30 needs done before it."""
+"""Conversion of sample packs (schemas 16 to 29) to rows, before migration 30."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ HOUR, DAY = 3600.0, 86_400.0
 def unpack(
     connection: sqlite3.Connection, raw_seconds: float | None, now: float, progress: Callable[[str], None]
 ) -> None:
-    """Move the samples of packs to rows, an hour a transaction; whoever is interrupted goes on where it was.
+    """Convert packs to rows, an hour per transaction, so that an interrupted conversion continues.
 
-    Packs older than ``raw_seconds`` (None: none is too old) are deleted, unless their hour still waits to be rolled up.
-    ``now`` is UTC unix seconds. Raises sqlite3.Error.
+    Packs older than ``raw_seconds`` (None: no limit) are deleted if their hour was rolled up. ``now`` is UTC unix
+    seconds. Raises sqlite3.Error.
     """
     kept_since = _kept_since(connection, raw_seconds, now)
     (count,) = connection.execute(f"SELECT {' + '.join(f'(SELECT count(*) FROM {name}_packs)' for name in PACKED)}")  # noqa: S608
-    left = total = count[0]
-    while left:
-        progress(f"unpacking samples, {100 * (total - left) // total} %")
+    remaining = total = count[0]
+    while remaining:
+        progress(f"unpacking samples, {100 * (total - remaining) // total} %")
         oldest = min(at for at in (_first(connection, name) for name in PACKED) if at is not None)
         begin = oldest // BLOCK_SECONDS * BLOCK_SECONDS
         end = min(begin + DAY, kept_since) if begin < kept_since else begin + HOUR
@@ -30,7 +30,7 @@ def unpack(
         for name in PACKED:
             if begin >= kept_since:
                 _to_rows(connection, name, begin, end)
-            left -= connection.execute(f"DELETE FROM {name}_packs WHERE at < ?", (end,)).rowcount  # noqa: S608
+            remaining -= connection.execute(f"DELETE FROM {name}_packs WHERE at < ?", (end,)).rowcount  # noqa: S608
         if begin < kept_since:
             connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (end,))
         connection.execute("COMMIT")
@@ -55,7 +55,7 @@ def _first(connection: sqlite3.Connection, name: str) -> float | None:
 
 
 def _kept_since(connection: sqlite3.Connection, raw_seconds: float | None, now: float) -> float:
-    """From when on packs become rows; everything before is in minutes and hours."""
+    """The time from which packs become rows; earlier ones are in minutes and hours."""
     newest = max(
         connection.execute(f"SELECT coalesce(max(at), 0.0) FROM {name}_{kind} WHERE at <= ?", (now,)).fetchone()[0]  # noqa: S608
         for name in PACKED

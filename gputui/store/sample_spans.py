@@ -1,5 +1,4 @@
-"""Samples of a GPU or the host in equally long spans, as charts draw them: from hours and minutes where the samples are
-gone.
+"""Samples of a GPU or the host in equal spans, for charts; from hours and minutes if the samples are deleted.
 
 Times are UTC unix seconds.
 """
@@ -20,8 +19,8 @@ Values = tuple[int, float | None, float | None, float | None]
 
 
 class SampleSpan(NamedTuple):
-    """Values of samples in one span. ``number`` counts spans; times are UTC unix seconds. ``count``, ``low``, ``high``
-    and ``mean`` have a value for each column asked for: how many samples knew it, its extremes and its mean."""
+    """The samples of span ``number``. ``values`` has for each requested column the number of known values, the minimum,
+    the maximum and the mean."""
 
     number: int
     first_at: float
@@ -47,8 +46,8 @@ def gpu_spans(
 ) -> Iterator[SampleSpan]:
     """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins ``n · seconds`` after 1970.
 
-    Of each span the first ``looked_at`` seconds are read: with less than all of it, what lies between is not known.
-    Columns are of GPU_COLUMNS. Spans without a sample are left out. Raises sqlite3.Error.
+    Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long spans. Columns are of
+    GPU_COLUMNS. Spans without samples are left out. Raises sqlite3.Error.
     """
     assert GPU_COLUMNS.issuperset(columns)
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
@@ -61,23 +60,23 @@ def gpu_spans(
 def host_spans(
     connection: sqlite3.Connection, columns: Sequence[str], seconds: float, first: int, last: int, looked_at: float
 ) -> Iterator[SampleSpan]:
-    """The same of the host; columns are of HOST_COLUMNS."""
+    """The same for the host; columns are of HOST_COLUMNS."""
     assert HOST_COLUMNS.issuperset(columns)
     with one_moment(connection):
         return iter(list(_all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)))
 
 
 def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:
-    """When a GPU was sampled last, in UTC unix seconds."""
+    """The time of a GPU's newest sample (UTC unix seconds)."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
-    found = None if row is None else samples.newest(connection, GPU, row[0], (), math.inf)
-    return None if found is None else float(found[0])
+    sample = None if row is None else samples.newest(connection, GPU, row[0], (), math.inf)
+    return None if sample is None else float(sample[0])
 
 
 def newest_host_sample(connection: sqlite3.Connection) -> float | None:
-    """When the host was sampled last."""
-    found = samples.newest(connection, HOST, HOST_ID, (), math.inf)
-    return None if found is None else float(found[0])
+    """The time of the host's newest sample."""
+    sample = samples.newest(connection, HOST, HOST_ID, (), math.inf)
+    return None if sample is None else float(sample[0])
 
 
 def _all_spans(
@@ -90,7 +89,7 @@ def _all_spans(
     last: int,
     looked_at: float,
 ) -> Iterator[SampleSpan]:
-    """From hours, minutes and samples, each where the finer ones are gone."""
+    """Spans from hours, minutes and samples, each where no finer data exist."""
     limits = bounds(connection)
     kind = "host" if series is HOST else "gpu"
     for table, since, until in (
@@ -102,14 +101,14 @@ def _all_spans(
         end = last if until == float("inf") else min(last, math.ceil(until / seconds) - 1)
         if begin > end:
             continue
-        # A span of minutes or hours has few rows; all of them are read.
+        # Minutes and hours have few rows per span, so all are read.
         read = looked_at if table == "samples" else seconds
         values = _OF_SAMPLES if table == "samples" else _OF_ROLLUPS
         named = {"first": begin, "last": end, "seconds": seconds, "looked_at": read, "gpu_id": gpu_id}
         yield from _spans(connection, f"{kind}_{table}", values, columns, named)
 
 
-# How many samples there are, and then how often a column was known, its extremes and its sum.
+# SQL for the number of samples, and per column for its number of values, extremes and sum.
 _OF_SAMPLES = ("count(*)", "count({0}), min({0}), max({0}), total({0})")
 _OF_ROLLUPS = (
     "sum(sample_count)",
@@ -127,9 +126,10 @@ def _spans(
     named: Mapping[str, float],
 ) -> Iterator[SampleSpan]:
     asked = ", ".join((values[0], *(values[1].format(name) for name in columns)))
+    source = "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
     rows = connection.execute(
         f"{_SPANS} SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {table} AS s "  # noqa: S608
-        f"ON {_of_source(table)} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
+        f"ON {source} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
         named,
     )
     for number, first_at, last_at, samples_there, *rest in rows:
@@ -138,7 +138,3 @@ def _spans(
             count, low, high, total = rest[i : i + 4]
             found.append((int(count), low, high, total / count if count else None))
         yield SampleSpan(number, first_at, last_at, int(samples_there), found)
-
-
-def _of_source(table: str) -> str:
-    return "" if table.startswith("host_") else "gpu_id = :gpu_id AND"

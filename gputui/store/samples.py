@@ -1,4 +1,4 @@
-"""Samples as they were taken, and their means. Times are UTC unix seconds. Every function raises sqlite3.Error."""
+"""Queries of samples and their means. Times are UTC unix seconds. Every function raises sqlite3.Error."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def between(
     end: float,
     limit: int = -1,
 ) -> list[Row]:
-    """(at, value of each column) of the samples in [begin, end), in the order of their times: all, or the first
-    ``limit``."""
+    """(at, value of each column) of the samples in [begin, end), ordered by time; at most ``limit`` (-1: all)."""
     where, key = series.key(gpu_id)
     return connection.execute(
         f"SELECT {', '.join(('at', *columns))} FROM {series.table} WHERE {where} AND at >= ? AND at < ? "  # noqa: S608
@@ -41,7 +40,7 @@ def newest(
     *,
     including: bool = True,
 ) -> Row | None:
-    """(at, value of each column) of the last sample up to a moment, or before it."""
+    """(at, value of each column) of the last sample up to a time, or before it without ``including``."""
     where, key = series.key(gpu_id)
     row: Row | None = connection.execute(
         f"SELECT {', '.join(('at', *columns))} FROM {series.table} "  # noqa: S608
@@ -52,7 +51,7 @@ def newest(
 
 
 def around(connection: sqlite3.Connection, series: Series, gpu_id: int, at: float) -> tuple[float | None, float | None]:
-    """When the last sample up to a moment and the first one after it were taken."""
+    """The times of the last sample up to a time and of the first one after it."""
     where, key = series.key(gpu_id)
     before, after = connection.execute(
         f"SELECT (SELECT max(at) FROM {series.table} WHERE {where} AND at <= ?), "  # noqa: S608
@@ -63,7 +62,7 @@ def around(connection: sqlite3.Connection, series: Series, gpu_id: int, at: floa
 
 
 def times_up_to(connection: sqlite3.Connection, series: Series, gpu_id: int, at: float, limit: int) -> list[float]:
-    """When the last samples up to a moment were taken, newest first."""
+    """The times of the last samples up to a time, newest first."""
     where, key = series.key(gpu_id)
     rows = connection.execute(
         f"SELECT at FROM {series.table} WHERE {where} AND at <= ? ORDER BY at DESC LIMIT ?",  # noqa: S608
@@ -81,8 +80,7 @@ def sample_means(
     until: float,
     buckets: int,
 ) -> list[list[float | None]]:
-    """The mean of each column in each of ``buckets`` equal parts of [since, until), UTC unix seconds; None if no
-    sample knew it. Raises sqlite3.Error."""
+    """The means of columns in ``buckets`` equal parts of [since, until); None without a value."""
     where, key = series.key(gpu_id)
     per_second = buckets / (until - since)
     sums = ", ".join(f"total({column}), count({column})" for column in columns)
@@ -94,11 +92,11 @@ def sample_means(
     totals = [[0.0] * buckets for _ in columns]
     counts = [[0] * buckets for _ in columns]
     for bucket, *values in rows:
-        # Rounding can push a sample at the very end of the span one bucket too far.
-        place = min(bucket, buckets - 1)
+        # Rounding may put a sample at the very end one bucket too far.
+        index = min(bucket, buckets - 1)
         for number in range(len(columns)):
-            totals[number][place] += values[2 * number]
-            counts[number][place] += values[2 * number + 1]
+            totals[number][index] += values[2 * number]
+            counts[number][index] += values[2 * number + 1]
     return [
         [total / count if count else None for total, count in zip(*both, strict=True)]
         for both in zip(totals, counts, strict=True)
@@ -119,12 +117,12 @@ def samples_between(
 
     ``gpu`` is the GPU's index. Raises sqlite3.Error.
     """
-    found: list[tuple[object, ...]] = []
+    merged: list[tuple[object, ...]] = []
     for uuid in uuids:
         row = connection.execute("SELECT gpu_id, position FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
         if row is not None:
             after = math.nextafter(until, math.inf)
             for at, *values in between(connection, series.GPU, row[0], WINDOW_COLUMNS[3:], since, after):
-                found.append((at, row[1], uuid, *values))
-    found.sort(key=lambda one: one[:2])
-    return found[-limit:]
+                merged.append((at, row[1], uuid, *values))
+    merged.sort(key=lambda found_row: found_row[:2])
+    return merged[-limit:]

@@ -702,6 +702,7 @@ CREATE TABLE checkpoints (
     failed_starts INTEGER NOT NULL DEFAULT 0,
     left_by INTEGER,
     before_ns INTEGER,
+    base_of INTEGER,
     PRIMARY KEY (run_id, path)
 ) STRICT, WITHOUT ROWID;
 
@@ -717,7 +718,7 @@ CREATE TABLE line_marks (
 ) STRICT;
 
 -- Studies: many runs, one question. A study's process is the only writer of its trials but for those that a person
--- enqueued, and for the run that the agent makes of a trial.
+-- enqueued, for what a person wants of a trial, and for the run that the agent makes of it.
 -- state: running, paused, stopping, finished, stopped, failed. `spec` is what the study's file resolved to (JSON), `source`
 -- the file's text; neither holds a secret. `sampler` is what the sampler remembers of the study (JSON).
 -- `removed_gpu_seconds` is what those of its runs took that were removed since.
@@ -755,7 +756,8 @@ CREATE INDEX study_moves_by_study ON study_moves (study_id, at);
 -- `objective_values` (JSON list) those of all where there are several; both NULL while unknown or withheld.
 -- `constraint_values` (JSON): at most 0 where a constraint is kept. `starts` counts how often a run was asked for,
 -- `command_id` is the newest command that did. `parent` and `generation` are for population-based training. `sampler` is
--- what the sampler remembers of the trial (JSON).
+-- what the sampler remembers of the trial (JSON). `wish` is what a person wants of it: keep (it is never cut short) or
+-- prune (it was cut short by hand).
 CREATE TABLE trials (
     study_id TEXT NOT NULL REFERENCES studies (study_id) ON DELETE CASCADE,
     number INTEGER NOT NULL,
@@ -775,6 +777,7 @@ CREATE TABLE trials (
     sampler TEXT NOT NULL DEFAULT '{}',
     created_at REAL NOT NULL,
     ended_at REAL,
+    wish TEXT,
     PRIMARY KEY (study_id, number)
 ) STRICT, WITHOUT ROWID;
 

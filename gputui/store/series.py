@@ -1,27 +1,26 @@
-"""Samples of GPUs and the host: every value is declared here, once.
+"""The declaration of all values of GPUs and host.
 
-Out: the records that samplers fill, that cross the pipe and become rows, and their tables. A field that is added to a
-record crosses the pipe, gets its column in every home when the agent starts next, is stored, and if it is one of
-`GpuSlowSample` it is in the JSON of `gputui gpus`. None is what the driver did not give; it is never replaced by 0.
+The samplers fill these records, send them through a pipe, and the recorder stores them as rows. So a new field is sent,
+stored, and gets its column when the agent starts next; a field of `GpuSlowSample` is also in the JSON of `gputui gpus`.
+None means that the driver gave no value; it is never replaced by 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Literal
 
+from msgspec import Struct
+
 HOST_ID = 0
-"""Stands for the host where others give a ``gpu_id``."""
+"""The ``gpu_id`` of the host."""
 
 GpuState = Literal["ok", "lost", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and ``power_limit_watts`` change
-    rarely and may be some seconds older. ``throttle_reasons`` is empty when nothing holds the clocks
-    back and None when the driver does not say."""
+class GpuSample(Struct, frozen=True):
+    """The fast tier, read every tick. ``memory_clock_mhz``, ``performance_state`` and ``power_limit_watts`` may be some
+    seconds older. ``throttle_reasons`` is empty without throttling, and None if the driver does not say."""
 
     uuid: str
     state: GpuState = "ok"
@@ -40,9 +39,8 @@ class GpuSample:
     throttle_reasons: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSlowSample:
-    """The slow tier, read every few seconds: what is expensive to ask or changes rarely."""
+class GpuSlowSample(Struct, frozen=True):
+    """The slow tier, read every few seconds: values that are expensive to read or change rarely."""
 
     uuid: str
     fan_percent: float | None = None
@@ -63,9 +61,8 @@ class GpuSlowSample:
     decoder_percent: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostSample:
-    """One tick of the host. Rates are means since the previous tick and None on the first one."""
+class HostSample(Struct, frozen=True, tag="host", tag_field="kind"):
+    """One tick of the host. Rates are means since the previous tick, and None in the first one."""
 
     at: float
     cpu_percent: float | None = None
@@ -82,18 +79,16 @@ class HostSample:
     shm_total_bytes: int | None = None
     network_received_bytes_per_second: float | None = None
     network_sent_bytes_per_second: float | None = None
-    kind: Literal["host"] = "host"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
-    """One kind of samples: its table, and of each column of numbers whether they are real."""
+class Series(Struct, frozen=True, eq=False):
+    """One kind of samples: its table, and its numeric columns, each with whether it is REAL."""
 
     table: str
     columns: Mapping[str, bool]
 
     def key(self, gpu_id: int) -> tuple[str, tuple[int, ...]]:
-        """(condition, its values) of one source."""
+        """The SQL condition that selects one source, and its values."""
         return ("1", ()) if self is HOST else ("gpu_id = ?", (gpu_id,))
 
 
@@ -101,7 +96,7 @@ _NUMBERS = {"float | None": True, "int | None": False, "bool | None": False}
 
 
 def _series(table: str, record: type) -> Series:
-    return Series(table, {one.name: _NUMBERS[one.type] for one in fields(record) if one.type in _NUMBERS})
+    return Series(table, {name: _NUMBERS[kind] for name, kind in record.__annotations__.items() if kind in _NUMBERS})
 
 
 GPU = _series("gpu_samples", GpuSample)

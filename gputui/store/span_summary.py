@@ -1,4 +1,4 @@
-"""What is kept of the samples of a minute or an hour once they are deleted. Pure."""
+"""Summaries of the samples of a minute or an hour, which are kept when the samples are deleted. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Kept(NamedTuple):
-    """A column of samples, and what is kept of it. ``digits`` is to how many decimals a mean is rounded."""
+    """A column of samples and its statistics that are kept. Means are rounded to ``digits`` decimals."""
 
     column: str
     parts: tuple[str, ...]
@@ -27,7 +27,7 @@ GPU_KEPT = (
     Kept("sm_clock_mhz", _NO_PERCENTILE, 1),
 )
 MEMORY_TEMPERATURE = Kept("memory_temperature_celsius", _NO_PERCENTILE, 2)
-"""Of a GPU too, but among its slow samples."""
+"""A value of the slow samples of a GPU."""
 
 HOST_KEPT = (
     Kept("cpu_percent", _ALL, 2),
@@ -41,13 +41,14 @@ HOST_KEPT = (
 
 
 def names(kept: Sequence[Kept]) -> list[str]:
-    """The columns of a summary, in the order of `Gathered.summary`."""
-    return [f"{one.column}_{part}" for one in kept for part in one.parts]
+    """The columns in the order of `Gathered.summary`."""
+    return [f"{column.column}_{part}" for column in kept for part in column.parts]
 
 
 @dataclass(slots=True)
 class Gathered:
-    """The samples of one span, added some at a time: ``samples`` of them, ``answered`` those in which a GPU did."""
+    """Samples of one span, added in batches. ``samples`` is their number, ``answered`` the number of those in which the
+    GPU answered."""
 
     kept: Sequence[Kept]
     samples: int = 0
@@ -62,7 +63,7 @@ class Gathered:
         states: Sequence[str] = (),
         reasons: Sequence[str | None] = (),
     ) -> None:
-        """One sequence for each column kept; ``reasons`` are throttle reasons as JSON lists."""
+        """Add a batch: one sequence per kept column; ``reasons`` are throttle reasons as JSON lists."""
         if not self._columns:
             self._columns = [[] for _ in self.kept]
         self.samples += len(columns[0])
@@ -71,11 +72,11 @@ class Gathered:
         self._known += len(known)
         self._throttled += len(known) - known.count("[]")
         for own, column in zip(self._columns, columns, strict=True):
-            # Sorted runs are sorted together in a fraction of the time.
+            # Timsort merges sorted batches quickly.
             own += sorted(value for value in column if value is not None)
 
     def summary(self) -> list[float | int | None]:
-        """The values under `names`; None if no sample knew it."""
+        """The values in the order of `names`; None without a known value."""
         found: list[float | int | None] = []
         for one, values in zip(self.kept, self._columns or [[]] * len(self.kept), strict=True):
             values.sort()
@@ -85,7 +86,7 @@ class Gathered:
 
     @property
     def throttled_fraction(self) -> float | None:
-        """The share of samples that name a reason for lower clocks; None if none was reported."""
+        """The share of samples with a throttle reason; None if the driver reported nothing."""
         return None if not self._known else round(self._throttled / self._known, 4)
 
 

@@ -1,4 +1,4 @@
-"""Studies, their trials and the values at rungs, now or at a past moment.
+"""Studies, their trials and the values at rungs, now or at a past time.
 
 Every reader takes ``at`` (UTC unix seconds; None is now) and a connection that may be read-only. Raises sqlite3.Error.
 """
@@ -11,9 +11,11 @@ import math
 import sqlite3
 import statistics
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.store import json_columns
 
@@ -21,8 +23,8 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class StudyState(StrEnum):
-    """Where a study is. ``stopping``: nothing new starts, and its trials are asked to stop; ``unknown``: the store has
-    a word that this gputui does not know."""
+    """The state of a study. ``stopping``: no trial starts, and running ones are asked to stop; ``unknown``: a stored
+    word that this version does not know."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -42,13 +44,13 @@ class StudyState(StrEnum):
 
     @property
     def needs_agent(self) -> bool:
-        """Whether its process is to be there, which the agent starts."""
+        """Whether the agent must keep its process running."""
         return self in (StudyState.RUNNING, StudyState.STOPPING)
 
 
 class TrialState(StrEnum):
-    """Where a trial is. ``infeasible``: the point does not fit this machine, or a constraint; ``stopped``: by a person
-    or a spent budget; ``unknown``: the store has a word that this gputui does not know, and its run tells more."""
+    """The state of a trial. ``infeasible``: the point violates a constraint or does not fit this machine; ``stopped``:
+    by a person or a spent budget; ``unknown``: a stored word that this version does not know."""
 
     ENQUEUED = "enqueued"
     LAUNCHING = "launching"
@@ -76,10 +78,13 @@ _VERDICTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StudyRecord:
-    """A study. ``spec_json`` is what its file resolved to (`gputui.studies.spec`), ``source`` the file's text.
-    ``reason`` is why it ended or pauses. Times are UTC unix seconds."""
+Wish = Literal["keep", "prune"]
+"""What a person wants of a trial: never to be cut short, or to be cut short now."""
+
+
+class StudyRecord(Struct, frozen=True):
+    """A study. ``spec_json`` is the resolved specification (`gputui.studies.spec`), ``source`` the text of its file.
+    ``reason`` is why it ended or is paused. Times are UTC unix seconds."""
 
     study_id: str
     sequence: int
@@ -93,12 +98,11 @@ class StudyRecord:
     ended_at: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """One point of a study. ``number`` counts from 0; ``params`` are the tuned values alone; ``values`` has one value
-    per objective, empty while unknown or withheld; ``constraints`` are at most 0 where kept. ``rung`` is the last one
-    that was passed. ``starts``: how often a run was asked for, by ``command_id`` last. ``sampler`` is what the sampler
-    remembers of it."""
+class TrialRecord(Struct, frozen=True):
+    """One trial of a study. ``number`` counts from 0; ``params`` are the tuned values only; ``values`` has one value
+    per objective, empty while unknown or withheld; ``constraints`` are satisfied if at most 0. ``rung`` is the last one
+    passed. ``starts`` is the number of launch commands, ``command_id`` the last of them. ``sampler`` is the sampler's
+    own data. ``wish`` is what a person wants of it."""
 
     study_id: str
     number: int
@@ -117,17 +121,16 @@ class TrialRecord:
     sampler: Mapping[str, Any]
     created_at: float
     ended_at: float | None
+    wish: Wish | None = None
 
     @property
     def value(self) -> float | None:
-        """That of the first objective."""
+        """The value of the first objective."""
         return self.values[0] if self.values else None
 
 
-@dataclass(frozen=True, slots=True)
-class RungValue:
-    """What a trial had reached at a rung, with the step and the attempt that passed it. ``value`` is None if it was
-    no number."""
+class RungValue(Struct, frozen=True):
+    """A trial's value at a rung, with step and attempt. ``value`` is None if it was not a number."""
 
     number: int
     rung: int
@@ -138,58 +141,58 @@ class RungValue:
 
 
 class StudyNotFoundError(LookupError):
-    """No study goes by this name; the text is one line."""
+    """No study has this name; the message is one line."""
 
 
 _STUDIES = "SELECT study_id, sequence, name, profile, state, reason, spec, source, created_at, ended_at FROM studies"
 _TRIALS = (
     "SELECT study_id, number, run_id, state, origin, params, rung, value, objective_values, constraint_values, reason, "
-    "parent, generation, starts, command_id, sampler, created_at, ended_at FROM trials"
+    "parent, generation, starts, command_id, sampler, created_at, ended_at, wish FROM trials"
 )
 
 
 def read_studies(connection: sqlite3.Connection, at: float | None = None) -> list[StudyRecord]:
-    """Every study, newest first."""
+    """All studies, newest first."""
     rows = connection.execute(f"{_STUDIES} WHERE ? IS NULL OR created_at <= ? ORDER BY sequence DESC", (at, at))
-    found = [_study(row) for row in rows.fetchall()]
-    return found if at is None else [_study_at(connection, one, at) for one in found]
+    studies = [_study(row) for row in rows.fetchall()]
+    return studies if at is None else [_study_at(connection, study, at) for study in studies]
 
 
 def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> StudyRecord | None:
-    """The study of this id; None if there is none, or was none."""
+    """The study with this id; None if it does not exist, or did not."""
     row = connection.execute(f"{_STUDIES} WHERE study_id = ?", (study_id,)).fetchone()
-    found = None if row is None else _study(row)
-    if found is None or at is None:
-        return found
-    return None if found.created_at > at else _study_at(connection, found, at)
+    study = None if row is None else _study(row)
+    if study is None or at is None:
+        return study
+    return None if study.created_at > at else _study_at(connection, study, at)
 
 
 def find_study(connection: sqlite3.Connection, wanted: str | None, at: float | None = None) -> StudyRecord:
-    """The study that ``wanted`` means: its id, else the newest of that name, the newest of all for None. Raises
+    """The study with the id ``wanted``, else the newest with that name; None means the newest of all. Raises
     StudyNotFoundError."""
-    known = read_studies(connection, at)
-    if wanted is None and known:
-        return known[0]
-    for one in known:
-        if one.study_id == wanted:
-            return one
-    for one in known:
-        if one.name == wanted:
-            return one
-    words = list(dict.fromkeys(word for one in known for word in (one.study_id, one.name)))
+    studies = read_studies(connection, at)
+    if wanted is None and studies:
+        return studies[0]
+    for study in studies:
+        if study.study_id == wanted:
+            return study
+    for study in studies:
+        if study.name == wanted:
+            return study
+    words = list(dict.fromkeys(word for study in studies for word in (study.study_id, study.name)))
     near = difflib.get_close_matches(wanted or "", words, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "gputui studies lists them"
     raise StudyNotFoundError(f"no study {wanted!r}; {hint}" if wanted else "no study yet; gputui study run begins one")
 
 
 def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> list[TrialRecord]:
-    """The trials of a study in the order of their numbers."""
+    """The trials of a study, ordered by number."""
     rows = connection.execute(
         f"{_TRIALS} WHERE study_id = ? AND (? IS NULL OR created_at <= ?) ORDER BY number", (study_id, at, at)
     )
-    found = [_trial(row) for row in rows.fetchall()]
+    trials = [_trial(row) for row in rows.fetchall()]
     if at is None:
-        return found
+        return trials
     begun: dict[int, tuple[str, float | None]] = {
         number: (run_id, started_at)
         for number, run_id, started_at in connection.execute(
@@ -198,13 +201,13 @@ def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None 
             (study_id, at),
         ).fetchall()
     }
-    passed = {one.number: one.rung for one in read_rungs(connection, study_id, at)}
-    return [_trial_at(one, begun.get(one.number), passed.get(one.number), at) for one in found]
+    passed = {passage.number: passage.rung for passage in read_rungs(connection, study_id, at)}
+    return [_trial_at(trial, begun.get(trial.number), passed.get(trial.number), at) for trial in trials]
 
 
 class TrialReader:
-    """Reads the trials of a study again and again: those that are over once, so that a look costs what goes on and not
-    what there was. Of one that is over only its run may change, which may be removed; that is not noticed."""
+    """Reads the trials of a study repeatedly, but trials that are over only once, so that a read costs only the active
+    ones. It does not notice that the run of such a trial is removed."""
 
     def __init__(self, connection: sqlite3.Connection, study_id: str) -> None:
         self._connection = connection
@@ -212,25 +215,25 @@ class TrialReader:
         self._known: list[TrialRecord] = []
 
     def read(self) -> list[TrialRecord]:
-        """The trials in the order of their numbers, which count from 0 without a gap."""
+        """The trials, ordered by number, which count from 0 without gaps."""
         unread = (
             "number >= ? OR number IN (SELECT value FROM json_each(?)) OR state NOT IN (SELECT value FROM json_each(?))"
         )
-        going_on = [one.number for one in self._known if not one.state.is_over]
+        going_on = [trial.number for trial in self._known if not trial.state.is_over]
         verdicts = json.dumps(sorted(_VERDICTS))
         rows = self._connection.execute(
             f"{_TRIALS} WHERE study_id = ? AND ({unread}) ORDER BY number",
             (self._study_id, len(self._known), json.dumps(going_on), verdicts),
         )
-        for one in map(_trial, rows.fetchall()):
-            self._known[one.number : one.number + 1] = [one]
+        for trial in map(_trial, rows.fetchall()):
+            self._known[trial.number : trial.number + 1] = [trial]
         return list(self._known)
 
 
 def read_rungs(
     connection: sqlite3.Connection, study_id: str, at: float | None = None, *, numbers: Collection[int] | None = None
 ) -> list[RungValue]:
-    """The values at rungs in the order of trials and rungs, of some trials or of all."""
+    """The values at rungs, ordered by trial and rung, of the trials in ``numbers`` or of all."""
     if numbers is not None:
         some = connection.execute(
             "SELECT number, rung, step, value, attempt, at FROM trial_rungs WHERE study_id = ? "
@@ -247,8 +250,8 @@ def read_rungs(
 
 
 def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -> float:
-    """What all runs of a study took up to ``now`` (UTC unix seconds), those that were removed included; 0 on the
-    CPU. The time in which trials share a GPU counts once."""
+    """GPU-hours of all runs of a study up to ``now`` (UTC unix seconds), including removed ones; 0 on the CPU. Time in
+    which trials share a GPU counts once."""
     row = connection.execute(
         "WITH stays AS (SELECT g.value AS gpu, a.started_at AS begin, min(coalesce(a.ended_at, ?1), ?1) AS end "
         "  FROM runs AS r JOIN attempts AS a USING (run_id), json_each(iif(json_valid(a.gpus), a.gpus, '[]')) AS g "
@@ -263,7 +266,7 @@ def study_gpu_hours(connection: sqlite3.Connection, study_id: str, now: float) -
 
 
 def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float) -> float:
-    """How long a study was running or stopping up to ``now`` (UTC unix seconds): not while it was paused or over."""
+    """The time that a study was running or stopping up to ``now`` (UTC unix seconds)."""
     moves = connection.execute(
         "SELECT at, to_state FROM study_moves WHERE study_id = ? AND at <= ? ORDER BY move_id", (study_id, now)
     ).fetchall()
@@ -273,7 +276,7 @@ def study_wall_seconds(connection: sqlite3.Connection, study_id: str, now: float
 
 
 def studies_in(connection: sqlite3.Connection, states: tuple[StudyState, ...]) -> list[str]:
-    """The ids of the studies in any of these states, oldest first."""
+    """The ids of studies in any of these states, oldest first."""
     marks = ", ".join("?" * len(states))
     rows = connection.execute(
         f"SELECT study_id FROM studies WHERE state IN ({marks}) ORDER BY sequence",  # noqa: S608 - marks only
@@ -324,16 +327,15 @@ def _trial_at(trial: TrialRecord, begun: tuple[str, float | None] | None, rung: 
 
 
 def expected_seconds(connection: sqlite3.Connection, profile: str, params: Mapping[str, Any]) -> float | None:
-    """How long a run of a profile with these parameters usually takes: the median of its newest runs that succeeded;
-    None if there is none."""
-    found: list[float] = []
+    """The median duration of a profile's newest successful runs with these parameters; None if there is none."""
+    durations: list[float] = []
     rows = connection.execute(
         "SELECT params, ended_at - started_at FROM runs WHERE profile = ? AND state = 'succeeded' "
         "AND started_at IS NOT NULL ORDER BY sequence DESC LIMIT 200",
         (profile,),
     )
     for text, seconds in rows:
-        given = json_columns.mapping(text)
-        if all(given.get(name) == value for name, value in params.items()):
-            found.append(seconds)
-    return statistics.median(found) if found else None
+        trial_params = json_columns.mapping(text)
+        if all(trial_params.get(name) == value for name, value in params.items()):
+            durations.append(seconds)
+    return statistics.median(durations) if durations else None

@@ -1,7 +1,7 @@
-"""What was recorded when: the extent of the record, its gaps, and what happened along it.
+"""The timeline of the recorded history: its extent, its gaps, and its incidents, alerts and events.
 
-The host is sampled whenever the recorder runs, independent of the driver, so its samples show when it ran. No function
-walks through them: each looks at a few places. Times are UTC unix seconds.
+The host is sampled whenever the recorder runs, independent of the driver, so its samples show when it ran. Each
+function needs only a few key lookups. Times are UTC unix seconds.
 """
 
 from __future__ import annotations
@@ -9,47 +9,47 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import orjson
+from msgspec import Struct
 
+from gputui.store.events import Severity
 from gputui.store.rollups import bounds, first_sample, sampled_around, sampled_before
 
 TickKind = Literal["incident", "alert", "checkpoint", "event"]
 
 GAP_SECONDS = 10.0
-"""Samples this far apart or less belong together, at any sampling interval."""
+"""Shorter distances of samples are no gap, at any sampling interval."""
 
 GAP_INTERVALS = 3.0
-"""Samples further apart belong together when they are not more than so many times as far apart as those before."""
+"""Longer distances are a gap if they exceed the distance of the samples before by this factor."""
 
 TOGETHER_SECONDS = 1.0
-"""What happened within so short a time is one thing to look at: an incident and the event that tells of it."""
+"""Ticks within this time count as one, such as an incident and its event."""
 
 TICKS_KEPT = 400
 
 
 class Span(NamedTuple):
-    """A stretch of time. An end that is None is open: nothing was recorded before or after."""
+    """A time span. None is an open end: nothing was recorded before or after."""
 
     start: float | None
     end: float | None
 
 
 class Tick(NamedTuple):
-    """Something that happened. ``severity`` is info, warning or error."""
+    """An incident, alert, checkpoint or event."""
 
     at: float
     kind: TickKind
-    severity: str
+    severity: Severity
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """A stretch of the record: from ``start`` to ``end``, the parts of it in which the recorder ran, and what happened,
-    oldest first. ``began_at`` is when the record begins, None while there is none."""
+class Timeline(Struct, frozen=True):
+    """The history from ``start`` to ``end``: the spans in which the recorder ran, and ticks, oldest first. ``began_at``
+    is the begin of the whole history, None without any."""
 
     start: float
     end: float
@@ -58,11 +58,11 @@ class Timeline:
     ticks: tuple[Tick, ...] = ()
 
 
-# --- the record and its gaps
+# --- extent and gaps
 
 
 def began_at(connection: sqlite3.Connection) -> float | None:
-    """When the record begins: with the first sample, or earlier aggregates."""
+    """The begin of the history: the first sample, rollup, event or transition."""
     row = connection.execute(
         "SELECT min(at) FROM (SELECT ? AS at UNION ALL SELECT min(at) FROM events UNION ALL "
         "SELECT min(at) FROM transitions)",
@@ -72,7 +72,7 @@ def began_at(connection: sqlite3.Connection) -> float | None:
 
 
 def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
-    """The stretch without samples in which a moment lies; None if the recorder ran."""
+    """The gap that contains a time; None if the recorder ran."""
     before, after = sampled_around(connection, at)
     if before is None:
         return Span(None, after)
@@ -84,26 +84,26 @@ def gap_at(connection: sqlite3.Connection, at: float) -> Span | None:
 def recorded(
     connection: sqlite3.Connection, start: float, end: float, pieces: int = 240
 ) -> tuple[tuple[float, float], ...]:
-    """The stretches between two moments in which the recorder ran, to about the width of one of ``pieces``."""
+    """The spans between two times in which the recorder ran, with a resolution of about one of ``pieces``."""
     width = (end - start) / pieces
-    found: list[tuple[float, float]] = []
+    spans: list[tuple[float, float]] = []
     limits = bounds(connection)
     at = sampled_around(connection, math.nextafter(start, -math.inf), limits)[1]
     while at is not None and at < end:
-        # The last sample of the piece that this one lies in; the next one begins the following stretch or goes on.
+        # The last sample in this piece. The next sample either continues the span or begins a new one.
         edge = min(end, start + (int((at - start) / width) + 1) * width)
         last, following = sampled_around(connection, edge, limits)
         last = max(at, last or at)
-        if found and not _is_gap(connection, found[-1][1], at):
-            found[-1] = (found[-1][0], last)
+        if spans and not _is_gap(connection, spans[-1][1], at):
+            spans[-1] = (spans[-1][0], last)
         else:
-            found.append((at, last))
+            spans.append((at, last))
         at = following
-    return tuple(found)
+    return tuple(spans)
 
 
 def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bool:
-    """Whether nothing was recorded between two neighbouring samples that should have been."""
+    """Whether samples are missing between two neighbouring ones."""
     apart = following - last
     if apart <= GAP_SECONDS:
         return False
@@ -111,32 +111,32 @@ def _is_gap(connection: sqlite3.Connection, last: float, following: float) -> bo
     return earlier is None or apart > GAP_INTERVALS * (last - earlier)
 
 
-# --- what happened
+# --- ticks
 
 
 def timeline(connection: sqlite3.Connection, start: float, end: float) -> Timeline:
-    """The record between two moments. Raises sqlite3.Error."""
+    """The timeline between two times. Raises sqlite3.Error."""
     began = began_at(connection)
     return Timeline(start, end, began, recorded(connection, start, end), ticks(connection, start, end))
 
 
 def ticks(connection: sqlite3.Connection, start: float, end: float) -> tuple[Tick, ...]:
-    """What happened between two moments, oldest first; of each kind the newest, if it is much."""
-    found: list[Tick] = []
-    for kind, severity, columns, table in _SOURCES:
+    """Ticks between two times, oldest first; at most TICKS_KEPT of each kind, the newest."""
+    timeline_ticks: list[Tick] = []
+    for kind, columns, table in _SOURCES:
         rows = connection.execute(
             f"SELECT {columns} FROM {table} WHERE at BETWEEN ? AND ? ORDER BY at DESC LIMIT ?",  # noqa: S608
             (start, end, TICKS_KEPT),
         ).fetchall()
-        found += [Tick(at, kind, severity or given, text) for at, given, text in rows]
-    found += _checkpoints(connection, start, end)
-    return tuple(sorted(found))
+        timeline_ticks += [Tick(at, kind, severity, text) for at, severity, text in rows]
+    timeline_ticks += _checkpoints(connection, start, end)
+    return tuple(sorted(timeline_ticks))
 
 
-_SOURCES: Sequence[tuple[TickKind, str | None, str, str]] = (
-    ("incident", "error", "at, 'error', summary", "incidents"),
-    ("alert", None, "at, severity, sentence", "(SELECT raised_at AS at, severity, sentence FROM alerts)"),
-    ("event", None, "at, severity, message", "events"),
+_SOURCES: Sequence[tuple[TickKind, str, str]] = (
+    ("incident", "at, 'error', summary", "incidents"),
+    ("alert", "at, severity, sentence", "(SELECT raised_at AS at, severity, sentence FROM alerts)"),
+    ("event", "at, severity, message", "events"),
 )
 
 
@@ -147,20 +147,20 @@ def _checkpoints(connection: sqlite3.Connection, start: float, end: float) -> li
         "ORDER BY m.at DESC LIMIT ?",
         (start, end, TICKS_KEPT * 4),
     ).fetchall()
-    found = []
+    checkpoint_ticks = []
     for at, data in rows:
         line = orjson.loads(data)
         if line.get("event") == "checkpoint":
-            found.append(Tick(at, "checkpoint", "info", f"checkpoint at step {line.get('step', '–')}"))
-    return found
+            checkpoint_ticks.append(Tick(at, "checkpoint", "info", f"checkpoint at step {line.get('step', '–')}"))
+    return checkpoint_ticks
 
 
-# --- moving along it
+# --- navigation
 
 
 def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: int, now: float) -> float:
-    """The moment that is meant: ``ticks`` events, incidents or alerts on from ``at`` (negative: backwards); where
-    nothing was recorded, ``direction`` leads out of the gap. Never beyond the record's begin or ``now``."""
+    """The time that is ``ticks`` events, incidents or alerts after ``at`` (negative: before it). In a gap,
+    ``direction`` (-1, 0 or 1) moves to its edge. The result is within the history and not after ``now``."""
     for _ in range(abs(ticks)):
         found = _previous_tick(connection, at) if ticks < 0 else _next_tick(connection, at)
         if found is None:
@@ -175,18 +175,18 @@ def resolve(connection: sqlite3.Connection, at: float, ticks: int, direction: in
 
 
 def _previous_tick(connection: sqlite3.Connection, at: float) -> float | None:
-    found = [
+    times = [
         connection.execute(f"SELECT max(at) FROM {table} WHERE at < ?", (at - TOGETHER_SECONDS,)).fetchone()[0]  # noqa: S608
-        for _, _, _, table in _SOURCES
+        for _, _, table in _SOURCES
     ]
-    return max((each for each in found if each is not None), default=None)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _next_tick(connection: sqlite3.Connection, at: float) -> float | None:
-    """The end of the next burst: what belongs together is seen together."""
-    found = [
+    """The last of the next ticks that count as one."""
+    times = [
         connection.execute(f"SELECT min(at) FROM {table} WHERE at > ?", (at,)).fetchone()[0]  # noqa: S608
-        for _, _, _, table in _SOURCES
+        for _, _, table in _SOURCES
     ]
-    first = min((each for each in found if each is not None), default=None)
+    first = min((time for time in times if time is not None), default=None)
     return None if first is None else _previous_tick(connection, first + 2 * TOGETHER_SECONDS)

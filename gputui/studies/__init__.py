@@ -1,6 +1,6 @@
-"""Studies: many runs of one profile, one question. Optuna samples and prunes, the agent runs.
+"""Studies: many runs of one profile, to find good parameters. Optuna samples and prunes; the agent runs the trials.
 
-In: a study's YAML file, or the points of ``gputui sweep``. Out: rows of ``trials`` and commands for the agent. Each
-trial is an ordinary run. First read `spec.py` (what a study is), then `decide.py` (pure) and `process.py` (the process
-that acts).
+In: a study's YAML file, or the values of ``gputui sweep``. Out: rows of ``trials`` and commands for the agent. Each
+trial is an ordinary run. Read `spec.py` first (the definition of a study), then `decide.py` (pure) and `process.py`
+(the process that acts).
 """

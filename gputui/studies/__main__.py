@@ -1,6 +1,6 @@
-"""`python -m gputui.studies`: the process of one study, as the agent starts it.
+"""`python -m gputui.studies`: the process of one study, started by the agent.
 
-It ends by itself: well when the study is over or paused and no trial lives, or when a person ended the agent; else
+It ends with code 0 when the study is over or paused and no trial is active, or when a person stopped the agent; else
 with one line for the agent, which starts it again.
 """
 
@@ -25,12 +25,12 @@ from gputui.studies import rows
 from gputui.studies.process import StudyProcess
 from gputui.studies.spec import StudySpecError
 
-WELL, FAILED, ELSEWHERE = 0, 3, 5
-# Of 1000: when memory runs out, this goes before any training, and the next one loses nothing.
-_FIRST_TO_GO = b"800"
+EXIT_OK, EXIT_FAILED, EXIT_HELD_ELSEWHERE = 0, 3, 5
+# Of 1000: the kernel kills this process before any training, and a restart loses nothing.
+_OOM_SCORE = b"800"
 _NICE = 5
 POLL_SECONDS = 0.1
-# Budgets are a matter of time, though nothing is written.
+# Budgets of time run out without a write.
 TURN_SECONDS = 1.0
 AGENT_SECONDS = 5.0
 
@@ -40,36 +40,36 @@ def main() -> int:
     parser.add_argument("--profiles", type=Path, required=True)
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--study", required=True)
-    parser.add_argument("--tell", type=int, required=True, help="descriptor for the last words")
+    parser.add_argument("--tell", type=int, required=True, help="descriptor for the error")
     arguments = parser.parse_args()
     os.nice(_NICE)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_bytes(_FIRST_TO_GO)
+        Path("/proc/self/oom_score_adj").write_bytes(_OOM_SCORE)
     code, words = serve(Workspace(arguments.profiles, arguments.state), arguments.study)
     if words:
-        # The agent that started it may be gone; the next one meets the same.
+        # If the agent is gone, the next one gets the same error.
         with suppress(OSError):
             os.write(arguments.tell, words.encode("utf-8", "replace")[:4096])
     return code
 
 
 def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
-    """Serve a study until it needs no process: an exit code, and what went wrong, in one line."""
+    """Serve a study until it needs no process. Returns the exit code and an error in one line."""
     folder = workspace.studies / study_id
     try:
-        # Also one whose folder was removed can be stopped.
+        # A study whose folder was removed can still be stopped.
         folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
         process_lock.take(folder / rows.LOCK_FILE, is_agents=True)
         with closing(open_commander(workspace.database)) as connection:
             _loop(workspace, connection, StudyProcess(workspace, connection, study_id, time.time))
     except HeldElsewhereError:
-        return ELSEWHERE, ""
+        return EXIT_HELD_ELSEWHERE, ""
     except (OSError, SpecError, StudySpecError, StoreError, AgentUnreachableError, sqlite3.Error) as error:
-        return FAILED, _one_line(str(error))
+        return EXIT_FAILED, _one_line(str(error))
     except Exception as error:
         # A sampler may raise anything.
-        return FAILED, _one_line(f"{type(error).__name__}: {error}")
-    return WELL, ""
+        return EXIT_FAILED, _one_line(f"{type(error).__name__}: {error}")
+    return EXIT_OK, ""
 
 
 def _loop(workspace: Workspace, connection: sqlite3.Connection, study: StudyProcess) -> None:

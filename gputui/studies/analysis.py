@@ -1,7 +1,7 @@
-"""What a study has found so far: its best trial, the front of several objectives, and which parameters mattered. Pure.
+"""The results of a study: its best trial, the Pareto front, and the importance of parameters. Pure.
 
-Only trials with a value count. Those that were pruned have one, too: that of their last rung, which is worse than what
-they would have reached; they are left out wherever values of full runs are compared.
+Only trials with a value count. The value of a pruned trial is that of its last rung, which is worse than its final
+value would be, so pruned trials are left out wherever values of full runs are compared.
 """
 
 from __future__ import annotations
@@ -16,110 +16,118 @@ from gputui.runs.spec import Scalar
 from gputui.store.studies import StudyRecord, TrialRecord, TrialState
 from gputui.studies.spec import Dimension, Objective, known_study_spec
 
-LEAST_TRIALS = 4
-"""Fewer complete trials say nothing about which parameter mattered."""
+MIN_TRIALS = 4
+"""Fewer complete trials say nothing about importance."""
 
 
 class Importance(NamedTuple):
-    """How much of the objective's ranking one parameter explains: ``share`` from 0 to 1. ``sign`` is +1 where larger
-    values of the parameter gave better trials, -1 where smaller ones did, 0 for choices and bends."""
+    """The share (0 to 1) of the objective's ranking that a parameter explains. ``sign`` is +1 if larger values of the
+    parameter are better, -1 if smaller ones are, 0 for choices and trends that are not monotonic."""
 
     name: str
     share: float
     sign: int
 
+    @property
+    def trend(self) -> str:
+        """Which values are better, in words; empty where the parameter explains nothing."""
+        return {1: "larger is better", -1: "smaller is better"}.get(self.sign, "") if self.share else ""
+
 
 def counted(trials: Sequence[TrialRecord]) -> Mapping[TrialState, int]:
-    """How many trials are in each state."""
-    return Counter(one.state for one in trials)
+    """The number of trials in each state."""
+    return Counter(trial.state for trial in trials)
 
 
 def complete(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that ran to their end with a finite value, and keep the constraints."""
+    """The trials that ran to their end with a finite value within the constraints."""
     return [
-        one
-        for one in trials
-        if one.state is TrialState.COMPLETE
-        and one.values
-        and all(math.isfinite(value) for value in one.values)
-        and all(value <= 0 for value in one.constraints)
+        trial
+        for trial in trials
+        if trial.state is TrialState.COMPLETE
+        and trial.values
+        and all(math.isfinite(value) for value in trial.values)
+        and all(value <= 0 for value in trial.constraints)
     ]
 
 
 def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
-    """The complete trials, best first, the earlier of equals first; of several objectives only the Pareto front."""
+    """The complete trials, best first, earlier ones before equal ones; with several objectives only the Pareto
+    front."""
     if len(objectives) > 1:
         return pareto_front(trials, objectives)
     sign = 1.0 if objectives[0].direction == "minimize" else -1.0
-    return sorted(complete(trials), key=lambda one: (sign * one.values[0], one.number))
+    return sorted(complete(trials), key=lambda trial: (sign * trial.values[0], trial.number))
 
 
 def best_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The complete trials of a stored study as `ranked`; none where this gputui cannot read the study."""
+    """The `ranked` trials of a stored study; none if this gputui cannot read the study."""
     spec = known_study_spec(study)
     return [] if spec is None else ranked(trials, spec.objectives)
 
 
 def best_trial(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """The complete trial with the best value of one objective, the earlier of equals; None where there is none."""
+    """The complete trial with the best value of one objective, or None."""
     return next(iter(ranked(trials, (objective,))), None)
 
 
 def best_so_far(trials: Sequence[TrialRecord], objective: Objective) -> list[tuple[int, float]]:
-    """By the order of their ends: how many trials were over, and the best value then."""
-    ended = sorted((one for one in trials if one.ended_at is not None), key=lambda one: (one.ended_at, one.number))
-    usable = {one.number for one in complete(trials)}
+    """The best value after each trial that ended, with the number of trials until then."""
+    ended = sorted(
+        (trial for trial in trials if trial.ended_at is not None), key=lambda trial: (trial.ended_at, trial.number)
+    )
+    usable = {trial.number for trial in complete(trials)}
     found: list[tuple[int, float]] = []
     best: float | None = None
-    for place, one in enumerate(ended, 1):
-        if one.number in usable and (best is None or objective.is_better(one.values[0], best)):
-            best = one.values[0]
+    for place, trial in enumerate(ended, 1):
+        if trial.number in usable and (best is None or objective.is_better(trial.values[0], best)):
+            best = trial.values[0]
         if best is not None:
             found.append((place, best))
     return found
 
 
 def pareto_front(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
-    """The complete trials that no other one beats in every objective, in the order of the first one's values."""
-    known = [one for one in complete(trials) if len(one.values) == len(objectives)]
+    """The complete trials that no other trial beats in every objective, by the value of the first one."""
+    known = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
 
-    def loss(one: TrialRecord) -> tuple[float, ...]:
-        pairs = zip(one.values, objectives, strict=True)
+    def loss(trial: TrialRecord) -> tuple[float, ...]:
+        pairs = zip(trial.values, objectives, strict=True)
         return tuple(value if objective.direction == "minimize" else -value for value, objective in pairs)
 
-    losses = {one.number: loss(one) for one in known}
+    losses = {trial.number: loss(trial) for trial in known}
 
-    def is_beaten(one: TrialRecord) -> bool:
-        mine = losses[one.number]
+    def is_dominated(mine: tuple[float, ...]) -> bool:
         return any(other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in losses.values())
 
-    return sorted((one for one in known if not is_beaten(one)), key=lambda one: losses[one.number])
+    front = [trial for trial in known if not is_dominated(losses[trial.number])]
+    return sorted(front, key=lambda trial: losses[trial.number])
 
 
 def importances(
     trials: Sequence[TrialRecord], space: Sequence[Dimension], objective: Objective
 ) -> list[Importance] | None:
-    """The tuned parameters, what explains most of the ranking first; None where too few trials are complete.
+    """The tuned parameters, most important first; None if too few trials are complete.
 
     ``share`` is the correlation ratio (eta squared) of the values' ranks over groups of the parameter's values: the
-    choices themselves, or thirds of a range. Ranks keep one diverged trial from deciding, and thirds see an optimum in
-    the middle, which a correlation does not. The share that equally many groups explain by chance, (groups - 1) /
-    (trials - 1), is taken off.
+    choices, or thirds of a range. Ranks limit the influence of a diverged trial, and thirds detect an optimum in the
+    middle, which a correlation misses. The share that as many groups explain by chance, (groups - 1) / (trials - 1), is
+    subtracted.
     """
     usable = complete(trials)
-    if len(usable) < LEAST_TRIALS:
+    if len(usable) < MIN_TRIALS:
         return None
-    ranks = _ranks([one.values[0] if objective.direction == "maximize" else -one.values[0] for one in usable])
+    ranks = _ranks([trial.values[0] if objective.direction == "maximize" else -trial.values[0] for trial in usable])
     found = []
     for dimension in space:
-        values = [one.params.get(dimension.name) for one in usable]
+        values = [trial.params.get(dimension.name) for trial in usable]
         groups, sign = _groups(values, ranks, is_choice=dimension.kind == "choice")
         found.append(Importance(dimension.name, _explained(groups), sign))
-    return sorted(found, key=lambda one: -one.share)
+    return sorted(found, key=lambda importance: -importance.share)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value, equal ones sharing the mean of theirs."""
+    """The rank of each value; equal values share their mean rank."""
     order = sorted(range(len(values)), key=lambda place: values[place])
     ranks = [0.0] * len(values)
     start = 0
@@ -136,7 +144,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 def _groups(
     values: Sequence[Scalar | None], ranks: Sequence[float], *, is_choice: bool
 ) -> tuple[list[list[float]], int]:
-    """The ranks by group of the parameter's values, and the sign of a trend that holds over all groups."""
+    """The ranks by group of the parameter's values, and the sign of a trend over all groups."""
     numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
     known = [(number, rank) for number, rank in zip(numbers, ranks, strict=True) if number is not None]
     if is_choice or len(known) < len(ranks):

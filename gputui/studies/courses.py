@@ -1,4 +1,4 @@
-"""The values of a study's objectives as the runs of its trials report them."""
+"""The values of a study's objectives in the runs of its trials."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gputui.studies.spec import StudySpec
 
 
 @dataclass(slots=True)
-class _Followed:
-    """How far the metrics of a trial's run were read."""
+class _RunProgress:
+    """The values of a run, and how far its metrics have been read."""
 
     run_id: str
     cursor: Cursor = field(default_factory=dict)
@@ -23,29 +23,29 @@ class _Followed:
 
 
 class CourseReader:
-    """Reads only what is new since the last look. ``now`` gives UTC unix seconds, the time of values that have none."""
+    """Reads values incrementally. ``now`` gives UTC unix seconds, for values without a time."""
 
     def __init__(self, connection: sqlite3.Connection, now: Callable[[], float]) -> None:
         self._connection = connection
         self._now = now
-        self._followed: dict[int, _Followed] = {}
+        self._runs: dict[int, _RunProgress] = {}
 
     def read(self, spec: StudySpec, trial: TrialRecord) -> dict[str, ObjectiveCourse]:
-        """The values of each objective's metric that are stored so far."""
+        """The stored values of each objective's metric."""
         assert trial.run_id is not None
-        followed = self._followed.get(trial.number)
-        if followed is None or followed.run_id != trial.run_id:
-            followed = self._followed[trial.number] = _Followed(trial.run_id)
+        progress = self._runs.get(trial.number)
+        if progress is None or progress.run_id != trial.run_id:
+            progress = self._runs[trial.number] = _RunProgress(trial.run_id)
         by = spec.pruner.by
-        metrics = list(dict.fromkeys(one.metric for one in spec.objectives))
-        values, followed.cursor = reported_values(self._connection, trial.run_id, metrics, by, followed.cursor)
-        for one in values:
-            # Steps count from 0: that with number 9 is the tenth.
-            position = one.position if one.position is not None else one.step + 1.0
-            point = ObjectivePoint(position, one.step, one.value, one.attempt, one.at or self._now())
-            followed.courses.setdefault(one.metric, ObjectiveCourse()).add(point)
-        return followed.courses
+        metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
+        values, progress.cursor = reported_values(self._connection, trial.run_id, metrics, by, progress.cursor)
+        for value in values:
+            # Steps count from 0: step 9 is the tenth.
+            position = value.position if value.position is not None else value.step + 1.0
+            point = ObjectivePoint(position, value.step, value.value, value.attempt, value.at or self._now())
+            progress.courses.setdefault(value.metric, ObjectiveCourse()).add(point)
+        return progress.courses
 
     def forget(self, number: int) -> None:
-        """A trial is over: keep nothing of it."""
-        self._followed.pop(number, None)
+        """Drop the values of a trial that is over."""
+        self._runs.pop(number, None)

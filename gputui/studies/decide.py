@@ -1,22 +1,26 @@
-"""What follows for a study and its trials. Pure: values come in, decisions go out, time is passed in."""
+"""Decisions about a study and its trials. Pure; time is passed in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gputui.charts.units import count, duration, metric_value
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.charts.units import bytes_text, count, duration, metric_value
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
-from gputui.studies.spec import Budget, Objective, PrunerSpec, StudySpec
+from gputui.studies.spec import Budget, Constraints, Objective, PrunerSpec, StudySpec
+from gputui.yaml_forms.nearest import nearest
 
 MOST_STARTS = 4
-"""How often a point is started, the first time included, when the machine and not the point was at fault."""
+"""Starts of a point, the first included, if the machine and not the point causes the failures."""
 SAME_ERRORS = 2
-"""After so many trials that failed alike in their set-up the study ends."""
+"""The study ends after so many trials with the same error before their first step."""
 
 OUT_OF_MEMORY = frozenset({"cuda_oom", "host_oom", "memory_leak", "shm_full"})
 OF_THE_POINT = frozenset(
@@ -25,14 +29,13 @@ OF_THE_POINT = frozenset(
         "incompatible_checkpoint", "stopped_outside", "unknown",
     }
 )  # fmt: skip
-"""Kinds of incident that would come again with the same point. All others are the machine's."""
+"""Kinds of incident that the point causes, so that they would repeat. The machine causes all others."""
 
 
 # --- what a trial has reached -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectivePoint:
+class ObjectivePoint(Struct, frozen=True):
     """A value of an objective's metric. ``position`` is in units of the rungs; ``value`` may be NaN or infinite;
     ``at`` is UTC unix seconds."""
 
@@ -45,8 +48,8 @@ class ObjectivePoint:
 
 @dataclass(slots=True)
 class ObjectiveCourse:
-    """The values of one metric over the attempts of a trial: where an attempt began again from an earlier position, its
-    values take the place of those behind it."""
+    """The values of one metric over the attempts of a trial. An attempt that begins at an earlier position replaces the
+    values behind it."""
 
     points: list[ObjectivePoint] = field(default_factory=list)
 
@@ -58,7 +61,7 @@ class ObjectiveCourse:
 
 
 def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> float | None:
-    """What counts of the values; None where there are none, NaN where none of those that count is a number."""
+    """The value that counts; None without values, NaN if no value that counts is a number."""
     values = [point.value for point in points]
     if not values:
         return None
@@ -74,7 +77,7 @@ def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> f
 
 
 class PassedRung(NamedTuple):
-    """What a trial had reached at a rung, by the line that passed it. ``value`` is None where that is no number."""
+    """The value of a trial at a rung, by the line that passed it. ``value`` is None if it is not a number."""
 
     rung: int
     step: int
@@ -85,18 +88,18 @@ class PassedRung(NamedTuple):
 def rungs_passed(
     points: Sequence[ObjectivePoint], pruner: PrunerSpec, objective: Objective, *, behind: int
 ) -> list[PassedRung]:
-    """Every rung after the rung ``behind`` that the values have passed, in order: what is known of a trial does not
-    depend on when it is looked at."""
-    found: list[PassedRung] = []
+    """Every rung after ``behind`` that the values have passed, in order. The result does not depend on when it is
+    computed."""
+    passed: list[PassedRung] = []
     last = rung_passed(points[-1].position, pruner) if points else 0
-    place = 0
+    index = 0  # of the point that passed the rung
     for rung in range(behind + 1, last + 1):
-        while rung_passed(points[place].position, pruner) < rung:
-            place += 1
-        value = objective_value(points[: place + 1], objective)
+        while rung_passed(points[index].position, pruner) < rung:
+            index += 1
+        value = objective_value(points[: index + 1], objective)
         number = None if value is None or math.isnan(value) else value
-        found.append(PassedRung(rung, points[place].step, number, points[place].attempt))
-    return found
+        passed.append(PassedRung(rung, points[index].step, number, points[index].attempt))
+    return passed
 
 
 def rung_passed(position: float, pruner: PrunerSpec) -> int:
@@ -106,26 +109,21 @@ def rung_passed(position: float, pruner: PrunerSpec) -> int:
     return min(pruner.rungs, math.floor(position * pruner.rungs / pruner.length + 1e-9))
 
 
-def place_words(rung: int, value: float, others: Iterable[float], objective: Objective) -> str:
-    """``pruned at rung 3: 7th of 9``, among those that passed the rung."""
-    known = [one for one in others if not math.isnan(one)]
-    place = 1 + sum(objective.is_better(one, value) for one in known)
-    return f"pruned at rung {rung}: {_ordinal(place)} of {len(known) + 1}"
-
-
-def _ordinal(number: int) -> str:
-    if number % 100 in (11, 12, 13):
-        return f"{number}th"
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+def pruning_reason(rung: int, value: float, others: Iterable[float], objective: Objective) -> str:
+    """The reason of a pruned trial, such as ``pruned at rung 3: 7th of 9``: its place among those that passed the
+    rung."""
+    comparable = [other for other in others if not math.isnan(other)]
+    place = 1 + sum(objective.is_better(other, value) for other in comparable)
+    suffix = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"pruned at rung {rung}: {place}{suffix} of {len(comparable) + 1}"
 
 
 # --- a trial's verdict ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """How a trial's run ended: its state and reason, the kind of its last incident (None without one), whether it ever
-    made a step, and whether it may resume from checkpoints."""
+class RunEnd(Struct, frozen=True):
+    """How a trial's run ended: its state and reason, the kind of its last incident (None without one), whether it made
+    a step, and whether it can resume from checkpoints."""
 
     state: RunState
     reason: str | None = None
@@ -134,10 +132,9 @@ class RunEnd:
     has_checkpoints: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """What becomes of a trial whose run is over: a verdict with its reason and values, or with ``again`` the verb of
-    the command that starts the same point once more."""
+class Ruling(Struct, frozen=True):
+    """What happens to a trial whose run is over: a verdict with its reason and values, or with ``again`` the command
+    that starts its run again."""
 
     state: TrialState
     reason: str | None = None
@@ -149,9 +146,9 @@ class Ruling:
 def ruling(
     trial: TrialRecord, end: RunEnd, values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec
 ) -> Ruling:
-    """The verdict on a trial. ``values`` has one for each objective, None where no line reports its metric."""
+    """The verdict on a trial. ``values`` has one value per objective, None if no line reports its metric."""
     if end.state is RunState.SUCCEEDED:
-        return _of_success(values, constraints, spec)
+        return _success_ruling(values, constraints, spec)
     if trial.state is TrialState.PRUNING:
         return Ruling(TrialState.PRUNED, trial.reason)
     if trial.state is TrialState.STOPPING:
@@ -167,49 +164,77 @@ def ruling(
     return Ruling(TrialState.LAUNCHING, again="resume" if end.has_checkpoints and end.has_stepped else "restart")
 
 
-def _of_success(values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec) -> Ruling:
+def _success_ruling(values: Sequence[float | None], constraints: tuple[float, ...], spec: StudySpec) -> Ruling:
     for value, objective in zip(values, spec.objectives, strict=True):
         if value is None:
-            return Ruling(TrialState.FAILED, f"no line reports {objective.metric}")
+            beside = "" if spec.pruner.by == "step" else f" together with {spec.pruner.by}"
+            return Ruling(TrialState.FAILED, f"no line reports {objective.metric}{beside}")
         if not math.isfinite(value):
             return Ruling(TrialState.FAILED, f"{objective.metric} is {metric_value(value)}; its value is withheld")
-    known = tuple(value for value in values if value is not None)
-    if any(one > 0 for one in constraints):
-        return Ruling(TrialState.INFEASIBLE, "breaks a constraint", known, constraints)
-    return Ruling(TrialState.COMPLETE, None, known, constraints)
+    reported = tuple(value for value in values if value is not None)
+    if any(excess > 0 for excess in constraints):
+        return Ruling(TrialState.INFEASIBLE, _broken_words(constraints, spec.constraints), reported, constraints)
+    return Ruling(TrialState.COMPLETE, None, reported, constraints)
+
+
+def unreported_words(metric: str, pruner: PrunerSpec, names: Sequence[str]) -> str:
+    """What no line of a trial reports, and what is there instead. ``names`` are the metrics of its run."""
+    if metric in names:
+        return f"{metric} together with {pruner.by}, which the pruner counts by"
+    meant = nearest(metric, names)
+    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(names) or 'none'}"
+    return f"{metric}; {hint}"
+
+
+def _broken_words(constraints: Sequence[float], limits: Constraints) -> str:
+    """Which constraints a point breaks, and by how much."""
+    known: list[tuple[str, float, Callable[[float], str]]] = []
+    if limits.memory_bytes is not None:
+        known.append(("memory", limits.memory_bytes, bytes_text))
+    if limits.step_seconds is not None:
+        known.append(("step_time", limits.step_seconds, lambda seconds: f"{metric_value(seconds)} s"))
+    broken = [
+        f"{name} {shown(limit * (1 + excess))}, at most {shown(limit)}"
+        for (name, limit, shown), excess in zip(known, constraints, strict=True)
+        if excess > 0
+    ]
+    return f"breaks a constraint: {' and '.join(broken)}"
 
 
 def constraint_values(spec: StudySpec, peak_bytes: float | None, step_seconds: float | None) -> tuple[float, ...]:
-    """How far each constraint is broken, at most 0 where it is kept; what is unknown counts as kept."""
+    """How far each constraint is broken; at most 0 if it is kept or unknown."""
     limits = spec.constraints
-    found = []
+    excesses = []
     if limits.memory_bytes is not None:
-        found.append(0.0 if peak_bytes is None else peak_bytes / limits.memory_bytes - 1)
+        excesses.append(0.0 if peak_bytes is None else peak_bytes / limits.memory_bytes - 1)
     if limits.step_seconds is not None:
-        found.append(0.0 if step_seconds is None else step_seconds / limits.step_seconds - 1)
-    return tuple(found)
+        excesses.append(0.0 if step_seconds is None else step_seconds / limits.step_seconds - 1)
+    return tuple(excesses)
 
 
 # --- the study --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a study took so far. ``wall_seconds`` is how long it went on."""
+class Usage(Struct, frozen=True):
+    """The resources that a study has used. ``wall_seconds`` is how long it has run."""
 
     gpu_hours: float = 0.0
     wall_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Next:
-    """What the study does now. ``launch``: one more trial may begin; ``stop_trials``: all that live are asked to stop,
-    and why; ``rerun``: the points of these trials run once more, to the end; ``over``: the study is over, and why."""
+class Next(Struct, frozen=True):
+    """The next step of a study. ``launch``: launch one more trial; ``stop_trials``: stop all active trials for this
+    reason; ``rerun``: run the points of these trials again, to the end; ``over``: the study is over for this reason."""
 
     launch: bool = False
     stop_trials: str | None = None
     rerun: tuple[int, ...] = ()
     over: str | None = None
+
+
+def living(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """The trials that were launched and are not over."""
+    return [trial for trial in trials if not trial.state.is_over and trial.state is not TrialState.ENQUEUED]
 
 
 def next_move(
@@ -221,47 +246,50 @@ def next_move(
     exhausted: bool,
     reached: Mapping[int, float] | None = None,
 ) -> Next:
-    """What a running study does. ``room`` is how many trials fit at a time; ``exhausted``: the sampler has no other
-    point; ``reached`` is the value of each trial at its last rung."""
+    """The next step of a running study. ``room`` is how many trials fit at a time; ``exhausted``: the sampler has no
+    other point; ``reached`` is each trial's value at its last rung."""
     own = [trial for trial in trials if trial.origin not in ("warm", "rerun")]
-    living = [trial for trial in trials if not trial.state.is_over and trial.state is not TrialState.ENQUEUED]
+    active = living(trials)
     spent = spent_words(spec.budget, usage)
     if spent is not None:
-        return Next(stop_trials=spent if living else None, over=None if living else spent)
+        return Next(stop_trials=spent if active else None, over=None if active else spent)
     waiting = any(trial.state is TrialState.ENQUEUED for trial in trials)
     begun = len(own) - sum(trial.state is TrialState.ENQUEUED for trial in own)
     limit = spec.budget.trials if spec.pbt is None else spec.pbt.members
     is_full = limit is not None and begun >= limit
     if (is_full or exhausted) and not waiting:
-        again = () if living else to_rerun(spec, trials, reached or {})
+        again = () if active else reruns(spec, trials, reached or {})
         if again:
             return Next(rerun=again)
         done = f"its {count(begun)} trials are done" if is_full else "every point of its grid is done"
-        return Next(over=None if living else done)
-    # One at a time waits in the queue, so that a point is chosen when it can start.
-    queued = any(trial.state is TrialState.LAUNCHING for trial in living)
-    # One that is cut short saves nothing and ends at once: the next is prepared meanwhile.
-    staying = sum(trial.state is not TrialState.PRUNING for trial in living)
+        return Next(over=None if active else done)
+    # At most one trial is in the queue, so that its point is chosen just before it starts.
+    queued = any(trial.state is TrialState.LAUNCHING for trial in active)
+    # A pruned trial saves nothing and ends at once, so the next one is launched meanwhile.
+    staying = sum(trial.state is not TrialState.PRUNING for trial in active)
     return Next(launch=staying < room and not queued)
 
 
-def to_rerun(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:
-    """The trials with the best ``spec.rerun`` values that were cut short, best first: what they reached is all that is
-    known of them, and the best of a study is to be known of full runs."""
+def reruns(spec: StudySpec, trials: Sequence[TrialRecord], reached: Mapping[int, float]) -> tuple[int, ...]:
+    """The pruned trials among those with the best ``spec.rerun`` values, best first, without those that a person cut
+    short. The best of a study should be known from full runs."""
     again = {trial.parent for trial in trials if trial.origin == "rerun"}
     values = {trial.number: trial.values[0] for trial in trials if trial.state is TrialState.COMPLETE and trial.values}
     cut = {
         trial.number: reached[trial.number]
         for trial in trials
-        if trial.state is TrialState.PRUNED and trial.number in reached and trial.number not in again
+        if trial.state is TrialState.PRUNED
+        and trial.wish is None
+        and trial.number in reached
+        and trial.number not in again
     }
     sign = 1.0 if spec.objectives[0].direction == "minimize" else -1.0
-    best = sorted({**values, **cut}.items(), key=lambda one: (sign * one[1], one[0]))[: spec.rerun]
+    best = sorted({**values, **cut}.items(), key=lambda item: (sign * item[1], item[0]))[: spec.rerun]
     return tuple(number for number, _ in best if number in cut)[: max(0, spec.rerun - len(again))]
 
 
 def spent_words(budget: Budget, usage: Usage) -> str | None:
-    """That the budget is spent, None while it is not."""
+    """A sentence if the budget is spent, else None."""
     if budget.gpu_hours is not None and usage.gpu_hours >= budget.gpu_hours:
         return f"budget: {usage.gpu_hours:.2f} of {budget.gpu_hours:g} GPU-hours used"
     if budget.wall_seconds is not None and usage.wall_seconds >= budget.wall_seconds:
@@ -270,8 +298,8 @@ def spent_words(budget: Budget, usage: Usage) -> str | None:
 
 
 def same_error(ends: Sequence[tuple[str | None, bool]]) -> bool:
-    """Whether the study cannot work: ``ends`` are (fingerprint of the last incident, whether it ever made a step) of
-    the trials that are over, in the order of their ends."""
+    """Whether every trial fails in the same way: ``ends`` are (fingerprint of the last incident, whether a step was
+    made) of the trials that are over, in the order of their ends."""
     if any(stepped for _, stepped in ends) or len(ends) < SAME_ERRORS:
         return False
     newest = [fingerprint for fingerprint, _ in ends[-SAME_ERRORS:]]
@@ -279,11 +307,12 @@ def same_error(ends: Sequence[tuple[str | None, bool]]) -> bool:
 
 
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:
-    """How many trials may run at a time: of ``gpus`` in service ``others`` are leased to, or awaited by, runs that are
-    not of this study, and ``share`` trials fit on one; a trial without GPUs takes ``ranks`` of ``cores``.
+    """How many trials may run at the same time.
 
-    One may always wait in the queue: there it holds back later runs of its priority, so that a trial that needs many
-    GPUs is not passed over for ever by those that need few."""
+    Of ``gpus`` in service, ``others`` are leased to, or awaited by, runs outside this study, and ``share`` trials fit
+    on one. A trial without GPUs takes ``ranks`` of ``cores``. One trial may always wait in the queue, where it holds
+    back later runs of its priority: a trial that needs many GPUs is not overtaken for ever by those that need few.
+    """
     if not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
     fitting = max(1, max(0, gpus - others) // spec.gpus_per_trial * share)
@@ -291,14 +320,14 @@ def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, sh
 
 
 def grid_point(spec: StudySpec, trials: Sequence[TrialRecord]) -> dict[str, Scalar] | None:
-    """The first point of the grid that no trial has; None where there is none left."""
+    """The first point of the grid that no trial has; None if every point is taken."""
     taken = {tuple(trial.params.get(name) for name in spec.tuned) for trial in trials}
     return next((point for point in spec.grid() or () if tuple(point.values()) not in taken), None)
 
 
 def trial_spec(base: RunSpec, spec: StudySpec, study_id: str, number: int, params: Mapping[str, Any]) -> RunSpec:
-    """The specification of a trial's run: that of the study with the point's parameters. Recovery leaves tuned values
-    alone, starts no diverged trial again, and goes on with as many GPUs as before or not at all."""
+    """The specification of a trial's run: the study's, with the point's parameters. Recovery does not change tuned
+    values or the number of GPUs, and does not restart a diverged trial."""
     recovery = dict(base.recovery)
     if recovery.get("policy") != "off":
         recovery["ladders"] = {**(recovery.get("ladders") or {}), "nan_loss": ["stop"], "loss_spike": ["stop"]}

@@ -1,13 +1,15 @@
-"""The course of a member of a population: its own training and the parts of its donors' that it continued."""
+"""The training of a population's member: its own, and the parts of its donors' that it continued."""
 
 from __future__ import annotations
 
 import itertools
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.spec import Phase
@@ -19,18 +21,17 @@ LINEAGE = "lineage"
 
 
 class LineageError(Exception):
-    """A member's course is not known; the text says why."""
+    """The training of a member is unknown. The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineageSegment:
+class LineageSegment(Struct, frozen=True):
     """A part of a member's training that began from a checkpoint with new parameters.
 
     Attributes:
-        attempt: the attempt of the member's run with which the part began.
-        donor: the trial whose checkpoint it was; None for the member's own.
-        donor_attempt: the donor's attempt that wrote the checkpoint.
-        step: the checkpoint's step; None where its name has none.
+        attempt: the first attempt of the member's run in this part.
+        donor: the trial that wrote the checkpoint; None for the member itself.
+        donor_attempt: the attempt that wrote it.
+        step: the checkpoint's step; None if its name has none.
     """
 
     attempt: int
@@ -58,14 +59,14 @@ class LineageSegment:
 
 def segments_of(trial: TrialRecord) -> list[LineageSegment]:
     """The parts of a member's training after its first, oldest first. Raises LineageError."""
-    return [LineageSegment.from_json(one) for one in trial.sampler.get(LINEAGE, ())]
+    return [LineageSegment.from_json(data) for data in trial.sampler.get(LINEAGE, ())]
 
 
 def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:
-    """The phases of a member's training from its first step on, those in its donors' runs included.
+    """The phases of a member's training from its first step, including those in its donors' runs.
 
-    ``trials`` are all trials of the study: ``trials[number]`` is the member. Raises LineageError where one of the runs
-    was removed, a checkpoint has no step or the stored parts do not fit together; sqlite3.Error.
+    ``trials`` are all trials of the study; ``trials[number]`` is the member. Raises LineageError if a run was removed,
+    a checkpoint has no step or the stored parts are inconsistent; sqlite3.Error.
     """
     phases: list[Phase] = []  # the newest first
     seen: set[tuple[int, int]] = set()
@@ -102,8 +103,8 @@ def _trial(trials: Sequence[TrialRecord], number: int) -> TrialRecord:
 
 
 def _segment_at(trial: TrialRecord, attempt: int | None) -> LineageSegment | None:
-    """The part that an attempt belongs to, the newest for None; None for the member's first part."""
-    begun = [one for one in segments_of(trial) if attempt is None or one.attempt <= attempt]
+    """The part of an attempt (None: the newest attempt); None for the first part."""
+    begun = [segment for segment in segments_of(trial) if attempt is None or segment.attempt <= attempt]
     return begun[-1] if begun else None
 
 
@@ -111,13 +112,13 @@ def _attempt(connection: sqlite3.Connection, trial: TrialRecord, number: int) ->
     attempts = [] if trial.run_id is None else read_attempts(connection, trial.run_id)
     if not attempts:
         raise LineageError(f"the run of trial {trial.number}, which is of this lineage, was removed")
-    found = next((one for one in attempts if one.number == number), None)
-    if found is None:
+    attempt = next((attempt for attempt in attempts if attempt.number == number), None)
+    if attempt is None:
         raise LineageError(f"attempt {number} of {trial.run_id} is not known")
-    return found
+    return attempt
 
 
 def _resumed_step(attempt: Attempt) -> int | None:
-    """The step of the checkpoint that an attempt began from."""
+    """The step of the checkpoint that an attempt resumed from."""
     named = None if attempt.resumed_from is None else explicit_step(PurePath(attempt.resumed_from).name)
     return attempt.resumed_step if named is None else named

@@ -1,13 +1,13 @@
-"""From a study's file, or from points on the command line, to a study: with every mistake reported at once."""
+"""Make a study from a file, or from values on the command line, reporting every mistake at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import Struct
 from pydantic import ValidationError
 
 from gputui.config import Workspace, shipped_studies
@@ -17,17 +17,8 @@ from gputui.profiles.loading import find as find_profile
 from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, unknown_parameter
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
-from gputui.studies.schema import MOST_POINTS, DimensionForm, StudyForm
-from gputui.studies.spec import (
-    Budget,
-    Constraints,
-    Dimension,
-    Objective,
-    PbtSpec,
-    PrunerSpec,
-    SamplerSpec,
-    StudySpec,
-)
+from gputui.studies.schema import MAX_POINTS, DimensionForm, StudyForm
+from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, PrunerSpec, SamplerSpec, StudySpec
 from gputui.yaml_forms.document import Document
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.yaml_forms.forms import findings
@@ -43,18 +34,17 @@ _ROLE_OF_ACTION = {
     "fewer_workers": "num_workers",
     "longer_timeout": "timeout",
 }
-"""What each action of recovery changes."""
+"""The parameter that each action of recovery changes."""
 STEPS_NAMES = ("steps", "max_steps")
-"""The usual names of the parameter that says how many steps a run has."""
+"""Usual names of the parameter for the number of steps."""
 
 
 class StudyFileNotFoundError(LookupError):
-    """No study file goes by this name. One line: where was looked, and the nearest name."""
+    """No study file has this name. One line: the searched folders and the nearest name."""
 
 
-@dataclass(frozen=True, slots=True)
-class StudyFile:
-    """A valid study with its profile; ``source`` is the file's text."""
+class StudyFile(Struct, frozen=True):
+    """A valid study with its profile. ``source`` is the file's text."""
 
     path: Path
     source: str
@@ -62,10 +52,25 @@ class StudyFile:
     profile: Profile
 
 
+def study_folders(workspace: Workspace, cwd: Path) -> list[Path]:
+    """The folders of study files, in the order in which a name is looked up."""
+    return list(dict.fromkeys((cwd / "studies", workspace.study_files, shipped_studies())))
+
+
+def list_study_files(workspace: Workspace, cwd: Path) -> list[Path]:
+    """Every study file that has a name; of files with the same name, the one that the name stands for."""
+    found: dict[str, Path] = {}
+    for folder in study_folders(workspace, cwd):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix in SUFFIXES and path.is_file():
+                found.setdefault(path.stem, path)
+    return list(found.values())
+
+
 def find_study_file(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
-    """The file of a study, by path or by name: in ``./studies``, the home's studies and those that come with gputui.
-    Raises StudyFileNotFoundError."""
-    folders = list(dict.fromkeys((cwd / "studies", workspace.study_files, shipped_studies())))
+    """The file of a study, by path or by name: in ``./studies``, the home's studies and the shipped ones. Raises
+    StudyFileNotFoundError."""
+    folders = study_folders(workspace, cwd)
     if "/" in name_or_path or name_or_path.endswith(SUFFIXES):
         path = cwd / Path(name_or_path).expanduser()
         if path.exists():
@@ -89,7 +94,7 @@ def load_study(path: Path, workspace: Workspace, cwd: Path) -> StudyFile:
 
 
 def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyFile:
-    """A study from its text; ``path`` is where it comes from. Raises ProfileError."""
+    """Parse a study's text from ``path``. Raises ProfileError."""
     document = parse_file(text, path)
     if not isinstance(document.data, dict):
         raise whole_file(path, "is no study; one is a mapping with at least profile, space and objective")
@@ -105,14 +110,15 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyF
             problems.append(problem_at(path, document, place, **what))
     profile, of_profile = _profile(document, path, workspace, cwd)
     problems += of_profile
-    if form is None or profile is None:
-        raise ProfileError(problems)
-    spec = _spec(form, path, profile)
-    problems += [
-        problem_at(path, document, one.place, one.problem, nearest=one.nearest)
-        for one in cross_check(form, spec, profile)
-    ]
-    if problems:
+    spec = None
+    if profile is not None:
+        # What is wrong about names is said beside what is wrong in the form.
+        crossed = list(check_names(document.data, profile))
+        if form is not None:
+            spec = _spec(form, path, profile)
+            crossed += cross_check(form, spec, profile)
+        problems += [problem_at(path, document, one.place, one.problem, nearest=one.nearest) for one in crossed]
+    if problems or spec is None or profile is None:
         raise ProfileError(problems)
     return StudyFile(path, text, spec, profile)
 
@@ -155,7 +161,7 @@ def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
         constraints=Constraints(form.constraints.memory, form.constraints.step_time),
         budget=Budget(form.budget.trials, form.budget.gpu_hours, form.budget.wall),
         params=dict(form.params),
-        gpus_per_trial=gpus if gpus is not None else profile.form.gpus.count or len(profile.form.gpus.devices),
+        gpus_per_trial=gpus if gpus is not None else gpus_of(profile),
         trials_per_gpu=form.trials_per_gpu,
         parallel=form.parallel,
         priority=form.priority,
@@ -166,42 +172,67 @@ def _spec(form: StudyForm, path: Path, profile: Profile) -> StudySpec:
     )
 
 
+def gpus_of(profile: Profile) -> int:
+    """How many GPUs a profile asks for, 0 where that depends on the machine."""
+    return profile.form.gpus.count or len(profile.form.gpus.devices)
+
+
 def _dimension(name: str, form: DimensionForm) -> Dimension:
     return Dimension(name, form.type, form.min, form.max, form.log, form.step, tuple(form.values or ()))
 
 
-def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
-    """What is wrong between the keys of a study, and between it and its profile."""
+def check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFinding]:
+    """Check the parameters that a study's file names against its profile. ``data`` may have any other mistake."""
     parameters = profile.parameters
-    for section, names in (("space", list(form.space)), ("params", list(form.params))):
-        for name in names:
+    sections = {name: data[name] for name in ("space", "params") if isinstance(data.get(name), dict)}
+    for section, given in sections.items():
+        for name in given:
             if name not in parameters:
-                what = unknown_parameter(name, parameters)
+                what = unknown_parameter(str(name), parameters)
                 yield CrossFinding((section, name), f"{what}; the profile is {profile.name}")
-    for name in form.params.keys() & form.space.keys():
-        yield CrossFinding(("params", name), "is tuned, too; remove it here or from space")
-    for dimension in spec.space:
-        if dimension.name in parameters:
-            yield from _of_dimension(dimension, parameters[dimension.name])
-    for name, value in form.params.items():
-        if name in parameters and (why := _unfit(parameters[name], value)):
+    space, params = sections.get("space", {}), sections.get("params", {})
+    for name, value in params.items():
+        if name in space:
+            yield CrossFinding(("params", name), "is tuned, too; remove it here or from space")
+        if name in parameters and not isinstance(value, (dict, list)) and (why := _unfit(parameters[name], value)):
             yield CrossFinding(("params", name), why)
-    yield from _of_recovery(spec, profile)
-    yield from _of_sampler(form, spec, profile)
-    yield from _of_pruner(form, spec, profile)
+    for name, problem in overlaps(space, profile):
+        yield CrossFinding(("space", name), problem)
+
+
+def overlaps(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
+    """Tuned parameters that something else changes while a trial runs, each with what to do."""
+    yield from _in_phases(tuned, profile)
+    yield from _in_recovery(tuned, profile)
+
+
+def _in_phases(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
+    changed = {name for phase in profile.form.phases for name in phase.params}
+    for name in tuned:
+        if name in changed:
+            yield name, "the profile's phases change it; remove one of the two"
+
+
+def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
+    """Check the keys of a study against each other, and its space against its profile."""
+    for dimension in spec.space:
+        if dimension.name in profile.parameters:
+            yield from _check_dimension(dimension, profile.parameters[dimension.name])
+    yield from _check_sampler(form, spec, profile)
+    yield from _check_pruner(form, spec, profile)
     if form.budget.gpu_hours is not None and profile.form.gpus.is_none and not form.gpus_per_trial:
         yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
     if spec.sampler.kind != "grid" and spec.pbt is None and spec.budget == Budget():
         yield CrossFinding((), f"a budget is needed (trials, gpu_hours or wall): {spec.sampler.kind} has no end")
     if spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1:
         yield CrossFinding(("trials_per_gpu",), "only trials with one GPU share it; write gpus_per_trial: 1")
-    named = [one.metric for one in spec.objectives]
+    named = [objective.metric for objective in spec.objectives]
     for number, metric in enumerate(named):
         if metric in named[:number]:
             yield CrossFinding(("objective", number, "metric"), f"{metric} is an objective already")
 
 
-def _of_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
+def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
     place = ("space", dimension.name)
     if dimension.kind == "choice":
         for number, value in enumerate(dimension.choices):
@@ -229,9 +260,9 @@ def _unfit(parameter: Parameter, value: Scalar) -> str:
     return ""
 
 
-def _of_recovery(spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
-    """What the profile's own ladders change cannot be tuned. The ready policies leave tuned values alone by
-    themselves."""
+def _in_recovery(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
+    """Parameters that the profile's own ladders change cannot be tuned. The built-in policies do not change tuned
+    values."""
     recovery = profile.form.recovery
     if not recovery.get("ladders"):
         return
@@ -242,23 +273,20 @@ def _of_recovery(spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
             for action in rung:
                 role = _ROLE_OF_ACTION.get(action.name)
                 named = () if role is None else (roles[role],) if role in roles else ROLE_NAMES[role]
-                for name in set(named) & set(spec.tuned):
-                    yield CrossFinding(
-                        ("space", name),
-                        f"the profile's recovery changes it ({action.name} for {kind}); remove one of the two",
-                    )
+                for name in set(named) & set(tuned):
+                    yield name, f"the profile's recovery changes it ({action.name} for {kind}); remove one of the two"
 
 
-def _of_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
+def _check_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
     kind, place = spec.sampler.kind, ("sampler",)
-    numbers = [one for one in spec.space if one.kind != "choice"]
+    numbers = [dimension for dimension in spec.space if dimension.kind != "choice"]
     if spec.pbt is not None:
         for key in ("sampler", "pruner"):
             if key in form.model_fields_set:
                 yield CrossFinding((key,), "pbt has its own way; remove the line")
         if len(spec.objectives) > 1:
             yield CrossFinding(("objective",), "pbt compares members by one objective")
-        of_length = list(_of_length(("pbt", "length"), spec.pbt.length, form.pbt and form.pbt.length, spec, profile))
+        of_length = list(_check_length(("pbt", "length"), spec.pbt.length, form.pbt and form.pbt.length, spec, profile))
         yield from of_length
         if not of_length and spec.pbt.length is not None and spec.pbt.length <= spec.pbt.every:
             what = f"nothing is ever compared: a full run has {spec.pbt.length:g} steps"
@@ -267,11 +295,11 @@ def _of_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
             yield CrossFinding(("pbt",), f"members continue from checkpoints, and {profile.name} names none")
         return
     if kind == "grid":
-        for one in spec.space:
-            if one.grid_size is None:
-                yield CrossFinding(("space", one.name), "a grid needs a step or a list of values")
-        if (spec.grid_size or 0) > MOST_POINTS:
-            yield CrossFinding(place, f"the grid has {spec.grid_size} points; {MOST_POINTS} at most")
+        for dimension in spec.space:
+            if dimension.grid_size is None:
+                yield CrossFinding(("space", dimension.name), "a grid needs a step or a list of values")
+        if (spec.grid_size or 0) > MAX_POINTS:
+            yield CrossFinding(place, f"the grid has {spec.grid_size} points; {MAX_POINTS} at most")
     if kind == "cmaes" and len(numbers) < 2:
         yield CrossFinding(place, "cmaes needs two parameters that are numbers")
     if kind == "nsga2" and len(spec.objectives) < 2:
@@ -280,19 +308,19 @@ def _of_sampler(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
         yield CrossFinding(place, f"{kind} has one objective; tpe and nsga2 take several")
 
 
-def _of_pruner(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
+def _check_pruner(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:
     pruner = spec.pruner
     if pruner.kind == "none":
         return
     if len(spec.objectives) > 1:
         yield CrossFinding(("pruner",), "trials with several objectives cannot be pruned; write pruner: none")
-    yield from _of_length(("pruner", "length"), pruner.length, form.pruner.length, spec, profile)
+    yield from _check_length(("pruner", "length"), pruner.length, form.pruner.length, spec, profile)
 
 
-def _of_length(
+def _check_length(
     place: tuple[str, str], length: float | None, given: object, spec: StudySpec, profile: Profile
 ) -> Iterator[CrossFinding]:
-    """What is wrong with the parameter that ``given`` names as the length of a full run."""
+    """Check the parameter ``given`` that names the length of a full run."""
     if not isinstance(given, str):
         return
     if given not in profile.parameters:
@@ -312,7 +340,7 @@ def sweep_study(
     name: str | None,
     parallel: int | None,
 ) -> StudySpec:
-    """The grid of some values of a profile's parameters. Raises ParameterError with everything that is wrong."""
+    """A grid study over values of a profile's parameters. Raises ParameterError with every mistake."""
     problems: list[str] = []
     space: list[Dimension] = []
     for parameter_name, texts in values.items():
@@ -327,6 +355,7 @@ def sweep_study(
             except ParameterError as error:
                 problems += error.problems
         space.append(Dimension(parameter_name, "choice", choices=tuple(dict.fromkeys(parsed))))
+    problems += [f"{name}: {problem}" for name, problem in overlaps(values, profile)]
     if problems:
         raise ParameterError(problems)
     spec = StudySpec(
@@ -335,21 +364,21 @@ def sweep_study(
         space=tuple(space),
         objectives=(objective,),
         sampler=SamplerSpec("grid"),
-        gpus_per_trial=profile.form.gpus.count or len(profile.form.gpus.devices),
+        gpus_per_trial=gpus_of(profile),
         parallel=parallel,
     )
-    if (spec.grid_size or 0) > MOST_POINTS:
-        raise ParameterError([f"the grid has {spec.grid_size} points; {MOST_POINTS} at most"])
+    if (spec.grid_size or 0) > MAX_POINTS:
+        raise ParameterError([f"the grid has {spec.grid_size} points; {MAX_POINTS} at most"])
     return spec
 
 
 def source_of(spec: StudySpec, profile: Path) -> str:
-    """A sweep as the text of a study's file."""
+    """The text of a study's file for a sweep."""
     objective = spec.objectives[0]
     data: dict[str, Any] = {
         "name": spec.name,
         "profile": str(profile),
-        "space": {one.name: list(one.choices) for one in spec.space},
+        "space": {dimension.name: list(dimension.choices) for dimension in spec.space},
         "objective": {
             "metric": objective.metric,
             "direction": objective.direction,
@@ -359,8 +388,3 @@ def source_of(spec: StudySpec, profile: Path) -> str:
         **({} if spec.parallel is None else {"parallel": spec.parallel}),
     }
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None)
-
-
-def with_gpus(spec: StudySpec, count: int) -> StudySpec:
-    """The same with the number of GPUs that the machine gives each trial (``gpus: all``)."""
-    return replace(spec, gpus_per_trial=count)

@@ -1,4 +1,4 @@
-"""A member's course as a profile with phases: whoever runs it goes through the same training."""
+"""A member's training as a profile with phases, which repeats it as one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gputui.runs.spec import Phase, RunSpec, Scalar
 
 
 class ProfileChangedError(ValueError):
-    """The file of a study's profile is no profile any more; the text says which and what to do."""
+    """The file of a study's profile is no longer a profile. The text names it and the remedy."""
 
 
 def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Scalar], phases: Sequence[Phase]) -> str:
@@ -43,6 +43,6 @@ def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Sc
     for key, value in fixed.items():
         params[key] = {**params[key], "default": value} if isinstance(params.get(key), dict) else value
     data["phases"] = [
-        {**({} if one.until is None else {"until": one.until}), "params": dict(one.params)} for one in phases
+        {**({} if phase.until is None else {"until": phase.until}), "params": dict(phase.params)} for phase in phases
     ]
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=150)

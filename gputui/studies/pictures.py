@@ -1,8 +1,8 @@
-"""What there is to see of a study, as drawings for the screen and for files: values over trials and over parameters,
-the courses of trials, and the front of two objectives. Pure.
+"""Drawings of a study for the screen and for files: values over trials and parameters, curves, and the Pareto front.
+Pure.
 
-Of a pruned trial the value at its last rung is shown. ``rungs`` are by trial; ``dot_height`` is the height of a point
-in shares of the range: a single dot of a terminal's cell is easily missed.
+A pruned trial is drawn with the value at its last rung. ``rungs`` are by trial. ``dot_height`` is the height of a point
+as a share of the range, because a single dot of a terminal's cell is easy to miss.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ Rungs = Mapping[int, Sequence[RungValue]]
 _Point = tuple[float, float]
 LONGEST_NAME = 16
 COLOURED_COURSES = 5
-"""Courses with a colour of their own: those of the best trials."""
+"""How many of the best trials are drawn in colours."""
 
 
 def ended_places(trials: Sequence[TrialRecord]) -> dict[int, int]:
-    """The place (from 1) of each trial that is over, in the order of their ends, by its number."""
-    ended = sorted((one for one in trials if one.ended_at is not None), key=lambda one: (one.ended_at, one.number))
-    return {one.number: place for place, one in enumerate(ended, 1)}
+    """The place (from 1) of each trial that is over, in the order of their ends, by number."""
+    ended = sorted(
+        (trial for trial in trials if trial.ended_at is not None), key=lambda trial: (trial.ended_at, trial.number)
+    )
+    return {trial.number: place for place, trial in enumerate(ended, 1)}
 
 
 def values_by_trial(
@@ -39,8 +41,8 @@ def values_by_trial(
 ) -> Drawing:
     """The values of one objective in the order in which trials ended, and the best so far."""
     places = ended_places(trials)
-    usable = {one.number for one in complete(trials)} & places.keys()
-    points = _finite((places[one.number], one.value) for one in trials if one.number in usable)
+    usable = {trial.number for trial in complete(trials)} & places.keys()
+    points = _finite((places[trial.number], trial.value) for trial in trials if trial.number in usable)
     pruned = _finite((places[number], value) for number, value in _pruned(trials, rungs).items() if number in places)
     best = _finite(best_so_far(trials, objective))
     axis = _value_axis([*points, *pruned])
@@ -49,29 +51,27 @@ def values_by_trial(
         _with_bins(
             Curve(pruned_dots, "dim", "pruned"),
             Curve(dots, "series.0", "complete"),
-            Curve(_line(best), "good", "best", best[-1][1] if best else None),
+            Curve(_line(best), "good", "best so far", best[-1][1] if best else None),
         ),
         clean(objective.metric),
-        XAxis("trials over", 1.0, float(max(2, len(places))), "count"),
+        XAxis("finished trials", 1.0, float(max(2, len(places))), "count"),
         axis,
     )
 
 
 def over_parameter(
-    trials: Sequence[TrialRecord],
-    rungs: Rungs,
-    dimension: Dimension,
-    objective: Objective,
-    dot_height: float = 0.0,
+    trials: Sequence[TrialRecord], rungs: Rungs, dimension: Dimension, objective: Objective, dot_height: float = 0.0
 ) -> Drawing:
     """The values of one objective over a tuned parameter."""
     name = clean(dimension.name)
-    points = _finite((x, one.value) for one in complete(trials) if (x := axis_position(dimension, one)) is not None)
+    points = _finite(
+        (x, trial.value) for trial in complete(trials) if (x := axis_position(dimension, trial)) is not None
+    )
     pruned_values = _pruned(trials, rungs)
     pruned = _finite(
-        (x, pruned_values[one.number])
-        for one in trials
-        if one.number in pruned_values and (x := axis_position(dimension, one)) is not None
+        (x, pruned_values[trial.number])
+        for trial in trials
+        if trial.number in pruned_values and (x := axis_position(dimension, trial)) is not None
     )
     if dimension.kind == "choice":
         x_axis = XAxis("", -0.5, len(dimension.choices) - 0.5, names=_axis_names(dimension))
@@ -88,19 +88,19 @@ def over_parameter(
 
 
 def axis_position(dimension: Dimension, trial: TrialRecord) -> float | None:
-    """The place of a trial on a parameter's axis: its value, or the place of a choice from 0."""
+    """The position of a trial on a parameter's axis: the value, or the index of a choice."""
     value = trial.params.get(dimension.name)
     if dimension.kind == "choice":
-        choices = [repr(one) for one in dimension.choices]
+        choices = [repr(choice) for choice in dimension.choices]
         return float(choices.index(repr(value))) if repr(value) in choices else None
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_height: float = 0.0) -> Drawing:
-    """The second objective over the first; the Pareto front in its own colour, joined."""
-    known = [one for one in complete(trials) if len(one.values) == len(objectives)]
-    points = _finite((one.values[0], one.values[1]) for one in known)
-    best = sorted(_finite((one.values[0], one.values[1]) for one in pareto_front(trials, objectives)))
+    """The second objective over the first, with the Pareto front highlighted and joined."""
+    known = [trial for trial in complete(trials) if len(trial.values) == len(objectives)]
+    points = _finite((trial.values[0], trial.values[1]) for trial in known)
+    best = sorted(_finite((trial.values[0], trial.values[1]) for trial in pareto_front(trials, objectives)))
     axis = YAxis()
     (dots,) = _dots([points], axis, dot_height)
     return Drawing(
@@ -112,11 +112,11 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
 
 
 def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Drawing:
-    """What each trial had reached over the steps: the best trials in colours, all others grey."""
-    best = [one.number for one in ranked(trials, spec.objectives)[:COLOURED_COURSES]]
-    others = [one.number for one in trials if one.number not in best]
+    """The value of each trial over the steps: the best trials in colours, others grey."""
+    best = [trial.number for trial in ranked(trials, spec.objectives)[:COLOURED_COURSES]]
+    others = [trial.number for trial in trials if trial.number not in best]
     points = {
-        number: _finite((one.step + 1.0, one.value) for one in rungs.get(number, ())) for number in (*others, *best)
+        number: _finite((rung.step + 1.0, rung.value) for rung in rungs.get(number, ())) for number in (*others, *best)
     }
     grey = [Curve(_line(points[number]), "dim", is_shadow=True) for number in others]
     coloured = [Curve(_line(points[number]), f"series.{place}", f"trial {number}") for place, number in enumerate(best)]
@@ -125,7 +125,7 @@ def courses(trials: Sequence[TrialRecord], rungs: Rungs, spec: StudySpec) -> Dra
 
 
 def _finite(points: Iterable[tuple[float, float | None]]) -> list[_Point]:
-    """The points that have a place on axes."""
+    """The points with finite coordinates."""
     return [(x, value) for x, value in points if value is not None and math.isfinite(x) and math.isfinite(value)]
 
 
@@ -134,7 +134,7 @@ def _line(points: Iterable[_Point]) -> list[Bin]:
 
 
 def _dots(groups: Sequence[Sequence[_Point]], axis: YAxis, height: float) -> list[list[Bin]]:
-    """Points that no line joins, in the order of x: all equally high on the axis, a share of what they span."""
+    """Unconnected points, sorted by x, with the same height on the axis: a share of their range."""
     values = [value for points in groups for _, value in points]
     least, most = min(values, default=1.0), max(values, default=1.0)
     return [
@@ -147,7 +147,7 @@ def _dots(groups: Sequence[Sequence[_Point]], axis: YAxis, height: float) -> lis
 
 
 def _dot_ends(value: float, least: float, most: float, kind: AxisKind, height: float) -> tuple[float, float]:
-    """Where a dot begins and ends that is ``height`` times as high as the way from ``least`` to ``most``."""
+    """The ends of a dot whose height is the share ``height`` of the range from ``least`` to ``most``."""
     if kind == "log":
         ratio = math.exp((math.log(most) - math.log(least)) * height / 2)
         low, high = value / ratio, value * ratio
@@ -164,22 +164,22 @@ def _with_bins(*curves: Curve) -> list[Curve]:
 
 
 def _pruned(trials: Sequence[TrialRecord], rungs: Rungs) -> dict[int, float | None]:
-    """What each pruned trial had reached at its last rung, by number."""
+    """The value of each pruned trial at its last rung, by number."""
     return {
-        one.number: rungs[one.number][-1].value
-        for one in trials
-        if one.state is TrialState.PRUNED and rungs.get(one.number)
+        trial.number: rungs[trial.number][-1].value
+        for trial in trials
+        if trial.state is TrialState.PRUNED and rungs.get(trial.number)
     }
 
 
 def _axis_names(dimension: Dimension) -> tuple[str, ...]:
-    """The choices as an axis shows them; one with characters of another width by its place."""
+    """The choices as labels of an axis; a wide or long one is replaced by its index."""
     names = [clean(str(value))[:LONGEST_NAME] for value in dimension.choices]
     return tuple(name if cell_width(name) == len(name) else f"#{place}" for place, name in enumerate(names))
 
 
 def _value_axis(points: Sequence[_Point]) -> YAxis:
-    """Logarithmic where the values span more than a factor of 100."""
+    """A logarithmic axis if the values span more than a factor of 100."""
     values = [value for _, value in points]
     least, most = min(values, default=1.0), max(values, default=1.0)
     kind: AxisKind = "log" if least > 0 and most / least > 100 else "linear"

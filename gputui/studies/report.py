@@ -1,6 +1,6 @@
-"""A study's report: what was asked and found, what was cut short and why, what to train next. Pure.
+"""A study's report: goal, results, pruned trials, and commands to train the best points. Pure.
 
-It is made as blocks once; `markdown` and `page` write them down.
+It is built once as blocks, which `markdown` and `page` render.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.charts.export import svg_text
 from gputui.charts.picture import Drawing, picture
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, duration, metric_value, percent
+from gputui.charts.units import UNKNOWN, duration, gpu_hours, metric_value, percent
 from gputui.reports import html
 from gputui.runs.spec import Scalar
 from gputui.store.studies import RungValue, StudyRecord, TrialRecord, TrialState
@@ -25,50 +26,48 @@ from gputui.studies.spec import StudySpec
 
 BEST_SHOWN = 5
 TRAINED_AGAIN = 2
-"""Trials for which the report has a command."""
+"""How many trials get a command in the report."""
 
 _SIZE, _HALF_SIZE = (1000, 360), (600, 360)
 _CODE = re.compile(r"`([^`]*)`")
 
 
-@dataclass(frozen=True, slots=True)
-class StudyFindings:
-    """What a report is made of. ``rungs`` are by trial, ``now`` is UTC unix seconds."""
+class StudyFindings(Struct, frozen=True):
+    """The input of a report. ``rungs`` are by trial; ``now`` is UTC unix seconds; ``running_seconds`` is how long the
+    study ran, without its pauses. ``run_words`` are the words of a command that name the profile and, where they differ
+    from it, the GPUs of a trial."""
 
     study: StudyRecord
     spec: StudySpec
     trials: Sequence[TrialRecord]
     rungs: Mapping[int, Sequence[RungValue]]
     gpu_hours: float
+    running_seconds: float
     now: float
+    run_words: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Heading:
+class _Heading(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Sentence:
-    """Plain text; words between backticks are names."""
+class _Sentence(Struct, frozen=True):
+    """Plain text with names in backticks."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
+class _Rows(Struct, frozen=True):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
+class _Command(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Pictures:
-    """Drawings beside each other where there is room; by the name of their file."""
+class _Pictures(Struct, frozen=True):
+    """Drawings, side by side if there is room, by their file's name."""
 
     drawings: Mapping[str, Drawing]
 
@@ -76,13 +75,13 @@ class _Pictures:
 _Block = _Heading | _Sentence | _Rows | _Command | _Pictures
 
 
-# --- as files
+# --- rendering
 
 
 def markdown(findings: StudyFindings, *, with_pictures: bool = False) -> str:
     """The report as Markdown. ``with_pictures`` refers to the files of `contents`, beside it."""
     lines = [f"# {_title(findings)}"]
-    for block in _blocks(findings):
+    for block in _blocks(findings, with_pictures=with_pictures):
         match block:
             case _Heading():
                 lines += ["", f"## {block.text}"]
@@ -92,7 +91,7 @@ def markdown(findings: StudyFindings, *, with_pictures: bool = False) -> str:
                 lines += ["", "```", clean(block.text), "```"]
             case _Rows():
                 lines += ["", *_markdown_table(block)]
-            case _Pictures() if with_pictures:
+            case _Pictures():
                 lines += [line for name in block.drawings for line in ("", f"![{name.replace('-', ' ')}]({name}.svg)")]
     return "\n".join(lines)
 
@@ -119,7 +118,7 @@ def page(findings: StudyFindings) -> str:
 
 
 def contents(findings: StudyFindings) -> dict[str, bytes]:
-    """The files of a report, by name: Markdown with its pictures, and the page, which needs none of them."""
+    """The files of a report by name: Markdown with its pictures, and a self-contained page."""
     drawn = {
         f"{name}.svg": _svg(block, name).encode()
         for block in _blocks(findings)
@@ -139,48 +138,58 @@ def _markdown_table(table: _Rows) -> Iterator[str]:
         yield "| " + " | ".join(clean(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-# --- what is in it
+# --- content
 
 
-def winner_command(spec: StudySpec, trial: TrialRecord) -> str:
-    """The command that trains a trial's point as a run of its own."""
-    values = {**spec.params, **trial.params}
-    words = [word for name, value in values.items() for word in ("--set", f"{name}={_plain(value)}")]
-    return shlex.join(["gputui", "run", spec.profile, *words])
+def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
+    """The command that trains a trial's point, to the last digit, as a separate run. A member of a population goes
+    through its whole course again."""
+    if findings.spec.pbt is not None:
+        file = f"{findings.study.study_id}-t{trial.number}.yaml"
+        export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
+        return f"{shlex.join(export)} && {shlex.join(['gputui', 'run', f'./{file}'])}"
+    values = {**findings.spec.params, **trial.params}
+    words = [word for name, value in values.items() for word in ("--set", f"{name}={_exact(value)}")]
+    return shlex.join(["gputui", "run", *findings.run_words, *words])
 
 
 def saved_share(spec: StudySpec, trials: Sequence[TrialRecord]) -> float | None:
-    """The share of the rungs of full runs that pruning saved; None where no trial was pruned, or a rung is unknown."""
-    over = [one for one in trials if one.state in (TrialState.COMPLETE, TrialState.PRUNED) and one.origin != "warm"]
-    pruned = [one for one in over if one.state is TrialState.PRUNED]
-    if not pruned or any(one.rung is None for one in pruned):
+    """The share of the rungs of full runs that pruning saved; None if no trial was pruned or a rung is unknown."""
+    over = [
+        trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and trial.origin != "warm"
+    ]
+    pruned = [trial for trial in over if trial.state is TrialState.PRUNED]
+    if not pruned or any(trial.rung is None for trial in pruned):
         return None
-    return sum(1 - (one.rung or 0) / spec.pruner.rungs for one in pruned) / len(over)
+    return sum(1 - (trial.rung or 0) / spec.pruner.rungs for trial in pruned) / len(over)
 
 
 def _title(findings: StudyFindings) -> str:
     return f"Study {clean(findings.study.study_id)}"
 
 
-def _blocks(findings: StudyFindings) -> Iterator[_Block]:
+def _blocks(findings: StudyFindings, *, with_pictures: bool = True) -> Iterator[_Block]:
     yield from _head(findings)
     yield from _best(findings)
-    yield from _courses(findings)
-    yield from _mattered(findings)
+    if with_pictures:
+        yield from _courses(findings)
+    yield from _importances(findings, with_pictures=with_pictures)
     yield from _lineage(findings)
     yield from _rest(findings.trials)
 
 
 def _head(findings: StudyFindings) -> Iterator[_Block]:
     study, spec = findings.study, findings.spec
-    goal = " and ".join(f"{one.direction} `{one.metric}` ({one.over})" for one in spec.objectives)
-    how = "population-based training" if spec.pbt is not None else f"{spec.sampler.kind} sampler"
-    how += "" if spec.pbt is not None or spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
+    goal = " and ".join(
+        f"{objective.direction} `{objective.metric}` ({objective.over})" for objective in spec.objectives
+    )
+    how = spec.method if spec.pbt is not None else f"{spec.method} sampler"
+    how += "" if spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
     yield _Sentence(f"Goal: {goal}. Profile `{spec.profile}`, {how}, seed {spec.seed}.")
     states = counted(findings.trials)
     counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
-    took = duration(max(0.0, (study.ended_at if study.ended_at is not None else findings.now) - study.created_at))
-    used = f", {findings.gpu_hours:.3g} GPU-hours" if findings.gpu_hours else ""
+    took = duration(findings.running_seconds)
+    used = f", {gpu_hours(findings.gpu_hours)} GPU-hours" if findings.gpu_hours else ""
     why = f" ({study.reason})" if study.reason else ""
     yield _Sentence(f"{study.state.capitalize()}{why} after {took}{used}. Trials: {counts or 'none'}.")
     saved = saved_share(spec, findings.trials)
@@ -198,22 +207,23 @@ def _best(findings: StudyFindings) -> Iterator[_Block]:
     yield _Heading("Pareto front" if is_front else "Best trials")
     rows = [
         [
-            str(one.number),
-            one.run_id or UNKNOWN,
-            *(metric_value(value) for value in one.values),
-            *(_plain(one.params.get(name)) for name in spec.tuned),
+            str(trial.number),
+            trial.run_id or UNKNOWN,
+            *(metric_value(value) for value in trial.values),
+            *(_plain(trial.params.get(name)) for name in spec.tuned),
         ]
-        for one in (best if is_front else best[:BEST_SHOWN])
+        for trial in (best if is_front else best[:BEST_SHOWN])
     ]
-    yield _Rows(["trial", "run", *(one.metric for one in spec.objectives), *spec.tuned], rows)
-    for place, one in enumerate(best[: 1 if is_front else TRAINED_AGAIN]):
-        yield _Sentence(f"Train {'the second best' if place else 'the best'}, trial {one.number}, as a run of its own:")
-        yield _Command(winner_command(spec, one))
+    yield _Rows(["trial", "run", *(objective.metric for objective in spec.objectives), *spec.tuned], rows)
+    for place, trial in enumerate(best[: 1 if is_front else TRAINED_AGAIN]):
+        rank = "the second best" if place else "the best"
+        yield _Sentence(f"Train {rank}, trial {trial.number}, as a run of its own:")
+        yield _Command(winner_command(findings, trial))
 
 
 def _courses(findings: StudyFindings) -> Iterator[_Block]:
     spec, trials = findings.spec, findings.trials
-    if not any(one.ended_at is not None for one in trials):
+    if not any(trial.ended_at is not None for trial in trials):
         return
     yield _Heading("What was found when")
     yield _Pictures({"values": pictures.values_by_trial(trials, findings.rungs, spec.objectives[0])})
@@ -225,29 +235,30 @@ def _courses(findings: StudyFindings) -> Iterator[_Block]:
         yield _Pictures({"courses": drawing})
 
 
-def _mattered(findings: StudyFindings) -> Iterator[_Block]:
+def _importances(findings: StudyFindings, *, with_pictures: bool) -> Iterator[_Block]:
     spec = findings.spec
     found = importances(findings.trials, spec.space, spec.objectives[0])
     if found is None:
         return
     yield _Heading("What mattered")
-    words = {1: "larger is better", -1: "smaller is better", 0: ""}
-    rows = [[one.name, percent(one.share * 100), words[one.sign]] for one in found]
+    rows = [[parameter.name, percent(parameter.share * 100), parameter.trend] for parameter in found]
     yield _Rows(["parameter", "explains of the ranking", ""], rows)
-    by_name = {one.name: one for one in spec.space}
-    shown = [by_name[one.name] for one in found]
+    if not with_pictures:
+        return
+    by_name = {dimension.name: dimension for dimension in spec.space}
+    shown = [by_name[parameter.name] for parameter in found]
     yield _Pictures(
         {
-            f"over-{_file_word(one.name)}": pictures.over_parameter(
-                findings.trials, findings.rungs, one, spec.objectives[0]
+            f"over-{re.sub(r'[^A-Za-z0-9_]+', '-', parameter.name)}": pictures.over_parameter(
+                findings.trials, findings.rungs, parameter, spec.objectives[0]
             )
-            for one in shown
+            for parameter in shown
         }
     )
 
 
 def _lineage(findings: StudyFindings) -> Iterator[_Block]:
-    moved = [one for one in findings.trials if one.parent is not None]
+    moved = [trial for trial in findings.trials if trial.parent is not None]
     if not moved:
         return
     yield _Heading("Who went on from whom")
@@ -255,31 +266,32 @@ def _lineage(findings: StudyFindings) -> Iterator[_Block]:
         ["member", "continues from", "after milestone", *findings.spec.tuned],
         [
             [
-                str(one.number),
-                f"trial {one.parent}",
-                UNKNOWN if one.generation is None else str(one.generation),
-                *(_plain(one.params.get(name)) for name in findings.spec.tuned),
+                str(trial.number),
+                f"trial {trial.parent}",
+                UNKNOWN if trial.generation is None else str(trial.generation),
+                *(_plain(trial.params.get(name)) for name in findings.spec.tuned),
             ]
-            for one in moved
+            for trial in moved
         ],
     )
 
 
 def _rest(trials: Sequence[TrialRecord]) -> Iterator[_Block]:
-    rest = [one for one in trials if one.state.is_over and one.state is not TrialState.COMPLETE]
+    rest = [trial for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE]
     if not rest:
         return
     yield _Heading("Not complete")
-    rows = [[str(one.number), one.state, one.reason or UNKNOWN, _point(one.params)] for one in rest]
+    rows = [[str(trial.number), trial.state, trial.reason or UNKNOWN, _point(trial.params)] for trial in rest]
     yield _Rows(["trial", "state", "why", "point"], rows)
-
-
-def _file_word(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_]+", "-", name)
 
 
 def _point(params: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_plain(value)}" for name, value in params.items())
+
+
+def _exact(value: Scalar) -> str:
+    """A value as `--set` reads it."""
+    return repr(value) if isinstance(value, float) else "null" if value is None else _plain(value)
 
 
 def _plain(value: Scalar | None) -> str:

@@ -1,4 +1,4 @@
-"""Studies and trials as rows: what the agent and a study's process write.
+"""Writes to the tables of studies and trials, by the agent and by a study's process.
 
 Every function works inside the caller's transaction; none commits.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from gputui.store.attempts import fellows, read_attempts
 from gputui.store.costs import alone_seconds
-from gputui.store.events import add_event
-from gputui.store.studies import StudyRecord, StudyState, TrialState
+from gputui.store.events import Severity, add_event
+from gputui.store.studies import StudyRecord, StudyState, TrialState, Wish
 from gputui.studies.spec import StudySpec
 
 SPEC_FILE = "spec.json"
@@ -23,15 +23,9 @@ LOG_FILE = "process.log"
 
 
 def begin_study(
-    connection: sqlite3.Connection,
-    study_id: str,
-    spec: StudySpec,
-    *,
-    source: str,
-    now: float,
-    actor: str,
+    connection: sqlite3.Connection, study_id: str, spec: StudySpec, *, source: str, now: float, actor: str
 ) -> None:
-    """A new study, running."""
+    """Insert a running study."""
     connection.execute(
         "INSERT INTO studies (study_id, sequence, name, profile, state, spec, source, created_at) "
         "VALUES (?, (SELECT coalesce(max(sequence), 0) + 1 FROM studies), ?, ?, ?, ?, ?, ?)",
@@ -43,7 +37,7 @@ def begin_study(
 def move_study(
     connection: sqlite3.Connection, study: StudyRecord, target: StudyState, *, cause: str, actor: str, now: float
 ) -> None:
-    """Move a study to another state and note why."""
+    """Change the state of a study and record the cause."""
     connection.execute(
         "UPDATE studies SET state = ?, reason = ?, ended_at = ? WHERE study_id = ?",
         (target, None if target is StudyState.RUNNING else cause, now if target.is_over else None, study.study_id),
@@ -64,9 +58,11 @@ def _move(
         "INSERT INTO study_moves (study_id, at, from_state, to_state, cause, actor) VALUES (?, ?, ?, ?, ?, ?)",
         (study_id, now, origin, target, cause, actor),
     )
-    severity = {StudyState.FAILED: "error", StudyState.PAUSED: "warning"}.get(target, "info")
+    severities: dict[StudyState, Severity] = {StudyState.FAILED: "error", StudyState.PAUSED: "warning"}
     text = f"study {target}: {cause}"
-    add_event(connection, "study_moved", text, now=now, key=target, severity=severity, subject=study_id)
+    add_event(
+        connection, "study_moved", text, now=now, key=target, severity=severities.get(target, "info"), subject=study_id
+    )
 
 
 def insert_trial(
@@ -82,7 +78,7 @@ def insert_trial(
     command_id: int | None = None,
     parent: int | None = None,
 ) -> None:
-    """A new trial. Raises sqlite3.IntegrityError where another has its number."""
+    """Insert a trial. Raises sqlite3.IntegrityError if its number is taken."""
     connection.execute(
         "INSERT INTO trials (study_id, number, state, origin, params, sampler, starts, command_id, parent, created_at) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -101,13 +97,25 @@ def insert_trial(
     )
 
 
-def take_up_stopped(connection: sqlite3.Connection, study_id: str) -> None:
-    """The trials that were stopped together with a study wait for their launch again, each in its run."""
+def enqueue_stopped(connection: sqlite3.Connection, study_id: str) -> None:
+    """Enqueue the trials that were stopped together with a study again, each with its run."""
     connection.execute(
         "UPDATE trials SET state = 'enqueued', reason = NULL, command_id = NULL, starts = 0, ended_at = NULL "
         "WHERE study_id = ?1 AND state = 'stopped' AND ended_at >= "
         "(SELECT max(at) FROM study_moves WHERE study_id = ?1 AND to_state = 'stopping')",
         (study_id,),
+    )
+
+
+def set_wish(connection: sqlite3.Connection, study_id: str, number: int, wish: Wish | None) -> None:
+    """Store what a person wants of a trial."""
+    connection.execute("UPDATE trials SET wish = ? WHERE study_id = ? AND number = ?", (wish, study_id, number))
+
+
+def cut_short(connection: sqlite3.Connection, study_id: str, number: int, reason: str) -> None:
+    """Note that the run of a trial was asked to stop, so that its end makes the trial pruned."""
+    connection.execute(
+        "UPDATE trials SET state = 'pruning', reason = ? WHERE study_id = ? AND number = ?", (reason, study_id, number)
     )
 
 
@@ -118,23 +126,23 @@ def next_number(connection: sqlite3.Connection, study_id: str) -> int:
 
 
 def keep_cost(connection: sqlite3.Connection, run_id: str) -> None:
-    """What a run that is about to be removed took counts for its study still; the time on a shared GPU counts with the
-    run that is removed last."""
-    taken = 0.0
+    """Add the GPU time of a run that is about to be removed to its study. Time on a shared GPU counts with the last of
+    the runs that shared it."""
+    gpu_seconds = 0.0
     for attempt in read_attempts(connection, run_id):
         if attempt.started_at is not None and attempt.ended_at is not None:
-            stays = fellows(connection, run_id, attempt.number)
-            others = [(stay.begin, math.inf if stay.end is None else stay.end) for stay in stays]
-            taken += len(attempt.gpus) * alone_seconds(attempt.started_at, attempt.ended_at, others)
+            sharing = fellows(connection, run_id, attempt.number)
+            others = [(other.begin, math.inf if other.end is None else other.end) for other in sharing]
+            gpu_seconds += len(attempt.gpus) * alone_seconds(attempt.started_at, attempt.ended_at, others)
     connection.execute(
         "UPDATE studies SET removed_gpu_seconds = removed_gpu_seconds + ? "
         "WHERE study_id = (SELECT study_id FROM runs WHERE run_id = ?)",
-        (taken, run_id),
+        (gpu_seconds, run_id),
     )
 
 
 def adopt_run(connection: sqlite3.Connection, study_id: str, number: int, command_id: int, run_id: str) -> bool:
-    """The run that a trial's launch made; whether the trial still waits for the run of this command."""
+    """Store the run that a trial's launch made. Returns whether the trial still waits for this command."""
     changed = connection.execute(
         "UPDATE trials SET run_id = ?, state = 'running' "
         "WHERE study_id = ? AND number = ? AND command_id = ? AND state = 'launching'",

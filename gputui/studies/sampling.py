@@ -1,7 +1,7 @@
-"""Optuna's part of a study: choosing points, and saying which trials to cut short.
+"""Optuna's part of a study: choosing points, and deciding which trials to prune.
 
-The Optuna study lives in memory and mirrors the rows of the store, finished and running trials alike, so that a process
-that is killed loses nothing. Only a study's process imports this module.
+The Optuna study lives in memory and mirrors the stored trials, finished and active ones, so that a killed process loses
+nothing. Only a study's process imports this module.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies.spec import Dimension, StudySpec
 
 _NEEDS = {"cmaes": ("cmaes",), "qmc": ("scipy",), "gp": ("torch", "scipy")}
-"""Libraries that samplers need besides Optuna."""
-_LEAST_SOLUTIONS = 10
-"""Of which CMA-ES takes the best tenth to begin from."""
+"""Libraries that samplers need beside Optuna."""
+_MIN_SOLUTIONS = 10
+"""CMA-ES starts from the best tenth of these."""
 _STATES = {
     TrialState.COMPLETE: "COMPLETE",
     TrialState.PRUNED: "PRUNED",
@@ -35,7 +35,8 @@ _STATES = {
 
 
 def install_command() -> str:
-    """What installs Optuna beside this gputui: where that is a checkout, no package of its name is meant."""
+    """The command that installs Optuna beside this gputui. A checkout is installed by path, since no published package
+    is meant."""
     try:
         origin = json.loads(importlib.metadata.distribution("gputui").read_text("direct_url.json") or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -46,19 +47,19 @@ def install_command() -> str:
 
 
 def missing_library(spec: StudySpec) -> str | None:
-    """One line with the command that installs what the study lacks; None where nothing is missing."""
+    """What the study lacks and the command that installs it, in one line; None if nothing is missing."""
     if not spec.needs_optuna:
         return None
     if importlib.util.find_spec("optuna") is None:
         return f"Optuna is not installed; {install_command()}"
-    lacking = [name for name in _NEEDS.get(spec.sampler.kind, ()) if importlib.util.find_spec(name) is None]
-    return f"the sampler {spec.sampler.kind} needs {lacking[0]}; pip install {lacking[0]}" if lacking else None
+    missing = [name for name in _NEEDS.get(spec.sampler.kind, ()) if importlib.util.find_spec(name) is None]
+    return f"the sampler {spec.sampler.kind} needs {missing[0]}; pip install {missing[0]}" if missing else None
 
 
 class OptunaMirror:
-    """The study as Optuna sees it. ``study_id`` is its name there: Hyperband's brackets come from name and number.
+    """The study as Optuna sees it. ``study_id`` is its name there; Hyperband's brackets depend on name and number.
 
-    Raises ImportError where Optuna is not installed.
+    Raises ImportError without Optuna.
     """
 
     def __init__(self, spec: StudySpec, study_id: str, remembered: Mapping[str, Any]) -> None:
@@ -68,11 +69,11 @@ class OptunaMirror:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self._optuna = optuna
         self.spec = spec
-        self._distributions = {one.name: _distribution(optuna, one) for one in spec.space}
+        self._distributions = {dimension.name: _distribution(optuna, dimension) for dimension in spec.space}
         self._earlier: list[Any] = []
         self.study = optuna.create_study(
             study_name=study_id,
-            directions=[one.direction for one in spec.objectives],
+            directions=[objective.direction for objective in spec.objectives],
             sampler=optuna.samplers.RandomSampler(),
             pruner=_pruner(optuna, spec),
         )
@@ -84,16 +85,16 @@ class OptunaMirror:
 
     @property
     def size(self) -> int:
-        """How many trials it has."""
+        """The number of trials."""
         return len(self.study.get_trials(deepcopy=False))
 
     def sync(self, trials: Sequence[TrialRecord], rungs: Sequence[RungValue]) -> None:
-        """Take over what the store has: new trials, values at rungs (of `unsettled` trials at least), verdicts. What is
-        known already changes nothing."""
+        """Add new trials, values at rungs (at least those of `unsettled` trials) and verdicts from the store. Known
+        ones are ignored."""
         values: dict[int, dict[int, float]] = {}
-        for one in rungs:
-            if one.value is not None and not math.isnan(one.value):
-                values.setdefault(one.number, {})[one.rung] = one.value
+        for rung_value in rungs:
+            if rung_value.value is not None and not math.isnan(rung_value.value):
+                values.setdefault(rung_value.number, {})[rung_value.rung] = rung_value.value
         for trial in trials[self.size :]:
             self.study.add_trial(self._frozen(trial, values.get(trial.number, {})))
             self._rungs[trial.number] = max(values.get(trial.number, {}), default=0)
@@ -109,24 +110,24 @@ class OptunaMirror:
                 self._tell(trial)
 
     def unsettled(self, trials: Sequence[TrialRecord]) -> list[int]:
-        """The trials whose values at rungs may not be known here."""
+        """The trials that may have values at rungs which the mirror lacks."""
         return [trial.number for trial in trials if trial.number not in self._over]
 
     def is_outdated(self, trials: Sequence[TrialRecord]) -> bool:
-        """Whether a trial that was over goes on, which Optuna does not know of."""
+        """Whether a trial that was over continues, which Optuna cannot represent."""
         return any(trial.number in self._over and not trial.state.is_over for trial in trials)
 
     def report(self, number: int, rung: int, value: float) -> None:
-        """A value of a living trial at a rung, once for each."""
+        """Report the value of an active trial at a rung, once per rung."""
         self._trial(number).report(value, rung)
         self._rungs[number] = rung
 
     def should_prune(self, number: int) -> bool:
-        """Whether the pruner would cut the trial short, by what was reported."""
+        """Whether the pruner would prune the trial, given the reported values."""
         return bool(self._trial(number).should_prune())
 
     def ask(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """A new point: its parameters, and what the sampler remembers of it and of the study (JSON)."""
+        """A new point: its parameters, and the sampler's state for the trial and for the study (JSON)."""
         number = self.size
         self.study.sampler = self._sampler_for(number)
         trial = self.study.ask()
@@ -139,8 +140,8 @@ class OptunaMirror:
         return dict(trial.params), _storable(of_trial), _storable(of_study)
 
     def _sampler_for(self, number: int) -> Any:
-        """A sampler whose chance depends on the study's seed and the trial's number alone, so that a process that was
-        killed is followed by one that does not draw the same points again."""
+        """A sampler seeded only by the study's seed and the trial's number, so that a restarted process does not draw
+        the same points again."""
         samplers, spec = self._optuna.samplers, self.spec
         digest = hashlib.sha256(f"{spec.seed}\n{number}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big")
@@ -158,13 +159,13 @@ class OptunaMirror:
                     seed=spec.seed, scramble=True, independent_sampler=independent, warn_independent_sampling=False
                 )
             case "cmaes":
-                # Its state is a pickle, which is not read back from a file: another process begins from what is known.
+                # Its state is a pickle, which is unsafe to load: a new process starts from the known solutions.
                 if self._sampler is None:
                     _import_cmaes()
-                    known = self._solutions()
+                    solutions = self._solutions()
                     self._sampler = samplers.CmaEsSampler(
                         seed=seed,
-                        source_trials=known if len(known) >= _LEAST_SOLUTIONS else None,
+                        source_trials=solutions if len(solutions) >= _MIN_SOLUTIONS else None,
                         warn_independent_sampling=False,
                         independent_sampler=samplers.RandomSampler(seed=seed),
                         **startup,
@@ -174,14 +175,18 @@ class OptunaMirror:
                 return samplers.RandomSampler(seed=seed)
 
     def _solutions(self) -> list[Any]:
-        """The complete trials of before this process, with the parameters that are numbers."""
-        numbers = {one.name: self._distributions[one.name] for one in self.spec.space if one.kind != "choice"}
+        """The numerical parameters of trials that were complete before this process started."""
+        numbers = {
+            dimension.name: self._distributions[dimension.name]
+            for dimension in self.spec.space
+            if dimension.kind != "choice"
+        }
         return [
             self._optuna.trial.create_trial(
-                params={name: one.params[name] for name in numbers}, distributions=numbers, value=one.value
+                params={name: trial.params[name] for name in numbers}, distributions=numbers, value=trial.value
             )
-            for one in self._earlier
-            if one.state.name == "COMPLETE" and numbers.keys() <= one.params.keys()
+            for trial in self._earlier
+            if trial.state.name == "COMPLETE" and numbers.keys() <= trial.params.keys()
         ]
 
     def _frozen(self, trial: TrialRecord, rungs: Mapping[int, float]) -> Any:
@@ -201,8 +206,8 @@ class OptunaMirror:
         return frozen
 
     def _completed_rungs(self, trial: TrialRecord, values: Mapping[int, float]) -> dict[str, float]:
-        """What successive halving compares: the value with which a trial completed each of its own rungs. Optuna notes
-        it while the trial is judged, so for one that another process judged it is made up for."""
+        """The value with which a trial completed each of its own rungs, which successive halving compares. Optuna
+        stores it while it judges a trial, so it is rebuilt for trials that another process judged."""
         pruner: Any = self.study.pruner
         kind = self.spec.pruner.kind
         if kind not in ("halving", "hyperband") or trial.origin == "rerun":
@@ -212,13 +217,15 @@ class OptunaMirror:
                 pruner._try_initialization(self.study)
             pruner = pruner._pruners[pruner._get_bracket_id(self.study, SimpleNamespace(number=trial.number))]
         judged = sorted(rung for rung in values if rung < self.spec.pruner.rungs)
-        found: dict[str, float] = {}
+        completed: dict[str, float] = {}
         while judged:
-            needed = pruner._min_resource * pruner._reduction_factor ** (pruner._min_early_stopping_rate + len(found))
+            needed = pruner._min_resource * pruner._reduction_factor ** (
+                pruner._min_early_stopping_rate + len(completed)
+            )
             judged = [rung for rung in judged if rung >= needed]
             if judged:
-                found[f"completed_rung_{len(found)}"] = values[judged[0]]
-        return found
+                completed[f"completed_rung_{len(completed)}"] = values[judged[0]]
+        return completed
 
     def _tell(self, trial: TrialRecord) -> None:
         states = self._optuna.trial.TrialState
@@ -236,8 +243,8 @@ class OptunaMirror:
 
 
 def _import_cmaes() -> None:
-    """Import the library without scipy.stats, which takes seconds and most of a study's memory: only its variants with
-    margin ask for that, and they do without where it cannot be imported."""
+    """Import cmaes without scipy.stats, which takes seconds and most of a process's memory. Only its variants with
+    margin use scipy.stats, and it is optional for them."""
     absent: Any = None
     is_hidden = sys.modules.setdefault("scipy.stats", absent) is None
     try:
@@ -249,17 +256,17 @@ def _import_cmaes() -> None:
 
 def _state_name(trial: TrialRecord) -> str:
     if trial.state is TrialState.INFEASIBLE:
-        # What did not fit is the worst of all, so that a sampler that learns keeps away from there.
+        # The worst result, so that a learning sampler avoids such points.
         return "COMPLETE" if trial.values else "PRUNED"
     return _STATES.get(trial.state, "RUNNING")
 
 
 def _constraints(trial: TrialRecord) -> dict[str, float]:
-    return {f"constraint {place}": value for place, value in enumerate(trial.constraints)}
+    return {f"constraint {index}": value for index, value in enumerate(trial.constraints)}
 
 
 def _storable(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be kept: CMA-ES's own state is a pickle."""
+    """The sampler's state without CMA-ES's pickle."""
     return {key: value for key, value in attributes.items() if not key.startswith("cma:")}
 
 

@@ -1,11 +1,11 @@
-"""The YAML of a study as pydantic models: one key, one field."""
+"""The YAML of a study as pydantic models: one field for each key."""
 
 from __future__ import annotations
 
 import math
 import re
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -23,13 +23,13 @@ from gputui.studies.spec import (
 from gputui.yaml_forms.forms import Model, Name, expected, problem
 from gputui.yaml_forms.quantities import parse_duration
 
-MOST_POINTS = 10_000
-"""A grid may have so many points."""
+MAX_POINTS = 10_000
+"""The largest grid."""
 
 _MEAN = re.compile(r"mean of ([1-9]\d{0,4})")
 _PRUNER = PrunerSpec()
 _PBT = PbtSpec(members=2, every=1)
-"""These have the defaults of their keys."""
+"""Instances with the defaults of the keys."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _duration(given: object) -> float:
 
 
 def _over(given: object) -> tuple[str, int]:
-    """Which values of a metric count, and how many."""
+    """Which values of a metric count, and their number."""
     if given in ("best", "last"):
         return str(given), 1
     match = _MEAN.fullmatch(given) if isinstance(given, str) else None
@@ -190,7 +190,7 @@ class BudgetForm(Model):
 
 
 class PbtForm(Model):
-    """Population-based training: bad members go on from good ones with other parameters."""
+    """Population-based training: bad members continue from good ones with other parameters."""
 
     members: Annotated[int, Field(ge=2, le=256)] = Field(description="trials of the population")
     every: Count = Field(description="steps between two comparisons")
@@ -212,28 +212,28 @@ class PbtForm(Model):
 
 
 def _by_kind(given: object) -> object:
-    """The short form ``pruner: median`` as the long one; ``off`` is none."""
+    """Expand the short form ``pruner: median``; ``off`` is none."""
     return {"kind": given} if isinstance(given, str) else {"kind": "none"} if given is False else given
 
 
 def _dimension(given: object) -> object:
-    """The short form ``lr: [0.1, 0.01]`` as the long one."""
+    """Expand the short form ``lr: [0.1, 0.01]``."""
     return {"type": "choice", "values": given} if isinstance(given, list) else given
 
 
 def _objectives(given: object) -> object:
-    """A single objective as a list of one."""
+    """Expand a single objective to a list of one."""
     if not isinstance(given, (dict, list)):
         raise expected("a metric with its direction such as {metric: loss, direction: minimize}")
     return [given] if isinstance(given, dict) else given
 
 
 def _or_short(form: type[Model], *short: dict[str, Any]) -> WithJsonSchema:
-    """The JSON Schema of a section that has short forms."""
+    """The JSON Schema of a section with short forms."""
     return WithJsonSchema({"anyOf": [*short, form.model_json_schema()]})
 
 
-_MOST_OBJECTIVES = 4
+_MAX_OBJECTIVES = 4
 
 SpaceValue = Annotated[
     DimensionForm, BeforeValidator(_dimension), _or_short(DimensionForm, {"type": "array", "minItems": 1})
@@ -241,13 +241,15 @@ SpaceValue = Annotated[
 Objectives = Annotated[
     list[ObjectiveForm],
     BeforeValidator(_objectives),
-    Field(min_length=1, max_length=_MOST_OBJECTIVES),
+    Field(min_length=1, max_length=_MAX_OBJECTIVES),
     _or_short(
         ObjectiveForm,
-        {"type": "array", "minItems": 1, "maxItems": _MOST_OBJECTIVES, "items": ObjectiveForm.model_json_schema()},
+        {"type": "array", "minItems": 1, "maxItems": _MAX_OBJECTIVES, "items": ObjectiveForm.model_json_schema()},
     ),
 ]
-Sampler = Annotated[SamplerForm, BeforeValidator(_by_kind), _or_short(SamplerForm, {"type": "string"})]
+Sampler = Annotated[
+    SamplerForm, BeforeValidator(_by_kind), _or_short(SamplerForm, {"enum": list(get_args(SamplerKind))})
+]
 Pruner = Annotated[PrunerForm, BeforeValidator(_by_kind), _or_short(PrunerForm, {"enum": ["none", False]})]
 
 

@@ -1,7 +1,6 @@
-"""What a study is, frozen when it begins: the space, the objectives, the sampler, the pruner and the budget.
+"""The specification of a study, frozen when it begins: space, objectives, sampler, pruner and budget.
 
-Plain data without pydantic: the study's process and the agent work from it. `gputui.studies.loading` makes it from a
-file.
+Plain data without pydantic, for the study's process and the agent. `gputui.studies.loading` makes it from a file.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from gputui.runs.spec import Scalar
 from gputui.store.studies import StudyRecord
@@ -23,20 +24,19 @@ SamplerKind = Literal["grid", "random", "tpe", "cmaes", "qmc", "gp", "nsga2"]
 PrunerKind = Literal["none", "median", "percentile", "halving", "hyperband", "patient"]
 
 PRIORITY = -10
-"""Below a run that a person launches, which has 0 unless its profile says otherwise."""
+"""The default; a run that a person launches has 0."""
 RUNGS = 27
-"""Rungs of a full run: Hyperband's smallest share of a run is then 1/27."""
+"""The rungs of a full run, so that Hyperband's smallest share is 1/27."""
 WITHOUT_OPTUNA: frozenset[str] = frozenset({"grid"})
-"""Samplers of gputui's own."""
+"""The samplers that gputui implements itself."""
 
 
 class StudySpecError(ValueError):
-    """A stored study cannot be understood."""
+    """A stored study cannot be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dimension:
-    """One tuned parameter: ``low`` to ``high`` (both included), by ``step`` or on a logarithmic scale; or one of
+class Dimension(Struct, frozen=True):
+    """A tuned parameter: from ``low`` to ``high`` (inclusive), in steps or on a logarithmic scale; or one of
     ``choices``."""
 
     name: str
@@ -48,9 +48,11 @@ class Dimension:
     choices: tuple[Scalar, ...] = ()
 
     def holds(self, value: Scalar) -> bool:
-        """Whether a value is one that it can take."""
+        """Whether a value lies in the dimension."""
         if self.kind == "choice":
-            return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.choices)
+            return any(
+                value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in self.choices
+            )
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
         if (self.kind == "int" and value != int(value)) or not (self.low or 0) <= value <= (self.high or 0):
@@ -64,16 +66,16 @@ class Dimension:
 
     @property
     def grid_size(self) -> int | None:
-        """How many values it can take; None where there is no end of them."""
+        """The number of values; None if it is unlimited."""
         if self.kind == "choice":
             return len(self.choices)
         assert self.low is not None and self.high is not None
-        # Steps that add up to the upper end but for rounding include it.
+        # Rounding must not exclude the upper end.
         step = self._grid_step
         return None if step is None else math.floor((self.high - self.low) / step + 1e-9) + 1
 
     def grid(self) -> tuple[Scalar, ...] | None:
-        """Every value that it can take, in order; None where there is no end of them."""
+        """Every value in order; None if their number is unlimited."""
         if self.kind == "choice":
             return self.choices
         count, step, low = self.grid_size, self._grid_step, self.low
@@ -84,10 +86,8 @@ class Dimension:
         return tuple(float(f"{low + step * place:.12g}") for place in range(count))
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """A metric of the runs, and which of its values counts: the ``best``, the ``last``, or the mean of the last
-    ``count``."""
+class Objective(Struct, frozen=True):
+    """A metric, and which of its values counts: the ``best``, the ``last``, or the mean of the last ``count``."""
 
     metric: str
     direction: Direction = "minimize"
@@ -98,19 +98,18 @@ class Objective:
         return value < other if self.direction == "minimize" else value > other
 
 
-@dataclass(frozen=True, slots=True)
-class SamplerSpec:
-    """``startup``: points drawn at random before the sampler learns; None is its own default."""
+class SamplerSpec(Struct, frozen=True):
+    """``startup``: random points before the sampler learns; None for the sampler's default."""
 
     kind: SamplerKind = "tpe"
     startup: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrunerSpec:
-    """When a trial is cut short. A full run is ``length`` of ``by`` (steps, or a metric such as ``epoch``) and has
-    ``rungs`` rungs. ``startup`` trials, and ``warmup`` rungs of each, are never pruned; ``percentile`` of the trials is
-    kept, ``eta`` is the share that halving keeps (1/eta), ``patience`` the rungs without a better value."""
+class PrunerSpec(Struct, frozen=True):
+    """When a trial is pruned. A full run has ``length`` units of ``by`` (steps, or a metric such as ``epoch``), divided
+    into ``rungs``. The first ``startup`` trials, and the first ``warmup`` rungs of each, are never pruned.
+    ``percentile`` of the trials continues; 1/``eta`` of them with halving; ``patience`` counts rungs without a better
+    value."""
 
     kind: PrunerKind = "none"
     by: str = "step"
@@ -122,14 +121,9 @@ class PrunerSpec:
     eta: int = 3
     patience: int = 5
 
-    def position_of(self, rung: int) -> float:
-        """Where a rung (from 1) lies, in units of ``by``."""
-        return (self.length or 0.0) * rung / self.rungs
 
-
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """What a point must keep to count as feasible: bytes of GPU memory at most, seconds of a step at most."""
+class Constraints(Struct, frozen=True):
+    """Limits of a feasible point: GPU memory in bytes, seconds per step."""
 
     memory_bytes: int | None = None
     step_seconds: float | None = None
@@ -139,20 +133,18 @@ class Constraints:
         return (self.memory_bytes is not None) + (self.step_seconds is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much a study may take. None is no limit."""
+class Budget(Struct, frozen=True):
+    """The limits of a study. None is unlimited."""
 
     trials: int | None = None
     gpu_hours: float | None = None
     wall_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PbtSpec:
-    """Population-based training: ``members`` runs; every ``every`` steps the worst ``quantile`` of them goes on from a
-    checkpoint of one of the best, with parameters drawn again (with probability ``resample``) or multiplied by one of
-    ``factors``. A full run has ``length`` steps, None where that is not known."""
+class PbtSpec(Struct, frozen=True):
+    """Population-based training with ``members`` runs: every ``every`` steps the worst ``quantile`` continues from
+    checkpoints of the best, with parameters that are resampled (with probability ``resample``) or multiplied by one of
+    ``factors``. A full run has ``length`` steps, None if unknown."""
 
     members: int
     every: int
@@ -162,22 +154,20 @@ class PbtSpec:
     length: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StudySpec:
-    """A study. ``params`` are fixed values that differ from the profile's; ``trials_per_gpu`` is how many trials share
-    a GPU at most, ``parallel`` how many may run at a time (None: as many as fit); ``warm_start`` how many earlier runs
-    of the profile the sampler learns from; ``rerun`` how many of the best trials run to the end after all, where they
-    were cut short."""
+class StudySpec(Struct, frozen=True):
+    """A study. ``params`` are fixed values that differ from the profile; at most ``trials_per_gpu`` trials share a GPU;
+    at most ``parallel`` run at a time (None: as many as fit); the sampler learns from ``warm_start`` earlier runs of
+    the profile; the pruned ones of the ``rerun`` best trials run again, to the end."""
 
     name: str
     profile: str
     space: tuple[Dimension, ...]
     objectives: tuple[Objective, ...]
-    sampler: SamplerSpec = field(default_factory=SamplerSpec)
-    pruner: PrunerSpec = field(default_factory=PrunerSpec)
-    constraints: Constraints = field(default_factory=Constraints)
-    budget: Budget = field(default_factory=Budget)
-    params: Mapping[str, Scalar] = field(default_factory=dict)
+    sampler: SamplerSpec = msgspec.field(default_factory=SamplerSpec)
+    pruner: PrunerSpec = msgspec.field(default_factory=PrunerSpec)
+    constraints: Constraints = msgspec.field(default_factory=Constraints)
+    budget: Budget = msgspec.field(default_factory=Budget)
+    params: Mapping[str, Scalar] = msgspec.field(default_factory=dict)
     gpus_per_trial: int = 0
     trials_per_gpu: int = 1
     parallel: int | None = None
@@ -189,32 +179,45 @@ class StudySpec:
 
     @property
     def tuned(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.space)
+        return tuple(dimension.name for dimension in self.space)
 
     @property
     def needs_optuna(self) -> bool:
         return self.pbt is None and (self.sampler.kind not in WITHOUT_OPTUNA or self.pruner.kind != "none")
 
     @property
+    def method(self) -> str:
+        """How points are chosen, in a word or two."""
+        return self.sampler.kind if self.pbt is None else "population-based training"
+
+    @property
     def grid_size(self) -> int | None:
-        """How many points the space has; None where there is no end of them."""
-        sizes = [one.grid_size for one in self.space]
+        """The number of points; None if it is unlimited."""
+        sizes = [dimension.grid_size for dimension in self.space]
         return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
+    @property
+    def wanted_trials(self) -> int | None:
+        """The number of trials that the study will have; None if its budget counts something else."""
+        points = self.grid_size if self.sampler.kind == "grid" else None
+        limits = [limit for limit in (self.budget.trials, points) if limit is not None]
+        return self.pbt.members if self.pbt is not None else min(limits, default=None)
+
     def grid(self) -> list[dict[str, Scalar]] | None:
-        """Every point of the space, the last parameter changing fastest; None where there is no end of them."""
-        axes = [one.grid() for one in self.space]
+        """Every point, the last parameter changing fastest; None if their number is unlimited."""
+        axes = [dimension.grid() for dimension in self.space]
         if any(axis is None for axis in axes):
             return None
         points = itertools.product(*(axis for axis in axes if axis is not None))
         return [dict(zip(self.tuned, point, strict=True)) for point in points]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        shape: dict[str, Any] = msgspec.to_builtins(self)
+        return shape
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StudySpec:
-        """Rebuild a stored study; what a newer gputui added is left out. Raises StudySpecError."""
+        """Rebuild a stored study without the keys that a newer gputui added. Raises StudySpecError."""
         try:
             values = _known(cls, data)
             values["space"] = tuple(
@@ -232,21 +235,15 @@ class StudySpec:
 
 
 def known_study_spec(study: StudyRecord) -> StudySpec | None:
-    """What a stored study is; None where this gputui cannot read it."""
+    """The specification of a stored study; None if this gputui cannot read it."""
     try:
         return StudySpec.from_json(json.loads(study.spec_json))
     except ValueError:
         return None
 
 
-_PARTS: dict[str, type] = {
-    "sampler": SamplerSpec,
-    "pruner": PrunerSpec,
-    "constraints": Constraints,
-    "budget": Budget,
-}
+_PARTS: dict[str, type] = {"sampler": SamplerSpec, "pruner": PrunerSpec, "constraints": Constraints, "budget": Budget}
 
 
-def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {one.name for one in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+def _known(kind: type[Struct], data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name in kind.__struct_fields__}

@@ -1,4 +1,4 @@
-"""What the process of a study writes: its rows, and the commands that ask the agent to carry them out."""
+"""The writes of a study's process: its rows, and commands for the agent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.repository import transaction
@@ -17,8 +18,7 @@ from gputui.studies import donors, rows
 from gputui.studies.decide import Ruling
 
 
-@dataclass(frozen=True, slots=True)
-class StudyWriter:
+class StudyWriter(Struct, frozen=True):
     """Writes for one study. ``now`` gives UTC unix seconds. ``ask…``, ``set_trial`` and ``end_trial`` belong in the
     caller's transaction, so that a decision and its command are stored together."""
 
@@ -29,23 +29,23 @@ class StudyWriter:
 
     @property
     def actor(self) -> str:
-        """Who its commands are from."""
+        """The author of its commands."""
         return f"study {self.study_id}"
 
     def ask(self, verb: str, run_id: str | None, words: Mapping[str, Any]) -> int:
-        """Write a command for the agent; its id."""
+        """Write a command for the agent; returns its ID."""
         return commands.submit(self.connection, verb, run_id, words, self.actor, now=self.now())
 
     def ask_run(self, number: int, ticket: str) -> int:
-        """Ask for the run of a trial; the command's id. ``ticket`` names the file with its specification."""
+        """Ask for the run of a trial; returns the command's ID. ``ticket`` names the file with the specification."""
         return self.ask("run", None, {"ticket": ticket, "name": f"{self.study_id}-t{number}"})
 
     def ask_stop(self, trial: TrialRecord, reason: str) -> None:
-        """Ask for the end of a trial's run, at once: a trial that is cut short saves no last checkpoint."""
+        """Ask to stop a trial's run at once, without a last checkpoint."""
         self.set_trial(trial, command_id=self.ask("stop", trial.run_id, {"now": True, "reason": reason}))
 
     def ring(self) -> None:
-        """Wake the agent once its commands are committed; if that fails, the agent reads them a little later."""
+        """Wake the agent once its commands are committed. If this fails, the agent reads them a little later."""
         with suppress(OSError):
             self.workspace.doorbell.touch(mode=PRIVATE_FILE_MODE)
 
@@ -57,34 +57,43 @@ class StudyWriter:
             (*values.values(), self.study_id, trial.number),
         )
 
-    def end_trial(self, trial: TrialRecord, ruled: Ruling) -> None:
-        """Write the verdict on a trial."""
+    def end_trial(self, trial: TrialRecord, ruling: Ruling) -> None:
+        """Store the verdict on a trial."""
         self.set_trial(
             trial,
-            state=ruled.state,
-            reason=ruled.reason,
-            value=ruled.values[0] if ruled.values else None,
-            objective_values=json.dumps(ruled.values) if ruled.values else None,
-            constraint_values=json.dumps(ruled.constraints) if ruled.constraints else None,
+            state=ruling.state,
+            reason=ruling.reason,
+            value=ruling.values[0] if ruling.values else None,
+            objective_values=json.dumps(ruling.values) if ruling.values else None,
+            constraint_values=json.dumps(ruling.constraints) if ruling.constraints else None,
             ended_at=self.now(),
         )
 
-    def move(self, study: StudyRecord, target: StudyState, cause: str, known: int | None = None) -> bool:
-        """Move the study unless a person has changed it meanwhile; whether it was moved. ``known`` is the number of
-        trials that the decision saw, None if one more does not change it."""
+    def move(self, study: StudyRecord, target: StudyState, cause: str, trials: int | None = None) -> bool:
+        """Change the state of the study unless a person has changed it meanwhile; returns whether it changed.
+
+        ``trials`` is the number of trials behind the decision, None if another trial would not change it.
+        """
         with transaction(self.connection):
             current = get_study(self.connection, self.study_id)
             if current is None or current.state is not study.state:
                 return False
-            if known is not None:
+            if trials is not None:
                 count = rows.next_number(self.connection, self.study_id)
-                if count != known or current.spec_json != study.spec_json:
+                if count != trials or current.spec_json != study.spec_json:
                     return False
             if target in (StudyState.FINISHED, StudyState.FAILED):
-                # A stopped study may be resumed, and then its members still need their pins.
+                # The members of a stopped study still need their pins if it is resumed.
                 donors.remove_pins(self.workspace.studies / self.study_id)
             rows.move_study(self.connection, study, target, cause=cause, actor=self.actor, now=self.now())
         return True
+
+    def is_kept(self, trial: TrialRecord) -> bool:
+        """Whether a person wants that a trial is never cut short, perhaps since it was read."""
+        row = self.connection.execute(
+            "SELECT wish FROM trials WHERE study_id = ? AND number = ?", (self.study_id, trial.number)
+        ).fetchone()
+        return row is not None and row[0] == "keep"
 
     def is_refused(self, command_id: int | None) -> bool:
         """Whether the agent has refused a command."""

@@ -1,4 +1,4 @@
-"""Keeps an agent running while the screen is open, from a thread of its own: starting one may take seconds."""
+"""A thread that keeps an agent running while the screen is open. Starting one may take seconds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LOOK_SECONDS = 10.0
 """The kernel reports an agent's end at once. This often the watchdog checks that it is still this home's agent."""
 
 STOPPED_LOOK_SECONDS = 1.0
-"""So often is looked whether it was stopped, of which the kernel tells its parent alone."""
+"""How often the watchdog checks for SIGSTOP, which the kernel reports only to the parent."""
 
 BLIND_LOOK_SECONDS = 1.0
-"""So often is looked where the kernel does not tell: no descriptor left, or pidfd_open is not allowed or not known."""
+"""How often the watchdog checks without a pidfd: no descriptor left, or pidfd_open not allowed or unknown."""
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -37,9 +37,9 @@ GONE = "The agent is gone; starting it again…"
 
 
 class AgentKeeper:
-    """Waits for the end of the agent and starts one where none lives, with growing pauses between failures.
+    """Waits for the end of the agent, and starts one if none runs, with growing pauses between failures.
 
-    ``tell`` is called from the keeper's thread with the sentence to show, None when all is well.
+    ``tell`` is called from the keeper's thread with the sentence to show, None if all is well.
     """
 
     def __init__(self, workspace: Workspace, tell: Callable[[str | None], object]) -> None:
@@ -52,11 +52,11 @@ class AgentKeeper:
         self._was_alive = False
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking. The agent stays: it ends by itself when nothing needs it."""
+        """Stop the thread. The agent continues, and ends when nothing needs it."""
         if not self._stop.is_set():
             self._stop.set()
             os.close(self._stopper)
@@ -92,8 +92,8 @@ class AgentKeeper:
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _wait_for_end(self, agent: ProcessIdentity) -> None:
-        """Until the process ends, the keeper is stopped, or it is time to look again; meanwhile say whether the process
-        was stopped."""
+        """Wait until the process ends, the keeper is stopped, or `LOOK_SECONDS` have passed; meanwhile report a stopped
+        process."""
         try:
             process = open_pidfd(agent.pid)
         except ProcessLookupError:
@@ -103,7 +103,7 @@ class AgentKeeper:
             self._stop.wait(BLIND_LOOK_SECONDS)
             return
         try:
-            # Not select: it takes no descriptor above 1023.
+            # select takes no descriptor above 1023.
             poll = select.poll()
             poll.register(process, select.POLLIN)
             poll.register(self._stopped, select.POLLIN)

@@ -1,8 +1,8 @@
-"""The app: holds the newest snapshot, shows it on the page that is seen, and carries out actions.
+"""The app: holds the newest snapshot, shows it on the visible page, and carries out actions.
 
-It is composed of parts: `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment that is shown) and
-`TerminalFeatures` (mouse, title, bell, clipboard). An action of the table is a method ``do_<name>`` of the page, the
-app or a part. Pages see the app as a `Shell`.
+It is composed of parts: `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment shown) and
+`TerminalFeatures` (mouse, title, bell, clipboard). An action is a method ``do_<name>`` of the page, the app or a part.
+Pages see the app as a `Shell`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LEAST_REFRESH_SECONDS = LIMITS["refresh_seconds"][0]
 
 
 class SnapshotRead(Message):
-    """A newer snapshot; it takes the place of one that was not looked at yet."""
+    """A newer snapshot; it replaces one that still waits in the queue."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class SnapshotRead(Message):
 
 @dataclass
 class AgentState(Message):
-    """A sentence on what is wrong with the agent, or None when it lives."""
+    """A sentence about what is wrong with the agent, or None if it runs."""
 
     text: str | None
 
@@ -84,7 +84,7 @@ class Notice(Message):
 
 
 class GputuiApp(DisplayLayer[int], inherit_bindings=False):
-    """The control center's screen. It decides nothing: it shows snapshots and writes commands."""
+    """The screen. It makes no decisions: it shows snapshots and writes commands."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = Path(__file__).with_name("theme") / "base.tcss"
@@ -92,7 +92,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
     TITLE = "gputui"
 
     theme = Reactive(ANSI.base)
-    """The usual one from the beginning: another one makes Textual read its style sheets again."""
+    """Set here because a change makes Textual read its style sheets again."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         settings_path: Path | None = None,
     ) -> None:
         if not os.environ.get("NO_COLOR"):
-            # Empty means nothing (no-color.org); Textual asks only whether it is there.
+            # An empty value means no wish (no-color.org); Textual only tests whether the variable exists.
             os.environ.pop("NO_COLOR", None)
         super().__init__()
         settings = settings or Settings()
@@ -131,8 +131,8 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         self.navigation = Navigation(self, self, feed, self.chart_memory)
         self.commands = Commands(self, lambda: self.navigation.page, feed.watch)
         self.time_travel = TimeTravel(self, self, feed)
-        self.terminal_features = TerminalFeatures(settings, self.host_name, self.tell_terminal, self.say)
-        # What `Shell` and the driver ask of the app and a part does.
+        self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)
+        # Methods of `Shell` and of `ModeKeeper` that a part carries out.
         self.request_data = self.navigation.request_data
         self.open_run = self.navigation.open_run
         self.open_study = self.navigation.open_study
@@ -166,16 +166,15 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         return TerminalDriver if found is LinuxDriver else found
 
     def on_mount(self) -> None:
-        self._wear_theme()
+        self._apply_theme()
         self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
-        self.set_keymap(self.keys.for_textual())
         self.feed.attach(
             lambda snapshot: self.post_message(SnapshotRead(snapshot)),
             lambda answer: self.post_message(Answered(answer)),
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, signal.SIGTERM):
-            # Under nohup it is ignored, and stays so.
+            # Under nohup, SIGHUP is ignored and must stay so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self.exit, 0)
         if self.keys.refused:
@@ -185,12 +184,12 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
 
     def on_snapshot_read(self, message: SnapshotRead) -> None:
         if not self.is_headless and not os.isatty(sys.__stdin__.fileno() if sys.__stdin__ else 0):
-            # The terminal went away without a hangup signal while the loop did not read from it.
+            # The terminal is gone without a hang-up signal.
             self.exit(0)
             return
-        # What went wrong stays until a key shows that somebody is there to have read it.
-        is_news = self.message[0] and self.message[1] == "info"
-        if is_news and time.monotonic() - self._said_at > MESSAGE_SECONDS:
+        # Warnings and errors stay until a key is pressed.
+        is_info = self.message[0] and self.message[1] == "info"
+        if is_info and time.monotonic() - self._said_at > MESSAGE_SECONDS:
             self.message = ("", "info")
         if self.time_travel.takes(message.snapshot):
             self._show(message.snapshot)
@@ -212,13 +211,13 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         self.say("The terminal sent a key that could not be read; it was left out.", "warning")
 
     def on_terminal_gone(self, message: TerminalGone) -> None:
-        # A hang-up tells its signal only to those whose controlling terminal it was.
+        # The signal of a hang-up only reaches processes with this controlling terminal.
         self.exit(0)
 
     # --- painting
 
     def _show(self, snapshot: Snapshot) -> None:
-        """Take a newer snapshot; draw it now, or when an update is due again."""
+        """Take a newer snapshot, and draw it when the next update is due."""
         self.snapshot = snapshot
         now = time.monotonic()
         self._pace.note_lag(self.lag_seconds, now)
@@ -227,7 +226,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         if self._due is not None:
             return
         interval = self._pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
-        # The feed keeps its own least distance; what comes at that pace is drawn as it comes.
+        # The feed limits its own rate; snapshots at that rate are drawn at once.
         wait = self._pace.wait_seconds(interval, now) if interval > LEAST_REFRESH_SECONDS else 0.0
         if wait:
             self._due = self.set_timer(wait, self._draw_due)
@@ -241,13 +240,13 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
 
     @property
     def line_words(self) -> str | None:
-        """How far the terminal is behind; None while it keeps up."""
+        """The lag of the terminal in words; None while it keeps up."""
         lag = self.lag_seconds
         slowed = ", fewer updates" if self._pace.is_slowed else ""
         return f"terminal {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
 
     def repaint(self) -> None:
-        """Draw the page that can be seen; those under it are drawn when they are back."""
+        """Draw the visible page; pages below it are drawn when they become visible."""
         for screen in reversed(self.screen_stack):
             if isinstance(screen, ActionScreen) and screen.is_mounted:
                 screen.changed()
@@ -255,12 +254,12 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
 
     @property
     def is_holding_paint(self) -> bool:
-        """Whether a page that is to be painted now will be painted soon, with whatever changes until then."""
+        """Whether paints are postponed to the end of `one_paint`."""
         return self._held_paints > 0
 
     @contextmanager
     def one_paint(self) -> Iterator[None]:
-        """However often a paint is asked for inside, the page that can be seen is painted once, at the end."""
+        """Postpone all paints inside the block, and paint the visible page once at its end."""
         self._held_paints += 1
         try:
             yield
@@ -270,18 +269,18 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
             self.repaint()
 
     def say(self, text: str, kind: str = "info") -> None:
-        """Show a sentence above the footer until the next key; what is only info, for a while at most. ``kind``: info,
+        """Show a sentence above the footer until the next key; an info at most for `MESSAGE_SECONDS`. ``kind``: info,
         warning or error."""
         self.message = (text, kind)
         self._said_at = time.monotonic()
         self.repaint()
 
     def tell(self, text: str, kind: str = "info") -> None:
-        """The same from another thread."""
+        """`say` from another thread."""
         self.post_message(Notice(text, kind))
 
     def work(self, do: Callable[[], str], failure: str) -> None:
-        """Do something that touches the disk in a thread, and say the sentence that it gives; or that it failed."""
+        """Do disk work in a thread, and show the sentence that it returns, or ``failure`` with the OSError."""
 
         def work() -> None:
             try:
@@ -295,28 +294,28 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
 
     @property
     def settings(self) -> Settings:
-        """What a person chose."""
+        """The current settings."""
         return self.preferences.settings
 
     @property
     def is_ascii(self) -> bool:
-        """Whether only ASCII is written."""
+        """Whether only ASCII characters are shown."""
         return self.characters == "ascii"
 
     def change(self, **changes: Any) -> None:
-        """Change settings: they take effect now and are kept for the next start."""
+        """Change settings, now and for the next start."""
         before = self.settings
         self.preferences.change(**changes)
         after = self.settings
         if after.theme != before.theme:
-            self._wear_theme()
+            self._apply_theme()
         if after.characters != before.characters:
             self.use_characters(characters_for(after.characters, os.environ))
             self._restyle()
         self.terminal_features.change(before, after, self.snapshot, is_ascii=self.is_ascii)
         self.repaint()
 
-    def _wear_theme(self) -> None:
+    def _apply_theme(self) -> None:
         theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
         self.theme_name = theme.name
         self.theme = theme.base
@@ -331,7 +330,7 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
     # --- actions
 
     def perform(self, name: str) -> None:
-        """Do what an action of the table says on the page that is seen, or say why it is not possible now."""
+        """Carry out an action on the visible page, or say why it is not possible now."""
         self.message = ("", "info")
         page = self.navigation.page
         why_not = find(name, page.SCOPE).why_not(page.context())
@@ -365,34 +364,25 @@ class GputuiApp(DisplayLayer[int], inherit_bindings=False):
         self.exit(0)
 
 
-def run(
-    workspace: Workspace,
-    feed: Feed,
-    *,
-    readonly: bool = False,
-    demo: bool = False,
-    settings_path: Path | None = None,
-) -> int:
-    """Open the screen and return the exit code once it is left. Needs a terminal. ``feed`` was started before and shows
-    the moment to begin with; it ends with the screen. ``settings_path``: where the settings are kept, if not in the
-    workspace."""
-    settings_path = settings_path or workspace.settings
-    settings, trouble = load(settings_path)
+def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
+    """Show the screen until it is left; returns the exit code. Needs a terminal. ``feed`` is running, and is stopped at
+    the end."""
+    settings, trouble = load(workspace.settings)
     app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
-                    settings=settings, settings_path=settings_path)  # fmt: skip
+                    settings=settings, settings_path=workspace.settings)  # fmt: skip
     if trouble is not None:
         app.message = (trouble, "warning")
     keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentState(text)))
     keeper.start()
     try:
-        # Textual's own way with the mouse reports every motion; ours is in `terminal.features`.
+        # Textual's mouse support reports every motion; `terminal.features` has ours.
         code = app.run(mouse=False)
     finally:
         keeper.stop()
         feed.stop()
         app.preferences.finish()
     for words in app.commands.unanswered if sys.stdout.isatty() else ():
-        # The agent drops what was asked by a process that is gone.
+        # The agent drops commands of processes that have ended.
         print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
     active = sum(not row.run.state.is_over for row in app.time_travel.live_runs)
     if active and not demo and sys.stdout.isatty():

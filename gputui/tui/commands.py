@@ -1,6 +1,6 @@
-"""Commands for the agent: written as rows from threads, asked for by actions, their answers shown.
+"""Commands for the agent: actions write them as rows, and their answers are shown.
 
-Writing is done in threads: a locked database may take seconds.
+Threads do the writing, because a locked database may take seconds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial, partialmethod
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from textual.message import Message
 
 from gputui.charts.safe_text import clean
@@ -37,6 +39,7 @@ from gputui.tui.widgets.page import ActionScreen
 
 if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
+    from gputui.studies.spec import StudySpec
 
 
 @dataclass
@@ -56,7 +59,7 @@ class Answered(Message):
 
 
 class Commands:
-    """Writes commands and says what became of them. The run or GPU that they are about is that of ``page``."""
+    """Writes commands about the run or GPU of ``page``, and shows their answers."""
 
     def __init__(self, shell: Shell, page: Callable[[], ActionScreen], watch: Callable[[int], object]) -> None:
         self._shell = shell
@@ -66,22 +69,22 @@ class Commands:
 
     @property
     def unanswered(self) -> list[str]:
-        """What was asked for and is not answered: the agent drops it when the screen is gone."""
+        """Commands without an answer, in words; the agent drops them when the screen ends."""
         return list(self._asked.values())
 
     def _run(self) -> Run:
         run = self._page().run_in_question
-        assert run is not None, "the table of actions has made sure that there is one"
+        assert run is not None  # checked by the action's `why_not`
         return run
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
-        """Write a command for the agent, in a thread: a locked database must not stop the screen."""
+        """Write a command for the agent in a thread; its answer is shown."""
         seconds = patience_seconds(verb)
         self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args), patience=seconds)
 
     def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
-        """The same with another way to write it; ``write`` returns the command's id. What is not answered within
-        ``patience`` seconds is withdrawn: it is not done long after it was given up, and asked for again."""
+        """`ask` with ``write``, which writes the command and returns its id. A command without an answer after
+        ``patience`` seconds is withdrawn, so that it is not carried out long after the person repeated it."""
 
         def work() -> None:
             try:
@@ -91,13 +94,13 @@ class Commands:
             except (StoreError, sqlite3.Error, OSError) as error:
                 self._shell.post_message(Asked(words, None, str(error)))
             except Exception as error:
-                # Nobody would hear of it otherwise: the thread would end, and nothing would ever be launched.
+                # Without a report, the command would be lost silently.
                 self._shell.post_message(Asked(words, None, f"{type(error).__name__}: {error}"))
 
         threading.Thread(target=work, name="asking", daemon=True).start()
 
     def asked(self, message: Asked) -> None:
-        """Watch for the answer to what was written."""
+        """Watch for the answer to a written command."""
         if message.command_id is None:
             self._shell.say(f"Cannot ask the agent: {message.problem}", "error")
             return
@@ -106,7 +109,7 @@ class Commands:
         self._shell.say(f"{message.words}…")
 
     def answered(self, answer: CommandAnswer) -> None:
-        """Show what became of a command."""
+        """Show the answer to a command."""
         words = self._asked.pop(answer.command_id, "")
         if answer.state == "refused":
             self._shell.say(f"{words}: refused. {answer.reason or ''}", "error")
@@ -115,23 +118,22 @@ class Commands:
         self._shell.say(answer_text(words, result))
         if answer.verb == "run":
             self._shell.select_run(str(result.get("id", "")))
+        if answer.verb == "study" and self._page().SCOPE == "studies":
+            self._shell.open_study(str(result.get("id", "")))
 
     # --- a run
 
     def do_stop(self) -> None:
         run = self._run()
-        has_checkpoints = json_columns.mapping(run.spec_json).get("checkpoints") is not None
-        saves = (
-            "It gets the time to write a checkpoint"
-            if has_checkpoints
-            else "It saves no checkpoints: its steps are lost"
-        )
-        text = f"Stop {run.run_id}? {saves}, then its processes end."
         if run.state in ("queued", "recovering"):
-            text = (
-                f"Stop {run.run_id}? It is {run_sign(run.state).word} and has no process now; it will not start again."
-            )
-        self._shell.confirmed("Stop", text, lambda: self.ask(f"Stop {run.run_id}", "stop", run.run_id, {"now": False}))
+            effect = f"It is {run_sign(run.state).word} and has no process now; it will not start again."
+        elif json_columns.mapping(run.spec_json).get("checkpoints") is not None:
+            effect = "It gets the time to write a checkpoint, then its processes end."
+        else:
+            effect = "It saves no checkpoints: its steps are lost, then its processes end."
+        title = f"Stop {run.run_id}"
+        ask = partial(self.ask, title, "stop", run.run_id, {"now": False})
+        self._shell.confirmed("Stop", f"{title}? {effect}", ask)
 
     def do_restart(self) -> None:
         run = self._run()
@@ -165,14 +167,11 @@ class Commands:
         text = "Pause the queue? No run starts until you open it again; active runs continue and recover as usual."
         self._shell.confirmed("Pause the queue", text, lambda: self.ask("Pause the queue", "queue_pause", None, {}))
 
-    def do_queue_up(self) -> None:
-        self._move_in_queue("Earlier", "up")
-
-    def do_queue_down(self) -> None:
-        self._move_in_queue("Later", "down")
-
     def _move_in_queue(self, word: str, place: str) -> None:
         self.ask(f"{word} in the queue", "queue_move", self._run().run_id, {"place": place})
+
+    do_queue_up = partialmethod(_move_in_queue, "Earlier", "up")
+    do_queue_down = partialmethod(_move_in_queue, "Later", "down")
 
     def do_clear_gpu(self) -> None:
         held = self._shell.snapshot.machine.quarantined
@@ -189,7 +188,7 @@ class Commands:
 
 
 def answer_text(words: str, result: Mapping[str, Any]) -> str:
-    """``words`` is what was asked for, ``result`` the agent's answer to it."""
+    """An answer as a sentence. ``words`` name the command, ``result`` is the agent's answer."""
     if "text" in result:
         return clean(str(result["text"]))
     if "paused" in result:
@@ -199,18 +198,20 @@ def answer_text(words: str, result: Mapping[str, Any]) -> str:
     if "id" not in result:
         return f"{words}: done"
     state = str(result.get("state"))
+    if state == "queued":
+        # It may be starting by now.
+        return f"{words}: {clean(str(result['id']))} starts as soon as its GPUs are free"
     return f"{words}: {clean(str(result['id']))} is {run_sign(state).word if state in RUN_SIGNS else clean(state)}"
 
 
 STORE_SECONDS = 30.0
-"""So long is waited for a store that is not there yet (with the screen an agent is started, and it makes the store), or
-that another program holds."""
+"""How long a command waits for a store that another program locks, or that the starting agent has yet to create."""
 
 _LOOK_SECONDS = 0.1
 
 
 def actor() -> str:
-    """Who asks, as it is written into the history."""
+    """The user's name for the history."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -228,8 +229,8 @@ def submit(workspace: Workspace, verb: str, run_id: str | None, args: Mapping[st
 
 
 def withdraw_late(workspace: Workspace, command_id: int, seconds: float) -> None:
-    """Wait for the answer to a command, and withdraw it where none comes."""
-    # Where the store is gone, or cannot be written, no agent can carry it out.
+    """Wait for the answer to a command, and withdraw it if none comes."""
+    # If the store is gone or read only, no agent can carry it out.
     with suppress(StoreError, sqlite3.Error, NotWithdrawnError), closing(open_commander(workspace.database)) as store:
         wait_for_answer(store, command_id, seconds, pause=lambda _: time.sleep(_LOOK_SECONDS))
 
@@ -244,8 +245,22 @@ def launch(workspace: Workspace, spec: RunSpec, name: str | None) -> int:
     )
 
 
+def start_study(workspace: Workspace, base: RunSpec, spec: StudySpec, source: str) -> int:
+    """Hand a study to the agent; ``base`` specifies its runs, ``source`` is the text of its file. Returns the command's
+    id. Raises as `submit` does."""
+    from gputui.runs.launch_shell import capture
+    from gputui.runs.submission import submit_ticket
+
+    shelled = replace(base, shell=capture())
+    words = {"spec": spec.to_json(), "source": source}
+    return _written(
+        workspace,
+        lambda connection: submit_ticket(workspace, connection, "study", shelled, words, actor(), now=time.time()),
+    )
+
+
 def _written(workspace: Workspace, write: Callable[[sqlite3.Connection], int]) -> int:
-    """What is asked before the agent is up, or while another program holds the store, waits for it."""
+    """Call ``write``, waiting up to `STORE_SECONDS` for the store."""
     deadline = time.monotonic() + STORE_SECONDS
     while True:
         try:

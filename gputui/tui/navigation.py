@@ -1,16 +1,16 @@
-"""Pages and dialogs: which lies on which, how one is gone to, and what the one that is seen needs from the feed.
+"""Opening pages and dialogs, and requesting the visible page's data from the feed.
 
-A page is never twice on the stack: going to one that lies under others goes back to it, so that escape always leads
-towards the overview. Modules of pages are imported when they are opened first.
+A page is on the stack once: opening one that lies below others returns to it, so that escape always leads towards the
+overview. The module of a page is imported when it is opened first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
 from textual.app import App
 from textual.screen import Screen
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=ActionScreen)
 
 RECENT = 6
-"""So many things that were chosen in the palette come first in it."""
+"""How many of the last choices come first in the palette."""
 
 
 class Navigation:
-    """Opens pages and dialogs of ``app``, and asks the feed for what the page that is seen shows."""
+    """Opens pages and dialogs of ``app``, and requests the visible page's data from the feed."""
 
     def __init__(self, app: App[Any], shell: Shell, feed: Feed, chart_memory: ChartMemory) -> None:
         self._app = app
@@ -45,20 +45,20 @@ class Navigation:
 
     @property
     def page(self) -> ActionScreen:
-        """The page that is seen, perhaps behind a dialog."""
+        """The visible page, perhaps behind a dialog."""
         return next(screen for screen in reversed(self._app.screen_stack) if isinstance(screen, ActionScreen))
 
     def request_data(self, page: Screen[Any]) -> None:
-        """Ask the feed for what this page needs, if it is the one that is seen."""
+        """Request the data of ``page`` from the feed, if it is the visible page."""
         if page is not self.page:
             return
         pages = (screen for screen in self._app.screen_stack if isinstance(screen, ActionScreen))
         interests = [interest for each in pages if (interest := each.interest()) is not None]
-        # The alerts that are over stay known while their page lies below: its cursor is on one of them.
+        # The page of alerts keeps its data while it lies below others: its cursor may be on a resolved alert.
         self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
 
     def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
-        """The page of this kind: the one on the stack, with what lay above it gone, or a new one on top."""
+        """Go to the page of this kind: return to the one on the stack that fits, or push a new one."""
         for screen in self._app.screen_stack:
             if isinstance(screen, kind) and is_it(screen):
                 screen.pop_until_active()
@@ -70,7 +70,7 @@ class Navigation:
     # --- the pages
 
     def open_run(self, run_id: str) -> None:
-        """Go to the page of a run; where another run's page can be seen it takes its place."""
+        """Go to the page of a run; it replaces the visible page of another run."""
         from gputui.tui.pages.run.page import RunScreen
 
         is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self._app.screen_stack)
@@ -102,15 +102,20 @@ class Navigation:
 
         self.go_to(StudyScreen, StudyScreen)
 
+    def do_study_new(self) -> None:
+        from gputui.tui.pages.study.choose import ChooseStudyScreen
+
+        self._app.push_screen(ChooseStudyScreen())
+
     def open_study(self, study_id: str) -> None:
-        """Go to the page of studies, at this one."""
+        """Go to the page of studies, and show this one."""
         from gputui.tui.pages.study.page import StudyScreen
 
         self.go_to(StudyScreen, StudyScreen).turn_to(study_id)
 
     def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
-        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. One
-        that is open already and has ``run`` in it stays as it is."""
+        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. An
+        open comparison that contains ``run`` is kept."""
         from gputui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
         from gputui.tui.pages.compare.page import CompareScreen
 
@@ -128,7 +133,7 @@ class Navigation:
         self.compare(self.page.run_in_question)
 
     def select_run(self, run_id: str) -> None:
-        """Put the overview's cursor on a run as soon as it is there."""
+        """Move the overview's cursor to a run as soon as it appears."""
         overview = self._app.screen_stack[0]
         if isinstance(overview, OverviewScreen):
             overview.select_run(run_id)
@@ -154,7 +159,7 @@ class Navigation:
         from gputui.tui.pages.launch.plan import launched_gpu_count, profile_path
 
         run = self.page.run_in_question
-        assert run is not None, "the table of actions has made sure that there is one"
+        assert run is not None  # checked by the action's `why_not`
         path = profile_path(run)
         self._open_form(
             Prefill(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id, run.target)
@@ -165,10 +170,10 @@ class Navigation:
 
         self._app.push_screen(LaunchScreen(prefill))
 
-    # --- what opens over a page
+    # --- dialogs
 
     def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
-        """Ask a person first, and do it when they are sure."""
+        """Call ``do`` if the person confirms it."""
         from gputui.tui.dialogs.confirm import ConfirmScreen
 
         def decide(is_sure: bool | None) -> None:
@@ -181,7 +186,7 @@ class Navigation:
         from gputui.tui.dialogs.labels import LabelsScreen, changes
 
         run = self.page.run_in_question
-        assert run is not None, "the table of actions has made sure that there is one"
+        assert run is not None  # checked by the action's `why_not`
 
         def save(labels: Labels | None) -> None:
             if labels is not None and (changed := changes(run, labels)):

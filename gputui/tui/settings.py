@@ -1,7 +1,7 @@
-"""What a person chose about the screen, kept between starts in one small JSON file.
+"""The settings of the screen, kept between starts in a small JSON file.
 
-A view reads it once and writes only what was changed in it: settings of another view, of a newer gputui or of a person
-with an editor survive. A file that cannot be used is set aside, never overwritten.
+A view reads the file once and writes only the settings that it changed: those of another view, of a newer gputui or of
+an editor survive. A broken file is set aside, never overwritten.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
 
 MOST_BYTES = 1 << 18
-"""A larger file is none of ours."""
+"""A larger file is not read."""
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "theme": ("auto", "ansi", "dark", "light", "colour-blind", "mono"),
@@ -27,24 +30,25 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "mouse": ("auto", "on", "off"),
     "slow_line": ("auto", "on", "off"),
 }
-"""Settings that are one of a few words."""
+"""Settings with a few possible words."""
 
 END_SECONDS = 2.0
-"""So long is waited at the end for what is being written."""
+"""How long the end of the screen waits for the settings to be written."""
 
 LIMITS: Final[Mapping[str, tuple[float, float]]] = {"refresh_seconds": (0.25, 60.0)}
-"""Least and most of settings that are numbers."""
+"""Least and most of numeric settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything that is kept.
+class Settings(Struct, frozen=True):
+    """All settings. Those of a page (``sort``, ``chart_*``, ``pins``) are checked by the page.
 
-    ``theme`` auto: dark where the terminal knows all colours, else its own sixteen. ``characters`` auto: ASCII where
-    the locale is not UTF-8 or the terminal is the kernel's console, else braille. ``mouse`` auto: on, but off over SSH.
-    ``slow_line`` auto: fewer updates while the line does not keep up; on: always. ``refresh_seconds``: least time
-    between two updates. What belongs to a page (``sort``, ``chart_*``, ``pins``) is checked by the page. ``keys``:
-    action, or scope and action with a dot between, to its keys, a space between.
+    Attributes:
+        theme: auto is dark if the terminal knows all colours, else its own sixteen.
+        characters: auto is ASCII if the locale is not UTF-8 or the terminal is the kernel's console, else braille.
+        mouse: auto is on, but off over SSH.
+        slow_line: auto makes fewer updates while the line does not keep up; on, always.
+        refresh_seconds: least time between two updates.
+        keys: maps an action, or ``page.action``, to its keys, separated by spaces.
     """
 
     theme: str = "auto"
@@ -60,11 +64,11 @@ class Settings:
     chart_axis: str = ""
     chart_smoothing: str = ""
     pins: tuple[str, ...] = ()
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def load(path: Path) -> tuple[Settings, str | None]:
-    """The settings of a file, and a sentence when some of it could not be used. A missing file means defaults."""
+    """The settings of a file, and a sentence about those that cannot be used. A missing file means defaults."""
     try:
         known = _read(path)
     except FileNotFoundError:
@@ -75,24 +79,24 @@ def load(path: Path) -> tuple[Settings, str | None]:
 
 
 def of_json(known: Mapping[str, Any], where: str) -> tuple[Settings, str | None]:
-    """Settings from what a file holds. What does not fit keeps its default and is named in the sentence."""
+    """Settings from the content of a file. Invalid ones keep their default and are named in the sentence."""
     found: dict[str, Any] = {}
     wrong: list[str] = []
-    for each in fields(Settings):
-        if each.name in known:
-            value = _checked(each.name, known[each.name])
+    for name in Settings.__struct_fields__:
+        if name in known:
+            value = _checked(name, known[name])
             if value is None:
-                wrong.append(clean(f"{each.name} = {json.dumps(known[each.name], ensure_ascii=False)[:40]}"))
+                wrong.append(clean(f"{name} = {json.dumps(known[name], ensure_ascii=False)[:40]}"))
             else:
-                found[each.name] = value
+                found[name] = value
     problem = f"In {where}, {', '.join(wrong)} cannot be used; the default holds." if wrong else None
     return replace(Settings(), **found), problem
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> str | None:
-    """Write these settings into the file, beside what is in it. Atomic; readable by its owner only.
+    """Merge ``changes`` into the file, atomically. Only its owner can read it.
 
-    Returns a sentence when the old file was broken and had to be set aside. Raises OSError.
+    Returns a sentence if the old file was broken and was set aside. Raises OSError.
     """
     import tempfile
 
@@ -126,7 +130,7 @@ def save(path: Path, changes: Mapping[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Raises OSError, or ValueError when it is no JSON object."""
+    """The content of the file. Raises OSError, or ValueError if it is no JSON object."""
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -138,7 +142,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(name: str, value: object) -> object:
-    """The value as the setting holds it; None when it cannot."""
+    """The value of a setting; None if it is invalid."""
     if name in CHOICES:
         return value if value in CHOICES[name] else None
     if name in LIMITS:
@@ -168,9 +172,9 @@ def _words(error: Exception) -> str:
 
 
 class Preferences:
-    """The settings while the screen is open: changed at once, written by a thread of their own.
+    """The settings while the screen is open. A thread writes changes to the file.
 
-    ``tell`` is called from that thread with a sentence when they cannot be kept.
+    ``tell`` is called from that thread with a sentence if they cannot be written.
     """
 
     def __init__(self, settings: Settings, path: Path | None, tell: Callable[[str], object]) -> None:
@@ -193,7 +197,7 @@ class Preferences:
                 self._writer.start()
 
     def finish(self) -> None:
-        """Wait for what is being written, but not for a disk that hangs."""
+        """Wait for the writer, at most `END_SECONDS`: the disk may hang."""
         with self._lock:
             writer = self._writer
         if writer is not None:

@@ -1,10 +1,12 @@
-"""What pages and dialogs see of the app."""
+"""The interface of the app for pages and dialogs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
+
+from textual import events
 
 from gputui.config import Workspace
 from gputui.store.runs import Run
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Shell(Protocol):
-    """The app as pages and dialogs use it; `gputui.tui.app` composes it of parts."""
+    """The app as pages and dialogs use it; implemented by `gputui.tui.app`."""
 
     workspace: Workspace
     snapshot: Snapshot
@@ -35,25 +37,25 @@ class Shell(Protocol):
 
     @property
     def is_ascii(self) -> bool:
-        """Whether only ASCII is written."""
+        """Whether only ASCII characters are shown."""
         ...
 
     @property
     def line_words(self) -> str | None:
-        """How far the terminal is behind; None while it keeps up."""
+        """The lag of the terminal in words; None while it keeps up."""
         ...
 
     @property
     def is_holding_paint(self) -> bool:
-        """Whether the page will be painted soon, with whatever changes until then."""
+        """Whether paints are postponed to the end of `one_paint`."""
         ...
 
     def one_paint(self) -> AbstractContextManager[None]:
-        """However often a paint is asked for inside, the page is painted once, at the end."""
+        """Postpone all paints inside the block, and paint the visible page once at its end."""
         ...
 
     def perform(self, name: str) -> None:
-        """Do what an action of the table says on the page that is seen, or say why it is not possible now."""
+        """Carry out an action on the visible page, or say why it is not possible now."""
         ...
 
     def say(self, text: str, kind: str = "info") -> None:
@@ -61,19 +63,19 @@ class Shell(Protocol):
         ...
 
     def post_message(self, message: Message) -> bool:
-        """Queue a message for the app; from any thread."""
+        """Queue a message for the app. Thread-safe."""
         ...
 
     def tell(self, text: str, kind: str = "info") -> None:
-        """The same as `say` from another thread."""
+        """`say` from another thread."""
         ...
 
     def work(self, do: Callable[[], str], failure: str) -> None:
-        """Do something that touches the disk in a thread, and show the sentence that it returns, or that it failed."""
+        """Do disk work in a thread, and show the sentence that it returns, or ``failure`` with the OSError."""
         ...
 
     def change(self, **changes: Any) -> None:
-        """Change settings: they take effect now and are kept for the next start."""
+        """Change settings, now and for the next start."""
         ...
 
     def copy(self, what: str, text: str) -> None:
@@ -83,29 +85,29 @@ class Shell(Protocol):
     # --- commands for the agent
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
-        """Write a command for the agent; its answer is shown."""
+        """Write a command for the agent, and show its answer."""
         ...
 
     def ask_by(self, words: str, write: Callable[[], int]) -> None:
-        """The same with another way to write it; ``write`` returns the command's id."""
+        """`ask` with ``write``, which writes the command and returns its id."""
         ...
 
     def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
-        """Ask a person first, and do it when they are sure."""
+        """Call ``do`` if the person confirms it."""
         ...
 
     # --- the moment and the pages
 
     def look_back(self, moment: Moment) -> None:
-        """Show a past moment; one that is still to come is the present."""
+        """Show a past moment; a future one shows the present."""
         ...
 
     def type_moment(self) -> None:
-        """Ask for the moment to show."""
+        """Ask the person for the moment to show."""
         ...
 
     def request_data(self, page: Screen[Any]) -> None:
-        """Ask the feed for what this page needs, if it is the one that is seen."""
+        """Request the data of ``page`` from the feed, if it is the visible page."""
         ...
 
     def open_run(self, run_id: str) -> None:
@@ -113,7 +115,7 @@ class Shell(Protocol):
         ...
 
     def open_study(self, study_id: str) -> None:
-        """Go to the page of studies, at this one."""
+        """Go to the page of studies, and show this one."""
         ...
 
     def open_gpu(self, uuid: str) -> None:
@@ -129,5 +131,15 @@ class Shell(Protocol):
         ...
 
     def select_run(self, run_id: str) -> None:
-        """Put the overview's cursor on a run as soon as it is there."""
+        """Move the overview's cursor to a run as soon as it appears."""
         ...
+
+
+def passed_to_top(screen: Screen[Any], event: events.Key) -> bool:
+    """Pass a key on to the top screen, if an earlier key has opened or closed a screen since; returns whether it was.
+    So keys typed ahead reach the screen they were meant for."""
+    stack = screen.app.screen_stack
+    if not stack or stack[-1] is screen:
+        return False
+    stack[-1]._forward_event(events.Key(event.key, event.character))
+    return True

@@ -1,12 +1,13 @@
-"""Looking back: which moment is shown, and the keys that move along the record."""
+"""Time travel: the moment that is shown, and the actions that change it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
+from msgspec.structs import replace
 from textual.app import App
 
 from gputui.tui.data.feed import Feed
@@ -15,16 +16,17 @@ from gputui.tui.layout.words import moment as moment_words
 from gputui.tui.shell import Shell
 
 STEP_SECONDS = 10.0
-"""A bucket of the short histories: with every step they move on by one."""
+"""One step in time: a bucket of the short histories."""
 
 FAR_STEPS = 10
 
 
 class TimeTravel:
-    """Knows the moment that is shown; the feed reads it, and what it has read comes back with the snapshots.
+    """Requests moments from the feed, and takes its snapshots.
 
-    ``moment`` is what was asked for, or once it was read the moment itself; None is the present. ``live_runs`` are the
-    runs as they were when the present was seen last.
+    Attributes:
+        moment: the requested moment and, once read, the actual one; None for the present.
+        live_runs: the runs of the last snapshot of the present.
     """
 
     def __init__(self, app: App[Any], shell: Shell, feed: Feed) -> None:
@@ -35,12 +37,12 @@ class TimeTravel:
         self.live_runs: Sequence[RunRow] = shell.snapshot.runs if shell.snapshot.past is None else ()
 
     def takes(self, snapshot: Snapshot) -> bool:
-        """Take in a newer snapshot; False where it is not of the moment that was asked for."""
+        """Take a newer snapshot; False if it is not of the requested moment."""
         past = snapshot.past
         if past is None:
             self.live_runs = snapshot.runs
         if past is None and self.moment is not None and snapshot.trouble is None:
-            # The feed has not come to it yet; the present must not flash up in between.
+            # The feed has not read the moment yet; the present must not flash up in between.
             return False
         if past is not None and self.moment is None:
             return False
@@ -60,7 +62,7 @@ class TimeTravel:
             self.do_live()
 
     def look_back(self, moment: Moment) -> None:
-        """Show a past moment; one that is still to come is the present."""
+        """Show a past moment; a future one shows the present."""
         if moment.at >= self._now and not moment.ticks:
             if self.moment is not None:
                 self.do_live()
@@ -79,28 +81,18 @@ class TimeTravel:
         here = self.moment or Moment(float(math.floor(self._now)))
         self.look_back(Moment(here.at + steps * STEP_SECONDS, direction=-1 if steps < 0 else 1))
 
+    do_time_back = partialmethod(_step, -1)
+    do_time_forth = partialmethod(_step, 1)
+    do_time_back_far = partialmethod(_step, -FAR_STEPS)
+    do_time_forth_far = partialmethod(_step, FAR_STEPS)
+
     def _tick(self, by: int) -> None:
-        # What was asked for and not yet read is added to: a key pressed twice goes two ticks.
+        # Added to a request that was not read yet, so that two keys go two ticks.
         here = self.moment or Moment(self._now)
         self.look_back(replace(here, ticks=here.ticks + by, direction=0))
 
-    def do_time_back(self) -> None:
-        self._step(-1)
-
-    def do_time_forth(self) -> None:
-        self._step(1)
-
-    def do_time_back_far(self) -> None:
-        self._step(-FAR_STEPS)
-
-    def do_time_forth_far(self) -> None:
-        self._step(FAR_STEPS)
-
-    def do_tick_previous(self) -> None:
-        self._tick(-1)
-
-    def do_tick_next(self) -> None:
-        self._tick(1)
+    do_tick_previous = partialmethod(_tick, -1)
+    do_tick_next = partialmethod(_tick, 1)
 
     def do_live(self) -> None:
         self.moment = None

@@ -1,6 +1,6 @@
-"""The YAML files that people write, as typed forms.
+"""YAML files that people write, as typed forms.
 
-In: a file's text and a pydantic form. Out: the valid form, or every mistake at once, each with its line and the nearest
-right word. Profiles, studies, alert rules, the record's settings and scenarios are read by it. Read `forms` first;
-`document` says what of YAML is understood.
+In: a file's text and a pydantic form. Out: the valid form, or every mistake with its line and a suggestion. Used for
+profiles, studies, alert rules, the settings of the record and scenarios. Read `forms` first; `document` defines the
+supported YAML.
 """

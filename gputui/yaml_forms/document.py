@@ -1,9 +1,9 @@
 """YAML as plain data with the place of every key, from the nodes of `yaml.compose`.
 
-Nothing is ever constructed from a tag, so that the text can only become text, numbers, booleans, null, lists and
-mappings. Depth, size and the expansion of aliases are bounded. Scalars are read as YAML 1.1 does where a person would
-be surprised otherwise (``off`` is false), and as YAML 1.2 does where 1.1 surprises: ``1e-3`` is a number, ``010`` is
-ten, ``1:30`` and ``2024-01-01`` are text. Keys are always text.
+Tags never construct objects: the text can only become text, numbers, booleans, null, lists and mappings. Depth, size
+and the expansion of aliases are bounded. Scalars follow YAML 1.1 where people expect it (``off`` is false), and YAML
+1.2 where 1.1 surprises: ``1e-3`` is a number, ``010`` is ten, ``1:30`` and ``2024-01-01`` are text. Keys are always
+text.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_VALUES = 10_000
 
 KeyPath = tuple[str | int, ...]
-"""Where a value is: keys and list positions from the top."""
+"""The place of a value: keys and list indices from the top."""
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLEANS = {
@@ -31,13 +32,13 @@ _BOOLEANS = {
 _INTEGER = re.compile(r"[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
-_STRING_TAGS = frozenset({"!", "tag:yaml.org,2002:str"})
+_TEXT = "tag:yaml.org,2002:str"
+_STRING_TAGS = frozenset({"!", _TEXT})
 _PLAIN = "plain"
 _MERGE = "<<"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """A place in the text; both count from 1."""
 
     line: int
@@ -46,21 +47,21 @@ class Mark:
 
 @dataclass(slots=True)
 class Document:
-    """``data`` as Python values, the mark of every key and list item, and the keys given twice (the first counts)."""
+    """``data`` as Python values, the mark of every key and list item, and duplicate keys (the first counts)."""
 
     data: Any
     marks: dict[KeyPath, Mark]
     duplicates: list[tuple[KeyPath, Mark]] = field(default_factory=list)
 
     def mark(self, place: KeyPath) -> Mark:
-        """The mark of the value at ``place``, or of the closest thing around it."""
+        """The mark of the value at ``place``, or of the closest enclosing one."""
         while place and place not in self.marks:
             place = place[:-1]
         return self.marks.get(place, Mark(1, 1))
 
 
 class YamlError(ValueError):
-    """The text is no YAML that a profile can be. ``mark`` is None if the text as a whole is meant."""
+    """The text is no valid YAML here. ``mark`` is None for the text as a whole."""
 
     def __init__(self, text: str, mark: Mark | None) -> None:
         super().__init__(text)
@@ -68,8 +69,7 @@ class YamlError(ValueError):
 
 
 def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
-    """Read one document. Values at places for which ``is_literal`` holds stay the text that was written, ``on`` and
-    ``1.10`` included.
+    """Parse one document. Values at places for which ``is_literal`` is true remain text, such as ``on`` and ``1.10``.
 
     Raises YamlError.
     """
@@ -89,12 +89,21 @@ def parse(text: str, is_literal: Callable[[KeyPath], bool] = lambda _: False) ->
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes one document, with bounds on depth and number, and no tag but that of text."""
+    """Composes one document with bounded depth and size, and without tags except that of text."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._count = 0
         self._depth = 0
+
+    def get_single_node(self) -> yaml.Node | None:
+        try:
+            return super().get_single_node()
+        except YamlError:
+            raise
+        except (ValueError, OverflowError) as error:
+            # PyYAML converts the number of an escaped character, or of a version, without a check.
+            raise YamlError("not valid YAML: a number is too large", _mark(self.get_mark())) from error
 
     def compose_document(self) -> yaml.Node | None:
         root = super().compose_document()
@@ -118,8 +127,11 @@ class _Loader(yaml.SafeLoader):
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             raise YamlError(f"the tag {tag} is not used here; write plain values", mark)
         else:
-            # An anchor may be given again; the newest counts.
+            # An anchor may be redefined; the newest counts.
             self.anchors.pop(event.anchor, None)
+            if event.tag == "!":
+                # PyYAML would resolve it as if it were plain, even in quotes.
+                event.tag = _TEXT
         self._depth += 1
         try:
             return super().compose_node(parent, index)
@@ -127,67 +139,82 @@ class _Loader(yaml.SafeLoader):
             self._depth -= 1
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """A scalar's tag says whether it was written without quotes and tag; what it means says `plain_value`."""
-        return _PLAIN if kind is yaml.ScalarNode and implicit[0] else "tag:yaml.org,2002:str"
+        """The tag of a scalar says whether it is plain (no quotes, no tag); `plain_value` interprets it."""
+        return _PLAIN if kind is yaml.ScalarNode and implicit[0] else _TEXT
 
 
 class _Builder:
-    """Nodes to data. Aliases are expanded here, so the bound on the number of values holds again."""
+    """Converts nodes to data. Aliases are expanded here, so the number of values is bounded again."""
 
     def __init__(self, document: Document, is_literal: Callable[[KeyPath], bool]) -> None:
         self._document = document
         self._is_literal = is_literal
         self._count = 0
+        self._checked: set[yaml.Node] = set()
 
-    def build(self, node: yaml.Node, place: KeyPath, around: tuple[yaml.Node, ...]) -> Any:
-        self._spend(node)
-        if node in around:
-            raise YamlError("an anchor contains itself", _mark(node.start_mark))
-        if len(around) > MAX_DEPTH:
-            raise YamlError(f"its aliases nest more than {MAX_DEPTH} levels deep", _mark(node.start_mark))
-        inside = (*around, node)
+    def build(self, node: yaml.Node, place: KeyPath, parents: tuple[yaml.Node, ...]) -> Any:
+        """The value of a node at ``place``. Raises YamlError."""
+        self._enter(node, parents, node)
         if isinstance(node, yaml.ScalarNode):
             return node.value if node.tag != _PLAIN or self._is_literal(place) else plain_value(node.value)
         if isinstance(node, yaml.SequenceNode):
-            for position, item in enumerate(node.value):
-                self._document.marks[(*place, position)] = _mark(item.start_mark)
-            return [self.build(item, (*place, position), inside) for position, item in enumerate(node.value)]
+            for index, item in enumerate(node.value):
+                self._document.marks[(*place, index)] = _mark(item.start_mark)
+            return [self.build(item, (*place, index), (*parents, node)) for index, item in enumerate(node.value)]
         values: dict[str, Any] = {}
-        for key, value in self._merged(node, inside):
+        for key, value in self._merged(node, place, (*parents, node)):
             if key.value not in values:
                 self._document.marks[(*place, key.value)] = _mark(key.start_mark)
-                values[key.value] = self.build(value, (*place, key.value), inside)
-        own = set()
-        for key, _ in node.value:
-            if key.value in own:
-                self._document.duplicates.append(((*place, key.value), _mark(key.start_mark)))
-            own.add(key.value)
+                values[key.value] = self.build(value, (*place, key.value), (*parents, node))
         return values
 
-    def _merged(self, node: yaml.Node, around: tuple[yaml.Node, ...]) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The mapping's own pairs, then those that ``<<`` takes from others, which never replace its own."""
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise YamlError("a key must be a word", _mark(key.start_mark))
-        merges = [pair for pair in node.value if pair[0].tag == _PLAIN and pair[0].value == _MERGE]
-        yield from (pair for pair in node.value if pair not in merges)
-        for key, value in merges:
+    def _merged(
+        self, node: yaml.Node, place: KeyPath, parents: tuple[yaml.Node, ...]
+    ) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+        """The pairs of the mapping, then those that ``<<`` merges, which never replace its own. ``parents`` include
+        the mapping."""
+        self._check_keys(node, place)
+        yield from (pair for pair in node.value if not _is_merge(pair[0]))
+        for key, value in node.value:
+            if not _is_merge(key):
+                continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode):
                     raise YamlError("<< takes a mapping, or a list of mappings", _mark(key.start_mark))
-                if source in around or len(around) > MAX_DEPTH:
-                    raise YamlError("an anchor contains itself", _mark(key.start_mark))
-                self._spend(source)
-                yield from self._merged(source, (*around, source))
+                self._enter(source, parents, key)
+                yield from self._merged(source, place, (*parents, source))
 
-    def _spend(self, node: yaml.Node) -> None:
+    def _check_keys(self, node: yaml.Node, place: KeyPath) -> None:
+        """Record a mapping's duplicate keys, once for all its aliases. Raises YamlError."""
+        if node in self._checked:
+            return
+        self._checked.add(node)
+        keys = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise YamlError("a key must be a word", _mark(key.start_mark))
+            name = (key.value, _is_merge(key))
+            if name in keys:
+                self._document.duplicates.append(((*place, key.value), _mark(key.start_mark)))
+            keys.add(name)
+
+    def _enter(self, node: yaml.Node, parents: tuple[yaml.Node, ...], at: yaml.Node) -> None:
+        """Check that a node can be expanded inside ``parents``; errors are marked at ``at``. Raises YamlError."""
         self._count += 1
         if self._count > MAX_VALUES:
             raise YamlError(f"its aliases expand to more than {MAX_VALUES} values", _mark(node.start_mark))
+        if node in parents:
+            raise YamlError("an anchor contains itself", _mark(at.start_mark))
+        if len(parents) > MAX_DEPTH:
+            raise YamlError(f"its aliases nest more than {MAX_DEPTH} levels deep", _mark(at.start_mark))
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return bool(key.tag == _PLAIN and key.value == _MERGE)
 
 
 def plain_value(text: str) -> str | int | float | bool | None:
-    """What an unquoted scalar means."""
+    """The value of an unquoted scalar."""
     if text in _NULL:
         return None
     if text in _BOOLEANS:
@@ -206,12 +233,12 @@ def plain_value(text: str) -> str | int | float | bool | None:
 
 
 def _mark(mark: Any) -> Mark:
-    """The parser's mark, which counts from 0; None is the beginning."""
+    """The mark of the parser, which counts from 0; None is the beginning."""
     return Mark(1, 1) if mark is None else Mark(mark.line + 1, mark.column + 1)
 
 
 def _in_words(problem: str) -> str:
-    """The parser's words for the mistakes that are made most, in a person's words."""
+    """The parser's most common errors, reworded."""
     if "'\\t'" in problem:
         return "a tab cannot indent; use spaces"
     if "mapping values are not allowed here" in problem:

@@ -1,4 +1,4 @@
-"""A YAML file that a person wrote: its text, its data with places, and what is wrong with it by line."""
+"""A YAML file that a person wrote: its text, its data with places, and its problems by line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gputui.yaml_forms.problems import Problem, ProfileError, shown_path
 
 
 def read_text(path: Path, what: str = "profile") -> str:
-    """The file's text; ``what`` is what it should be. Only a regular file is opened: a pipe could block for ever.
+    """The file's text; ``what`` is what it should be. Only regular files are opened, because a pipe could block for
+    ever.
 
     Raises ProfileError.
     """
@@ -38,12 +39,12 @@ def read_text(path: Path, what: str = "profile") -> str:
 
 
 def whole_file(path: Path, text: str) -> ProfileError:
-    """An error about the file as a whole."""
+    """A problem of the file as a whole."""
     return ProfileError([Problem(shown_path(path), None, None, "", text)])
 
 
 def parse_file(text: str, path: Path, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
-    """`yamldoc.parse` of a file's text. Raises ProfileError."""
+    """`document.parse` of a file's text. Raises ProfileError."""
     try:
         return parse(text, is_literal)
     except YamlError as error:
@@ -62,15 +63,15 @@ def problem_at(
     found: str | None = None,
     nearest: str | None = None,
 ) -> Problem:
-    """What is wrong at a place, with its line; ``mark`` is that of one of two equal keys."""
+    """A problem at a place, with its line. ``mark`` is the place of a duplicate key."""
     at = mark or document.mark(place)
     while place and place not in document.marks:
-        place = place[:-1]  # a key that is not written there, such as the default of a parameter's short form
+        place = place[:-1]  # a key that is not in the file, such as the default of a parameter's short form
     return Problem(shown_path(path), at.line, at.column, ".".join(map(str, place)), problem, expected, found, nearest)
 
 
 def given_twice(path: Path, document: Document) -> list[Problem]:
-    """Every duplicate key of one mapping."""
+    """The duplicate keys of every mapping."""
     return [
         problem_at(path, document, place, "the key is given twice", mark=mark) for place, mark in document.duplicates
     ]

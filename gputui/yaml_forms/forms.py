@@ -1,4 +1,4 @@
-"""YAML as pydantic models: what all of them share, and pydantic's errors in a person's words, each with its place."""
+"""Shared parts of pydantic models for YAML, and pydantic's errors as readable messages with places."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gputui.yaml_forms.problems import ProfileError, shown_value
 
 _EXPECTED = "gputui_expected"
 _PROBLEM = "gputui_problem"
-# A bound so large is none.
+# A bound of this size is no bound.
 UNBOUNDED = 1e12
-# More options are not listed where one of them was probably meant.
+# More options are not listed if one of them is suggested.
 _OPTIONS_SHOWN = 8
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
 
-_IN_WORDS = {
+_EXPECTATIONS = {
     "string_type": "text",
     "string_too_short": "text that is not empty",
     "string_too_long": "text of at most {max_length} characters",
@@ -53,8 +53,8 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class Model(BaseModel):
-    """Exactly the keys of its fields, each of exactly its type. ``called`` is what its keys are; ``other_names`` are
-    what other tools call some of them, with the key."""
+    """Accepts exactly the keys of its fields, with exactly their types. ``called`` is the noun for its keys;
+    ``other_names`` maps names of other tools to keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
     called: ClassVar[str] = "key"
@@ -62,17 +62,17 @@ class Model(BaseModel):
 
 
 def expected(what: str) -> PydanticCustomError:
-    """An error of a validator that says what a value should have been."""
+    """An error of a validator that says what a value should be."""
     return PydanticCustomError(_EXPECTED, "{what}", {"what": what})
 
 
 def problem(what: str, *, at: KeyPath = ()) -> PydanticCustomError:
-    """An error of a validator that says what is wrong in a sentence; ``at`` leads to it inside the value."""
+    """An error of a validator as a sentence; ``at`` is the place inside the value."""
     return PydanticCustomError(_PROBLEM, "{what}", {"what": what, "at": at})
 
 
 def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: str = "") -> BeforeValidator:
-    """The bounds of a finite number, for its type; ``what`` says more of it than that it is a number."""
+    """The bounds of a finite number; ``what`` describes it more precisely than "a number"."""
     what = what or ("a whole number" if whole else "a number")
     sentence = f"{what} from {least:.12g}" + ("" if most >= UNBOUNDED else f" to {most:.12g}")
 
@@ -87,14 +87,14 @@ def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: 
 
 def _words(given: object) -> object:
     if not isinstance(given, list) or not all(isinstance(word, str) and "\0" not in word for word in given):
-        # A command may hold a secret, so it is not shown.
+        # A command may contain a secret, so it is not shown.
         raise problem("expected a list of words such as [notify-send, gputui]")
     return given
 
 
 def _webhook(given: object) -> object:
     if given is not None and not (isinstance(given, str) and re.fullmatch(r"https?://[^\s/]\S*", given)):
-        # What is written there may be half a secret.
+        # An address may contain a secret, so it is not shown.
         raise problem("expected an address that begins with http:// or https://")
     return given
 
@@ -103,7 +103,7 @@ F = TypeVar("F", bound=Model)
 
 
 class NotifyForm(Model):
-    """How somebody is notified: a command, an address, or both."""
+    """How to notify somebody: a command, an address, or both."""
 
     command: Annotated[list[str], BeforeValidator(_words)] = []
     webhook: Annotated[str | None, BeforeValidator(_webhook)] = None
@@ -119,7 +119,7 @@ NotEmpty = BeforeValidator(_not_empty)
 
 
 def validated(document: Document, path: Path, form: type[F], context: str | None = None) -> F:
-    """What a file holds as its model. Raises ProfileError with every problem, each with its place."""
+    """The content of a file as its model. Raises ProfileError with every problem and its place."""
     problems = given_twice(path, document)
     try:
         found = form.model_validate({} if document.data is None else document.data, context=context)
@@ -133,10 +133,10 @@ def validated(document: Document, path: Path, form: type[F], context: str | None
 def findings(
     error: ValidationError, form: type[Model], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
 ) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """For each error of ``form`` its place and the fields of a Problem: problem, expected, found, nearest.
+    """The place of each error of ``form``, and the fields of a Problem: problem, expected, found, nearest.
 
-    A key that is ``empty`` has been spoken of, and does not count as missing. With ``has_one_source``, ``metrics`` was
-    no list in the file.
+    Keys in ``empty`` have been reported and do not count as missing. With ``has_one_source``, ``metrics`` was no list
+    in the file.
     """
     for detail in error.errors(include_url=False):
         place = written = tuple(part for part in detail["loc"] if part != "[key]")
@@ -167,7 +167,7 @@ def _model_at(form: Any, place: KeyPath) -> type[Model]:
 
 
 def _inside(kind: Any) -> Any:
-    """A type without what is annotated to it, and without None."""
+    """A type without annotations and without None."""
     while get_origin(kind) in (Annotated, Union, types.UnionType):
         kind = get_args(kind)[0]
     return kind
@@ -195,6 +195,6 @@ def _finding(detail: ErrorDetails, place: KeyPath) -> tuple[KeyPath, dict[str, A
         return place, {"expected": "text (put it in quotes)", "found": found}
     if kind == "string_type" and isinstance(given, dict):
         return place, {"expected": f"text ({IN_QUOTES})", "found": found}
-    if kind in _IN_WORDS:
-        return place, {"expected": _IN_WORDS[kind].format(**context), "found": found}
+    if kind in _EXPECTATIONS:
+        return place, {"expected": _EXPECTATIONS[kind].format(**context), "found": found}
     return place, {"problem": detail["msg"]}

@@ -1,4 +1,4 @@
-"""The name that was probably meant."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from types import MappingProxyType
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of ``names`` closest to ``name``, or None when none is close. Case, dashes and underscores do not
-    count."""
+    """The one of ``names`` closest to ``name``, or None. Case, dashes and underscores are ignored."""
     plain = {_plain(candidate): candidate for candidate in names}
     found = difflib.get_close_matches(_plain(name)[:100], plain, n=1, cutoff=0.6)
     return plain[found[0]] if found else None
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ "did you mean …?" with the nearest name; "" if none is close."""
+    meant = nearest(name, names)
+    return f"did you mean {meant}?" if meant is not None else ""
+
+
 def nearest_file(name: str, names: Iterable[str]) -> str | None:
-    """As `nearest`, for files: an ending that both have makes no two names alike."""
+    """As `nearest`, for files. A common suffix alone does not make names similar."""
     listed = list(names)
     stem = PurePath(name).stem
     same = {PurePath(each).stem: each for each in reversed(listed) if PurePath(each).suffix == PurePath(name).suffix}
@@ -29,8 +34,8 @@ def nearest_file(name: str, names: Iterable[str]) -> str | None:
 def not_one_of(
     what: str, name: str, known: Iterable[str], other_names: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, str | None]:
-    """What is wrong with a name that is none of those there are, and the one that was probably meant. ``other_names``
-    are what other tools call some of them, with the name here."""
+    """The message for an unknown name, and the nearest known one. ``other_names`` maps names of other tools to names
+    here."""
     names = list(known)
     meant = other_names.get(_plain(name)) or nearest(name, names)
     return f"unknown {what}" + ("" if meant else f"; there are {', '.join(names)}"), meant

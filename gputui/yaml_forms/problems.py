@@ -1,23 +1,24 @@
-"""What is wrong with a profile, as one line each that a person can act on."""
+"""Problems of a YAML file, as one readable line each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from gputui.charts.safe_text import clean
 
 _SHOWN_CHARACTERS = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing wrong in one place. ``line`` and ``column`` count from 1 and are None if the file as a whole is
-    meant; ``key`` is dotted (``params.lr``), "" for the whole file. ``problem`` says what is wrong; ``expected`` and
-    ``found`` describe it where a value of another kind was; ``nearest`` is what was probably meant."""
+class Problem(Struct, frozen=True):
+    """A problem at a place. ``line`` and ``column`` count from 1 and are None for the file as a whole; ``key`` is
+    dotted (``params.lr``), "" for the whole file. ``expected`` and ``found`` describe a value of a wrong type;
+    ``nearest`` is a suggestion."""
 
     file: str
     line: int | None
@@ -31,9 +32,9 @@ class Problem:
     def __str__(self) -> str:
         where = self.file if self.line is None else f"{self.file}:{self.line}"
         parts = [where, self.key] if self.key else [where]
-        return clean(": ".join([*parts, self._what()]))
+        return clean(": ".join([*parts, self._message()]))
 
-    def _what(self) -> str:
+    def _message(self) -> str:
         what = self.problem or f"expected {self.expected}"
         if self.problem and self.expected:
             what += f": expected {self.expected}"
@@ -48,8 +49,7 @@ class Problem:
 
 
 class ProfileError(Exception):
-    """A profile cannot be used. ``problems`` holds everything that is wrong with it, by line; the text is one line
-    each."""
+    """A file cannot be used. ``problems`` are sorted by line; the text has one line for each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
@@ -57,7 +57,7 @@ class ProfileError(Exception):
 
 
 def shown_path(path: Path) -> str:
-    """A path as it is named to a person: from the current directory on where it lies below that."""
+    """A path for a person: relative if it lies below the current directory."""
     try:
         return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
     except (ValueError, OSError):
@@ -65,7 +65,7 @@ def shown_path(path: Path) -> str:
 
 
 def shown_value(value: object) -> str:
-    """What was found, in a few words; text in quotes, shortened."""
+    """A value in a few words; text in quotes, shortened."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

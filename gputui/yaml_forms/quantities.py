@@ -1,4 +1,4 @@
-"""Sizes of memory and disks, and spans of time, written with their unit."""
+"""Sizes of memory and disks, and durations, with units."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Za-z]{1,3})")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?)\s*(s|min|m|h|d|w|y)")
 
 SIZE_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,6})? ?([kKmMgGtTpP][iI]?)?[bB]$"
-"""The same for editors, as JSON Schema has it."""
+"""The pattern of sizes for JSON Schema."""
 
 
 def parse_size(text: str) -> int | None:
-    """``10GiB``, ``1.5 GB`` or ``500MB`` in bytes, or None when it is no size."""
+    """``10GiB``, ``1.5 GB`` or ``500MB`` in bytes; None if invalid."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match.group(2).lower() not in _BYTES:
         return None
@@ -27,7 +27,7 @@ def parse_size(text: str) -> int | None:
 
 
 def format_size(count_bytes: int, digits: int = 1) -> str:
-    """``80 GiB``, ``1.5 GiB``, ``512 MiB``: binary units, with at most so many digits behind the point."""
+    """``80 GiB``, ``1.5 GiB``, ``512 MiB``: binary units with at most ``digits`` decimals."""
     value, unit = float(count_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if round(value, digits) < 1024:
@@ -38,12 +38,12 @@ def format_size(count_bytes: int, digits: int = 1) -> str:
 
 
 def format_sizes(one: int, other: int) -> tuple[str, str]:
-    """Two sizes, with as many digits as tell them apart."""
+    """Two sizes, with enough digits to tell them apart."""
     pairs = ((format_size(one, digits), format_size(other, digits)) for digits in range(1, 7))
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{one} B", f"{other} B"))
 
 
 def parse_duration(text: str) -> float | None:
-    """``90s``, ``5 min``, ``30m``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds, or None for anything else."""
+    """``90s``, ``5 min``, ``30m``, ``10h``, ``2d``, ``1.5w`` or ``5y`` in seconds; None if invalid."""
     match = _DURATION.fullmatch(text.strip())
     return None if match is None else float(match[1]) * _SECONDS[match[2]]

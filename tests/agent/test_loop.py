@@ -26,7 +26,7 @@ def agent(workspace: Workspace) -> Iterator[Agent]:
     made.lock.release()
 
 
-STEPS = ["removal.go_on", "adopt", "repeat_stops"]
+STEPS = ["removal.begin", "adopt", "repeat_stops"]
 
 
 @pytest.mark.parametrize("broken", STEPS)
@@ -41,7 +41,7 @@ def test_a_step_of_the_start_that_fails_does_not_end_the_agent(
         done.append(name)
 
     supervisor = agent.supervisor
-    monkeypatch.setattr(type(supervisor.removal), "go_on", lambda _self: stand_in("removal.go_on"))
+    monkeypatch.setattr(type(supervisor.removal), "begin", lambda _self: stand_in("removal.begin"))
     monkeypatch.setattr(type(supervisor), "adopt", lambda _self: stand_in("adopt"))
     monkeypatch.setattr(type(supervisor), "repeat_stops", lambda _self: stand_in("repeat_stops"))
     agent._begin()

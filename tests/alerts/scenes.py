@@ -86,7 +86,7 @@ class Stage:
             for _ in range(int(lasts)):
                 self.seconds += 1.0
                 reading = self.rule.rule.measure(moment, self.rule.limits)
-                change = self.engine.look(self.rule, self.key, reading, 1.0)
+                change = self.engine.evaluate(self.rule, self.key, reading, 1.0)
                 if change is not None:
                     said.append(change.kind)
                     self.changes.append(change)

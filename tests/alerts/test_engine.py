@@ -83,22 +83,22 @@ def test_a_damaged_state_is_an_empty_one() -> None:
     assert Engine.from_json([{"rule": "disk"}, 7, *good, {**good[0], "met_seconds": "soon"}]).raised() == [
         Key("disk", "host", "")
     ]
-    assert Engine.from_json("nonsense").standings == {}
+    assert Engine.from_json("nonsense").states == {}
 
 
 def test_what_never_was_leaves_no_trace() -> None:
     stage = Stage("gpu_memory")
     stage.play([(FREE, 100), (EDGE, 100), (UNKNOWN, 100)])
-    assert stage.engine.standings == {}
+    assert stage.engine.states == {}
     stage.play([(FULL, 10), (FREE, 1)])
-    assert stage.engine.standings == {}
+    assert stage.engine.states == {}
 
 
 def test_subjects_that_are_gone_are_forgotten_unless_raised() -> None:
     raised, pending = Key("disk", "host", ""), Key("slow_steps", "run", "old-1")
     engine = Engine({raised: RuleState(raised=True), pending: RuleState(met_seconds=5.0)})
     engine.forget("run", {"new-1"})
-    assert list(engine.standings) == [raised]
+    assert list(engine.states) == [raised]
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 110)), max_size=200), st.floats(0, 20), st.floats(0, 20))
@@ -106,7 +106,7 @@ def test_raised_and_cleared_alternate(values: list[float | None], for_seconds: f
     stage = Stage("gpu_memory", for_seconds=for_seconds, clear_seconds=3.0, cooldown_seconds=rest)
     said = []
     for value in values:
-        change = stage.engine.look(stage.rule, stage.key, RuleReading(value, 95.0), 1.0)
+        change = stage.engine.evaluate(stage.rule, stage.key, RuleReading(value, 95.0), 1.0)
         if change is not None:
             said.append(change.kind)
             assert change.kind == "cleared" or (value is not None and value > 95.0)
@@ -118,5 +118,5 @@ def test_every_shipped_rule_comes_back_over_its_hysteresis() -> None:
         key = Key(one.rule.id, one.rule.subject, "x")
         engine = Engine({key: RuleState(raised=True, last="well", well_seconds=1e9)})
         best = RuleReading(1e9 if one.rule.below else 0.0, max([*one.limits.values(), 0.0]))
-        change = engine.look(one, key, best, 1.0)
+        change = engine.evaluate(one, key, best, 1.0)
         assert change is not None and change.kind == "cleared", one.rule.id

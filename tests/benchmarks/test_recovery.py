@@ -10,6 +10,7 @@ from gputui.recovery.kinds import KINDS
 from tests.faults.live import LIVE
 
 
+@pytest.mark.long
 def test_healthy_hours_lead_to_no_alarm() -> None:
     told = hours.healthy(150, seed=3)
     assert told.hours >= 150 and told.lines > 50_000 and told.looks > 10_000

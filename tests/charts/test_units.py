@@ -17,6 +17,7 @@ ALL = [
     units.percent,
     units.celsius,
     units.short_number,
+    units.rate,
     units.metric_value,
     units.count,
     units.duration,
@@ -75,6 +76,11 @@ def test_short_numbers_are_short_and_close(value: float) -> None:
         (units.metric_value(9.8e-4), "9.8e-4"),
         (units.metric_value(3021), "3021"),
         (units.metric_value(0.05), "0.05000"),
+        (units.rate(2.5), "2.50"),
+        (units.rate(41.04), "41.0"),
+        (units.rate(0.3333), "0.333"),
+        (units.rate(1200), "1.20k"),
+        (units.rate(0), "0"),
         (units.count(41_200), "41 200"),
         (units.count(999), "999"),
         (units.count(1_234_567), "1 234 567"),
@@ -83,8 +89,8 @@ def test_short_numbers_are_short_and_close(value: float) -> None:
         (units.duration(47), "47 s"),
         (units.duration(59.6), "1 min"),
         (units.duration(200), "3 min 20 s"),
-        (units.duration(6120), "1 h 42"),
-        (units.duration(3599.6), "1 h 00"),
+        (units.duration(6120), "1 h 42 min"),
+        (units.duration(3599.6), "1 h"),
         (units.duration(2 * 86400 + 5 * 3600), "2 d 5 h"),
         (units.duration(-47), "-47 s"),
         (units.age(-3), "now"),
@@ -96,3 +102,8 @@ def test_short_numbers_are_short_and_close(value: float) -> None:
 )
 def test_examples(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_decimal_points_are_below_each_other() -> None:
+    assert units.aligned(["1.25", "10.5", "3", "–"]) == ["1.25", "10.5 ", "3   ", "–"]
+    assert units.aligned(["12", "7"]) == ["12", "7"] and units.aligned([]) == []

@@ -29,7 +29,7 @@ def test_the_report_shows_words_remedies_and_a_summary() -> None:
     assert lines[0] == "✓ PASS  disk   much room"
     assert lines[1].startswith("▲ WARN  clock") and lines[2].strip() == "→ set it"
     assert not any("never shown" in line for line in lines)
-    assert re.findall(r"\d+ \w+", lines[-1]) == ["1 passed", "1 warning", "1 failed", "1 could"]
+    assert re.findall(r"\d+ \w+", lines[-1]) == ["1 passed", "1 warning", "1 failed", "1 skipped"]
 
 
 def test_this_machine_is_examined(machine: Machine) -> None:

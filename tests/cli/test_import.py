@@ -27,8 +27,8 @@ def test_steps_are_put_together_from_all_files(tmp_path: Path) -> None:
     append(events_of(tmp_path / "val"), event(2, loss=0.75))
     events_of(tmp_path / "empty").touch()
     assert steps_of("tensorboard", tmp_path) == {
-        1: {"step": 1, "time": 1001.0, "train/loss": 0.5},
-        2: {"step": 2, "time": 1002.0, "train/loss": 0.25, "train/lr": 0.125, "val/loss": 0.75},
+        1: {"step": 1, "time": 1.6e9 + 1, "train/loss": 0.5},
+        2: {"step": 2, "time": 1.6e9 + 2, "train/loss": 0.25, "train/lr": 0.125, "val/loss": 0.75},
     }
 
 

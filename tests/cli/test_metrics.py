@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from gputui.cli.context import EXIT_REFUSED, Session
 from gputui.cli.main import command
-from gputui.cli.run import begun
+from gputui.cli.run import first_state
 from gputui.config import locate
 from tests.tui.filling import Filler
 
@@ -66,6 +66,6 @@ def test_a_name_of_a_run_that_has_measured_nothing_says_why(filler: Filler) -> N
 def test_a_launch_says_what_the_agent_decided(filler: Filler) -> None:
     session = Session(filler.workspace)
     filler.run("new-1", "queued", attempt=0, started_ago=None, waiting_for="waits for 2 GPUs")
-    assert begun(session, "new-1").startswith("queued") and "2 GPUs" in begun(session, "new-1")
+    assert first_state(session, "new-1").startswith("queued") and "2 GPUs" in first_state(session, "new-1")
     filler.run("new-2", "starting", started_ago=1.0)
-    assert begun(session, "new-2") == "starting"
+    assert first_state(session, "new-2") == "starting"

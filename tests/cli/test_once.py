@@ -100,7 +100,7 @@ def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--once", "--at", "soon"), "--at: 'soon' is no time"),
+        (("--once", "--at", "soon"), "--at: 'soon' is not a time"),
         (("--once", "--demo"), "do not go together"),
         (("--json",), "--json goes with --record and --once"),
         (("--at", "soon"), "the screen needs a terminal; gputui --once and gputui --record work without one"),

@@ -162,7 +162,7 @@ def test_of_many_runs_the_newest_have_pictures(
     workspace_with_runs: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("facts", "page"):
-        monkeypatch.setattr(f"gputui.reports.summary.{module}.MOST_PICTURED", 1)
+        monkeypatch.setattr(f"gputui.reports.summary.{module}.MAX_PICTURED", 1)
     assert invoke(workspace_with_runs, "net-1", "net-2", "--out", str(tmp_path)).exit_code == 0
     text = (tmp_path / "report.html").read_text()
     first, second = text.index("<h2>net-1"), text.index("<h2>net-2")
@@ -178,8 +178,8 @@ def test_nothing_was_active(workspace_with_runs: Workspace) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "name runs, or say --since"),
-        (("net-1", "--since", "1h"), "name runs, or say --since"),
+        ((), "give run names or --since"),
+        (("net-1", "--since", "1h"), "give run names or --since"),
         (("--since", "soon"), "--since"),
         (("net-1", "--gate", "gpu_utilisation=3"), "did you mean gpu_utilization?"),
         (("net-1", "--gate", "gpu_utilization=much"), "gpu_utilization=85"),

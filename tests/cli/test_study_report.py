@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def test_markdown_is_printed_in_lines(studied: Workspace) -> None:
     lines = done.stdout.splitlines()
     assert done.exit_code == 0 and lines[0] == "# Study lr-search-1" and "## Best trials" in lines
     assert sum(line.startswith("| ") for line in lines) > 10
+
+
+def test_json_has_the_best_trials_with_their_commands(studied: Workspace) -> None:
+    found = json.loads(gputui(studied, "study", "report", "--json").stdout)
+    assert found["id"] == "lr-search-1" and found["best"][0]["command"].startswith("gputui run vit --set lr=")
+    assert {one["state"] for one in found["not_complete"]} == {"pruned"} and 0 < found["saved_share"] < 1
+    assert {one["name"] for one in found["importances"]} == {"lr", "batch_size", "optimizer"}
 
 
 def test_a_folder_gets_the_page_and_the_pictures(studied: Workspace, tmp_path: Path) -> None:

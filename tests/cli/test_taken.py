@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.cli.show import taken_words
+from gputui.cli.show import cost_words
 from gputui.store.costs import RunCost
 
 
@@ -17,4 +17,4 @@ from gputui.store.costs import RunCost
     ],
 )
 def test_taken(cost: RunCost, words: str) -> None:
-    assert taken_words(cost) == words
+    assert cost_words(cost) == words

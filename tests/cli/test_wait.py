@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
+import time
+from contextlib import closing
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gputui.cli.context import Session
 from gputui.cli.wait import event_line, status_words
+from gputui.store import commands
 from gputui.store.events import EventView
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress
 from tests.conftest import wait_until
 from tests.machine import Machine
+from tests.stores import open_store
 
 NOW = 1_700_000_000.0
 RUN = Run(
@@ -141,3 +146,17 @@ def test_ps_and_stop_say_that_a_run_is_stuck_and_what_a_stop_waits_for(machine: 
     machine.gputui("stop", "deaf-1", "--now")
     machine.wait_for("deaf-1", "stopped")
     assert machine.json("show")["attempts"][0]["state"] == "stopped"
+
+
+def test_a_finished_run_keeps_its_last_step_and_loss_in_the_list(machine: Machine) -> None:
+    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
+    heads, row = (line.split() for line in machine.gputui("ps").splitlines())
+    assert (row[heads.index("STEP")], row[heads.index("LOSS")]) == ("2/3", "0.3333")
+
+
+def test_an_agent_that_ended_before_it_read_a_command_is_started_again(machine: Machine) -> None:
+    open_store(machine.workspace.database).close()
+    session = Session(machine.workspace)
+    with closing(session.commander()) as connection:
+        command_id = commands.submit(connection, "queue_pause", None, {}, "me", now=time.time())
+        assert session.wait(connection, command_id, 30.0) == {"paused": True}

@@ -118,7 +118,7 @@ def json_keys(folder: Path) -> Names:
         found[words] = _paths(live.json(*words.replace("PROFILE", profile).split()))
         wait_until(lambda: live.rows("SELECT 1 FROM studies WHERE state = 'finished'"), what="the sweep's end")
         for words in (
-            "studies", "study list", "study show",
+            "studies", "study list", "study show", "study report",
             "study enqueue steps-sweep-1 --set steps=5", "study pause steps-sweep-1", "study resume steps-sweep-1",
             "study stop steps-sweep-1",
         ):  # fmt: skip

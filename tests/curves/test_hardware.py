@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gputui.curves import hardware
 from gputui.curves.live_curves import RunCurves
@@ -134,3 +133,22 @@ def test_samples_are_joined_however_finely_a_chart_is_cut_and_a_pause_is_not(bus
     bins = busy.ask(fine).hardware[0].bins
     assert len(bins) >= 40  # a bin for each sample
     assert [each.first_x for each in bins if each.gap_before] == [70.0]
+
+
+def test_samples_a_minute_apart_are_joined_and_a_missing_hour_is_not(story: Story) -> None:
+    story.connection.execute(
+        "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES ('GPU-a', 0, 'H200', 0, 0)"
+    )
+    minutes = [minute for minute in range(300) if not 100 <= minute < 160]
+    story.connection.executemany(
+        "INSERT INTO gpu_samples (at, gpu_id, state, utilization_percent) VALUES (?, 1, 'ok', 50)",
+        [(BEGAN_AT + 60 * minute,) for minute in minutes],
+    )
+    story.connection.execute(
+        "INSERT INTO host_samples (at, cpu_percent) VALUES (?, 25.0)", (BEGAN_AT + 60 * minutes[-1],)
+    )
+    story.attempt(1, 0, gpus=("GPU-a",))
+    story.steps(0, 10, 0.0)
+    for bins in (100, 320, 2000):
+        (curve,) = story.ask(ChartRequest(axis="time", hardware=("utilization",), bins=bins)).hardware
+        assert [each.first_x // 60 for each in curve.bins if each.gap_before] == [160]

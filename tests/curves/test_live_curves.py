@@ -6,9 +6,9 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.charts.envelope import Bin
 from gputui.curves import run_lines
@@ -349,3 +349,17 @@ def test_in_time_the_axis_spans_the_attempts_not_only_their_lines(story: Story, 
     assert (frame.start, frame.end) == (0.0, 22.0)
     by_step = story.ask(ChartRequest(("loss",))).frame
     assert (by_step.start, by_step.end) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_values_of_different_events_are_different_metrics(story: Story, is_reduced: bool) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 600 if is_reduced else 20, 0.0)
+    events = [("checkpoint", 40.0), ("validation", 3.0), ("checkpoint", 41.0)]
+    story.write(*({"step": 9, "time": BEGAN_AT + 9, "event": name, "seconds": value} for name, value in events))
+    story.steps(600, 1200, 600.0)
+    data = story.ask(ChartRequest(("checkpoint/seconds", "validation/seconds")))
+    assert data.names == ("loss", "checkpoint/seconds", "validation/seconds")
+    checkpoint, validation = data.curves.values()
+    assert (checkpoint.bins[0].low, checkpoint.bins[-1].high, checkpoint.last) == (40.0, 41.0, 41.0)
+    assert (validation.bins[0].low, validation.bins[-1].high) == (3.0, 3.0)

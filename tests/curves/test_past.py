@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from gputui.curves.model import Axis, ChartRequest
+from gputui.charts.envelope import Bin
+from gputui.curves.model import Axis, ChartRequest, HardwareCurve
 from gputui.curves.past import RunExtent, cut
 from gputui.store.attempts import read_attempts
 
@@ -21,21 +21,26 @@ def extent_of(story: Story, at: float, step: int | None) -> RunExtent:
 
 @pytest.fixture
 def resumed(story: Story) -> Story:
-    """Steps 0 to 999 in as many seconds, then steps 800 to 1499 again and on from second 2000."""
+    """Steps 0 to 999 in as many seconds, then steps 800 to 1499 again and on from second 2000, an epoch in 100 steps,
+    of which whole ones are written."""
     story.attempt(1, 0)
-    story.steps(0, 1000, 0.0)
+    for first in range(0, 1000, 100):
+        story.steps(first, first + 100, float(first), epoch=first // 100)
     story.attempt(2, 2000, first_step=800)
-    story.steps(800, 1500, 2000.0)
+    for first in range(800, 1500, 100):
+        story.steps(first, first + 100, 1200.0 + first, epoch=first // 100)
     return story
 
 
-@pytest.mark.parametrize(("axis", "end"), [("step", 400.0), ("time", 400.5), ("trained", 400.5)])
-def test_a_curve_ends_at_the_moment(resumed: Story, axis: Axis, end: float) -> None:
+@pytest.mark.parametrize(
+    ("axis", "end", "within"), [("step", 450.0, 0), ("time", 450.5, 1), ("trained", 450.5, 1), ("epoch", 4.5, 0.2)]
+)
+def test_a_curve_ends_at_the_moment(resumed: Story, axis: Axis, end: float, within: float) -> None:
     whole = resumed.ask(replace(LOSS, axis=axis))
-    then = cut(whole, extent_of(resumed, BEGAN_AT + 400.5, 400))
+    then = cut(whole, extent_of(resumed, BEGAN_AT + 450.5, 450))
     curve = then.curves["loss"]
-    assert curve.bins[-1].last_x <= end < curve.bins[-1].last_x + 1
-    assert curve.last == whole.curves["loss"].attempts[0].bins[400].last
+    assert end - within <= curve.bins[-1].last_x <= end
+    assert curve.last == 450.0
     assert [each.attempt for each in curve.attempts] == [1] and curve.redone == ()
     assert then.frame.end == curve.bins[-1].last_x
     assert whole.curves["loss"].bins[-1].last_x > curve.bins[-1].last_x  # the whole is as it was
@@ -53,10 +58,34 @@ def test_what_was_redone_later_had_not_been_then(resumed: Story) -> None:
     assert any(each.gap_before for each in during.bins[1:])
 
 
-def test_before_the_first_line_there_is_nothing(resumed: Story) -> None:
-    then = cut(resumed.ask(LOSS), extent_of(resumed, BEGAN_AT + 0.5, None)).curves["loss"]
+@pytest.mark.parametrize("axis", ["step", "epoch"])
+def test_before_the_first_line_there_is_nothing(resumed: Story, axis: Axis) -> None:
+    whole = resumed.ask(replace(LOSS, axis=axis))
+    then = cut(whole, extent_of(resumed, BEGAN_AT + 0.5, None)).curves["loss"]
     assert (then.bins, then.attempts, then.last) == ((), (), None)
     assert then.problem == "nothing measured by then"
+
+
+def test_over_epochs_the_newest_attempt_ends_where_it_was(resumed: Story) -> None:
+    whole = resumed.ask(replace(LOSS, axis="epoch"))
+    begun = cut(whole, extent_of(resumed, BEGAN_AT + 2000.5, None)).curves["loss"]
+    assert [each.attempt for each in begun.attempts] == [1]
+    assert begun.bins[-1].last_x < 8.0 <= begun.redone[0].first_x
+    during = cut(whole, extent_of(resumed, BEGAN_AT + 2050.5, 850))
+    assert during.curves["loss"].last == 850.0
+    assert during.curves["loss"].bins[-1].last_x == pytest.approx(8.5, abs=0.2)
+    # What is drawn behind reaches further.
+    redone = during.curves["loss"].redone
+    assert (redone[0].first, redone[-1].last) == (800.0, 999.0)
+    assert during.frame.end == redone[-1].last_x > 9.0
+
+
+def test_the_axis_of_time_ends_with_the_hardware(resumed: Story) -> None:
+    power = HardwareCurve("power", "GPU-a", tuple(Bin(float(x), x + 10.0) for x in range(0, 1900, 10)))
+    whole = replace(resumed.ask(replace(LOSS, axis="time")), hardware=(power,))
+    then = cut(whole, extent_of(resumed, BEGAN_AT + 1505.5, 999))
+    assert then.curves["loss"].bins[-1].last_x == 999.0
+    assert then.frame.end == 1505.5
 
 
 def test_smoothing_knows_only_what_was(resumed: Story) -> None:

@@ -46,6 +46,7 @@ def test_it_stays_within_what_was_measured(values: list[float], weight: float) -
 )
 def test_what_is_set(name: str) -> None:
     assert is_set(name)
+    assert not is_set("total_loss") and not is_set("train/total_loss")
 
 
 @pytest.mark.parametrize("name", ["loss", "val/loss", "grad_norm", "samples_per_s", "blr", "colour"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,12 @@ import pytest
 
 from gputui.demo import simulated_training
 from gputui.demo.home import demo_home
+from gputui.runs.process_readings import is_connected
 from gputui.store.database import open_reader
 from gputui.store.runs import find_run
+from gputui.store.studies import read_studies
+from gputui.tui.commands import start_study
+from gputui.tui.pages.study.choose import make_plan
 from tests.conftest import wait_until
 
 
@@ -32,7 +37,13 @@ def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeyp
         waiting = find_run(connection, "resnet50-2")
         assert waiting.state == "queued" and waiting.waiting_for
         folder = str(workspace.state.parent)
-        assert processes_of(folder)
+        # As in a real training the ranks form a group: nobody is told that they train alone.
+        assert any(is_connected(pid) for pid in processes_of(folder))
+        # A study that goes on launching trials must end, too.
+        plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, None)
+        assert plan.base is not None and plan.spec is not None
+        start_study(workspace, plan.base, plan.spec, plan.source)
+        wait_until(lambda: any(not one.state.is_over for one in read_studies(connection)), 60, "the study")
     assert not Path(folder).exists()
     wait_until(lambda: not processes_of(folder), 20, "the end of every process of the demo")
 
@@ -62,9 +73,11 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 20, 30, "steps of both ranks")
     process.terminate()
     assert process.wait(20) == 0
-    saved = list((tmp_path / "checkpoints").glob("step_*.pt"))
-    assert len(saved) == 1
-    again = [*argv, "--loss", "6", "1", "--resume", str(saved[0])]
-    again[again.index("100000")] = str(int(saved[0].stem[5:]) + 3)
+    saved = max((tmp_path / "checkpoints").glob("step_*.pt"))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    last_step = max(line["step"] for line in lines if line["rank"] == 0)
+    assert saved.name == f"step_{last_step:06d}.pt"
+    again = [*argv, "--loss", "6", "1", "--resume", str(saved)]
+    again[again.index("100000")] = str(last_step + 3)
     assert subprocess.run(again, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0
     assert time.time() - metrics.stat().st_mtime < 60

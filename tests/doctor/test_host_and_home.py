@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.doctor import home_judgements as homes
 from gputui.doctor import host_judgements as hosts
@@ -30,8 +30,8 @@ HOME = HomeReading("/s", "ext4", 500 * GIB, 1000 * GIB, 1e9, None, "ok", 2**20, 
 
 def test_a_fit_host_and_home_pass_everything() -> None:
     results = [*hosts.judge_host(HOST), *homes.judge_home(HOME)]
-    assert {result.status for result in results} == {"pass"} and len(results) == 15
-    assert len({result.name for result in results}) == 15
+    assert {result.status for result in results} == {"pass"} and len(results) == 16
+    assert len({result.name for result in results}) == 16
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ def test_a_fit_host_and_home_pass_everything() -> None:
         (hosts.judge_clock, replace(HOST, clock_synchronised=False), "warn"),
         (hosts.judge_clock, replace(HOST, clock_synchronised=None), "skip"),
         (hosts.judge_logout, replace(HOST, logout=LogoutEnd("a logout ends it", "run loginctl")), "warn"),
+        (hosts.judge_file_size, replace(HOST, file_size_bytes=GIB), "warn"),
         (hosts.judge_pidfds, replace(HOST, has_pidfds=False), "warn"),
         (hosts.judge_linger, replace(HOST, lingers=False), "warn"),
         (hosts.judge_linger, replace(HOST, lingers=None), "skip"),

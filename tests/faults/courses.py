@@ -28,21 +28,28 @@ from gputui.agent.lifecycle import checkpoint_survey
 from gputui.config import Workspace, locate
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search, checkpoint_writers
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, for_person, surveyed
+from gputui.recovery.attempt_steps import trouble_of
+from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS
+from gputui.recovery.checkpoint_scan import SETTLED_SECONDS
+from gputui.recovery.checkpoint_search import CheckpointChoice, choose, for_person, surveyed
 from gputui.recovery.checkpoints import look_in
+from gputui.recovery.ledger_inputs import UNKNOWN_TROUBLE, WORKED_SECONDS, CheckpointSearch, FoundCheckpoint
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
+from gputui.store.checkpoints import AFTER_END_SECONDS
 from gputui.store.runs import Run, get_run
 from tests.stores import open_store
 
 WANTED = 3
+# Of so many steps one is told, or their lines come at once.
+EVERY = 7
 BEGIN = 1_700_000_000.0
 # Nobody else writes within the time that a file server's clock may be ahead.
-PAUSE_SECONDS = 2 * ledger.AFTER_END_SECONDS
+PAUSE_SECONDS = 2 * AFTER_END_SECONDS
 LAUNCH = Launch(("x",), {}, "/", 1.0)
 
 
@@ -64,7 +71,9 @@ class Home:
 @dataclass(eq=False)
 class Content:
     """What one checkpoint really holds. ``attempt`` is 0 where no attempt of a run wrote it; ``loads``: a script can
-    begin from it; ``is_shared``: another run lived when it was written; ``is_known``: its format can be checked."""
+    begin from it; ``is_shared``: another run lived when it was written; ``is_known``: its format can be checked;
+    ``is_step_named``: its name tells its step; ``told``: how many lines its attempt had told before;
+    ``counted``: its step as the lines count it."""
 
     run_id: str
     attempt: int
@@ -74,11 +83,20 @@ class Content:
     loads: bool = True
     is_shared: bool = False
     is_known: bool = True
+    is_step_named: bool = False
+    told: int = 0
+    counted: int = 0
 
 
 @dataclass(eq=False)
 class ModelRun:
-    """What is true of a run: the line of training that leads to where it stands, as (attempt, until when)."""
+    """What is true of a run: the line of training that leads to where it stands, as (attempt, until when).
+
+    ``base_step``: where its newest attempt began.
+
+    ``lines``: it tells each step, every few steps, or its lines come in blocks without times. ``told``: of each
+    attempt what came at once, as (step, whether the loss was a number). ``begins``: whether an attempt began anew.
+    """
 
     record: Run
     home: Home
@@ -91,6 +109,11 @@ class ModelRun:
     excluded: set[Content] = field(default_factory=set)
     failed_starts: dict[Content, int] = field(default_factory=dict)
     lives: list[tuple[float, float]] = field(default_factory=list)
+    lines: str = "each"
+    told: dict[int, list[list[tuple[int, bool]]]] = field(default_factory=dict)
+    unwritten: list[tuple[int, bool]] = field(default_factory=list)
+    begins: dict[int, bool] = field(default_factory=dict)
+    base_step: int = 0
 
     @property
     def run_id(self) -> str:
@@ -125,10 +148,12 @@ class History:
         self.chosen: dict[str, tuple[str, Content] | None] = {}
         chance = self.random
         self.is_folders = chance.random() < 0.3
-        self.naming = chance.choice(["step", "epoch", "odd", "last"])
+        self.naming = chance.choice(["step", "epoch", "odd", "last", "slots"])
         self.keeps = chance.choice([0, 0, 2, 3])
         self.known = chance.choice([1.0, 1.0, 0.7])
         has_metrics = chance.random() < 0.8
+        # The script counts its steps from 1 after each start. Names that tell nothing keep it from writing over others.
+        self.counts_anew = self.naming == "odd" and chance.random() < 0.5
         self.runs = [self._run(place, has_metrics) for place in range(chance.choice([1, 1, 2]))]
 
     def _run(self, place: int, has_metrics: bool) -> ModelRun:
@@ -151,7 +176,8 @@ class History:
             ).lastrowid
         record = get_run(home.connection, run_id)
         assert record is not None and source is not None
-        return ModelRun(record, home, folder, has_metrics, source)
+        lines = "each" if self.counts_anew else self.random.choice(["each", "each", "every", "blocks"])
+        return ModelRun(record, home, folder, has_metrics, source, lines=lines)
 
     # --- the world ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +194,7 @@ class History:
             "epoch": f"epoch={step // 10}-val_loss=0.{chance.randrange(100):02d}",
             "odd": f"{chance.randrange(1 << 30):x}",
             "last": chance.choice(["last", f"step_{step}"]),
+            "slots": "slot.0",
         }[self.naming]
         return stem if self.is_folders else f"{stem}.pt"
 
@@ -198,10 +225,32 @@ class History:
         else:
             target.unlink()
 
+    def rename(self, path: Path, name: str) -> None:
+        target = path.with_name(name)
+        if str(target) in self.contents:
+            self.remove(str(target))
+        path.rename(target)
+        self.contents[str(target)] = self.contents.pop(str(path))
+
+    def somebody_renames(self) -> None:
+        """A person or a script gives one of them another name."""
+        path = Path(self.random.choice(list(self.contents)))
+        self.rename(path, f"{path.stem}.bak{path.suffix}")
+        self.tell(f"somebody renames {path.name}")
+
+    def rotate(self, folder: Path) -> None:
+        """Free the newest slot: each checkpoint goes to the next one."""
+        first = folder / self.name(0)
+        for slot in (2, 1, 0):
+            path = first.with_name(first.name.replace("0", str(slot)))
+            if str(path) in self.contents:
+                self.rename(path, first.name.replace("0", str(slot + 1)))
+
     def somebody_writes(self) -> None:
         """Another program, or a person, puts something there."""
         self.now += PAUSE_SECONDS
-        step = self.random.randrange(200)
+        # Where not each step is told, one of the same name might have been written again by the training.
+        step = self.random.randrange(200) + (0 if all(run.lines == "each" for run in self.runs) else 1000)
         path = self.runs[0].folder / self.name(step)
         self.write(path, Content("", 0, self.now, step))
         self.tell(f"somebody writes {path.name}")
@@ -247,6 +296,7 @@ class History:
         self.now += PAUSE_SECONDS
         run.attempts += 1
         number = run.attempts
+        run.begins[number], run.unwritten = path is None, []
         with transaction(run.home.connection) as connection:
             repository.set_next_attempt(connection, run.run_id, params={}, resume_from=path, not_before=None)
             record = get_run(connection, run.run_id)
@@ -265,27 +315,84 @@ class History:
             run.line, run.base = [], None
         self.tell(f"{run.run_id} attempt {number} begins from {path}")
 
-    def note_step(self, run: ModelRun, step: int) -> None:
-        if run.has_metrics:
+    def counted_from(self, run: ModelRun) -> int:
+        """The step from which the lines of the newest attempt count."""
+        return run.base_step if self.counts_anew else 0
+
+    def note_step(self, run: ModelRun, step: int, *, is_sound: bool = True, is_last: bool = False) -> None:
+        if not run.has_metrics:
+            return
+        step -= self.counted_from(run)
+        told = run.told.setdefault(run.attempts, [])
+        if run.lines != "every" or not told or is_last or step % EVERY == 0:
+            run.unwritten.append((step, is_sound))
+        if not run.unwritten or (run.lines == "blocks" and told and not is_last and len(run.unwritten) < EVERY):
+            return
+        told.append(run.unwritten)
+        for line_step, line_is_sound in run.unwritten:
             place = run.home.connection.execute(
                 "SELECT count(*) FROM metrics WHERE source_id = ?", (run.source_id,)
             ).fetchone()[0]
+            data = {"loss": 1.0 if line_is_sound else "NaN"} | ({} if run.lines == "blocks" else {"time": self.now})
             run.home.connection.execute(
-                "INSERT INTO metrics VALUES (?, 0, ?, ?, 0, ?, ?, '{}')",
-                (run.source_id, place, run.attempts, step, self.now),
+                "INSERT INTO metrics VALUES (?, 0, ?, ?, 0, ?, ?, ?)",
+                (run.source_id, place, run.attempts, line_step, self.now, json.dumps(data)),
             )
             run.home.connection.execute(
                 "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = ? "
                 "WHERE run_id = ? AND number = ?",
-                (step, step, run.run_id, run.attempts),
+                (line_step, line_step, run.run_id, run.attempts),
             )
+        run.unwritten = []
+
+    def may_be_bad(self, run: ModelRun, content: Content, bad: int) -> bool:
+        """Whether a checkpoint may be of step ``bad`` or later, by what the lines and its name tell."""
+        if content.is_step_named or run.lines == "each":
+            return content.counted >= bad
+        told = run.told.get(content.attempt, [])
+        if content.told and told[content.told - 1][-1][0] >= bad:
+            return True
+        if content.told < len(told):
+            following = told[content.told]
+            return (following[-1][0] if run.lines == "blocks" else following[0][0] - 1) >= bad
+        ends = [[block[-1][0] for block in run.told.get(number, [])[-9:]] for number in range(content.attempt, 0, -1)]
+        widest = [max((later - earlier for earlier, later in itertools.pairwise(each)), default=None) for each in ends]
+        # Attempts with one block tell nothing, however many they were.
+        earlier_gaps = [gap for gap in widest[1:] if gap is not None][:3]
+        gap = max((gap for gap in (widest[0], *earlier_gaps) if gap is not None), default=1)
+        return told[-1][-1][0] + gap - 1 >= bad
+
+    def trouble(self, run: ModelRun) -> int:
+        """The first step that the lines tell to be bad; what may have been saved since the last sound one is left."""
+        step = next(step for block in run.told[run.attempts] for step, is_sound in block if not is_sound)
+        # What an attempt with a sound loss began from was sound, however its steps are counted.
+        own = [one for block in run.told[run.attempts] for one, is_sound in block if is_sound and one < step]
+        only_own = bool(own) or (self.counts_anew and not run.begins[run.attempts])
+        sound = -1
+        for number in range(run.attempts, 0, -1):
+            known = [one for block in run.told.get(number, []) for one, is_sound in block if is_sound and one < step]
+            if known or run.begins[number]:
+                sound = max(known, default=-1)
+                break
+        for content in self.contents.values():
+            first = run.attempts if only_own else 0
+            is_own = content.run_id == run.run_id and first <= content.attempt <= run.attempts
+            # What a person chose stays their choice.
+            if is_own and content is not run.base and self.may_be_bad(run, content, sound + 1):
+                run.excluded.add(content)
+        return step
 
     def save(self, run: ModelRun, step: int, *, is_whole: bool, loads: bool) -> None:
         path = run.folder / self.name(step)
+        if self.naming == "slots":
+            self.rotate(run.folder)
         others = [life for other in self.runs if other is not run for life in other.lives]
-        is_shared = any(begin <= self.now <= end + ledger.AFTER_END_SECONDS for begin, end in others)
+        is_shared = any(begin <= self.now <= end + AFTER_END_SECONDS for begin, end in others)
         is_known = self.is_folders or not is_whole or self.random.random() < self.known
-        content = Content(run.run_id, run.attempts, self.now, step, is_whole, loads, is_shared, is_known)
+        content = Content(
+            run.run_id, run.attempts, self.now, step, is_whole, loads, is_shared, is_known,
+            path.name.startswith("step_"), len(run.told.get(run.attempts, [])), step - self.counted_from(run),
+        )  # fmt: skip
         self.write(path, content)
         told = ["" if is_whole else ", cut", "" if loads else ", does not load", "" if is_known else ", unknown"]
         self.tell(f"{run.run_id} saves {path.name}{''.join(told)}")
@@ -306,29 +413,35 @@ class History:
         if chance.random() < 0.15:
             yield chance.choice(["killed", "launch_failed", "cuda_oom"]), None
             return
-        start = 0 if base is None else base.step
+        start = run.base_step = 0 if base is None else base.step
         steps = chance.randrange(1, 30)
         poison = start + chance.randrange(steps) + 1 if run.has_metrics and chance.random() < 0.2 else None
         every = chance.randrange(3, 9)
         if not run.has_metrics:
             # Without metrics nothing but time and checkpoints shows that it worked.
-            self.now += ledger.WORKED_SECONDS
+            self.now += WORKED_SECONDS
         self.go_on(run, base)
         for step in range(start + 1, start + steps + 1):
             self.now += chance.randrange(1, 4)
-            self.note_step(run, step)
+            self.note_step(run, step, is_sound=poison is None or step < poison)
+            if step % every == 0 and self.naming == "slots" and chance.random() < 0.1:
+                # Killed before the new one is there.
+                self.rotate(run.folder)
+                self.now += 2 * SETTLED_SECONDS
+                yield "killed", None
+                return
             if step % every == 0:
                 self.now += 0.5
                 self.save(run, step, is_whole=chance.random() > 0.1, loads=not self.is_folders or chance.random() > 0.1)
             if chance.random() < 0.05:
                 self.survey(run)
+            if self.contents and chance.random() < 0.02:
+                self.somebody_renames()
             yield None
-        self.now += 2 * ledger.SETTLED_SECONDS
+        self.now += 2 * SETTLED_SECONDS
         if poison is not None:
-            for content in self.contents.values():
-                if content.run_id == run.run_id and content.attempt <= run.attempts and content.step >= poison:
-                    run.excluded.add(content)
-            yield "nan_loss", poison
+            self.note_step(run, start + steps, is_sound=False, is_last=True)
+            yield "nan_loss", self.trouble(run)
         else:
             yield chance.choice([None, "killed", "user_exception", "interrupted"]), None
 
@@ -369,14 +482,20 @@ class History:
         """As the examination of an attempt does it."""
         run.lives[-1] = (run.lives[-1][0], self.now)
         number = run.attempts
-        if kind not in (None, *ledger.NOT_ITS_FAULT) and base is not None and run.line[-1:] != [(number, float("inf"))]:
+        if (
+            kind not in (None, *ledger.EXTERNAL_INCIDENTS)
+            and base is not None
+            and run.line[-1:] != [(number, float("inf"))]
+        ):
             if kind == "corrupt_checkpoint":
                 run.excluded.add(base)
             else:
                 run.failed_starts[base] = run.failed_starts.get(base, 0) + 1
         self.tell(f"{run.run_id} attempt {number} ends: {kind} {step}")
         search = self.search(run, ended_at=self.now)
-        rows = ledger.attempt_ended(surveyed(search, self.wall), search.attempts, number, kind, step)
+        rows = surveyed(search, self.wall)
+        trouble = trouble_of(search, rows, number, step) if kind in NUMERIC_INCIDENTS else UNKNOWN_TROUBLE
+        rows = ledger.attempt_ended(rows, search.attempts, number, kind, step, trouble)
         checkpoint_writers.write_record(search.home, run.run_id, search.attempts, run.folder, self.now)
         checkpoint_writers.remove_records(search.home, run.folder, self.now)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
@@ -489,6 +608,8 @@ class History:
         # What a stranger writes while an attempt lives looks like the attempt's own.
         if self.random.random() < 0.15 and not self.training:
             self.somebody_writes()
+        if self.contents and self.random.random() < 0.15:
+            self.somebody_renames()
 
 
 def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lambda _: None) -> int:
@@ -524,7 +645,7 @@ def _home(folder: Path) -> Home:
     return Home(workspace, connection)
 
 
-def _without_inode_times(folder: Path, pattern: str) -> list[ledger.FoundCheckpoint]:
+def _without_inode_times(folder: Path, pattern: str) -> list[FoundCheckpoint]:
     """What lies there. The times of a history are made up, which those of inodes cannot be."""
     return [one._replace(changed_ns=None) for one in look_in(folder, pattern)]
 

@@ -4,9 +4,11 @@ standard policy. Texts are those that PyTorch 2.13, NCCL 2.27 and CPython 3.11 p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.runs.spec import Scalar

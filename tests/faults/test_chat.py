@@ -43,8 +43,9 @@ def start(machine: Machine, name: str, *words: str) -> Path:
 
 
 def kill_rank(folder: Path) -> None:
-    """The rank itself, which is older than the processes that it has started."""
-    os.kill(min(process.pid for process in processes_of(folder) if process.rank == 0), signal.SIGKILL)
+    """The rank itself, which is older than the processes that it has started. PIDs do not tell: they begin again."""
+    of_rank = [process.identity for process in processes_of(folder) if process.rank == 0]
+    os.kill(min(of_rank, key=lambda identity: identity.start_ticks).pid, signal.SIGKILL)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -122,6 +122,7 @@ def test_a_gpu_lost_beside_a_killed_rank_is_the_incident_and_another_takes_its_p
     assert gpu(machine, 1)["uuid"] in one["gpus"] and gpu(machine, 1)["uuid"] not in two["gpus"]
 
 
+@pytest.mark.long
 def test_a_lost_gpu_is_replaced_before_any_queued_run_starts_and_those_keep_their_order(machine: Machine) -> None:
     write_scenario(machine, 3)
     run_dir = launch(machine, 2, launcher="torchrun")
@@ -193,6 +194,7 @@ def test_an_xid_of_the_application_ends_no_run(machine: Machine) -> None:
     assert gpu(machine, 0)["quarantine"] is None
 
 
+@pytest.mark.long
 def test_nccl_is_debugged_in_the_next_attempt_alone(machine: Machine) -> None:
     write_scenario(machine, 2)
     ladder = "recovery: {ladders: {user_exception: [[restart, nccl_debug]]}}"

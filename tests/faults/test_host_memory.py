@@ -23,7 +23,7 @@ LIMIT_BYTES = 800 << 20
 
 SCRIPT = '''
 """Counts to thirty; in an attempt that begins at 0, the last rank meets at step 15 the limit that is named."""
-import argparse, json, os, pathlib, resource, time, zipfile
+import argparse, json, os, pathlib, resource, subprocess, sys, time, zipfile
 
 options = argparse.ArgumentParser()
 options.add_argument("--meet")
@@ -44,6 +44,11 @@ def own_group():
     (pathlib.Path(os.environ["GROUP"]) / "cgroup.procs").write_text(str(os.getpid()))
     group()
 
+def child():
+    fill = "pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); bytearray(b'x') * (1 << 30)"
+    place = pathlib.Path(os.environ["GROUP"]) / "cgroup.procs"
+    subprocess.run([sys.executable, "-c", "import os, pathlib, sys; " + fill, str(place)], check=True)
+
 def address_space():
     import torch
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
@@ -55,7 +60,7 @@ out = os.open(os.environ["GPUTUI_METRICS"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 for step in range(begin, 30):
     if step == 15 and not begin:
         if rank == size - 1:
-            {"group": group, "own group": own_group, "address space": address_space}[options.meet]()
+            {"group": group, "own group": own_group, "child": child, "address space": address_space}[options.meet]()
         time.sleep(600)
     if rank:
         continue
@@ -166,9 +171,12 @@ def group() -> Iterator[Path]:
     made.rmdir()
 
 
-def test_a_process_that_the_kernel_kills_in_a_group_of_its_own_ran_out_of_memory(machine: Machine, group: Path) -> None:
+@pytest.mark.parametrize("victim", ["own group", "child"])
+def test_a_process_that_the_kernel_kills_in_a_group_of_its_own_ran_out_of_memory(
+    victim: str, machine: Machine, group: Path
+) -> None:
     text = Path(profile(machine, "python")).read_text() + f"env: {{GROUP: {group}}}\n"
-    machine.gputui("run", machine.profile("fills", text), "--set", "meet=own group")
+    machine.gputui("run", machine.profile("fills", text), "--set", f"meet={victim}")
     machine.wait_for("fills-1", "succeeded", "failed")
     first, second = machine.json("show", "fills-1")["attempts"]
     assert (first["incident"]["kind"], second["state"]) == ("host_oom", "succeeded")

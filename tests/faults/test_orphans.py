@@ -15,7 +15,7 @@ import pytest
 from gputui.agent.context import AgentContext
 from gputui.agent.health.orphan_watch import LOOK_SECONDS, OrphanWatch
 from gputui.runs.identity import ProcessIdentity, identify
-from gputui.runs.orphans import MarkedProcess, RunStanding, orphans, without_ancestors
+from gputui.runs.orphans import MarkedProcess, RunStatus, orphans, without_ancestors
 from gputui.store.run_states import RunState
 from tests.conftest import wait_until
 from tests.machine import Machine
@@ -120,7 +120,7 @@ def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> Non
 def look(watch: OrphanWatch, now: float) -> None:
     """A turn, and the one in which what its job has found is taken."""
     watch.turn(now)
-    wait_until(lambda: watch.look is None or watch.look.is_over, 30, "the look")
+    wait_until(lambda: watch.scan is None or watch.scan.is_over, 30, "the scan")
     watch.turn(now)
 
 
@@ -146,7 +146,7 @@ def process(run_id: str, attempt: int | None) -> MarkedProcess:
     ],
 )
 def test_what_is_an_orphan(state: RunState, newest: int, attempt: int | None, is_orphan: bool) -> None:
-    found = orphans([process("a-1", attempt)], {"a-1": RunStanding(state, newest)})
+    found = orphans([process("a-1", attempt)], {"a-1": RunStatus(state, newest)})
     assert bool(found) is is_orphan
 
 

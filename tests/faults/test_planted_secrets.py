@@ -181,6 +181,7 @@ def members(bundle: Path) -> dict[str, bytes]:
         }
 
 
+@pytest.mark.long
 def test_planted_secrets_come_out_nowhere(
     machine: Machine, webhook: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

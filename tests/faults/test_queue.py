@@ -51,7 +51,7 @@ def test_order_priorities_and_moves(busy: Machine) -> None:
     for run_id in expected:
         busy.wait_for(run_id, "succeeded")
     assert started(busy) == ["long-1", *expected]
-    assert busy.gputui("queue").strip() == "no run waits"
+    assert busy.gputui("queue").strip() == "the queue is empty"
 
 
 def test_a_paused_queue_lets_running_runs_go_on_and_starts_nothing(busy: Machine) -> None:

@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from gputui.config import Workspace
 from gputui.runs.identity import ProcessIdentity, is_alive
 from tests.conftest import wait_until
@@ -53,6 +55,7 @@ def steps_in(file: Path) -> list[tuple[int, int]]:
     return [(line["attempt"], line["step"]) for line in lines if "loss" in line]
 
 
+@pytest.mark.long
 def test_killed_in_the_middle_with_the_agent(machine: Machine) -> None:
     """The run fails once, the sinks are killed twice, the agent once, and one target is taken at first."""
     taken = machine.folder / "out" / "steps-1.csv"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.recovery.checkpoint_ledger import StepSpan
-from gputui.recovery.checkpoint_search import CheckpointSearch, unmatched
+from gputui.recovery.checkpoint_search import unmatched
+from gputui.recovery.ledger_inputs import AttemptSpan, CheckpointSearch
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -61,9 +61,9 @@ def test_what_looks_like_a_checkpoint(tmp_path: Path, saved: str, pattern: str |
     path = tmp_path / saved
     path.parent.mkdir(exist_ok=True)
     path.write_text("x")
-    attempt = StepSpan(1, path.stat().st_mtime - 1, None, None, 5, True)
+    attempt = AttemptSpan(1, path.stat().st_mtime - 1, None, None, 5, True)
     search = CheckpointSearch(tmp_path / "db", "a-1", tmp_path, "none_*", (), (attempt,))
     assert unmatched(search).pattern == pattern
     # What lay there before the run is none of its.
-    later = StepSpan(1, path.stat().st_mtime + 1, None, None, 5, True)
+    later = AttemptSpan(1, path.stat().st_mtime + 1, None, None, 5, True)
     assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", tmp_path, "none_*", (), (later,))).pattern is None

@@ -79,6 +79,7 @@ def test_by_default_a_validation_a_start_and_a_checkpoint_of_25_seconds_are_no_h
     assert machine.rows("SELECT * FROM incidents") == [] and all(not ends for _, _, ends in observed(machine))
 
 
+@pytest.mark.long
 def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it(machine: Machine) -> None:
     machine.gputui("run", ranks(machine, steps=200, hang_after=600))
     wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
@@ -119,7 +120,7 @@ def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(ma
         pytest.param("validate", 6, marks=pytest.mark.long),
         ("save", 6),
         pytest.param("titled", 14, marks=pytest.mark.long),
-        ("half titled", 14),
+        pytest.param("half titled", 14, marks=pytest.mark.long),
     ],
 )
 def test_what_computes_or_reads_is_never_called_a_hang(machine: Machine, fault: str, seconds: int) -> None:
@@ -166,6 +167,7 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
     assert any("faults.py" in path.read_text() for path in stacks)
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_told_and_left_alone(machine: Machine) -> None:
     machine.gputui("run", ranks(machine, fault="slow", steps=20, seconds=0.25, hang_after=60))
     machine.wait_for("ranks-1", "succeeded")

@@ -227,6 +227,12 @@ def test_arguments_that_a_shell_script_names(tmp_path: Path) -> None:
     assert drafted(tmp_path, "sh", "go.sh", "a", "1", "0.5")[1].form.params["LR"].default == 0.5
 
 
+def test_variables_of_a_makefile_that_names_no_script(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("BATCH ?= 32\ntrain:\n\tpython -m tool --batch $(BATCH)\n")
+    form = drafted(tmp_path, "make", "train")[1].form
+    assert (form.args, form.params["BATCH"].default) == (["BATCH={BATCH}"], 32)
+
+
 def test_the_only_loss_goes_by_the_name_that_is_watched(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(f'step {step}: train loss {l:.3f}')\n")
     (source,) = drafted(tmp_path, "a.py")[1].form.metrics
@@ -388,3 +394,18 @@ def test_what_init_writes_trains_measures_and_saves_as_it_is(
     assert [one for one in shown["checkpoints"] if one["refused"] is None]
     assert len(machine.rows("SELECT 1 FROM metrics WHERE step IS NOT NULL")) > 2
     assert machine.rows("SELECT message FROM events WHERE kind = 'checkpoints_unmatched'") == []
+
+
+def test_options_that_keep_their_defaults_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\n"
+        "options = argparse.ArgumentParser()\n"
+        "options.add_argument('--lr', type=float, default=0.1)\n"
+        "options.add_argument('--opt', choices=['sgd', 'adam'], default='sgd')\n"
+        "options.add_argument('--amp', action='store_true')\n"
+        "options.parse_args()\n"
+    )
+    made, profile = drafted(tmp_path, "train.py")
+    assert set(profile.parameters) == {"lr"}
+    [listed] = [line for line in made.text.splitlines() if line.startswith("#") and "--opt" in line]
+    assert "--amp" in listed and "--lr" not in listed

@@ -262,7 +262,7 @@ def test_a_sampler_inside_the_driver_is_not_killed_in_vain(start: Start, monkeyp
     """The signal would not end the call, but it would end the readings of the host."""
     watched = start()
     watched.next(FastTick)
-    monkeypatch.setattr("gputui.gpu.client._waits_in_kernel", lambda pid: True)
+    monkeypatch.setattr("gputui.gpu.client._is_in_kernel", lambda pid: True)
     health = watched.client.check(time.monotonic() + GIVE_UP_SECONDS + 10)
     assert health.state == "silent"
     assert health.reason is not None

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from gputui.gpu.nvml_calls import Calls
-from gputui.gpu.nvml_processes import ProcessLists, Row, merged, senseless
+from gputui.gpu.nvml_processes import ProcessLists, Row, invalid_reason, merged
 from gputui.gpu.processes import GpuProcessReader
 
 TOTAL = 80 * 2**30
 
 
 def test_an_ordinary_list_is_believed() -> None:
-    assert senseless([Row(1234, 2**30, "C"), Row(1234, 2**30, "G"), Row(99, None, "C")], TOTAL) is None
-    assert senseless([Row(1234, 2**40, "C")], None) is None
+    assert invalid_reason([Row(1234, 2**30, "C"), Row(1234, 2**30, "G"), Row(99, None, "C")], TOTAL) is None
+    assert invalid_reason([Row(1234, 2**40, "C")], None) is None
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_an_ordinary_list_is_believed() -> None:
     ],
 )
 def test_a_senseless_row_discredits_the_list(row: Row, said: str) -> None:
-    doubt = senseless([Row(1, 1, "C"), row], TOTAL)
+    doubt = invalid_reason([Row(1, 1, "C"), row], TOTAL)
     assert doubt is not None
     assert said in doubt
 

@@ -43,21 +43,21 @@ def me() -> str:
 
 def test_a_visible_process_has_user_command_and_start(proc: Proc) -> None:
     proc.add(42)
-    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).identify(42)
     assert found == ProcessOwner(start_ticks=500, user=me(), command="python train.py")
 
 
 def test_a_pid_that_is_not_here_is_unknown(proc: Proc) -> None:
     proc.add(42)
-    assert GpuProcessReader(proc.root, first_namespace=True).look(43) is None
+    assert GpuProcessReader(proc.root, first_namespace=True).identify(43) is None
 
 
 def test_a_reused_pid_is_somebody_else(proc: Proc) -> None:
     reader = GpuProcessReader(proc.root, first_namespace=True)
     proc.add(42)
-    first = reader.look(42)
+    first = reader.identify(42)
     proc.add(42, ticks=900, cmdline=b"sleep\0")
-    second = reader.look(42)
+    second = reader.identify(42)
     assert first is not None
     assert second is not None
     assert (first.start_ticks, first.command) == (500, "python train.py")
@@ -67,32 +67,32 @@ def test_a_reused_pid_is_somebody_else(proc: Proc) -> None:
 def test_what_is_known_is_not_read_again(proc: Proc) -> None:
     reader = GpuProcessReader(proc.root, first_namespace=True)
     folder = proc.add(42)
-    first = reader.look(42)
+    first = reader.identify(42)
     (folder / "cmdline").unlink()
-    assert reader.look(42) == first
-    reader.forget_all_but([])
-    forgotten = reader.look(42)
+    assert reader.identify(42) == first
+    reader.keep_only([])
+    forgotten = reader.identify(42)
     assert forgotten is not None
     assert forgotten.command is None
 
 
 def test_a_command_name_with_parentheses_does_not_shift_the_fields(proc: Proc) -> None:
     proc.add(42, comm="a) R 1 (b")
-    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).identify(42)
     assert found is not None
     assert found.start_ticks == 500
 
 
 def test_without_a_command_line_the_name_is_shown(proc: Proc) -> None:
     proc.add(42, cmdline=b"", comm="nvidia-modeset")
-    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).identify(42)
     assert found is not None
     assert found.command == "nvidia-modeset"
 
 
 def test_no_control_character_of_a_command_comes_through(proc: Proc) -> None:
     proc.add(42, cmdline=b"python\0\x1b]0;owned\x07\xff\0" + b"x" * 1000)
-    found = GpuProcessReader(proc.root, first_namespace=True).look(42)
+    found = GpuProcessReader(proc.root, first_namespace=True).identify(42)
     assert found is not None
     assert found.command is not None
     assert found.command.isprintable()
@@ -103,7 +103,7 @@ def test_a_command_line_is_taken_without_its_secrets(proc: Proc) -> None:
     proc.add(42, cmdline=b"python\0train.py\0--api-key\0abc\0--hf-token=abc\0https://me:abc@host/\0--lr\x000.1\0")
     proc.add(43, cmdline=b"launcher: train.py --password abc")
     reader = GpuProcessReader(proc.root, first_namespace=True)
-    one, other = reader.look(42), reader.look(43)
+    one, other = reader.identify(42), reader.identify(43)
     assert one is not None and other is not None
     hidden = "[redacted]"
     assert one.command == f"python train.py --api-key {hidden} --hf-token={hidden} https://me:{hidden}@host/ --lr 0.1"
@@ -117,9 +117,9 @@ def test_in_a_container_a_pid_counts_only_with_the_driver_open(proc: Proc) -> No
     (with_device / "fd" / "3").symlink_to("/dev/null")
     (with_device / "fd" / "4").symlink_to("/dev/nvidia0")
     reader = GpuProcessReader(proc.root, first_namespace=False)
-    assert reader.look(42) is None
-    assert reader.look(42) is None
-    assert reader.look(43) is not None
+    assert reader.identify(42) is None
+    assert reader.identify(42) is None
+    assert reader.identify(43) is not None
 
 
 def test_a_container_is_known_by_its_pid_namespace(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_container_is_known_by_its_pid_namespace(tmp_path: Path) -> None:
 
 
 def test_this_process_is_found_in_the_real_procfs() -> None:
-    found = GpuProcessReader(first_namespace=True).look(os.getpid())
+    found = GpuProcessReader(first_namespace=True).identify(os.getpid())
     assert found is not None
     assert found.user == me()
     assert found.command is not None

@@ -51,8 +51,8 @@ def test_nothing_known_changes_nothing() -> None:
 
 def test_around_those_that_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     known = pairs(8, nvlinks=((1, 2), (3, 6)))
-    for most_groups in (topology.MOST_GROUPS, 0):
-        monkeypatch.setattr(topology, "MOST_GROUPS", most_groups)
+    for most_groups in (topology.MAX_GROUPS, 0):
+        monkeypatch.setattr(topology, "MAX_GROUPS", most_groups)
         assert closest_gpus(EIGHT, 2, known, fixed=[6]) == (6, 3)
         assert sorted(closest_gpus(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
         assert sorted(closest_gpus(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
@@ -60,5 +60,5 @@ def test_around_those_that_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_many_gpus_groups_are_grown(monkeypatch: pytest.MonkeyPatch) -> None:
     known = pairs(16, nvlinks=((12, 13), (12, 14), (13, 14)))
-    monkeypatch.setattr(topology, "MOST_GROUPS", 10)
+    monkeypatch.setattr(topology, "MAX_GROUPS", 10)
     assert closest_gpus(tuple(range(16)), 3, known) == (12, 13, 14)

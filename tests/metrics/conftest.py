@@ -34,7 +34,8 @@ class Bench:
         self.file = folder / name
         self.ingest = MetricsIngest(self.connection, clock=lambda: NOW)
         path = str(folder) if kind in PRINTED_STREAMS else str(self.file)
-        self.ingest.open_source(RUN, path, kind, Reading(tuple(spec.get("metrics", {}).get("patterns", ()))))
+        wanted = spec.get("metrics", {})
+        self.ingest.open_source(RUN, path, kind, Reading(tuple(wanted.get("patterns", ())), wanted.get("step")))
 
     def add_run(self, run_id: str, spec: dict[str, Any] | None = None) -> None:
         self.connection.execute(
@@ -101,7 +102,7 @@ def line(step: int, **values: Any) -> str:
 @pytest.fixture(autouse=True)
 def look_at_each_pump(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked for whenever there is a look at them."""
-    monkeypatch.setattr(files, "LOOKING_SECONDS", 0.0)
+    monkeypatch.setattr(files, "SEARCH_SECONDS", 0.0)
 
 
 @pytest.fixture

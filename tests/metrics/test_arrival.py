@@ -44,3 +44,33 @@ def test_a_line_with_a_time_keeps_it(bench: Bench) -> None:
     assert (point["time"], point["arrived"]) == (NOW - 7, False)
     (seen,), _ = watched.newest_lines(bench.connection, RUN, {}, 10)
     assert seen.at == NOW - 7
+
+
+@pytest.mark.parametrize(
+    "time",
+    [0.1, 3600.5, 86_400 * 300.0, 0, NOW + 2 * 86_400, 1.7e12, "2023-11-14 22:13"],
+    ids=["an iteration's", "elapsed", "uptime", "zero", "ahead", "milliseconds", "text"],
+)
+def test_a_time_that_is_no_time_of_day(bench: Bench, time: float | str) -> None:
+    bench.begin()
+    bench.append(line(1, time=time) + line(2, time=time))
+    os.utime(bench.file, (NOW, NOW))
+    notes = [note.kind for _, note in bench.pump().notes]
+    bench.append(line(3, time=time))
+    notes += [note.kind for _, note in bench.pump().notes]
+    assert notes == ["times_unknown"]
+    points = list(queries.points_json(bench.connection, RUN, ["loss"]))
+    assert all(point["arrived"] and abs(point["time"] - NOW) < 1 for point in points) and len(points) == 3
+    assert [data["time_"] for data in bench.data()] == [time] * 3
+    seen, _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    assert [line.at for line in seen] == [None] * 3
+
+
+@pytest.mark.parametrize("time", [NOW + 3600, NOW - 86_400 * 3000], ids=["another clock", "an imported run"])
+def test_a_time_from_elsewhere_stays(bench: Bench, time: float) -> None:
+    bench.begin()
+    bench.append(line(1, time=time))
+    os.utime(bench.file, (NOW, NOW))
+    assert bench.pump().notes == []
+    (point,) = queries.points_json(bench.connection, RUN, ["loss"])
+    assert (point["time"], point["arrived"]) == (time, False)

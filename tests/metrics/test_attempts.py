@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from gputui.metrics import files
 from gputui.metrics.batch import BATCH_LINES
 from gputui.metrics.files import FollowedFile
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import BY_LOOK, Redactor
 
-from .conftest import RUN, Bench, line
+from .conftest import NOW, RUN, Bench, line
 
 
 def test_before_an_attempt_nothing_is_read(bench: Bench) -> None:
@@ -248,10 +249,10 @@ def test_two_ingests_of_one_store_double_nothing(bench: Bench) -> None:
 
 def test_the_report_tells_how_far_an_attempt_is(bench: Bench) -> None:
     bench.begin()
-    bench.append(line(5, time=1000.0) + line(9, time=1001.0, rank=0) + line(9, rank=1) + line(7) + "junk\n")
+    bench.append(line(5, time=NOW - 9) + line(9, time=NOW - 8, rank=0) + line(9, rank=1) + line(7) + "junk\n")
     (progress,) = bench.pump().progress
     assert (progress.run_id, progress.attempt, progress.lines, progress.rejected) == (RUN, 1, 4, 1)
-    assert (progress.first_step, progress.first_at, progress.last_step) == (5, 1000.0, 9)
+    assert (progress.first_step, progress.first_at, progress.last_step) == (5, NOW - 9, 9)
     assert progress.values == {"loss": 1 / 8}
     bench.append('{"step": 10, "loss": NaN, "note": "x"}\n')
     (progress,) = bench.pump().progress
@@ -292,7 +293,7 @@ def test_a_turn_ends_with_its_time_and_a_flood_starves_nobody(tmp_path: Path, mo
     ticks = itertools.count(0, 0.001)
     monkeypatch.setattr("gputui.metrics.ingest.time.monotonic", lambda: next(ticks))
     served: set[str] = set()
-    for _ in range(4):
+    for _ in range(5):
         report = bench.ingest.pump(budget_seconds=0.02)
         assert report.more
         assert report.lines <= 20 * BATCH_LINES
@@ -323,11 +324,11 @@ def test_a_folder_of_thousands_of_files_is_seldom_searched(tmp_path: Path, monke
     bench.begin()
     bench.file = tmp_path / "logs1/metrics.jsonl"
     ticks = itertools.count(0, 0.01)
-    monkeypatch.setattr("gputui.metrics.files.LOOKING_SECONDS", 10.0)
+    monkeypatch.setattr("gputui.metrics.files.SEARCH_SECONDS", 10.0)
     monkeypatch.setattr("gputui.metrics.files.time.thread_time", lambda: next(ticks))
     searches = []
-    real = glob.glob
-    monkeypatch.setattr("gputui.metrics.files.glob.glob", lambda *a, **b: (searches.append(a), real(*a, **b))[1])
+    real = files.find
+    monkeypatch.setattr(files, "find", lambda *a: (searches.append(a), real(*a))[1])
     monkeypatch.setattr("gputui.metrics.files.time.monotonic", lambda: 5.0)
     bench.steps(0)
     bench.pump()
@@ -341,6 +342,26 @@ def test_a_folder_of_thousands_of_files_is_seldom_searched(tmp_path: Path, monke
     bench.pump()
     assert len(searches) == 1
     assert [step for _, step in bench.stored()] == [0, 1, 2, 3, 4]
+
+
+def test_a_file_is_read_that_got_the_inode_of_a_removed_one(tmp_path: Path) -> None:
+    """As on ext4, for a script that writes a file per epoch and removes the one before."""
+    bench = Bench(tmp_path, name="m-epoch*.jsonl")
+    bench.begin()
+    for epoch in range(4):
+        bench.file = tmp_path / f"m-epoch{epoch}.jsonl"
+        two_before = tmp_path / f"m-epoch{epoch - 2}.jsonl"
+        if two_before.exists():
+            inode = two_before.stat().st_ino
+            # Renamed and emptied, a file is like a new one with its inode.
+            two_before.rename(bench.file)
+            bench.file.write_bytes(b"")
+            assert bench.file.stat().st_ino == inode
+        bench.steps(2 * epoch, 2 * epoch + 1)
+        at = 1_700_000_000 + epoch
+        os.utime(bench.file, (at, at))
+        bench.pump()
+    assert [step for _, step in bench.stored()] == list(range(8))
 
 
 def test_files_are_opened_one_by_one_within_what_a_turn_may_take(tmp_path: Path) -> None:

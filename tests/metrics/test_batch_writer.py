@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.metrics.batch_writer import NAMES_KEPT, REJECTED_KEPT
+from gputui.metrics.batch_writer import MAX_NEWEST_NAMES, MAX_REJECTED
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import BY_LOOK, REDACTED, Redactor
 
@@ -75,7 +75,7 @@ def test_a_million_broken_lines_fill_no_disk(bench: Bench) -> None:
     bench.append("broken\n" * 30_000 + line(1))
     bench.pump()
     assert bench.counts() == (1, 30_000)
-    assert len(bench.rejected()) == REJECTED_KEPT
+    assert len(bench.rejected()) == MAX_REJECTED
     assert bench.connection.execute("SELECT at, length_bytes, excerpt FROM rejected_lines").fetchone()[1:] == (
         6,
         "broken",
@@ -91,11 +91,11 @@ def test_a_flood_of_short_lines_ends_with_the_budget(bench: Bench) -> None:
 
 def test_names_without_end(bench: Bench) -> None:
     bench.begin()
-    bench.append("".join(line(step, **{f"name{step}": 1.5}) for step in range(2 * NAMES_KEPT)))
+    bench.append("".join(line(step, **{f"name{step}": 1.5}) for step in range(2 * MAX_NEWEST_NAMES)))
     bench.pump()
     text = bench.connection.execute("SELECT data FROM metric_newest").fetchone()[0]
-    assert text.count("name") <= NAMES_KEPT
-    assert f'"step": {2 * NAMES_KEPT - 1}' in text
+    assert text.count("name") <= MAX_NEWEST_NAMES
+    assert f'"step": {2 * MAX_NEWEST_NAMES - 1}' in text
 
 
 def test_nothing_new_costs_no_transaction(bench: Bench) -> None:

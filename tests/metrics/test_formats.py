@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gputui.metrics.contract import ParsedLine, Rejected
-from gputui.metrics.formats import MATCHES_CUT_SHORT, CsvLines, JsonLines, OutputPatterns, Reading
+from gputui.metrics.formats import MAX_TIMEOUTS, CsvLines, JsonLines, OutputPatterns, Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.store.database import migrations
 from tests.texts import mentions
@@ -197,6 +197,34 @@ def test_a_step_by_another_name() -> None:
     assert isinstance(lines.parse(b'{"loss": 2.5}'), Rejected)
 
 
+def test_a_named_step_wins_over_step() -> None:
+    lines = JsonLines("global_step")
+    assert values(lines.parse(b'{"epoch": 1, "step": 3, "global_step": 13, "loss": 0.5}')) == {
+        "step": 13, "step_": 3, "global_step": 13, "epoch": 1, "loss": 0.5,
+    }  # fmt: skip
+    assert values(lines.parse(b'{"step": 3, "global_step": 13, "loss": NaN}'))["step"] == 13
+    assert values(JsonLines("step").parse(b'{"step": 3}')) == {"step": 3}
+    columns = CsvLines("global_step")
+    columns.begin(b"epoch,step,global_step,loss")
+    assert values(columns.parse(b"1,3,13,nan")) == {"step": 13, "global_step": 13, "epoch": 1, "loss": "NaN"}
+    columns = CsvLines("epoch")
+    columns.begin(b"epoch,loss")
+    assert values(columns.parse(b"4,0.5")) == {"step": 4, "epoch": 4, "loss": 0.5}
+    columns.begin(b"step,loss")
+    rejected = columns.parse(b"4,0.5")
+    assert isinstance(rejected, Rejected) and "epoch" in rejected.reason
+    printed = OutputPatterns([r"(?P<epoch>\d+) (?P<step>\d+) (?P<loss>\S+)"], step="epoch")
+    assert values(printed.parse(b"2 7 0.5")) == {"step": 2, "epoch": 2, "loss": 0.5}
+
+
+def test_a_csv_file_with_a_named_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, kind="csv", name="log.csv", metrics={"step": "epoch"})
+    bench.begin()
+    bench.append("epoch,loss\n3,0.5\n")
+    bench.pump()
+    assert bench.data() == [{"step": 3, "epoch": 3, "loss": 0.5}]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [("x", "17.4ms", 0.0174), ("x", "17.4 ms", 0.0174), ("x", "1.2k", 1200.0), ("x", "3M,", 3e6),
@@ -298,6 +326,33 @@ def test_a_csv_file_begun_anew_has_its_own_header(tmp_path: Path) -> None:
     assert bench.data()[1:] == [{"step": 1, "accuracy": 0.75, "loss": 0.25}, {"step": 2, "accuracy": 1, "loss": 0.125}]
 
 
+@pytest.mark.parametrize("header", ["step,lr,loss", "lr,loss,step", "epoch,step,lr,loss"])
+def test_a_csv_file_continued_under_another_header(tmp_path: Path, header: str) -> None:
+    bench = Bench(tmp_path, kind="csv", name="metrics.csv")
+    bench.begin()
+    bench.append("step,loss,acc\n1,0.5,0.75\n")
+    bench.pump()
+    bench.begin(2)
+    row = {"step": "{step}", "lr": "0.25", "loss": "0.125", "epoch": "1"}
+    rows = [",".join(row[name] for name in header.split(",")).format(step=step) + "\n" for step in (2, 3, 4)]
+    bench.append(f"{header}\n{rows[0]}")
+    bench.pump()
+    bench.restart()
+    bench.append(rows[1])
+    bench.pump()
+    assert [(data["step"], data["loss"], data.get("lr")) for data in bench.data()] == [
+        (1, 0.5, None), (2, 0.125, 0.25), (3, 0.125, 0.25)
+    ]  # fmt: skip
+    # The file is written again, with one line more.
+    bench.restart()
+    content = bench.file.read_text()
+    bench.file.unlink()
+    bench.file.write_text(content + rows[2])
+    bench.pump()
+    assert bench.stored() == [(1, 1), (2, 2), (2, 3), (2, 4)]
+    assert bench.counts() == (4, 0)
+
+
 def test_a_file_of_its_own_for_each_start(tmp_path: Path) -> None:
     """Lightning counts up version_N."""
     bench = Bench(tmp_path, kind="csv", name="logs/version_*/metrics.csv")
@@ -334,5 +389,5 @@ def test_a_pattern_that_would_take_for_ever_is_cut_short_and_given_up() -> None:
     patterns = OutputPatterns([r"(?P<step>\d+)(?P<x>(a|a)+$)", r"step (?P<step>\d+) loss (?P<loss>\S+)"])
     assert isinstance(patterns.parse(b"step 1 loss 2.5"), ParsedLine)
     endless = b"1" + b"a" * 40 + b"!"
-    assert [type(patterns.parse(endless)) for _ in range(MATCHES_CUT_SHORT)] == [Rejected] * MATCHES_CUT_SHORT
+    assert [type(patterns.parse(endless)) for _ in range(MAX_TIMEOUTS)] == [Rejected] * MAX_TIMEOUTS
     assert patterns.parse(endless) is None and patterns.parse(b"step 2 loss 2.5") is None

@@ -152,7 +152,7 @@ def test_a_pipe_that_takes_the_place_of_the_file_is_not_waited_for(trainer: Trai
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(OSError):
-        scan.go_on()
+        scan.advance()
 
 
 def test_entries_are_found_wherever_a_piece_ends(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +181,9 @@ def test_what_is_known_is_not_parsed_again_and_a_look_reads_nothing(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed, pieces = [], []
-    decoded, go_on = history._decoded, history_scan.HistoryScan.go_on
+    decoded, advance = history._decoded, history_scan.HistoryScan.advance
     monkeypatch.setattr(history, "_decoded", lambda raw: (parsed.append(raw), decoded(raw))[1])
-    monkeypatch.setattr(history_scan.HistoryScan, "go_on", lambda scan: (pieces.append(scan), go_on(scan))[1])
+    monkeypatch.setattr(history_scan.HistoryScan, "advance", lambda scan: (pieces.append(scan), advance(scan))[1])
     trainer.save(1000, trainer.entries(*range(3000)))
     trainer.bench.pump()
     trainer.save(2000, trainer.entries(*range(3003)))
@@ -215,7 +215,7 @@ def test_an_older_checkpoint_that_is_left_alone_is_looked_through_once(
     trainer.bench.pump()
     (trainer.bench.folder / "out/checkpoint-40/trainer_state.json").unlink()
     trainer.bench.pump()
-    monkeypatch.setattr(history_scan.HistoryScan, "go_on", lambda _scan: pytest.fail("looked through again"))
+    monkeypatch.setattr(history_scan.HistoryScan, "advance", lambda _scan: pytest.fail("looked through again"))
     trainer.bench.pump()
     assert [step for _, step in trainer.bench.stored()] == [10, 20, 30, 40]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from gputui.metrics.batch import EVENTS_WITH_METRICS
 from gputui.metrics.intake_words import intake_words
+from gputui.store.metrics import watched
 from gputui.store.metrics.intake import Intake, intake
 from tests.texts import mentions
 
@@ -48,3 +51,26 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
     bench.append("step 2 loss 2.5\n")
     bench.pump()
     assert intake_words(intake(bench.connection, RUN)) is None
+
+
+def test_a_logger_that_names_each_message_event(bench: Bench) -> None:
+    """structlog's JSON lines are steps like any other, so that a NaN is seen."""
+    bench.begin()
+    bench.append('{"step": 0, "event": "start", "total_steps": 300}\n')
+    bench.append('{"event": "train", "level": "info", "step": 1, "loss": 0.5}\n')
+    bench.append('{"event": "train", "level": "info", "step": 2, "loss": NaN}\n')
+    bench.append('{"event": "checkpoint", "step": 2, "seconds": 1.5, "bytes": 7}\n')
+    bench.append('{"event": "validation", "step": 2, "val/loss": 0.5}\n')
+    bench.append('{"event": "epoch_end", "step": 2, "epoch": 1, "seconds": 60}\n')
+    (progress,) = bench.pump().progress
+    assert (progress.first_step, progress.last_step) == (1, 2)
+    assert progress.events == {"start": 1, "checkpoint": 1, "validation": 1, "epoch_end": 1}
+    seen, _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    assert [line.step for line in seen if line.event is None and "loss" in line.values] == [1, 2]
+    assert bench.data()[1] == {"event_": "train", "level": "info", "step": 1, "loss": 0.5}
+
+
+def test_the_trainers_events_are_no_steps() -> None:
+    text = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
+    table = text.split("| event | when | fields |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == EVENTS_WITH_METRICS

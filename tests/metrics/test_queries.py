@@ -32,7 +32,7 @@ def test_a_run_without_metrics(reader: sqlite3.Connection) -> None:
 
 def test_names_in_the_order_of_their_appearance(bench: Bench, reader: sqlite3.Connection) -> None:
     bench.begin()
-    bench.append('{"step": 1, "time": 1, "zeta": 1, "note": "x", "on": true, "deep": {"a": 1}, "alpha": NaN}\n')
+    bench.append('{"step": 1, "time": 1.6e9, "zeta": 1, "note": "x", "on": true, "deep": {"a": 1}, "alpha": NaN}\n')
     bench.append('{"step": 2, "rank": 0, "zeta": null, "val/acc": 0.5}\n')
     bench.pump()
     assert queries.metric_names(reader, RUN) == ["zeta", "alpha", "val/acc"]
@@ -55,14 +55,14 @@ def test_the_newest_value_of_every_name(bench: Bench, reader: sqlite3.Connection
 
 def test_ranks(bench: Bench, reader: sqlite3.Connection) -> None:
     bench.begin()
-    bench.append("".join(line(step, rank=rank, time=100.0 + step) for step in range(9) for rank in (2, 0, 1)))
+    bench.append("".join(line(step, rank=rank, time=1.6e9 + step) for step in range(9) for rank in (2, 0, 1)))
     bench.pump()
     bench.begin(2)
     bench.append(line(7, rank=1))
     bench.pump()
     first = queries.ranks(reader, RUN, 1)
     assert [(each.rank, each.step, each.at, dict(each.values)) for each in first] == [
-        (rank, 8, 108.0, {"loss": 1 / 9}) for rank in (0, 1, 2)
+        (rank, 8, 1.6e9 + 8, {"loss": 1 / 9}) for rank in (0, 1, 2)
     ]
     [late] = queries.ranks(reader, RUN, 2)
     # A line without a time is as old as its arrival: else nobody would see that no more come.
@@ -84,13 +84,13 @@ def test_any_name_can_be_asked_for(bench: Bench, reader: sqlite3.Connection, nam
 def test_points_as_json(bench: Bench, reader: sqlite3.Connection) -> None:
     bench.begin()
     bench.append(
-        '{"step": 1, "time": 5, "loss": NaN, "lr": 1e-3, "phase": "train"}\n{"step": 2, "rank": 1, "loss": 2}\n'
+        '{"step": 1, "time": 1.6e9, "loss": NaN, "lr": 1e-3, "phase": "train"}\n{"step": 2, "rank": 1, "loss": 2}\n'
     )
     bench.pump()
     rows = list(queries.points_json(reader, RUN))
     assert rows == [
-        {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "arrived": False, "name": "loss", "value": "NaN"},
-        {"attempt": 1, "rank": None, "step": 1, "time": 5.0, "arrived": False, "name": "lr", "value": 0.001},
+        {"attempt": 1, "rank": None, "step": 1, "time": 1.6e9, "arrived": False, "name": "loss", "value": "NaN"},
+        {"attempt": 1, "rank": None, "step": 1, "time": 1.6e9, "arrived": False, "name": "lr", "value": 0.001},
         {"attempt": 1, "rank": 1, "step": 2, "time": NOW, "arrived": True, "name": "loss", "value": 2},
     ]
     json.dumps(rows, allow_nan=False)

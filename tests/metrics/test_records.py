@@ -25,14 +25,14 @@ def event(step: int, /, **values: float) -> bytes:
         tag = name.encode()
         one = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", value)
         inner += b"\x0a" + bytes([len(one)]) + one
-    body = b"\x09" + struct.pack("<d", 1000.0 + step) + b"\x10" + bytes([step])
+    body = b"\x09" + struct.pack("<d", 1.6e9 + step) + b"\x10" + bytes([step])
     return framed(body + (b"\x2a" + bytes([len(inner)]) + inner if inner else b""))
 
 
 def history(step: int, loss: float, /, **values: float) -> bytes:
     """One record of history as W&B's service makes it."""
     items = b""
-    for name, value in {"_step": step, "_timestamp": 1000.0 + step, "loss": loss, **values}.items():
+    for name, value in {"_step": step, "_timestamp": 1.6e9 + step, "loss": loss, **values}.items():
         text = str(value)
         one = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x82\x01" + bytes([len(text)]) + text.encode()
         items += b"\x0a" + bytes([len(one)]) + one
@@ -60,7 +60,7 @@ def test_event_files_of_several_attempts(bench: Bench, tmp_path: Path) -> None:
     bench.pump()
     append(first, event(0) + event(1, loss=0.5, lr=0.25) + event(2, loss=0.25)[:-3])
     bench.pump()
-    assert bench.data() == [{"loss": 0.5, "lr": 0.25, "step": 1, "time": 1001.0}]
+    assert bench.data() == [{"loss": 0.5, "lr": 0.25, "step": 1, "time": 1.6e9 + 1}]
     bench.restart()
     append(first, event(2, loss=0.25)[-3:] + event(3, loss=0.125)[:-1])
     bench.pump()
@@ -72,7 +72,7 @@ def test_event_files_of_several_attempts(bench: Bench, tmp_path: Path) -> None:
     bench.pump()
     assert bench.stored() == [(1, 1), (1, 2), (2, 2), (2, 3)]
     assert bench.rejected() == []
-    assert bench.connection.execute("SELECT min(at), max(at) FROM metrics").fetchone() == (1001.0, 1003.0)
+    assert bench.connection.execute("SELECT min(at), max(at) FROM metrics").fetchone() == (1.6e9 + 1, 1.6e9 + 3)
 
 
 def test_what_lay_there_before_is_not_the_runs(bench: Bench, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_an_offline_run_of_wandb(tmp_path: Path) -> None:
         bench.pump()
         bench.restart()
     assert bench.stored() == [(1, step) for step in range(500)]
-    assert bench.data()[3] == {"loss": 0.5, "step": 3, "time": 1003.0}
+    assert bench.data()[3] == {"loss": 0.5, "step": 3, "time": 1.6e9 + 3}
 
 
 def test_nothing_is_read_before_an_attempt(tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_record_that_cannot_be_understood_is_set_aside_alone(bench: Bench, tmp
 def test_names_that_mean_something_else_in_a_line_are_changed(name: str) -> None:
     (frame,) = event_frames(event(7, **{name: 0.5}), 0)
     assert frame.content is not None
-    assert event_scalars(frame.content) == {f"{name}_": 0.5, "step": 7, "time": 1007.0}
-    assert wandb_scalars(history(7, 0.25, **{name: 8})) == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1007.0}
+    assert event_scalars(frame.content) == {f"{name}_": 0.5, "step": 7, "time": 1.6e9 + 7}
+    assert wandb_scalars(history(7, 0.25, **{name: 8})) == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1.6e9 + 7}
 
 
 def test_a_value_named_rank_is_a_value_and_no_process(bench: Bench, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_value_named_rank_is_a_value_and_no_process(bench: Bench, tmp_path: Pa
 
 def test_a_damaged_record_is_set_aside_and_the_next_one_is_read(tmp_path: Path) -> None:
     content = bytearray(chunked([history(step, 0.5) for step in (1, 2, 3)]))
-    content[content.index(b"0.5", content.index(b"1002.0"))] ^= 1
+    content[content.index(b"0.5", content.index(str(1.6e9 + 2).encode()))] ^= 1
     bench = Bench(tmp_path, kind="wandb", name="logs")
     bench.begin()
     append(events_of(tmp_path / "logs/offline-run-1", "run-1.wandb"), bytes(content))

@@ -398,7 +398,11 @@ class Story:
             elif what == "keep the last":
                 self.rows = self.rows[int(len(self.rows) * at) :]
             elif what == "edit" and self.rows:
+                length = len(self.text())
                 self.rows[int((len(self.rows) - 1) * at)]["step"] = next(self.numbers)
+                if len(self.text()) == length:
+                    # One of the same length far from both ends of what was read would not be noticed (docs/metrics.md).
+                    self.rows[-1]["step"] = next(self.numbers)
             elif what == "column" and self.kind == "csv":
                 self.columns.insert(int(len(self.columns) * at), f"c{len(self.columns)}")
                 self.columns.append(self.columns.pop(self.columns.index(f"c{len(self.columns) - 1}")))

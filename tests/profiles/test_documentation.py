@@ -89,7 +89,7 @@ def test_the_environment_that_gputui_sets_is_documented_and_refused(tmp_path: Pa
         resolve(load(tmp_path / "x.yaml")), run_id="r", run_dir="/r", attempt=1, params={},
         placement=Placement.here((), 1, 1), checkpoint="/c",
     )  # fmt: skip
-    changeable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
+    changeable = {"OMP_NUM_THREADS", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
     for name in launch.env:
         assert name in PAGE
         text = f"script: a.py\nenv: {{{name}: x}}"

@@ -59,7 +59,7 @@ def test_text_becomes_the_defaults_kind(default: Scalar, text: str, value: Scala
     ("default", "given", "problem"),
     [
         (128, "lots", "p: expected a whole number, found 'lots'"),
-        (128, "0.5", "p: expected a whole number (for fractions write the profile's default as 128.0), found '0.5'"),
+        (128, "0.5", "p: expected a whole number, found '0.5'"),
         (128, "none", "p: expected a whole number, found 'none'"),
         (128, "١٢", "p: expected a whole number, found '١٢'"),
         (128, "9223372036854775808", "p: expected a whole number of at most 63 bits, found '9223372036854775808'"),

@@ -6,10 +6,10 @@ import os
 import socket
 import sys
 from collections import namedtuple
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.profiles import preflight
@@ -69,11 +69,20 @@ def test_data_that_a_parameter_names_is_looked_for(spec: RunSpec, tmp_path: Path
     assert beside.status == "warn" and "the run's own folder" in beside.detail
 
 
+def test_a_metrics_file_of_all_runs_is_warned_of(spec: RunSpec) -> None:
+    shared = quick(replace(spec, metrics=(MetricsSpec("csv", "logs/version_*/metrics.csv"),)), "metrics")
+    assert shared.status == "warn" and "logs/version_*/metrics.csv" in shared.detail
+    own = replace(spec, metrics=(MetricsSpec("csv", "{run_dir}/log.csv"),))
+    assert quick(own, "metrics").status == quick(replace(own, workdir="{run_dir}/x"), "metrics").status == "pass"
+    assert quick(replace(spec, metrics=()), "metrics").status == "skip"
+
+
 def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     results = check(spec, state=tmp_path)
     assert {result.name: result.status for result in results} == {
         "program": "pass", "workdir": "pass", "placeholders": "pass", "parameters": "pass", "recovery": "pass",
-        "checkpoints": "pass", "resume": "pass", "gpus": "skip", "memory": "skip", "disk": "pass", "port": "pass",
+        "metrics": "pass", "checkpoints": "pass", "resume": "pass", "gpus": "skip", "memory": "skip", "disk": "pass",
+        "port": "pass",
         "interpreter": "pass", "torch": "pass", "launcher": "pass", "sinks": "skip", "data": "skip",
     }  # fmt: skip
     assert "fail" not in {result.status for result in results}
@@ -88,6 +97,7 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
         (("--resume", "{checkpoint}"), {}, "pass"),
         ((), {"START_FROM": "{checkpoint}"}, "pass"),
         ((), {}, "warn"),
+        (("--load", "{run_dir}/c"), {}, "pass"),
     ],
 )
 def test_a_script_that_is_not_told_its_checkpoint_is_warned_of(
@@ -258,7 +268,7 @@ class TestGpus:
     def test_too_small(self, spec: RunSpec) -> None:
         result = check_gpus(replace(spec, gpus=GpuRequest(1, (), 100 * GIB)), GpuSituation(GPUS))
         assert result.status == "fail"
-        assert mentions(result.detail, "GPU 0", "80 GiB", "100 GiB")
+        assert mentions(result.detail, "GPUs 0–3 have 80 GiB", "100 GiB")
 
     def test_worries(self, spec: RunSpec) -> None:
         slow = {"GPU-0": GpuSlowSample(uuid="GPU-0", row_remap_pending=True)}
@@ -323,6 +333,34 @@ class TestProbe:
         # A program of launcher python need not use the torch that happens to be there.
         alone = check_interpreter(replace(spec, launcher="python"), os.environ)[1]
         assert alone.status == ("warn" if status == "fail" else "pass")
+
+    @pytest.mark.parametrize(
+        ("version", "grace", "launcher", "nproc", "warned"),
+        [
+            ("2.11.0+cu128", 120, "torchrun", 1, True),
+            ("2.6.0", 31, "accelerate", 2, True),
+            ("2.6.0", 30, "torchrun", 2, False),
+            ("2.12.0", 120, "torchrun", 2, False),
+            ("3.0.0", 120, "torchrun", 2, False),
+            ("unknown", 120, "torchrun", 2, False),
+            ("2.6.0", 120, "accelerate", 1, False),  # without torchrun
+            ("2.6.0", 120, "python", 1, False),
+        ],
+    )
+    def test_a_grace_that_torchrun_does_not_give(
+        self, spec: RunSpec, tmp_path: Path, version: str, grace: float, launcher: str, nproc: int, warned: bool
+    ) -> None:
+        package = tmp_path / "lib" / "torch"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "version.py").write_text(f"__version__ = '{version}'\n")
+        env = {"PYTHONPATH": str(tmp_path / "lib")}
+        spec = replace(spec, grace_seconds=grace, launcher=launcher, nproc=nproc, env=env)
+        found = [result for result in check_interpreter(spec, os.environ) if result.name == "grace"]
+        assert [result.status for result in found] == ["warn"] * warned
+        for result in found:
+            assert f"torch {version} kills ranks 30 s after SIGTERM" in result.detail
+            assert f"{grace} s" in result.detail and "torch 2.12 or newer" in str(result.remedy)
 
     def test_without_torch(self, spec: RunSpec, tmp_path: Path) -> None:
         """A bare interpreter: -S hides everything that is installed."""
@@ -404,6 +442,13 @@ class TestDescribe:
         assert row("command").startswith(f"{sys.executable} -m torch.distributed.run")
         assert "hush" not in "\n".join(lines)
         assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+
+    def test_a_secret_of_the_environment_is_hidden_in_the_resume_arguments(self, spec: RunSpec) -> None:
+        checkpoints = CheckpointSpec("{run_dir}/c", "*.pt", ("--hub", "s3cretvalue99"))
+        spec = replace(spec, env={"HF_TOKEN": "s3cretvalue99"}, checkpoints=checkpoints)
+        lines = describe(spec, preview_launch(spec, runs=Path("/r")))
+        assert mentions(rows_of(lines)["checkpoints"], "--hub '[redacted]'")
+        assert "s3cretvalue99" not in "\n".join(lines)
 
     def test_indices_where_the_profile_asks_for_them(self, spec: RunSpec) -> None:
         spec = replace(spec, gpus=GpuRequest(1), visible="index")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.gpu.topology import GpuPair

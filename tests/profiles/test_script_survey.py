@@ -10,7 +10,8 @@ import pytest
 
 from gputui.metrics.formats import OutputPatterns, ParsedLine
 from gputui.profiles.printed_patterns import DraftPattern, patterns_of
-from gputui.profiles.script_survey import Survey, options_in, survey_script
+from gputui.profiles.script_paths import fill_options
+from gputui.profiles.script_survey import Survey, survey_script
 
 
 def survey(folder: Path, text: str) -> Survey:
@@ -97,7 +98,7 @@ def test_options_of_a_configuration_whose_sections_are_of_other_modules(tmp_path
         ("--system.work_dir", "./out"), ("--trainer.learning_rate", 5e-4), ("--trainer.max_iters", None),
         ("--trainer.batch_size", 64),
     }  # fmt: skip
-    assert [options_in(path, {"work_dir": "OUT"}) for path in found.saves] == ["OUT/model.pt"]
+    assert [fill_options(path, {"work_dir": "OUT"}) for path in found.saves] == ["OUT/model.pt"]
 
 
 SAVES = [
@@ -118,7 +119,7 @@ SAVES = [
 @pytest.mark.parametrize(("text", "path"), SAVES)
 def test_where_it_saves(tmp_path: Path, text: str, path: str) -> None:
     parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--out', default='x')\n"
-    assert [options_in(each, {"out": "OUT"}) for each in survey(tmp_path, parser + text).saves] == [path]
+    assert [fill_options(each, {"out": "OUT"}) for each in survey(tmp_path, parser + text).saves] == [path]
 
 
 def test_names_that_are_no_checkpoints(tmp_path: Path) -> None:

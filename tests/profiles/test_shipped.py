@@ -12,7 +12,7 @@ from gputui.profiles.resolve import resolve
 from gputui.recovery.actions import AppliedAction, shrink_batch
 from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import Case
+from gputui.recovery.machine_actions import ActionContext
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import RunSpec, Scalar
@@ -66,7 +66,7 @@ def test_the_trainer_understands_the_command(path: Path) -> None:
 @of_the_trainer
 def test_a_smaller_batch_keeps_the_samples_of_a_step_in_every_phase(path: Path) -> None:
     spec = resolved(path)
-    shrunk = shrink_batch(Case(Incident("cuda_oom", 0, 1, "", "", ()), spec, spec.params))
+    shrunk = shrink_batch(ActionContext(Incident("cuda_oom", 0, 1, "", "", ()), spec, spec.params))
     assert isinstance(shrunk, AppliedAction)
     changed = dict(spec.params) | {change.parameter: change.after for change in shrunk.changes}
     before, after = (unfold(settings_of(spec, dict(params))) for params in (spec.params, changed))

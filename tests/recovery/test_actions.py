@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction, apply_changes
 from gputui.recovery.batches import Grain, Pair, shrink
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import Case
+from gputui.recovery.machine_actions import ActionContext
 from gputui.runs.spec import RunSpec, Scalar
 
 
@@ -27,7 +27,7 @@ def act(
     if kind.apply is not None:
         return kind.apply(spec(**values), params, number)
     assert kind.apply_here is not None
-    return kind.apply_here(Case(Incident("cuda_oom", 1, 40, "", "f" * 16, ()), spec(**values), params, number))
+    return kind.apply_here(ActionContext(Incident("cuda_oom", 1, 40, "", "f" * 16, ()), spec(**values), params, number))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from gputui.recovery.actions import AppliedAction, SkippedAction, shrink_batch
 from gputui.recovery.batches import Grain, Pair, fit, shrink
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
-from gputui.recovery.machine_actions import Case, for_fewer_ranks
+from gputui.recovery.machine_actions import ActionContext, for_fewer_ranks
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.policy_simulation import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
@@ -29,7 +29,7 @@ def spec(nproc: int = 2, **values: Any) -> RunSpec:
 
 
 def shrunk(params: dict[str, Scalar], run: RunSpec, below: int | None = None) -> AppliedAction | SkippedAction:
-    return shrink_batch(Case(OOM, run, params, below=below))
+    return shrink_batch(ActionContext(OOM, run, params, below=below))
 
 
 def values(result: AppliedAction | SkippedAction) -> list[Scalar]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from gputui.recovery import checkpoint_writers
-from gputui.recovery.checkpoint_ledger import StepSpan
 from gputui.recovery.checkpoint_writers import (
     PREFIX,
     RENEWED_SECONDS,
@@ -19,14 +18,15 @@ from gputui.recovery.checkpoint_writers import (
     remove_records,
     write_record,
 )
+from gputui.recovery.ledger_inputs import AttemptSpan
 from gputui.store.checkpoints import AFTER_END_SECONDS, Neighbour
 from gputui.store.machine import this_machine
 
 NOW = 1_700_000_000.0
 
 
-def span(begun_at: float, ended_at: float | None) -> StepSpan:
-    return StepSpan(1, begun_at, ended_at, None, None, False)
+def span(begun_at: float, ended_at: float | None) -> AttemptSpan:
+    return AttemptSpan(1, begun_at, ended_at, None, None, False)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def homes(tmp_path: Path) -> tuple[Path, Path]:
     return made
 
 
-def seen(home: Path, folder: Path, now: float = NOW, *attempts: StepSpan) -> list[tuple[float, float | None]]:
+def seen(home: Path, folder: Path, now: float = NOW, *attempts: AttemptSpan) -> list[tuple[float, float | None]]:
     """Begin and end of the attempts of others."""
     return [(one.begun_at, one.ended_at) for one in others(home, "a-1", attempts, folder, (), now)]
 

@@ -389,13 +389,25 @@ def test_the_newest_is_what_was_written_last_whatever_it_is_called(tmp_path: Pat
     assert names(tmp_path, "*.pt") == ["step_9.pt", "epoch=9-val_loss=0.12.pt", "step_100.pt", "last.pt"]
 
 
-def test_a_folder_is_as_new_as_the_newest_file_in_it(tmp_path: Path) -> None:
-    path = folder(tmp_path / "checkpoint-1", model__pt=b"1234", state__json=b"{}")
-    for entry, at in ((path / "model.pt", 3e9), (path / "state.json", 1e8), (path, 2e8)):
+def test_a_folder_of_unknown_files_is_as_new_as_the_newest_of_them(tmp_path: Path) -> None:
+    path = folder(tmp_path / "checkpoint-1", manifest__ocdbt=b"1234", state__json=b"{}")
+    for entry, at in ((path / "manifest.ocdbt", 3e9), (path / "state.json", 1e8), (path, 2e8)):
         os.utime(entry, (at, at))
     found = measured(path)
     assert found is not None and (found.modified_ns, found.size_bytes) == (int(3e18), 6)
     assert measured(tmp_path / "gone") is None
+
+
+def test_a_folder_is_as_old_as_its_weights_whatever_an_evaluation_adds_to_it(tmp_path: Path) -> None:
+    path = folder(tmp_path / "checkpoint-200", model__safetensors=b"weights")
+    os.utime(path / "model.safetensors", (200, 200))
+    before = measured(path)
+    (path / "eval_results.json").write_text("{}")
+    os.utime(path / "eval_results.json", (4e9, 4e9))
+    after = measured(path)
+    assert before is not None and after is not None
+    assert after.stamp == before.stamp == (200 * 10**9, 7)
+    assert after.with_all_files == (4 * 10**18, 9)
 
 
 def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
@@ -406,12 +418,37 @@ def test_unfinished_and_foreign_files_are_passed_over(tmp_path: Path) -> None:
         "step_4.pt.stale",
         "step_5.pt.sha256",
         "step_6.pt~",
+        "step_9.pt.tmp.1234",
+        "step_10.pt.partial-12",
+        "step_11-tmp.pt",
     ):
         write(tmp_path / name, archive())
     os.mkfifo(tmp_path / "step_7.pt")
     (tmp_path / "step_8.pt").symlink_to("nowhere")
     write(tmp_path / "step_1.pt", archive())
     assert names(tmp_path, "step_*") == ["step_1.pt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [
+        ("checkpoint-40", True),
+        ("checkpoint-temp-0.7", True),
+        ("checkpoint-40-part-1", True),
+        ("checkpoint-40-tmp", False),
+        ("checkpoint-40_tmp", False),
+        ("tmp-checkpoint-40", False),
+        ("checkpoint-40.partial-123", False),
+        ("checkpoint-40.orbax-checkpoint-tmp-17", False),
+        ("tmpk3_9ab2x", False),
+    ],
+)
+def test_folders_that_are_being_written_are_known_by_their_names(tmp_path: Path, name: str, is_found: bool) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    folder(checkpoints / name, model__pt=archive())
+    assert bool(look_in(checkpoints, "*")) is is_found
+    assert bool(look_in(checkpoints, "*/*.pt")) is is_found
 
 
 @pytest.mark.parametrize("pattern", ["", "/etc/*", "**/x/**", "[", "a/../../*"])

@@ -25,6 +25,9 @@ class Clock:
     def repeats(self, attempt: int, step: int) -> bool:
         return attempt in self.folding
 
+    def widest_gap(self, attempt: int) -> int | None:
+        return 1
+
     def come_with_checkpoints(self) -> bool:
         return self.late
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputui.recovery.action_results import SkippedAction
 from gputui.recovery.checkpoints import CheckpointInfo
@@ -294,6 +294,12 @@ def test_rolling_back_goes_one_checkpoint_further_and_tightens_the_clip() -> Non
         checkpoints=[checkpoint(40), checkpoint(20)],
     )
     assert plan.resume_from == "/c/step_00000020.pt" and plan.changed == {"grad_clip": 0.5}
+
+
+def test_a_script_that_loads_a_later_checkpoint_by_itself_is_not_rolled_back_again() -> None:
+    progress = AttemptReach(last_step=90, best_step_before=74, resumption="later")
+    assert plan_for("nan_loss", step=90, progress=progress).because == "not_resumed"
+    assert plan_for("killed", progress=progress).verdict == "retry"
 
 
 def test_rolling_back_without_an_older_checkpoint_is_skipped() -> None:

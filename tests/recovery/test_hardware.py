@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.gpu.xid import xid_text
-from gputui.gpu.xid_classes import XID_CLASSES, XidClass, xid_class
+from gputui.gpu.xid import XID_CLASSES, XidClass, xid_class, xid_text
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from gputui.recovery.hardware import Sighting, observations

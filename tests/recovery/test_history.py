@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.recovery.decide import PastDecision
 from gputui.recovery.history import past_decisions, person_started_at, progress_of
@@ -138,6 +139,29 @@ def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
     assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
     assert not made(saved("/c/step_60.pt", 2, origin="foreign"))
     assert not made(saved("/c/step_40.pt", 1))
+
+
+def test_where_steps_start_again_a_further_checkpoint_is_progress() -> None:
+    attempts = [
+        attempt(number, at=100.0 * number, last=19, first_step=0, resumed_from=base, resumed_step=None)
+        for number, base in ((1, None), (2, "/c/model_2.pth"), (3, "/c/model_4.pth"))
+    ]
+    base, further = saved("/c/model_4.pth", 2), saved("/c/model_6.pth", 3)
+
+    def made(*rows: CheckpointRow, start_again: bool = True) -> bool:
+        return progress_of(attempts, 3, rows, [LAUNCH], ended_at=390.0, steps_start_again=start_again).made
+
+    assert made(base, further) and not made(base)
+    assert not made(base, further, start_again=False)
+    # Written again, or after a rollback, it is no further than before.
+    assert not made(base, replace(further, before_ns=1))
+    assert not made(replace(base, left_by=3), further)
+    assert not made(base, replace(further, verdict="struck"))
+    incidents = [incident(number, number) for number in (1, 2)]
+    decisions = [decision(number, number, at=100.0 * number + 60.0) for number in (1, 2)]
+    for start_again in (True, False):
+        past = past_decisions(attempts, incidents, decisions, [LAUNCH], [base, further], steps_start_again=start_again)
+        assert [entry.progressed for entry in past] == [True, start_again]
 
 
 def test_past_attempts_without_steps_are_judged_by_their_checkpoints() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputui.recovery.classify import classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.evidence import Evidence, EvidenceLog, ExitRecord, Observation, collect
 from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
 
 QUOTES = [
@@ -132,6 +132,20 @@ def test_the_kernels_log_decides_before_the_victims_group_and_that_before_the_ho
     tmp_path: Path, known: dict[str, object], kind: str
 ) -> None:
     evidence = rank_failed(tmp_path, "", code=-9, exit={"code": 1, **known})
+    assert classify(evidence).kind == kind
+    assert classify(Evidence.from_json(json.loads(json.dumps(evidence.to_json())))).kind == kind
+
+
+@pytest.mark.parametrize(("own", "kind"), [([701], "host_oom"), ([], "killed")])
+def test_a_child_whose_pid_is_unknown_was_killed_for_memory_if_a_victim_was_of_the_run(
+    tmp_path: Path, own: list[int], kind: str
+) -> None:
+    """It filled a memory group of its own, none of whose counts were read."""
+    kills = {"oom_kills": {"cgroup": 0, "host": 1, "processes": 0}, "oom_victims": [7, 701], "oom_own_victims": own}
+    output = "subprocess.CalledProcessError: Command '['python', 'fill.py']' died with <Signals.SIGKILL: 9>."
+    record = ExitRecord.from_json({"code": 1, "pid": 70, **kills})
+    stderr = traceback(output)
+    evidence = Evidence(launcher="python", exit=record, tails=(EvidenceLog(None, "output", stderr),))
     assert classify(evidence).kind == kind
     assert classify(Evidence.from_json(json.loads(json.dumps(evidence.to_json())))).kind == kind
 

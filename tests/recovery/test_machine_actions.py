@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputui.recovery.action_results import Effect, Precondition
 from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction
@@ -17,7 +17,7 @@ from gputui.recovery.batches import Grain, fit
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
-from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, Case, MachineContext
+from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, ActionContext, MachineContext
 from gputui.recovery.policies import POLICIES, NoticeTarget, policy_from
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from tests.texts import mentions
@@ -41,17 +41,17 @@ def checkpoint(step: int, size: int | None = 100, valid: bool = True) -> Checkpo
 
 
 TWO = MachineContext(gpus=("GPU-a", "GPU-b"))
-CASE = Case(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30, 120)), TWO)
+CASE = ActionContext(LOST, spec(), PARAMS, None, (checkpoint(40), checkpoint(30, 120)), TWO)
 
 
-def act(name: str, case: Case = CASE, **changes: Any) -> AppliedAction | SkippedAction:
+def act(name: str, case: ActionContext = CASE, **changes: Any) -> AppliedAction | SkippedAction:
     apply = ACTIONS[name].apply_here
     assert apply is not None
     return apply(replace(case, **changes))
 
 
 def test_a_free_gpu_takes_the_place_of_the_faulty_one() -> None:
-    result = act("exclude_gpu", around=replace(TWO, spares=("GPU-c", "GPU-d")))
+    result = act("exclude_gpu", machine=replace(TWO, spares=("GPU-c", "GPU-d")))
     assert isinstance(result, AppliedAction) and result.changes == ()
     assert result.effect == Effect(quarantine=("GPU-b",), replacements=("GPU-c",))
 
@@ -65,15 +65,15 @@ def test_with_fewer_gpus_the_effective_batch_stays() -> None:
 
 
 def test_where_others_have_all_other_gpus_it_waits_for_one_of_them() -> None:
-    result = act("exclude_gpu", around=replace(TWO, later=("GPU-c",)))
+    result = act("exclude_gpu", machine=replace(TWO, later=("GPU-c",)))
     assert isinstance(result, AppliedAction) and result.effect == Effect(quarantine=("GPU-b",))
-    fewer = act("exclude_gpu", spec=spec(min_gpus=1), around=replace(TWO, later=("GPU-c",)))
+    fewer = act("exclude_gpu", spec=spec(min_gpus=1), machine=replace(TWO, later=("GPU-c",)))
     assert fewer.effect == Effect(quarantine=("GPU-b",), gpu_count=1)
 
 
 def test_four_ranks_become_three() -> None:
-    around = MachineContext(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
-    result = act("exclude_gpu", spec=spec(4, min_gpus=2), around=around)
+    machine = MachineContext(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
+    result = act("exclude_gpu", spec=spec(4, min_gpus=2), machine=machine)
     assert isinstance(result, AppliedAction)
     assert [(change.parameter, change.after) for change in result.changes] == [("grad_accum", 4)]
 
@@ -88,7 +88,7 @@ def test_without_accumulation_that_is_said() -> None:
     [
         ({}, "no other GPU is free, and the profile allows no fewer (min_gpus)", True),
         ({"spec": spec(min_gpus=2)}, "no other GPU is free, and 1 would be fewer than min_gpus 2", True),
-        ({"around": MachineContext()}, "the run has no GPUs", False),
+        ({"machine": MachineContext()}, "the run has no GPUs", False),
         ({"incident": replace(LOST, contained=True)}, "the error left the GPU usable", False),
         ({"incident": replace(LOST, gpu=None, rank=None)}, "which GPU failed is not known", False),
         ({"incident": replace(LOST, gpu="GPU-z")}, "which GPU failed is not known", False),
@@ -119,7 +119,7 @@ def test_fewer_ranks_never_need_more_memory(batch: int, accumulation: int, befor
 
 def test_debugging_is_for_the_next_attempt_only() -> None:
     assert act("nccl_debug").effect == Effect(env=NCCL_DEBUG_ENV)
-    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), around=MachineContext()), SkippedAction)
+    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), machine=MachineContext()), SkippedAction)
 
 
 def test_waiting_for_the_disk() -> None:
@@ -138,7 +138,7 @@ def test_waiting_for_the_disk() -> None:
 def test_waiting_for_cool_gpus() -> None:
     (precondition,) = act("wait_cool", argument=60.0).effect.preconditions
     assert (precondition.kind, precondition.limit_seconds, precondition.margin_celsius) == ("cool", 60.0, 15.0)
-    assert isinstance(act("wait_cool", around=MachineContext()), SkippedAction)
+    assert isinstance(act("wait_cool", machine=MachineContext()), SkippedAction)
 
 
 def test_pruning_leaves_the_newest_valid_ones() -> None:
@@ -149,7 +149,7 @@ def test_pruning_leaves_the_newest_valid_ones() -> None:
         ({"argument": 1.0, "checkpoints": (checkpoint(40), checkpoint(30, valid=False))}, "there are no more than 1"),
         ({"argument": 1.0, "spec": spec(checkpoints=None)}, "the profile names no checkpoints"),
         (
-            {"argument": 1.0, "around": replace(TWO, no_pruning="the checkpoints lie outside the run's folder")},
+            {"argument": 1.0, "machine": replace(TWO, no_pruning="the checkpoints lie outside the run's folder")},
             "the checkpoints lie outside the run's",
         ),
     ]
@@ -178,11 +178,11 @@ def test_parameters_for_offloading_and_patience() -> None:
 # --- in a plan -----------------------------------------------------------------------------------------------------
 
 
-def plan(recovery: dict[str, Any], around: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
+def plan(recovery: dict[str, Any], machine: MachineContext, run: RunSpec, incident: Incident = LOST) -> Any:
     policy = policy_from(recovery)
     return decide(
         incident, [], AttemptReach(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
-        around=around,
+        machine=machine,
     )  # fmt: skip
 
 

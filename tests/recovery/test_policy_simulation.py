@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 from gputui.recovery.action_results import AppliedAction, SkippedAction
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES, Policy, PolicyAction, policy_from
-from gputui.recovery.policy_simulation import EXAMPLE, FIRST_FAILURE, STEPS, Round, attempts_of, effect_of, fresh
+from gputui.recovery.policy_simulation import (
+    EXAMPLE,
+    FIRST_FAILURE,
+    STEPS,
+    SimulatedAttempt,
+    attempts_of,
+    effect_of,
+    fresh,
+)
 from gputui.runs.spec import RunSpec, Scalar
 
 STANDARD = POLICIES["standard"]
 
 
 def spec(**params: Scalar) -> RunSpec:
-    return dataclasses.replace(EXAMPLE, params={"batch_size": 16, "grad_accum": 3, **params})
+    return msgspec.structs.replace(EXAMPLE, params={"batch_size": 16, "grad_accum": 3, **params})
 
 
-def tried(kind: str, policy: Policy = STANDARD, run: RunSpec | None = None, **options: bool) -> list[Round]:
+def tried(kind: str, policy: Policy = STANDARD, run: RunSpec | None = None, **options: bool) -> list[SimulatedAttempt]:
     return attempts_of(fresh(run or spec()), kind, policy, times=100, progress=options.get("progress", False))
 
 
@@ -77,7 +84,7 @@ def test_every_kind_under_every_policy_comes_to_an_end(policy: str, progress: bo
 
 
 def test_a_run_without_checkpoints_begins_anew() -> None:
-    rounds = tried("killed", run=dataclasses.replace(spec(), checkpoints=None))
+    rounds = tried("killed", run=msgspec.structs.replace(spec(), checkpoints=None))
     assert rounds[0].plan.resume_from is None
 
 
@@ -96,7 +103,7 @@ def test_the_effect_of_single_actions() -> None:
     assert isinstance(applied, AppliedAction) and len(applied.changes) == 2
     assert isinstance(effect_of(PolicyAction("lower_lr", 10.0), spec(), params), SkippedAction)
     assert isinstance(effect_of(PolicyAction("rollback", 1.0), spec(), params), AppliedAction)
-    bare = dataclasses.replace(spec(), checkpoints=None)
+    bare = msgspec.structs.replace(spec(), checkpoints=None)
     assert isinstance(effect_of(PolicyAction("rollback", 1.0), bare, params), SkippedAction)
     assert effect_of(PolicyAction("stop"), spec(), params) is None
 
@@ -108,7 +115,7 @@ def test_a_ladder_of_the_profile_counts() -> None:
 
 
 def test_a_lost_gpu_is_left_out_where_the_profile_allows_fewer() -> None:
-    run = dataclasses.replace(spec(), gpus=dataclasses.replace(EXAMPLE.gpus, min_count=1))
+    run = msgspec.structs.replace(spec(), gpus=msgspec.structs.replace(EXAMPLE.gpus, min_count=1))
     first, second = tried("gpu_lost", POLICIES["aggressive"], run)[:2]
     assert first.plan.verdict == "retry" and first.plan.effect.quarantine == ("0",)
     assert first.plan.changed == {"grad_accum": 6}

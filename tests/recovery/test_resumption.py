@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
-from gputui.recovery.history import Resumption, resumptions
+from gputui.recovery.decide import Resumption
+from gputui.recovery.history import resumptions
+from gputui.store.checkpoints import CheckpointRow
 from tests.recovery.test_history import attempt
+
+
+class Lines:
+    """Stored lines with a step every ``gap``, which ``repeating`` attempts wrote again."""
+
+    def __init__(self, gap: int | None = 1, repeating: Collection[tuple[int, int]] = ()) -> None:
+        self.gap = gap
+        self.repeating = repeating
+
+    def repeats(self, attempt: int, step: int) -> bool:
+        return (attempt, step) in self.repeating
+
+    def widest_gap(self, attempt: int) -> int | None:
+        return self.gap
 
 
 @pytest.mark.parametrize(
@@ -36,7 +54,36 @@ def test_steps_that_begin_anew_with_every_epoch_show_nothing() -> None:
         attempt(2, at=60.0, last=14, first_step=0, resumed_from="/c/x.ckpt", resumed_step=14),
     ]
     assert resumptions(attempts) == {2: "beginning"}
-    assert resumptions(attempts, lambda number, step: (number, step) == (1, 0)) == {}
+    assert resumptions(attempts, Lines(repeating={(1, 0)})) == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "gap", "steps", "what"),
+    [
+        (71, 1, (60, 70), "later"),
+        (61, 1, (60, 70), "resumed"),
+        (80, 10, (60, 70), "later"),
+        # The first line after step 60 and the first after step 70 may be the same one.
+        (70, 10, (60, 70), "resumed"),
+        (71, 1, (60,), "resumed"),
+        (71, 1, (60, 80), "resumed"),
+        (71, None, (60, 70), "resumed"),
+    ],
+)
+def test_a_script_that_loads_a_later_checkpoint_by_itself(
+    first: int, gap: int | None, steps: tuple[int, ...], what: Resumption
+) -> None:
+    attempts = [
+        attempt(1, at=0.0, last=75, first_step=1),
+        attempt(2, at=60.0, last=first + 9, first_step=first, resumed_from="/c/step_60.pt", resumed_step=60),
+    ]
+    ledger = [
+        CheckpointRow(
+            f"/c/step_{step}.pt", attempt=1, origin="run", modified_ns=step, size_bytes=1, step=step, first_seen_at=0.0
+        )
+        for step in steps
+    ]
+    assert resumptions(attempts, Lines(gap=gap), ledger) == {2: what}
 
 
 def test_a_run_that_was_given_nothing_has_nothing_to_go_on_from() -> None:

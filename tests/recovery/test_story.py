@@ -40,9 +40,20 @@ def run(state: str, **values: Any) -> Run:
 @pytest.mark.parametrize("witness", get_args(Witness))
 def test_what_kernel_and_launcher_saw_is_quoted(witness: str) -> None:
     told = tell(
-        run("failed"), [attempt(1, at=2.0)], [incident(1, 1, "cuda_oom", evidence=("x",), witnesses=(witness,))], [], [], now=NOW
+        run("failed"), [attempt(1, at=2.0)], [incident(1, 1, "killed", evidence=("x",), witnesses=(witness,))], [], [], now=NOW
     )  # fmt: skip
     assert any("Evidence: x." in paragraph for paragraph in told) is (witness in ("kernel", "launcher"))
+
+
+@pytest.mark.parametrize(("kind", "is_quoted"), [("cuda_oom", True), ("user_exception", False)])
+def test_the_message_of_an_out_of_memory_is_quoted_and_what_the_summary_has_is_not(kind: str, is_quoted: bool) -> None:
+    found = incident(
+        1, 1, kind, summary="rank 1 ran out of GPU memory (train.py:88)", witnesses=("exit", "finding", "finding"),
+        evidence=("exit: code 1", "rank 1: Tried to allocate 2 GiB, 1 GiB free", "rank 1: raised at train.py:88"),
+    )  # fmt: skip
+    told = " ".join(tell(run("failed"), [attempt(1, at=2.0)], [found], [], [], now=NOW))
+    assert ("2 GiB, 1 GiB free" in told) is is_quoted
+    assert "raised at" not in told and "code 1" not in told
 
 
 def test_a_script_that_did_not_resume_is_not_said_to_have() -> None:
@@ -107,7 +118,7 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
         "Attempt 1 ran on 2 CPU ranks from step 0 to 39 for 49 s. Rank 0 ran out of GPU memory (tried to allocate 2.00 GiB), "
         "at step 40. Evidence: torchrun: saw rank 0 fail first, with code 1. gputui lowered batch_size 16 → 12 and raised "
         "grad_accum 3 → 4, so that the effective batch stays 48 per rank, resuming from step_00000040.pt.",
-        "Attempt 2 ran on 2 CPU ranks from step 41 to 299 for 2 min, resumed from step_00000040.pt. It ended as it should.",
+        "Attempt 2 ran on 2 CPU ranks from step 41 to 299 for 2 min, resumed from step_00000040.pt. It succeeded.",
         "The run succeeded with 2 attempts that took 2 min 49 s.",
     ]
 

@@ -12,23 +12,23 @@ import pytest
 
 from gputui.config import Workspace
 from gputui.runs import agent_process
-from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, ensure_agent, last_words
+from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, ensure_agent, exit_reason
 from gputui.runs.identity import ProcessIdentity
 from gputui.store.database import StoreOutdatedError, is_outdated, migrations, open_reader, open_writer
 from tests.texts import mentions
 
 
 def test_the_newest_line_of_its_log(workspace: Workspace) -> None:
-    assert mentions(last_words(workspace), workspace.agent_log)
+    assert mentions(exit_reason(workspace), workspace.agent_log)
     workspace.agent_log.write_text("INFO of yesterday\ngputui: the database is of a newer gputui\n")
-    assert mentions(last_words(workspace), "newer gputui")
+    assert mentions(exit_reason(workspace), "newer gputui")
 
 
 def test_a_full_disk_is_told_whatever_its_log_says(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace.agent_log.write_text("INFO of yesterday\n")
     full = SimpleNamespace(free=agent_process.LEAST_FREE_BYTES - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-    assert mentions(last_words(workspace), workspace.state, "full")
+    assert mentions(exit_reason(workspace), workspace.state, "full")
 
 
 class OldAgent:
@@ -102,7 +102,7 @@ def test_an_agent_that_brings_a_large_database_up_to_date_is_waited_for(
         return AgentIdentity(process, "0", 0.0, recording=False, ready=look > 31, doing=doing)
 
     monkeypatch.setattr(agent_process, "read_identity", read_identity)
-    monkeypatch.setattr(agent_process, "_TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(agent_process, "_REPORT_SECONDS", 0.0)
     told: list[str] = []
     open_writer(workspace.database).close()
     # Each step takes longer than an agent may take that says nothing.

@@ -14,6 +14,7 @@ import pytest
 from gputui.runs import attempt_processes, shim
 from gputui.runs.attempt_processes import AttemptProcess, owner_of, processes_of
 from gputui.runs.identity import environment_of, marked_processes
+from gputui.runs.orphans import find_marked
 from gputui.runs.process_table import ProcessTable
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
@@ -243,3 +244,30 @@ def test_a_process_for_which_the_runs_path_is_another_folder_is_a_stranger(tmp_p
     finally:
         process.kill()
         process.communicate()
+
+
+def test_the_processes_of_a_home_that_was_moved_behind_a_link_stay_its_own(tmp_path: Path) -> None:
+    """Their environment has the path from before. Another home's run of the same name is none of them."""
+    old, new = tmp_path / "old", tmp_path / "large-disk" / "home"
+    runs = old / "runs"
+    for folder in (runs, tmp_path / "other" / "runs"):
+        (folder / "job-1" / "attempts").mkdir(parents=True)
+    new.parent.mkdir()
+    tags = [
+        {"GPUTUI_RUN_ID": "job-1", "GPUTUI_RUN_DIR": str(folder / "job-1"), "GPUTUI_ATTEMPT": "1", "RANK": "3"}
+        for folder in (runs, tmp_path / "other" / "runs")
+    ]
+    processes = [subprocess.Popen(["sleep", "1000"], env={**os.environ, **tag}) for tag in tags]
+    try:
+        old.rename(new)
+        old.symlink_to(new)
+        pid, moved = processes[0].pid, new / "runs"
+        wait_until(lambda: [one.pid for one in processes_of(moved / "job-1", 1)] == [pid], what="its process")
+        assert [one.pid for one in marked_processes(moved / "job-1", 1)] == [pid]
+        assert [one.identity.pid for one in find_marked(moved)] == [pid]
+        assert owner_of(pid, moved) == ("job-1", 3)
+        assert owner_of(processes[1].pid, moved) is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.runs.code_diff import CodeUnknownError, run_code_diff
 from gputui.runs.code_version import read_code

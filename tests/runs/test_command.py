@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputui.runs.command import (
     Launch,
@@ -18,7 +17,7 @@ from gputui.runs.command import (
     shown_param,
     substitute,
 )
-from gputui.runs.launchers.base import Placement
+from gputui.runs.launchers.base import Node, Placement
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
 
 SPEC = RunSpec(
@@ -57,6 +56,30 @@ def test_torchrun_restarts_nothing_and_meets_on_a_port_of_its_own() -> None:
     assert argv[-8:] == ("-m", "trainer", "--batch-size", "16", "--lr", "0.1", "--resume-everything", "true")
 
 
+# Every option of `python -m torch.distributed.run` in torch 2.6.0, the oldest release that gputui works with, in the
+# spelling with hyphens: get_args_parser in torch/distributed/run.py of that release.
+TORCHRUN_2_6_OPTIONS = {
+    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
+    "--standalone", "--max-restarts", "--monitor-interval", "--start-method", "--role", "--module",
+    "--no-python", "--run-path", "--log-dir", "--redirects", "--tee", "--local-ranks-filter",
+    "--node-rank", "--master-addr", "--master-port", "--local-addr", "--logs-specs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        Placement.here((), 2, 1),
+        Placement((Node("a", (), 2), Node("b", (), 2)), 29501, number=1),
+    ],
+)
+def test_torchrun_gets_no_option_that_its_oldest_release_does_not_know(placement: Placement) -> None:
+    argv = launch(replace(SPEC, program=("train.py",)), placement=placement).argv
+    own = argv[argv.index("torch.distributed.run") + 1 : argv.index("train.py")]
+    assert len(own) >= 9
+    assert {word.partition("=")[0] for word in own} <= TORCHRUN_2_6_OPTIONS
+
+
 def test_the_environment_of_an_attempt() -> None:
     made = launch(checkpoint="/c/step_40.pt")
     assert made.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
@@ -68,6 +91,7 @@ def test_the_environment_of_an_attempt() -> None:
     assert made.env["GPUTUI_CHECKPOINT"] == "/c/step_40.pt"
     assert made.argv[-2:] == ("--resume", "/c/step_40.pt")
     assert made.env["TORCHELASTIC_ERROR_FILE"] == "/state/runs/demo-1/attempts/3/nodes/0/error.json"
+    assert made.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "30"
     assert "GPUTUI_CHECKPOINT" not in launch().env
 
 

@@ -7,10 +7,10 @@ import importlib.util
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gputui
 from gputui.profiles.draft import draft
@@ -75,8 +75,8 @@ def test_a_world_of_two_machines() -> None:
 def test_a_name_is_written_in_its_launchers_file_alone() -> None:
     root = Path(gputui.__file__).parent
     # What launchers write about an end is data about texts, and a library is named where scripts are looked through.
-    others = {root / "runs" / "launchers" / "reports.py", root / "profiles" / "draft.py"}
-    others.add(root / "cli" / "init.py")
+    others = {root / "runs" / "launchers" / "reports.py", root / "cli" / "init.py"}
+    others |= {root / "profiles" / "draft.py", root / "profiles" / "draft_subject.py"}
     for name in (name for name, one in LAUNCHERS.items() if one.starts_ranks):
         own = root / "runs" / "launchers" / f"{name}.py"
         holders = {file for file in root.rglob("*.py") if f'"{name}"' in file.read_text("utf-8")}

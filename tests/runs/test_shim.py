@@ -246,6 +246,106 @@ def test_workers_in_sessions_of_their_own_are_asked_and_then_gone(attempt: Attem
     assert left_over(attempt) == []
 
 
+SAVES_WHEN_ASKED = """
+import os, signal, sys, threading
+asked = threading.Event()
+def note(*_):
+    print("asked", flush=True)
+    asked.set()
+signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+while not asked.wait(0.05):
+    pass
+while not os.path.exists("let"):
+    pass
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize("pipe", ["", "| tee copy"], ids=["behind a shell", "behind a pipe"])
+def test_a_script_behind_a_command_that_a_stop_ends_at_once_has_the_rest_of_its_grace(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, pipe: str
+) -> None:
+    """The save lasts longer than what is left of a run is given without a stop."""
+    script = attempt.folder / "train.py"
+    script.write_text(SAVES_WHEN_ASKED)
+    # In a process of its own, so that the short time of the sweep passes while the script waits.
+    program = attempt.folder / "short_shim.py"
+    program.write_text(
+        f"import runpy, sys\nsys.argv[0] = {shim.__file__!r}\n"
+        f"names = runpy.run_path({shim.__file__!r})\nnames['main'].__globals__['STRAY_GRACE_SECONDS'] = 0.0\n"
+        "def note(self, pids, before=names['Shim'].ask):\n"
+        "    before(self, pids)\n"
+        "    if self.status is not None: (self.directory / 'swept').touch()\n"
+        "names['Shim'].ask = note\nsys.exit(names['main']())"
+    )
+    attempt.start(
+        "", argv=["bash", "-c", f"{sys.executable} train.py {pipe}; echo over"], grace_seconds=30, program=str(program)
+    )
+    wait_until(lambda: "ready" in attempt.output())
+    attempt.signal(signal.SIGTERM)
+    wait_until((attempt.folder / "swept").exists, what="the sweep")
+    wait_until(lambda: "asked" in attempt.output())
+    (attempt.folder / "let").touch()
+    ended = attempt.ended()
+    assert attempt.output().split() == ["ready", "asked", "saved"]
+    assert (ended["signal"], ended["stop_requested"], ended["forced"]) == (signal.SIGTERM, True, False)
+    assert left_over(attempt) == []
+
+
+def test_what_a_stop_leaves_is_killed_when_the_grace_is_over_and_that_is_told(attempt: Attempt) -> None:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    )
+    attempt.start("", argv=["bash", "-c", f'{sys.executable} -c "{code}"; echo over'], grace_seconds=0.5)
+    wait_until(lambda: "ready" in attempt.output())
+    attempt.signal(signal.SIGTERM)
+    ended = attempt.ended()
+    assert (ended["signal"], ended["forced"]) == (signal.SIGTERM, True)
+    assert left_over(attempt) == []
+
+
+def test_the_helpers_of_a_script_that_saves_are_not_asked_before_it(attempt: Attempt) -> None:
+    """It cannot finish its step without its data loaders."""
+    helper = "import sys, time; print('up', flush=True); time.sleep(60)"
+    script = attempt.folder / "train.py"
+    script.write_text(
+        "import signal, subprocess, sys, time\n"
+        f"helper = subprocess.Popen([sys.executable, '-c', {helper!r}], stdout=subprocess.PIPE)\n"
+        "helper.stdout.readline()\n"
+        "def save(*_):\n"
+        "    try:\n        helper.wait(1)\n        print('lost', flush=True)\n"
+        "    except subprocess.TimeoutExpired:\n        print('saved', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    attempt.start("", argv=["bash", "-c", f"{sys.executable} train.py; echo over"], grace_seconds=20)
+    wait_until(lambda: "ready" in attempt.output())
+    attempt.signal(signal.SIGTERM)
+    ended = attempt.ended()
+    assert attempt.output().split() == ["ready", "saved"]
+    assert (ended["forced"], left_over(attempt)) == (False, [])
+
+
+def test_a_stop_after_the_end_gives_what_was_left_no_grace(attempt: Attempt) -> None:
+    """A daemon that ignores SIGTERM holds nobody up for longer than without a stop."""
+    daemon = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write(int(os.environ['UP']), b'.');"
+        "time.sleep(600)"
+    )
+    attempt.start(
+        "import os, subprocess, sys\nup, write = os.pipe()\nos.set_inheritable(write, True)\n"
+        "environment = {**os.environ, 'UP': str(write)}\n"
+        f"subprocess.Popen([sys.executable, '-c', {daemon!r}], env=environment, close_fds=False)\n"
+        "os.read(up, 1)",
+        grace_seconds=600,
+    )
+    pid = attempt.started()["pid"]
+    wait_until(lambda: pid not in shim.all_pids(), what="the end of the command")
+    attempt.signal(signal.SIGTERM)
+    assert attempt.ended()["code"] == 0
+
+
 def test_a_stopped_process_is_ended_too(attempt: Attempt) -> None:
     attempt.start(
         "import os, signal, time\nprint('ready', flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(9)"
@@ -259,8 +359,13 @@ def test_a_stopped_process_is_ended_too(attempt: Attempt) -> None:
 def test_what_a_finished_command_left_behind_is_swept(attempt: Attempt) -> None:
     attempt.start("import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])")
     ended = attempt.ended()
-    assert ended["code"] == 0
+    assert (ended["code"], len(ended["left_behind"])) == (0, 1)
     assert left_over(attempt) == []
+
+
+def test_a_helper_that_ends_by_itself_is_not_left_behind(attempt: Attempt) -> None:
+    attempt.start("import subprocess; subprocess.Popen(['sleep', '0.05'])")
+    assert attempt.ended()["left_behind"] == []
 
 
 BEGUN_IN_THE_END = """
@@ -488,6 +593,23 @@ shim.Shim(pathlib.Path({str(tmp_path)!r})).run()
     assert json.loads((tmp_path / "exit.json").read_text())["oom_kills"] == {
         "cgroup": None, "host": counted, "processes": 0
     }  # fmt: skip
+
+
+def test_victims_of_others_are_told_from_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = shim.OomWatch()
+    told = iter([{5, 7}, set(), {8}])
+    monkeypatch.setattr(watch, "log", 0)
+    monkeypatch.setattr(watch, "read_log", lambda: next(told, set()))
+    watch.read_victims({5})
+    found = watch.record()
+    assert (found["oom_victims"], found["oom_own_victims"]) == ([5, 7], [7])
+    # What is older than two looks has nothing to do with the end.
+    watch.look(set())
+    watch.look(set())
+    watch.read_victims({5})
+    assert watch.record()["oom_own_victims"] == []
+    watch.read_victims(set())
+    assert watch.record()["oom_own_victims"] == [8]
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def lines(filler: Filler, count: int, *, attempt: int = 1, begin: float = NOW - 
 def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Connection, at_step: int) -> None:
     filler.run("a-1")
     lines(filler, 500, ranks=2)
-    reached = past.places(reader, "a-1", NOW - 1000 + at_step + 0.5)
+    reached = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5)
     newest = past.newest(reader, reached)
     assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
     found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
@@ -202,14 +202,14 @@ def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Con
 def test_before_the_first_line_nothing_is_known(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 10)
-    reached = past.places(reader, "a-1", NOW - 2000)
+    reached = past.positions_at(reader, "a-1", NOW - 2000)
     assert past.newest(reader, reached) == [] and past.sampled(reader, reached, "loss", 5) == []
 
 
 def test_lines_without_a_time_cannot_be_placed(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     filler.metrics("a-1", 1, [{"step": step, "loss": 1.0} for step in range(100)])
-    assert past.places(reader, "a-1", NOW) == {}
+    assert past.positions_at(reader, "a-1", NOW) == {}
 
 
 def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -237,7 +237,7 @@ def test_of_two_sources_the_same_one_counts_as_does_now(filler: Filler, reader: 
 def test_a_curve_is_sampled_evenly_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 800)
-    reached = past.places(reader, "a-1", NOW - 1000 + 400)
+    reached = past.positions_at(reader, "a-1", NOW - 1000 + 400)
     steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
     assert len(steps) == 10 and steps[-1] == 400 and steps == sorted(steps)
     assert all(30 <= later - earlier <= 50 for earlier, later in itertools.pairwise(steps))
@@ -251,9 +251,9 @@ def test_generations_of_a_file_that_was_begun_again(filler: Filler, reader: sqli
         "INSERT INTO metrics VALUES (1, 1, ?, 2, 0, ?, ?, '{\"loss\": 7.0}')",
         [(number * 50, number, NOW - 500 + number) for number in range(10)],
     )
-    [(generation, _)] = past.places(reader, "a-1", NOW - 950).values()
+    [(generation, _)] = past.positions_at(reader, "a-1", NOW - 950).values()
     assert generation == 0
-    [place] = past.places(reader, "a-1", NOW - 495.5).values()
+    [place] = past.positions_at(reader, "a-1", NOW - 495.5).values()
     assert place == (1, 250)
     assert past.newest(reader, {1: place})[0].attempt == 2
 
@@ -268,7 +268,7 @@ def test_a_curve_is_sampled_over_all_generations_of_its_file(filler: Filler, rea
         "FROM metrics WHERE source_id = ? AND generation = 0",
         reader.execute("SELECT source_id FROM metric_sources").fetchall(),
     )
-    reached = past.places(reader, "a-1", NOW)
+    reached = past.positions_at(reader, "a-1", NOW)
     steps = [step for step, _ in past.sampled(reader, reached, "loss", 10)]
     assert len(steps) == 10 and steps == sorted(steps) and steps[0] < 30 and steps[-1] >= 195
 

@@ -84,6 +84,16 @@ def test_history_takes_means_and_leaves_gaps(filler: Filler, reader: sqlite3.Con
     assert host_history(reader, NOW - 30, NOW, 3).cpu_percent == (34.0, None, 34.0)
 
 
+def test_a_history_has_no_gaps_between_samples_of_minutes(filler: Filler, reader: sqlite3.Connection) -> None:
+    filler.gpus(1)
+    for minute in (9, 8, 7, 3, 2, 1):
+        filler.sample(0, at=NOW - 60 * minute, utilization=minute)
+    history = gpu_history(reader, NOW - 600, NOW, 30)[uuid(0)]
+    known = [value for value in (9, 8) for _ in range(3)]
+    later = [value for value in (3, 2, 1) for _ in range(3)]
+    assert history.utilization_percent == (None,) * 3 + (*known, 7) + (None,) * 11 + (*later,)
+
+
 def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.overnight()
     assert [run.run_id for run in read_runs(reader)] == ["resnet50-2", "lr-sweep-3", "vit-b16-1", "gpt2-124m-1"]
@@ -184,6 +194,7 @@ def test_json_shapes_are_what_the_commands_promise(filler: Filler, reader: sqlit
 def test_iso_times_are_utc_with_milliseconds() -> None:
     assert json_shapes.iso(NOW) == "2026-11-21T03:12:44.000Z"
     assert json_shapes.iso(None) is None
+    assert [json_shapes.iso(at) for at in (float("inf"), float("-inf"), float("nan"), 1e30)] == [None] * 4
 
 
 def test_damaged_json_counts_as_unknown(filler: Filler, reader: sqlite3.Connection) -> None:

@@ -95,3 +95,37 @@ def test_few_rows_are_read_of_many(store: sqlite3.Connection) -> None:
     assert times.first_at(2) == 0.0 and times.last_at(1, 4990) == 4990.0
     store.set_progress_handler(None, 0)
     assert steps < 50  # thousands of rows would be hundreds of these
+
+
+def test_after_its_last_line_an_attempt_is_as_far_as_the_widest_gap_of_those_before(store: sqlite3.Connection) -> None:
+    """Also behind attempts that ended before their second line."""
+    boundary(store, 1, 0)
+    for place, step in enumerate((0, 7, 14)):
+        line(store, 1, place * 10, step, 100.0 + step, time="1")
+    for attempt in range(2, 9):
+        boundary(store, attempt, attempt * 100)
+    line(store, 8, 800, 1, 301.0, time="1")
+    times = StepTimes(store, "a-1")
+    assert times.latest_at(8, 306.0, 290.0) == 7
+    assert times.latest_at(1, 103.0, 90.0) == 6
+
+
+def test_a_single_line_does_not_tell_how_far_an_attempt_has_come(store: sqlite3.Connection) -> None:
+    boundary(store, 1, 0)
+    line(store, 1, 0, 1, 101.0, time="1")
+    assert StepTimes(store, "a-1").latest_at(1, 120.0, 90.0) is None
+
+
+def test_since_when_no_loss_is_finite(store: sqlite3.Connection) -> None:
+    times = StepTimes(store, "a-1")
+    assert times.unsound_since(1) is None
+    line(store, 1, 10, 1, 101.0)
+    line(store, 1, 20, 2, 102.0, loss="NaN")
+    line(store, 1, 30, 3, 103.0)
+    assert times.unsound_since(1) is None
+    line(store, 1, 40, 4, 104.0, loss="NaN")
+    line(store, 1, 50, 5, 105.0, loss="Infinity")
+    line(store, 1, 60, 6, 106.0, event="checkpoint", loss="")
+    boundary(store, 2, 100)
+    line(store, 2, 110, 5, 201.0)
+    assert (times.unsound_since(1), times.unsound_since(2)) == (4, None)

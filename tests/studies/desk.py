@@ -6,12 +6,14 @@ import json
 import selectors
 import sqlite3
 import zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from gputui.agent.commands import dispatch
-from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.commands.answers import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace

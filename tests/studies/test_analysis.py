@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gputui.store.studies import TrialRecord, TrialState
-from gputui.studies.analysis import best_so_far, best_trial, complete, importances, pareto_front
+from gputui.studies.analysis import Importance, best_so_far, best_trial, complete, importances, pareto_front
 from gputui.studies.spec import Dimension, Objective
 
 LOSS = Objective("loss")
@@ -92,3 +92,10 @@ def test_a_parameter_that_never_changed_explains_nothing() -> None:
     trials = [trial(number, float(number), params={"lr": 0.1}) for number in range(6)]
     [found] = importances(trials, SPACE[:1], LOSS) or []
     assert found.share == 0.0 and found.sign == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "sign", "words"), [(0.5, 1, True), (0.5, -1, True), (0.5, 0, False), (0.0, 1, False)]
+)
+def test_no_trend_is_told_of_what_explains_nothing(share: float, sign: int, words: bool) -> None:
+    assert bool(Importance("lr", share, sign).trend) is words

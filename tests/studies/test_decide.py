@@ -24,13 +24,14 @@ from gputui.studies.decide import (
     grid_point,
     next_move,
     objective_value,
-    place_words,
+    pruning_reason,
+    reruns,
     room_for,
     ruling,
     rung_passed,
     same_error,
-    to_rerun,
     trial_spec,
+    unreported_words,
 )
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec
 
@@ -90,9 +91,9 @@ def test_rungs_part_a_run_evenly() -> None:
 
 
 def test_a_pruned_trial_is_told_its_place() -> None:
-    assert place_words(3, 0.5, [0.1, 0.2, 0.9, math.nan], LOSS) == "pruned at rung 3: 3rd of 4"
-    assert place_words(1, 0.5, [0.1] * 10, LOSS) == "pruned at rung 1: 11th of 11"
-    assert place_words(1, 0.5, [0.1], Objective("a", "maximize")) == "pruned at rung 1: 1st of 2"
+    assert pruning_reason(3, 0.5, [0.1, 0.2, 0.9, math.nan], LOSS) == "pruned at rung 3: 3rd of 4"
+    assert pruning_reason(1, 0.5, [0.1] * 10, LOSS) == "pruned at rung 1: 11th of 11"
+    assert pruning_reason(1, 0.5, [0.1], Objective("a", "maximize")) == "pruned at rung 1: 1st of 2"
 
 
 FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, has_checkpoints=True)
@@ -146,6 +147,22 @@ def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     broken = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (0.5, -0.1), spec)
     kept = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (-0.5, -0.1), spec)
     assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
+    assert broken.reason == "breaks a constraint: memory 150 B, at most 100 B"
+    slow = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (-0.5, 0.1), spec)
+    assert slow.reason == "breaks a constraint: step_time 0.5500 s, at most 0.5000 s"
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("lost", "lost; did you mean loss?"),
+        ("accuracy", "accuracy; there are loss, val/acc"),
+        ("loss", "loss together with epoch, which the pruner counts by"),
+    ],
+)
+def test_what_no_line_reports_is_named(metric: str, words: str) -> None:
+    pruner = PrunerSpec("median", by="epoch", length=3)
+    assert unreported_words(metric, pruner, ["loss", "val/acc"]) == words
 
 
 DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)
@@ -260,14 +277,14 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
         for number, value in enumerate((0.3, 0.5, None, None, None))
     ]
     reached = {2: 0.4, 3: 0.2, 4: 0.9}
-    assert to_rerun(study(rerun=2), done, reached) == (3,)
-    assert to_rerun(study(rerun=3), done, reached) == (3, 2)
-    assert to_rerun(study(), done, reached) == ()
+    assert reruns(study(rerun=2), done, reached) == (3,)
+    assert reruns(study(rerun=3), done, reached) == (3, 2)
+    assert reruns(study(), done, reached) == ()
     upwards = study(rerun=2, objectives=(Objective("accuracy", "maximize"),))
-    assert to_rerun(upwards, done, reached) == (4,)
+    assert reruns(upwards, done, reached) == (4,)
     # Once each, and never more than so many.
     again = trial(5, TrialState.COMPLETE, origin="rerun", parent=3, values=(0.8,))
-    assert to_rerun(study(rerun=2), [*done, again], reached) == (2,)
+    assert reruns(study(rerun=2), [*done, again], reached) == (2,)
     assert (
-        to_rerun(study(rerun=2), [*done, again, trial(6, TrialState.COMPLETE, origin="rerun", parent=2)], reached) == ()
+        reruns(study(rerun=2), [*done, again, trial(6, TrialState.COMPLETE, origin="rerun", parent=2)], reached) == ()
     )

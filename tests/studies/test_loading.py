@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.cli.study_launch import impossible_budget
 from gputui.config import Workspace, shipped_studies
+from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
+from gputui.studies.launch import impossible_budget
 from gputui.studies.loading import (
     StudyFile,
     StudyFileNotFoundError,
@@ -89,8 +90,7 @@ parallel: 2
 
 def test_the_length_of_a_run_is_that_of_its_parameter(folder: Path, workspace: Workspace) -> None:
     text = STUDY + "params: {steps: 270}\npruner: {kind: hyperband, length: steps}\n"
-    pruner = read(text, folder, workspace).spec.pruner
-    assert pruner.position_of(1) == 10 and pruner.position_of(27) == 270
+    assert read(text, folder, workspace).spec.pruner.length == 270
 
 
 def test_every_mistake_of_the_form_is_named_with_its_line(folder: Path, workspace: Workspace) -> None:
@@ -107,6 +107,28 @@ budget: {wall: soon}
         (1, "profile"), (3, "space.lr"), (4, "space.width"), (5, "space.steps"), (6, "objective"),
         (6, "objective.metrc"), (7, "sampler"), (8, "budget.wall"),
     }  # fmt: skip
+
+
+def test_names_that_the_profile_lacks_are_told_beside_mistakes_of_the_form(folder: Path, workspace: Workspace) -> None:
+    (folder / "net.yaml").write_text(PROFILE + "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n")
+    text = """profile: ./net.yaml
+params: {lr: 0.2, steps: many, stepz: 3}
+space:
+  lr: {type: float, min: 1}
+  widht: [8, 16]
+objective: {metric: loss}
+budget: {trials: 0}
+"""
+    assert set(problems(text, folder, workspace)) == {
+        (2, "params.lr"), (2, "params.steps"), (2, "params.stepz"), (4, "space.lr"), (5, "space.widht"),
+        (7, "budget.trials"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("section", ["{1: [1], ~: [2], true: x}", "{lr: {a: 1}}", "[lr]", "lr"])
+def test_a_space_of_any_form_is_told_where_it_stands(section: str, folder: Path, workspace: Workspace) -> None:
+    text = f"profile: ./net.yaml\nspace: {section}\nparams: {section}\nobjective: {{metric: loss}}\n"
+    assert {key.partition(".")[0] for _, key in problems(text, folder, workspace)} == {"space", "params"}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +181,26 @@ def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, work
     assert read(
         STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "batch_size: [8]"), folder, workspace
     )
+
+
+def test_what_the_profiles_phases_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
+    checkpoints = 'checkpoints: {dir: "{run_dir}", pattern: "step_*.pt", resume: "--resume {checkpoint}"}\n'
+    phases = "phases: [{until: 10, params: {lr: 0.1}}, {params: {lr: 0.2}}]\n"
+    (folder / "net.yaml").write_text(PROFILE + checkpoints + phases)
+    assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n",
+        'checkpoints: {pattern: "*.pt", resume: "--resume {checkpoint}"}\nphases: [{params: {lr: 0.2}}]\n',
+    ],
+)
+def test_a_sweep_does_not_tune_what_something_else_changes(section: str, folder: Path) -> None:
+    (folder / "net.yaml").write_text(PROFILE + section)
+    with pytest.raises(ParameterError, match="lr: "):
+        sweep_study(load(folder / "net.yaml"), {"lr": ["0.1"]}, objective=Objective("loss"), name=None, parallel=None)
 
 
 def test_a_broken_profile_is_told_with_its_own_lines(folder: Path, workspace: Workspace) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import sqlite3
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.config import Workspace
 from gputui.profiles.loading import load
@@ -161,6 +162,20 @@ def test_a_pin_holds_the_shards_and_the_checksum_of_a_checkpoint(tmp_path: Path)
     assert (pinned.path.parent / "step_10.optimizer" / "shard_0").read_text() == "0"
 
 
+def test_a_pin_holds_the_shards_of_a_compressed_checkpoint(tmp_path: Path) -> None:
+    source = tmp_path / "step_10.pt.gz"
+    source.write_bytes(gzip.compress(write_whole(tmp_path / "step_10").read_bytes()))
+    (tmp_path / "step_10").unlink()
+    (tmp_path / "step_10.shards").mkdir()
+    (tmp_path / "step_10.shards" / "rank_0").write_text("0")
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (source, tmp_path / "step_10.shards/rank_0")]
+    lines = zip(digests, ("step_10.pt.gz", "step_10.shards/rank_0"), strict=True)
+    (tmp_path / "step_10.pt.gz.sha256").write_text("".join(f"{digest}  {name}\n" for digest, name in lines))
+    pinned = donors.pin(tmp_path / "pins", Exploit(3, 0, {}), 1, source)
+    assert pinned is not None
+    assert (pinned.path.parent / "step_10.shards" / "rank_0").read_text() == "0"
+
+
 def test_the_pin_that_a_member_may_still_load_stays(tmp_path: Path) -> None:
     pinned = []
     for milestone in (1, 2, 3):
@@ -172,7 +187,6 @@ def test_the_pin_that_a_member_may_still_load_stays(tmp_path: Path) -> None:
 
 def test_a_donor_whose_checkpoint_is_gone_gives_nothing(tmp_path: Path) -> None:
     assert donors.pin(tmp_path / "pins", Exploit(3, 0, {}), 1, tmp_path / "step_10.pt") is None
-    assert donors.pin(tmp_path / "pins", Exploit(3, 0, {}), 1, None) is None
 
 
 def rewrite(path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from gputui.runs.spec import Scalar
-from gputui.studies.pbt import PopulationMember, due_milestone, exploits, explored, first_point
+from gputui.studies.pbt import PopulationMember, due_milestone, exploits, first_point, perturbed
 from gputui.studies.spec import Dimension, Objective, PbtSpec
 
 SPACE = (
@@ -61,7 +61,7 @@ def fits(params: Mapping[str, Scalar]) -> bool:
 def test_points_stay_in_the_space() -> None:
     draw = random.Random(3)
     edge: Mapping[str, Scalar] = {"lr": 1e-1, "width": 64, "kind": "c"}
-    assert all(fits(explored(edge, SPACE, SPEC, draw)) for _ in range(200))
+    assert all(fits(perturbed(edge, SPACE, SPEC, draw)) for _ in range(200))
     assert all(fits(first_point(SPACE, 0, number)) for number in range(50))
     assert first_point(SPACE, 0, 1) == first_point(SPACE, 0, 1) != first_point(SPACE, 0, 2)
 
@@ -69,7 +69,7 @@ def test_points_stay_in_the_space() -> None:
 def test_without_resampling_numbers_are_multiplied() -> None:
     spec = PbtSpec(members=8, every=10, resample=0.0)
     draw = random.Random(1)
-    rates = {explored({"lr": 0.01, "width": 32, "kind": "b"}, SPACE, spec, draw)["lr"] for _ in range(50)}
+    rates = {perturbed({"lr": 0.01, "width": 32, "kind": "b"}, SPACE, spec, draw)["lr"] for _ in range(50)}
     assert rates == {0.008, 0.012}
 
 

@@ -33,7 +33,7 @@ def test_a_pruned_trial_stands_at_the_value_of_its_last_rung() -> None:
     drawing = pictures.values_by_trial(TRIALS, RUNGS, LOSS)
     assert points(drawing, "pruned") == [(2.0, 0.8)]
     assert points(drawing, "complete") == [(1.0, 0.5), (3.0, 0.3)]
-    assert points(drawing, "best") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
+    assert points(drawing, "best so far") == [(1.0, 0.5), (2.0, 0.5), (3.0, 0.3)]
 
 
 def test_choices_stand_beside_each_other_under_their_names() -> None:
@@ -66,7 +66,7 @@ def heights(drawing: pictures.Drawing) -> list[tuple[float, float]]:
     return [
         (each.first - each.low, each.high - each.first)
         for curve in drawing.curves
-        if curve.label != "best"
+        if curve.label != "best so far"
         for each in curve.bins
         if each.first is not None and each.low is not None and each.high is not None
     ]

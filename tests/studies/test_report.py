@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
 from gputui.studies.report import StudyFindings, contents, markdown, page, saved_share, winner_command
-from gputui.studies.spec import Dimension, Objective, PrunerSpec, StudySpec
+from gputui.studies.spec import Dimension, Objective, PbtSpec, PrunerSpec, StudySpec
 from tests.studies.test_analysis import trial
 
 SPEC = StudySpec(
@@ -35,7 +35,7 @@ def findings(
         one.number: [RungValue(one.number, rung, 10 * rung - 1, 1.0 / rung, 1, 0.0) for rung in (1, 2, 3)]
         for one in trials
     }
-    return StudyFindings(study, spec, trials, rungs, 1.5, 9000.0)
+    return StudyFindings(study, spec, trials, rungs, 1.5, 7200.0, 9000.0, ["net", "--gpus", "2"])
 
 
 def rows_under(heading: str, text: str) -> list[str]:
@@ -47,10 +47,16 @@ def rows_under(heading: str, text: str) -> list[str]:
 
 
 def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
-    words = shlex.split(winner_command(SPEC, TRIALS[1]))
-    assert words == ["gputui", "run", "net", "--set", "steps=50", "--set", "lr=0.0123457", "--set", "kind=a b"]
+    words = shlex.split(winner_command(findings(), TRIALS[1]))
+    sets = ["--set", "steps=50", "--set", "lr=0.012345678", "--set", "kind=a b"]
+    assert words == ["gputui", "run", "net", "--gpus", "2", *sets]
     text = markdown(findings())
-    assert text.index(winner_command(SPEC, TRIALS[1])) < text.index(winner_command(SPEC, TRIALS[0]))
+    assert text.index(winner_command(findings(), TRIALS[1])) < text.index(winner_command(findings(), TRIALS[0]))
+
+
+def test_the_best_member_of_a_population_is_trained_by_its_course() -> None:
+    command = winner_command(findings(spec=replace(SPEC, pbt=PbtSpec(members=2, every=10))), TRIALS[1])
+    assert command == ("gputui study export lr-1 lr-1-t1.yaml --lineage --trial 1 && gputui run ./lr-1-t1.yaml")
 
 
 def test_rows_are_those_of_the_trials_best_first() -> None:
@@ -82,6 +88,13 @@ def test_the_files_refer_to_each_other_and_the_page_to_nothing() -> None:
     text = made["report.html"].decode()
     assert text.count("<svg") == len(named)
     assert not re.search(r"(?:src|href)=|<script", text)
+
+
+def test_markdown_without_pictures_has_no_section_about_them() -> None:
+    with_pictures = markdown(findings(), with_pictures=True)
+    assert "## What was found when" in with_pictures and "in colours" in with_pictures
+    without = markdown(findings())
+    assert "## What was found when" not in without and "in colours" not in without and ".svg" not in without
 
 
 def test_members_of_a_population_name_whom_they_went_on_from() -> None:

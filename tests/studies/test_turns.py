@@ -7,19 +7,21 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.commands.answers import RefusedError
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import process, rows, sampling
-from gputui.studies.__main__ import WELL, serve
+from gputui.studies.__main__ import EXIT_OK, serve
 from gputui.studies.decide import MOST_STARTS
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec, StudySpecError
+from gputui.tui.commands import answer_text
 from tests.stores import open_store
 from tests.studies.desk import GRID, STUDY, Desk
 
@@ -280,6 +282,87 @@ def test_what_is_not_given_of_a_point_is_as_in_the_best_trial_that_keeps_the_con
     assert desk.trial(2).params == {"rate": 0.4, "width": desk.trial(1).params["width"]}
 
 
+# --- pruning and keeping by hand --------------------------------------------------------------------------------------
+
+
+def test_a_trial_that_a_person_prunes_is_pruned_and_not_run_again(begin: Begin) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(replace(RANDOM, budget=Budget(trials=2), rerun=2, parallel=1))
+    desk.work()
+    desk.report(0, 29, 0.1)
+    desk.process.turn()
+    desk.ask("study_prune", trial=0)
+    assert (desk.states(), desk.trial(0).wish) == (["pruning"], "prune")
+    desk.move(desk.trial(0).run_id or "", RunState.STOPPED)
+    desk.work()
+    assert (desk.states()[0], desk.trial(0).reason, desk.trial(0).rung) == ("pruned", "pruned by me", 3)
+    finish(desk, 1, 0.9)
+    desk.work()
+    assert desk.study.state is StudyState.FINISHED and len(desk.trials) == 2
+
+
+def test_a_trial_that_is_pruned_by_hand_while_its_end_is_read_is_pruned(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = begin(replace(GRID, parallel=1))
+    desk.work()
+    run_id = desk.trial(0).run_id or ""
+    read = process.run_end
+
+    def prune_first(*given: Any) -> Any:
+        monkeypatch.setattr(process, "run_end", read)
+        desk.ask("study_prune", trial=0)
+        desk.move(run_id, RunState.STOPPED)
+        return read(*given)
+
+    monkeypatch.setattr(process, "run_end", prune_first)
+    desk.process.turn()
+    assert desk.states()[0] == "pruned"
+
+
+def test_a_trial_that_a_person_keeps_is_not_cut_short_until_it_is_left_to_the_pruner(begin: Begin) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(RANDOM)
+    desk.work()
+    desk.report(0, 99, 0.1)
+    finish(desk, 0, 0.1)
+    desk.work()
+    desk.ask("study_keep", trial=1)
+    desk.report(1, 49, 0.9)
+    desk.work()
+    assert (desk.states()[1], desk.trial(1).rung, desk.trial(1).wish) == ("running", 5, "keep")
+    desk.ask("study_keep", trial=1, keep=False)
+    desk.report(1, 59, 0.9)
+    desk.process.turn()
+    assert (desk.states()[1], desk.trial(1).wish) == ("pruning", None)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "number"),
+    [("study_enqueue", {"set": {"rate": 0.5}}, 2), ("study_keep", {"trial": 1}, 1), ("study_prune", {"trial": 1}, 1)],
+)
+def test_an_answer_about_a_trial_names_it(verb: str, args: dict[str, Any], number: int, begin: Begin) -> None:
+    pytest.importorskip("optuna")
+    desk = begin(RANDOM)
+    desk.work()
+    desk.ask(verb, **args)
+    command_id = desk.connection.execute("SELECT max(command_id) FROM commands WHERE verb = ?", (verb,)).fetchone()[0]
+    answered = commands.answer(desk.connection, command_id)
+    assert answered is not None and f"trial {number} of {STUDY} " in answer_text("Do it", answered.result or {})
+
+
+@pytest.mark.parametrize("verb", ["study_prune", "study_keep"])
+def test_what_cannot_be_pruned_or_kept_is_refused(verb: str, begin: Begin) -> None:
+    desk = begin(RANDOM)
+    desk.work()
+    finish(desk, 0)
+    desk.work()
+    for number in (0, 7):
+        with pytest.raises(RefusedError):
+            desk.ask(verb, trial=number)
+    assert desk.trial(0).wish is None
+
+
 # --- the best trials run to the end -----------------------------------------------------------------------------------
 
 
@@ -387,5 +470,5 @@ def test_a_study_whose_folder_was_removed_can_be_stopped(begin: Begin) -> None:
     desk.ask("study_stop")
     shutil.rmtree(desk.workspace.studies / STUDY)
     code, words = serve(desk.workspace, STUDY)
-    assert (code, words) == (WELL, "")
+    assert (code, words) == (EXIT_OK, "")
     assert desk.study.state is StudyState.STOPPED

@@ -376,7 +376,7 @@ def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
     return dataclasses.replace(ALONE, backend="gloo")
 
 
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("spread", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_ended_anywhere_the_last_good_ones_are_there_and_the_next_run_goes_on(
     tmp_path: Path, spread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

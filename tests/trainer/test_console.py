@@ -42,7 +42,7 @@ def test_a_stream_that_is_not_there_is_done_without(
     assert "a line" not in capfd.readouterr().out, "and no error"
 
 
-@pytest.mark.parametrize("console", ["a full disk", "a reader that left"])
+@pytest.mark.parametrize("console", ["a reader that left", pytest.param("a full disk", marks=pytest.mark.long)])
 def test_training_goes_on_where_nothing_can_be_shown(tmp_path: Path, console: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)

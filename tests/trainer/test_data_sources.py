@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from trainer.config import Settings
 from trainer.data import Images, Split, Text, load_data
-from trainer.data.disk import PartLengths, out_of_range, windows_in
+from trainer.data.concatenation import Concatenation
 from trainer.data.pixels import resize
+from trainer.data.windows import first_out_of_range, window_count
 from trainer.errors import SettingsError, TrainerError
 
 
@@ -156,31 +157,31 @@ def test_splits_travel_to_other_processes(values: dict[str, Any]) -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.data())
 def test_parts_number_samples_through(lengths: list[int], data: st.DataObject) -> None:
-    parts = PartLengths(lengths)
+    parts = Concatenation(lengths)
     everyone = [(part, offset) for part, length in enumerate(lengths) for offset in range(length)]
     assert len(parts) == len(everyone)
     if everyone:
         asked = data.draw(st.lists(st.integers(0, len(everyone) - 1), min_size=1))
         found: dict[int, tuple[int, int]] = {}
         order = []
-        for part, places, offsets in parts.split(np.array(asked)):
+        for part, places, offsets in parts.group(np.array(asked)):
             order.append(part)
             found |= {place: (part, offset) for place, offset in zip(places.tolist(), offsets.tolist(), strict=True)}
         assert [found[place] for place in range(len(asked))] == [everyone[index] for index in asked]
-        assert order == parts.numbers(np.array(asked)) == list(dict.fromkeys(everyone[index][0] for index in asked))
-        assert [parts.place(index) for index in asked] == [everyone[index] for index in asked]
+        assert order == parts.parts_of(np.array(asked)) == list(dict.fromkeys(everyone[index][0] for index in asked))
+        assert [parts.locate(index) for index in asked] == [everyone[index] for index in asked]
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
 def test_windows_use_all_tokens_but_a_rest_that_is_shorter_than_one(tokens: int, context: int) -> None:
-    windows = windows_in(tokens, context)
+    windows = window_count(tokens, context)
     assert windows >= 0
     assert not windows or windows * context + 1 <= tokens
     assert (windows + 1) * context + 1 > tokens
 
 
 def test_the_first_row_out_of_range_is_found() -> None:
-    assert out_of_range(np.array([[0, 9], [3, 4]]), 10) is None
-    assert out_of_range(np.array([[0, 9], [3, 10], [10, 0]]), 10) == 1
-    assert out_of_range(np.array([[0, 9], [3, -1]]), 10) == 1
-    assert out_of_range(np.empty((0, 2), dtype=np.int64), 10) is None
+    assert first_out_of_range(np.array([[0, 9], [3, 4]]), 10) is None
+    assert first_out_of_range(np.array([[0, 9], [3, 10], [10, 0]]), 10) == 1
+    assert first_out_of_range(np.array([[0, 9], [3, -1]]), 10) == 1
+    assert first_out_of_range(np.empty((0, 2), dtype=np.int64), 10) is None

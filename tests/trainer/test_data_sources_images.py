@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.trainer.test_data_sources import everything, images
 from trainer.data import BrokenSample
-from trainer.data.disk import name_hashes
+from trainer.data.paths import name_hashes
 from trainer.data.pixels import UndecodableError, decode
 from trainer.errors import TrainerError
 

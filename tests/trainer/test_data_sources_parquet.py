@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -29,10 +30,11 @@ from trainer.config import Settings
 from trainer.data import BrokenSample, ReadsAhead, Split
 from trainer.data.deals import redealt
 from trainer.data.parquet import RowGroups, RowSpan, layout
-from trainer.data.parquet_text import COUNTS_FILE, TokenColumn
+from trainer.data.parquet_text import TokenColumn
 from trainer.data.reading import Reader, Request
 from trainer.data.sampler import micro_start, order_for
 from trainer.data.samples import Samples
+from trainer.data.token_counts import COUNTS_FILE
 from trainer.errors import SettingsError, TrainerError
 
 
@@ -387,6 +389,16 @@ def test_counts_that_cannot_be_kept_are_made_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob(".*")] == [COUNTS_FILE]
 
 
+def test_counts_on_a_read_only_mount_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    write(tmp_path / "a.parquet", pa.table({"text": POEMS * 8}), 20)
+    for change in ("write_text", "unlink"):  # the kernel refuses to remove even what is not there
+        monkeypatch.setattr(Path, change, read_only)
+    assert len(from_text(tmp_path).train) == len(from_text(tmp_path).train) > 0
+
+
 def test_counts_that_promise_too_much_break_samples(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", pa.table({"text": POEMS * 4}), 20)
     write(tmp_path / "val.parquet", pa.table({"text": POEMS * 4}), 20)
@@ -571,6 +583,7 @@ def test_each_row_group_is_decoded_once_by_all_readers_together(
     assert len(decoded) > 5 * 100 * 32 / (order.size / 400)
 
 
+@pytest.mark.long
 def test_a_run_of_dealt_row_groups_goes_on_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
     rows = [[(number * 7 + place) % 50 for place in range(17)] for number in range(240)]
     write(tmp_path / "data" / "train.parquet", pa.table({"tokens": rows}), 8)

@@ -18,7 +18,7 @@ from tests.trainer.test_data_sources import everything, text
 from trainer.config import Settings
 from trainer.data import BrokenSample, Split, Text, load_data
 from trainer.data import tokens as tokens_module
-from trainer.data.disk import name_hashes
+from trainer.data.paths import name_hashes
 from trainer.errors import TrainerError
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.world import World
@@ -261,8 +261,8 @@ def vocabulary(settings: Settings) -> int:
 
 def test_the_largest_token_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scanned: list[str] = []
-    largest = tokens_module._largest
-    monkeypatch.setattr(tokens_module, "_largest", lambda file: (scanned.append(file.path.name), largest(file))[1])
+    count = tokens_module._count
+    monkeypatch.setattr(tokens_module, "_count", lambda file: (scanned.append(file.path.name), count(file))[1])
     for name in ("train", "val"):
         (np.arange(200) % 50).astype("<u2").tofile(tmp_path / f"{name}.bin")
     settings = Settings(task="lm", data="tokens", data_dir=tmp_path, context=16)
@@ -277,14 +277,14 @@ def test_the_largest_token_is_looked_for_once(tmp_path: Path, monkeypatch: pytes
 def scans(world: World, folder: Path) -> list[str]:
     """The files that a rank reads whole to find their largest token."""
     scanned: list[str] = []
-    largest = tokens_module._largest
-    tokens_module._largest = lambda file: (scanned.append(file.path.name), largest(file))[1]
+    count = tokens_module._count
+    tokens_module._count = lambda file: (scanned.append(file.path.name), count(file))[1]
     try:
         settings = Settings(task="lm", data="tokens", data_dir=folder, context=16, device="cpu")
         with PhaseSession(settings, world, 1, TrainingProgress()) as session:
             assert isinstance(session.data, Text) and session.data.vocabulary == 50
     finally:
-        tokens_module._largest = largest
+        tokens_module._count = count
     return scanned
 
 

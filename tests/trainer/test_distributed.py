@@ -274,6 +274,7 @@ def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(two_ranks: Ranks, 
     assert all(line["step_time"] > 0 and line["comm_time"] >= 0 for line in others)
 
 
+@pytest.mark.long
 def test_one_failing_rank_ends_the_run_and_is_named_as_the_cause(tmp_path: Path) -> None:
     error_file = tmp_path / "error.json"
     flags = ("--output-dir", str(tmp_path), *SMALL, "--inject", "crash@step=5,rank=1")

@@ -27,7 +27,7 @@ from trainer.data.contract import Split
 from trainer.data.feed import BatchFeed, DeviceCopies, HeldOut
 from trainer.data.reading import Fetched, ReadTally
 from trainer.data.sampler import micro_start, order_for
-from trainer.data.workers import obituary
+from trainer.data.workers import describe_death
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
@@ -216,11 +216,11 @@ def test_a_worker_that_died_meanwhile_is_noticed_when_seeking(monkeypatch: pytes
     [(1, "ended with exit code 1;"), (-signal.SIGBUS, "killed by SIGBUS: .*/dev/shm"), (-40, "killed by signal 40")],
 )
 def test_the_end_of_a_worker_is_described(exitcode: int, words: str) -> None:
-    assert re.search(words, obituary(7, exitcode))
+    assert re.search(words, describe_death(7, exitcode))
 
 
 def test_closing_does_not_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.workers._PATIENCE", 0.1)
+    monkeypatch.setattr("trainer.data.workers._CLOSE_SECONDS", 0.1)
     stream = feed(Slow(8), num_workers=1)
     stream.seek(0, 4)
     stream.close()

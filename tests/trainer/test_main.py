@@ -16,6 +16,7 @@ from trainer.__main__ import main
 from trainer.errors import TrainerError
 
 
+@pytest.mark.long
 def test_asking_for_a_checkpoint_before_there_is_one_does_not_end_the_run(tmp_path: Path) -> None:
     def ignores() -> bool:
         status = Path(f"/proc/{process.pid}/status").read_text()

@@ -131,7 +131,13 @@ def test_attention_takes_no_mask_tensor(name: str, monkeypatch: pytest.MonkeyPat
     assert calls == [(None, SMALL[name][0] == "lm")] * 3
 
 
-@pytest.mark.parametrize("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("vit-b16", "smollm-135m", "bert-base", "bytes")),
+    ],
+)
 def test_compiled_attention_takes_no_mask_either_and_is_the_same(name: str) -> None:
     calls: list[tuple[bool, bool]] = []
 
@@ -148,6 +154,34 @@ def test_compiled_attention_takes_no_mask_either_and_is_the_same(name: str) -> N
     torch._dynamo.reset()
     assert calls == [(True, SMALL[name][0] == "lm")] * 3
     torch.testing.assert_close(compiled, model(samples))
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "refusal"),
+    [
+        ("2.6.0+cpu", "gpt2", "--compile needs torch 2.7 or newer for a model of transformers; this is 2.6.0+cpu"),
+        ("2.6.0", "bytes", None),
+        ("2.8.0", "gpt2", None),
+        (
+            "2.8.0",
+            "resnet18",
+            "--compile with --gradient-checkpointing needs torch 2.9 or newer for a model with batch norms; "
+            "this is 2.8.0",
+        ),
+        ("2.9.0", "resnet18", None),
+    ],
+)
+def test_what_old_torch_does_not_compile_is_refused_by_its_version(
+    version: str, name: str, refusal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small_settings(name, gradient_checkpointing="full", compile="default")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+    if refusal is None:
+        build_model(settings, SMALL[name][1])
+        return
+    with pytest.raises(SettingsError) as raised:
+        build_model(settings, SMALL[name][1])
+    assert str(raised.value) == refusal
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "gpt2", "smollm-135m", "bert-base", "bytes", "cnn"])
@@ -227,8 +261,10 @@ def test_contrastive_learning_gets_vectors(name: str) -> None:
         ({"model": "???"}, images(), "use cnn, resnet18, resnet50, resnet152, vit-b16, a config.json or"),
         ({"model": "gpt2"}, images(), "gpt2 cannot do classify; use cnn, resnet18"),
         ({"task": "lm", "model": "bert-base"}, text(), "bert-base cannot do lm; use bytes, gpt2"),
-        ({"task": "lm"}, images(), "lm cannot learn from images"),
-        ({"task": "classify"}, text(), "classify cannot learn from text"),
+        ({"task": "lm"}, images(), "--task lm needs text, but --data auto gives images"),
+        ({"task": "mlm"}, images(), "--task mlm needs text, but --data auto gives images"),
+        ({"task": "classify"}, text(), "--task classify needs images, but --data auto gives text"),
+        ({"task": "contrastive"}, text(), "--task contrastive needs images, but --data auto gives text"),
         ({}, images(1, 8, 7), "cnn needs images of 8x8 pixels or more, not 8x7; set image_size"),
         ({"model_options": {"width": 8}}, images(), "cnn has none; set width, depth and dropout"),
         ({"model": "vit-b16"}, images(3, 223, 223), "patches of 1x1 pixels do not suit images of 223x223"),

@@ -92,7 +92,7 @@ def test_outputs_of_other_kinds_become_tensors(kind: str) -> None:
 
 def test_an_output_without_a_tensor_is_named() -> None:
     model = build_model(own("answering", model_options={"kind": "nothing"}), images())
-    with pytest.raises(TrainerError, match="the model answers with Answer, not with a tensor"):
+    with pytest.raises(TrainerError, match="the model returns Answer, not a tensor"):
         model(torch.zeros(2))
 
 
@@ -186,7 +186,7 @@ def test_options_change_a_file(tmp_path: Path) -> None:
         ({**BERT, "hidden_size": 33}, "mlm", {}, "config.json: The hidden size (33) is not a multiple"),
         ({**BERT, "hidden_size": "wide"}, "mlm", {}, "config.json: Validation error for field 'hidden_size'"),
         (VIT, "classify", {"model_options": {"image_size": 8}}, "image_size cannot be set, it follows from the data"),
-        (MOBILE, "contrastive", {}, "does not tell the size of its features; bring package.module:function"),
+        (MOBILE, "contrastive", {}, "does not tell the size of its features; use package.module:function"),
     ],
 )
 def test_files_that_cannot_be_used_are_refused(

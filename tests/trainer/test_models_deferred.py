@@ -144,7 +144,7 @@ _TINY["num_key_value_heads"] = 2
     ("hidden", "layers", "offload"),
     [
         (1024, 8, False),
-        (1024, 8, True),
+        pytest.param(1024, 8, True, marks=pytest.mark.long),
         pytest.param(2048, 19, False, marks=pytest.mark.long, id="1.3 B"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,12 @@ def test_tables_that_are_no_output_layer_do_not_count() -> None:
 def test_attention_of_other_networks(name: str, layers: int, width: int) -> None:
     facts = model_facts(build_model(small_settings(name), SMALL[name][1]))
     assert (facts.layers, facts.attention_width) == (layers, width)
+
+
+def test_a_configuration_without_the_size_of_heads_tells_nothing() -> None:
+    model = nn.Linear(2, 2)
+    model.config = SimpleNamespace(num_hidden_layers=2, num_attention_heads=2)  # type: ignore[assignment]
+    assert model_facts(model).flops_per_token(8) is None
 
 
 def test_networks_without_known_attention_have_no_flops_per_token() -> None:

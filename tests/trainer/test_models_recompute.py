@@ -182,6 +182,7 @@ def sharded_gradients(world: World, name: str, mode: Any) -> dict[str, Tensor]:
     return {name: gradient.full_tensor() for name, gradient in gradients.items()}
 
 
+@pytest.mark.long
 def test_sharded_blocks_recompute(two_ranks: Ranks) -> None:
     model = network("bytes", "none")
     _, expected = backward(model, inputs(SMALL["bytes"][1]))

@@ -16,7 +16,7 @@ from tests.trainer.ranks import Ranks
 from tests.trainer.tiny import tiny_objective, tiny_settings
 from trainer.errors import SettingsError
 from trainer.parallel import collectives, exchange
-from trainer.parallel.build import build_strategy
+from trainer.parallel.build import build_strategy, check
 from trainer.parallel.plain import DataParallel, Plain
 from trainer.world import World
 
@@ -70,6 +70,20 @@ def test_two_ranks_get_what_was_asked_for(settings: dict[str, Any], name: str, t
 )
 def test_what_does_not_work_is_refused_in_one_line(settings: dict[str, Any], complaint: str, two_ranks: Ranks) -> None:
     assert two_ranks.run(checks.refusal, **settings) == [complaint, complaint]
+
+
+def test_what_old_torch_cannot_do_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = World(rank=0, size=2, device=torch.device("cpu"), backend="gloo")
+    gpus = World(rank=0, size=2, device=torch.device("cuda", 0), backend="nccl")
+    fsdp, shared = tiny_settings(parallel="fsdp"), tiny_settings(parallel="fsdp", task="lm", tensor_parallel=2)
+    check(fsdp, cpus)
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cpu"))
+    check(fsdp, gpus)
+    check(fsdp, ALONE)
+    for settings, world, what in ((fsdp, cpus, "--parallel fsdp on CPUs"), (shared, gpus, "--tensor-parallel")):
+        with pytest.raises(SettingsError) as raised:
+            check(settings, world)
+        assert str(raised.value) == f"{what} needs torch 2.7 or newer; this is 2.6.0+cpu"
 
 
 def test_images_last_weights_keep_their_memory_order_or_are_refused(two_ranks: Ranks) -> None:

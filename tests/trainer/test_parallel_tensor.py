@@ -101,7 +101,7 @@ def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all
 
 
 @pytest.mark.parametrize("length", [CONTEXT, CONTEXT - 1])
-@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
+@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("llama", "bert"))])
 def test_a_length_that_is_split_and_one_that_is_not_give_the_gradients_of_one_rank(
     kind: str, length: int, two_ranks: Ranks, four_ranks: Ranks
 ) -> None:
@@ -146,7 +146,7 @@ def test_ranks_drop_different_activations_of_their_parts_of_sequences(kind: str,
         assert again.loss == first.loss and same(again.gradients, first.gradients)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("llama", "bert"))])
 def test_a_checkpoint_of_ranks_that_split_no_sequences_goes_on(kind: str, four_ranks: Ranks, tmp_path: Path) -> None:
     four_ranks.run(checks.save_words, kind, tmp_path, split=False, **SHARED)
     file = load(names.step_file(tmp_path, 1))

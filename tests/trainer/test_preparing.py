@@ -24,7 +24,7 @@ from tests.trainer.instructions import CHATS, conversations, write_chats, write_
 from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, start_torchrun, step_lines, torchrun
 from trainer.__main__ import main
 from trainer.preparing import PreparationPlan, documents, prepare
-from trainer.preparing.packing import BEGIN, LEARN, best_fit, cut, packed
+from trainer.preparing.packing import BEGIN, LEARN, best_fit, pack, split_document
 from trainer.tokenizer import Encoded, Tokenizer
 
 
@@ -101,7 +101,7 @@ def test_every_document_is_in_one_row_and_rows_are_not_too_long(lengths: list[in
 @given(length=st.integers(2, 60), row=st.integers(8, 20))
 def test_every_token_of_a_text_is_predicted_once(length: int, row: int) -> None:
     document = Encoded(np.arange(length, dtype=np.uint32), np.arange(length) > 0)
-    tokens, marks = packed(cut(document, row), row, pad=99)
+    tokens, marks = pack(split_document(document, row), row, pad=99)
     assert tokens.shape == marks.shape and tokens.shape[1] == row
     assert sorted(tokens[(marks & LEARN) > 0].tolist()) == list(range(1, length))
     # The token before each of them is the one that comes before it in the text.
@@ -118,9 +118,9 @@ def test_slices_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = tmp_path / "rows.jsonl"
     texts = ["x" * (number % 40) for number in range(90)]
     path.write_text("\n".join(json.dumps({"text": text}) + "\n" * (len(text) % 3 == 0) for text in texts))
-    parts = documents.slices_of(path, held_out=None)
+    parts = documents.cut_into_slices(path, held_out=None)
     assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
-    found = [document for part in parts for document in documents.documents_in(part, "text")]
+    found = [document for part in parts for document in documents.read_documents(part, "text")]
     assert [document.content for document in found] == texts
     lines = path.read_text().splitlines()
     numbers = [int(document.where().rpartition(":")[2]) for document in found]
@@ -141,12 +141,23 @@ def inputs(place: Path) -> tuple[Path, list[str], list[list[dict[str, str]]]]:
     return place, texts, chats
 
 
+def test_a_row_without_messages_is_its_text_in_every_kind_of_file(tmp_path: Path) -> None:
+    [chat] = [row["messages"] for row in conversations(1)]
+    rows = [{"messages": chat, "text": None}, {"messages": None, "text": "only words"}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("rows.jsonl", "rows.parquet"):
+        parts = documents.cut_into_slices(tmp_path / name, held_out=None)
+        found = [one.content for part in parts for one in documents.read_documents(part, "text")]
+        assert found == [chat, "only words"], name
+
+
 def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
     place, texts, chats = inputs(tmp_path / "in")
     done = prepare(PreparationPlan((place,), folder, context=96, held_out=5), tmp_path / "out", processes=2)
     assert done.finished and done.documents == 70
     tokenizer = Tokenizer(folder)
-    wanted = [one for text in tokenizer.texts(texts) for one in cut(text, 97)]
+    wanted = [one for text in tokenizer.texts(texts) for one in split_document(text, 97)]
     wanted += [tokenizer.conversation(chat) for chat in chats]
     train, held_out = rows_of(tmp_path / "out", "train"), rows_of(tmp_path / "out", "val")
     assert train and held_out

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.trainer.ranks import Ranks
 from trainer.config import Settings
 from trainer.faults import Injector
 from trainer.probing import largest_batch
@@ -17,6 +18,25 @@ from trainer.telemetry.timing import StepTimer
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+
+
+def left_by_trial_steps(world: World) -> tuple[int, set[str]]:
+    """The batch size that was found, and the parameters whose exchange the trial steps have left something for."""
+    settings = Settings(
+        batch_size="auto",
+        max_batch_size=2,
+        device="cpu",
+        data="synthetic",
+        synthetic_samples=64,
+        compress_gradients="powersgd",
+    )
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
+        stepper = Stepper(session, Injector((), world.rank, settings.output_dir), StepTimer(world.device))
+        return largest_batch(session, stepper), set(session.strategy.exchange_state())
+
+
+def test_trial_steps_leave_nothing_for_the_exchange_of_gradients(two_ranks: Ranks) -> None:
+    assert two_ranks.run(left_by_trial_steps) == [(2, set()), (2, set())]
 
 
 @pytest.mark.long

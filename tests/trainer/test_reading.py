@@ -122,7 +122,7 @@ def test_a_broken_sample_is_replaced_by_the_next_readable_one_and_tried_once() -
     samples = Samples(split, max_broken=3)
     taken = samples.take(np.array([3, 7, 19, 9]))
     assert taken.fields["number"].tolist() == [3, 9, 0, 9]
-    assert taken.places.tolist() == [0, 1, 2, 3]
+    assert taken.rows.tolist() == [0, 1, 2, 3]
     assert sorted(taken.broken) == [7, 8, 19]
     assert taken.broken[8] == "sample 8 (row 8) cannot be read: it is torn"
     split.reads.clear()
@@ -138,7 +138,7 @@ def test_broken_samples_are_left_out_where_nothing_may_stand_in() -> None:
     for _ in range(2):
         taken = samples.take(np.array([6, 7, 8, 9]))
         assert taken.fields["number"].tolist() == [6, 9]
-        assert taken.places.tolist() == [0, 3]
+        assert taken.rows.tolist() == [0, 3]
         assert sorted(taken.broken) == [7, 8]
     assert take(samples, 7, 8) == []
     assert take(samples) == []
@@ -170,7 +170,7 @@ def test_with_a_cache_only_what_is_missing_is_read_in_one_call() -> None:
     assert split.reads == [[1, 2, 3], [9, 8]]
     assert samples.cache is not None
     assert (samples.cache.hits, samples.cache.misses) == (4, 6)
-    assert samples.not_kept(np.array([1, 5, 9, 6])).tolist() == [5, 6]
+    assert samples.uncached(np.array([1, 5, 9, 6])).tolist() == [5, 6]
 
 
 @given(
@@ -197,8 +197,8 @@ def test_what_is_read_depends_on_nothing_but_the_data(
 # --- the reader -------------------------------------------------------------------------------------------------------
 
 
-def read(reader: Reader, start: int, count: int, then: int | None = None) -> Fetched:
-    return reader.read(Request(start, count, then))
+def read(reader: Reader, start: int, count: int, next_start: int | None = None) -> Fetched:
+    return reader.read(Request(start, count, next_start))
 
 
 def test_a_reader_reads_the_order_and_transforms_by_position() -> None:
@@ -246,8 +246,8 @@ def test_a_split_is_told_what_comes_next(cache_bytes: int) -> None:
     split = Telling(12, blocks=(4, 8))
     order = order_for(split, 1)
     reader = Reader(Samples(split, max_broken=0, cache_bytes=cache_bytes), order, as_they_are)
-    read(reader, 0, 5, then=10)
-    read(reader, 10, 5, then=None)
+    read(reader, 0, 5, next_start=10)
+    read(reader, 10, 5, next_start=None)
     assert split.expected == [order.indices(10, 5).tolist()]
-    read(reader, 20, 5, then=0)  # read before
+    read(reader, 20, 5, next_start=0)  # read before
     assert split.expected[1:] == ([] if cache_bytes else [order.indices(0, 5).tolist()])

@@ -27,6 +27,10 @@ WORDS: dict[str, Any] = {
 }
 
 
+ALONE: dict[str, Any] = {"data": "synthetic", "synthetic_samples": 16, "device": "cpu", "width": 8, "depth": 1}
+WORLD = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+
+
 def steps_with_dropout(world: World, state: Any, steps: int, **changes: Any) -> tuple[list[torch.Tensor], Any]:
     """Everything that a rank holds whole after some steps, and the session's state."""
     settings = Settings(**{**WORDS, **changes})
@@ -42,6 +46,24 @@ def steps_with_dropout(world: World, state: Any, steps: int, **changes: Any) -> 
         parameters = session.objective.model.named_parameters()
         whole = [parameter.detach().clone() for name, parameter in parameters if "LayerNorm" in name]
         return whole, world.broadcast(session.state())
+
+
+def test_settings_of_the_loss_scale_win_over_those_of_the_state() -> None:
+    scaling = {"precision": "fp16", "loss_scale": 256.0, "loss_scale_interval": 10}
+    later = {"loss_scale_interval": 5, "loss_scale_growth": 4.0, "loss_scale_backoff": 0.25}
+    with PhaseSession(Settings(**{**ALONE, **scaling}), WORLD, 1, TrainingProgress()) as session:
+        state = session.state()
+    state["scaler"] |= {"scale": 64.0, "_growth_tracker": 3}
+    with PhaseSession(Settings(**{**ALONE, **scaling, **later}), WORLD, 1, TrainingProgress()) as session:
+        session.load(state)
+        found = session.precision.scaler.state_dict()
+    assert found == {
+        "scale": 64.0,
+        "_growth_tracker": 3,
+        "growth_interval": 5,
+        "growth_factor": 4.0,
+        "backoff_factor": 0.25,
+    }
 
 
 def test_ranks_that_share_layers_drop_the_same_activations(two_ranks: Ranks) -> None:

@@ -187,7 +187,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("compressed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_stop_during_a_save_that_takes_longer_than_the_limit_leaves_the_checkpoint(
     compressed: bool, tmp_path: Path
 ) -> None:

@@ -94,10 +94,6 @@ def test_objectives_compile_to_one_graph(
 @pytest.mark.parametrize(
     ("settings", "data", "message"),
     [
-        ({"task": "lm", "data": "parquet"}, IMAGES, "--task lm needs text, but --data parquet gives images"),
-        ({"task": "mlm", "data": "parquet"}, IMAGES, "--task mlm needs text, but --data parquet gives images"),
-        ({"task": "classify", "data": "parquet"}, TEXT, "--task classify needs images, but .* gives text"),
-        ({"task": "contrastive", "data": "parquet"}, TEXT, "--task contrastive needs images, but .* gives text"),
         ({"task": "contrastive", "augment": False}, IMAGES, "use --augment true"),
         ({"task": "contrastive", "parallel": "data_parallel"}, IMAGES, "use --parallel ddp"),
         ({"task": "contrastive", "batch_size": 1}, IMAGES, "--batch-size of 2 or more"),

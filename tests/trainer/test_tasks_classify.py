@@ -142,5 +142,11 @@ def test_operations_are_counted_or_unknown() -> None:
         def forward(self, images: Tensor) -> Tensor:
             return images * images.max().item()
 
-    task.model = NeedsValues()
-    assert task.flops_per_sample() is None
+    class NeedsItsDevice(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            assert images.device == torch.device("cpu")
+            return images
+
+    for model in (NeedsValues(), NeedsItsDevice()):
+        task.model = model
+        assert task.flops_per_sample() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from trainer.checkpoints import load
 from trainer.data import load_data
 from trainer.data.sampler import order_for
 from trainer.errors import SettingsError, TrainerError
+from trainer.faults import Injector
 from trainer.models import build_model
 from trainer.preparing import PreparationPlan, prepare
+from trainer.session import PhaseSession, TrainingProgress
+from trainer.stepper import Stepper
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
+from trainer.telemetry.timing import StepTimer
 from trainer.world import World
 
 CONTEXT = 64
@@ -112,6 +117,22 @@ def test_the_loss_is_that_of_the_assistants_tokens_of_each_document_alone(tokens
     assert measured["count"] == count and task.summary(measured)["loss"] == pytest.approx(
         float(expected.detach() / count)
     )
+
+
+def test_held_out_rows_without_a_token_to_learn_have_no_loss(tokens: Path) -> None:
+    summary = objective(tokens).summary({"loss": 0.0, "count": 0.0})
+    assert summary.keys() == {"loss", "perplexity"} and all(math.isnan(mean) for mean in summary.values())
+
+
+def test_gradients_in_host_memory_are_divided_there(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of --cpu-offload are, while the weights are counted on the GPU."""
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda gradients, factor: devices.append(factor.device))
+    chosen = settings(*flags(tokens, "bytes"), "--device", "cpu")
+    with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
+        monkeypatch.setattr(session.strategy, "local_gradients", lambda: {"weight": torch.empty(2, device="meta")})
+        Stepper(session, Injector((), 0, chosen.output_dir), StepTimer(ALONE.device)).normalize_weights()
+    assert devices == [torch.device("meta")]
 
 
 def test_a_loss_in_chunks_counts_the_same_tokens(tokens: Path) -> None:

@@ -291,8 +291,8 @@ def test_a_device_without_kernels_in_its_trace_is_told(folder: Path, capsys: pyt
     telemetry = Telemetry(make(folder), world)
     from trainer.telemetry.traces import TraceSummary
 
-    telemetry._tell_trace(3, TraceSummary(folder / "step_3", 1.0, None, ()))
-    telemetry._tell_trace(6, TraceSummary(folder / "step_6", 1.0, 0.5, ()))
+    telemetry._log_trace(3, TraceSummary(folder / "step_3", 1.0, None, ()))
+    telemetry._log_trace(6, TraceSummary(folder / "step_6", 1.0, 0.5, ()))
     telemetry.close()
     assert "shows no work of the GPU" in capsys.readouterr().err
     assert [line.get("device_busy") for line in lines(folder / "metrics.jsonl")] == [None, 0.5]

@@ -53,6 +53,7 @@ def test_tensorboard(folder: Path) -> None:
     assert "settings/text_summary" in read.Tags()["tensors"]
 
 
+@pytest.mark.long
 def test_mlflow_goes_on_in_the_same_run(folder: Path) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -35,6 +35,57 @@ def given_up(world: World) -> bool:
         return found is None and session.objective.training
 
 
+def around_a_validation(world: World, **changes: Any) -> list[float]:
+    """The loss of the current weights, that of averaged ones, and both again."""
+    settings = Settings(**{**SMALL, **changes, "ema": 0.9})
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
+        assert session.ema is not None
+        for average in session.ema.state().values():
+            average.mul_(3)
+        session.objective.eval()
+        fields = session.held_out.any_sample()
+        losses = []
+        for _ in range(2):
+            with torch.no_grad():
+                losses.append(float(session.objective.measure(fields)["loss"]))
+            found, _ = validate(session)
+            assert found is not None
+            losses.append(found["val/loss"])
+            session.objective.eval()
+        return losses
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp_measures_the_averaged_weights_and_then_computes_with_the_current_ones(
+    reshard: bool, two_ranks: Ranks
+) -> None:
+    way: dict[str, Any] = {"task": "lm", "model": "gpt2", "model_options": TINY}
+    current, averaged, *_ = expected = around_a_validation(ALONE, **way)
+    assert abs(current - averaged) > 0.01 and expected == [current, averaged] * 2
+    for found in two_ranks.run(around_a_validation, parallel="fsdp", reshard_after_forward=reshard, **way):
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
+def of_local_averages(world: World) -> tuple[dict[str, float], dict[str, float]]:
+    """The means where each rank has averages of its own, and where all have those that a checkpoint would have."""
+    settings = Settings(**{**SMALL, "task": "classify", "parallel": "local_sgd", "ema": 0.9})
+    with PhaseSession(settings, world, 1, TrainingProgress()) as session:
+        assert session.ema is not None
+        for average in session.ema.state().values():
+            average.mul_(1 + world.rank)
+        saved = session.strategy.gather(session.ema.state())
+        local, _ = validate(session)
+        session.ema.load(saved)
+        common, _ = validate(session)
+    assert local is not None and common is not None
+    return local, common
+
+
+def test_local_sgd_measures_the_averages_that_it_saves(two_ranks: Ranks) -> None:
+    for local, common in two_ranks.run(of_local_averages):
+        assert local == pytest.approx(common, rel=1e-5)
+
+
 def test_all_ranks_give_up_when_one_is_asked_to_stop(two_ranks: Ranks) -> None:
     assert two_ranks.run(given_up) == [True, True]
 

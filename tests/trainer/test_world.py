@@ -7,6 +7,7 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -80,18 +81,33 @@ def test_ranks_wait_as_long_as_they_are_told(two_ranks: Ranks) -> None:
     assert main == [7.0, 30.0, 7.0, 30.0, 30.0, 30.0] and other == [7.0, 30.0, 30.0, 30.0]
 
 
-def test_the_flight_recorder_writes_beside_the_run_unless_told_otherwise(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "size", "file"),
+    [
+        ("2.6.0+cu124", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+        ("2.8.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.13.0+cpu", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+    ],
+)
+def test_the_flight_recorder_writes_beside_the_run_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, size: str, file: str
+) -> None:
+    """By the names that this torch knows: old ones do not know the new names, and new ones warn of the old names."""
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
     environment = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/elsewhere/trace_"}
     record_collectives(tmp_path / "evidence", environment)
     assert environment == {
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/elsewhere/trace_",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        size: "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
     environment.clear()
     record_collectives(tmp_path / "evidence", environment)
-    assert environment["TORCH_FR_DUMP_TEMP_FILE"] == str(tmp_path / "evidence" / "nccl_trace_rank_")
+    assert environment == {
+        size: "2000",
+        file: str(tmp_path / "evidence" / "nccl_trace_rank_"),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
     assert (tmp_path / "evidence").is_dir()
 
 

@@ -478,6 +478,11 @@ class Filler:
                 self.now if state in ("finished", "failed", "stopped") else None,
             ),
         )  # fmt: skip
+        ended = [] if state == "running" else [(study_id, self.now, "running", state, reason or "")]
+        self.connection.executemany(
+            "INSERT INTO study_moves (study_id, at, from_state, to_state, cause, actor) VALUES (?, ?, ?, ?, ?, 'me')",
+            [(study_id, began, None, "running", "begun"), *ended],
+        )
         draw = random.Random(5)
         for number in range(trials):
             params = {

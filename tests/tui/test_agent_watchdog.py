@@ -9,12 +9,12 @@ import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.config import Workspace
-from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, anybody_looks
+from gputui.runs.agent_process import AgentIdentity, AgentUnreachableError, has_views
 from gputui.runs.identity import ProcessIdentity
 from gputui.tui import agent_watchdog as module
 from gputui.tui.agent_watchdog import GONE, STARTING, AgentKeeper
@@ -74,7 +74,7 @@ def test_an_agent_that_lives_is_left_alone(
     with pytest.raises(queue.Empty):
         told.get(timeout=0.1)
     assert agents.starts == 0
-    assert anybody_looks(workspace)
+    assert has_views(workspace)
 
 
 def test_an_agent_is_started_and_started_again(
@@ -106,10 +106,10 @@ def test_the_presence_ends_with_the_keeper(keeper: AgentKeeper, agents: Agents, 
     agents.identity = ALIVE
     keeper.start()
     end = time.monotonic() + DEADLINE_SECONDS
-    while not anybody_looks(workspace):
+    while not has_views(workspace):
         assert time.monotonic() < end
     keeper.stop()
-    while anybody_looks(workspace):
+    while has_views(workspace):
         assert time.monotonic() < end
 
 

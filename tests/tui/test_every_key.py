@@ -31,6 +31,7 @@ OPENING: dict[Scope, Callable[[GputuiApp], object]] = {
     "compare": lambda app: app.compare(None, [RUN, "gpt2-124m-1"]),
     "processes": lambda app: app.navigation.do_processes(),
     "studies": lambda app: app.navigation.do_studies(),
+    "study_files": lambda app: app.navigation.do_study_new(),
 }
 
 

@@ -43,7 +43,7 @@ class Watched:
         self.terminal = Terminal(*size)
         self.seen = ""
         app.write_frame = self._take  # type: ignore[method-assign]
-        app.tell_terminal = check_told  # type: ignore[method-assign]
+        app.write_sequence = check_told  # type: ignore[method-assign]
         app.repaint_terminal()
 
     def _take(self, frame: str) -> None:
@@ -107,11 +107,17 @@ WAYS = {
     "compare": ("c",),
     "processes": ("p",),
     "studies": ("S",),
+    "study_files": ("ctrl+n",),
 }  # fmt: skip
 """How each page is reached from the overview."""
 
 
-@pytest.mark.parametrize("scope", WAYS)
+QUICK = ("overview", "run", "launch")
+
+
+@pytest.mark.parametrize(
+    "scope", [pytest.param(scope, marks=() if scope in QUICK else pytest.mark.long) for scope in WAYS]
+)
 async def test_no_text_controls_the_terminal(filler: Filler, make_app: MakeApp, scope: str) -> None:
     fill(filler)
     size = (130, 40)

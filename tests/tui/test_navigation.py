@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from textual import events
 from textual.pilot import Pilot
@@ -16,7 +18,9 @@ from gputui.tui.dialogs.sheet import HelpScreen
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.gpu.page import GpuScreen
+from gputui.tui.pages.launch import page as launch
 from gputui.tui.pages.launch.choose import ChooseProfileScreen
+from gputui.tui.pages.launch.form import Prefill
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.processes.page import ProcessesScreen
 from gputui.tui.pages.run.page import RunScreen
@@ -258,3 +262,21 @@ async def test_a_head_begins_with_the_pages_that_escape_leads_back_through(fille
         await pilot.press("enter")
         await pilot.pause()
         assert "gputui ›" not in text(narrow, "head")
+
+
+async def test_a_form_whose_profile_is_gone_closes_with_the_dialog_above_it(
+    app: GputuiApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read = threading.Event()
+    monkeypatch.setattr(launch, "read_profiles", lambda *_: may_read.wait() and ())
+    async with app.run_test(size=MIDDLE) as pilot:
+        form = launch.LaunchScreen(Prefill("gone", run_id="vit-b16-1"))
+        app.push_screen(form)
+        await press(pilot, "f1")
+        assert stack(app) == [OverviewScreen, launch.LaunchScreen, HelpScreen]
+        may_read.set()
+        for _ in range(500):
+            await pilot.pause(0.02)
+            if app.message[0]:
+                break
+        assert stack(app) == [OverviewScreen]

@@ -445,10 +445,10 @@ async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
 async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("question_mark")
-        assert isinstance(app.screen, HelpScreen) and "Open the page of the" in text(app, "sheet")
+        assert isinstance(app.screen, HelpScreen) and "Open the run or GPU" in text(app, "sheet")
         await pilot.press("down", "up", "pagedown", "escape")
         await pilot.press("enter", "question_mark")
-        assert "Zoom in, around the" in text(app, "sheet") and "Sort the table" not in text(app, "sheet")
+        assert "Zoom in, around the" in text(app, "sheet") and "Mark or unmark" not in text(app, "sheet")
         await pilot.press("escape")
         assert isinstance(app.screen, RunScreen)
 
@@ -522,7 +522,6 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler
     async with app.run_test(size=SMALL) as pilot:
         await open_form(pilot, app)
         await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
-        assert "A tiny script for tests." in text(app, "launch")
         assert "--steps 10" in text(app, "launch") and "how many steps" in text(app, "launch")
         await pilot.press("down", "down", *"25")  # what is typed takes the place of the 10
         await until(pilot, lambda: "--steps 25" in text(app, "launch"))
@@ -541,7 +540,7 @@ async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler
         commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "tiny-1", "state": "queued"})
         feed_of(app).refresh()
         await pilot.pause()
-        assert mentions(text(app, "message"), "Launch tiny: ", "tiny-1", "queued")
+        assert mentions(text(app, "message"), "Launch tiny: ", "tiny-1", "GPUs are free")
         assert overview(app).table.cursor == "tiny-1"
 
 
@@ -557,7 +556,7 @@ async def test_mistakes_show_while_typing_and_keep_it_from_starting(
         assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
         await pilot.press("up", "up", "ctrl+u", *"99")
         await pilot.press("down", "down", "ctrl+u", *"5")
-        await until(pilot, lambda: "99" in (form_of(app).plan.obstacle or "") if form_of(app).plan else False)  # type: ignore[union-attr]
+        await until(pilot, lambda: "99" in (form_of(app).plan.blocked_by or "") if form_of(app).plan else False)  # type: ignore[union-attr]
         await pilot.press("enter")
         assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
 

@@ -13,7 +13,8 @@ import pytest
 from gputui.config import Workspace
 from gputui.tui import settings as kept
 from gputui.tui.actions import ACTIONS, Scope, actions_in
-from gputui.tui.actions.keymap import key_name, resolve
+from gputui.tui.actions.key_names import key_name
+from gputui.tui.actions.keymap import resolve
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.settings import ITEMS
 from gputui.tui.pages.overview.page import OverviewScreen

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp, SnapshotRead
@@ -124,7 +124,7 @@ async def test_typing_a_time(app: GputuiApp) -> None:
         await pilot.press("t")
         assert isinstance(app.screen, MomentScreen) and "for example 03:12" in text(app, "moment")
         await pilot.press(*"3:05x")
-        assert "'3:05x' is no time" in text(app, "moment")
+        assert "'3:05x' is not a time" in text(app, "moment")
         await pilot.press("enter")
         assert isinstance(app.screen, MomentScreen)
         await pilot.press("backspace")

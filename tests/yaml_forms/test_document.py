@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from gputui.yaml_forms.document import MAX_DEPTH, MAX_VALUES, Mark, YamlError, parse
 
+DEEP_MERGES = "\n".join(["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 3 * MAX_DEPTH))])
+
 
 @pytest.mark.parametrize(
     ("text", "value"),
@@ -19,7 +21,8 @@ from gputui.yaml_forms.document import MAX_DEPTH, MAX_VALUES, Mark, YamlError, p
         ("true", True), ("Yes", True), ("ON", True), ("off", False), ("No", False), ("false", False),
         ("~", None), ("null", None), ("", None),
         ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("1.2.3", "1.2.3"), ("y", "y"), ("n", "n"), ("e5", "e5"),
-        ("'1'", "1"), ('"off"', "off"), ("!!str 5", "5"), ("0x", "0x"), ("9" * 5000, "9" * 5000),
+        ("'1'", "1"), ('"off"', "off"), ("!!str 5", "5"), ('! "on"', "on"), ("! 5", "5"),
+        ("0x", "0x"), ("9" * 5000, "9" * 5000),
     ],
 )  # fmt: skip
 def test_scalars(text: str, value: object) -> None:
@@ -51,6 +54,22 @@ def test_every_key_given_twice_is_known_and_the_first_counts() -> None:
     assert sorted(document.duplicates) == [(("a",), Mark(3, 1)), (("b", "c"), Mark(2, 11))]
 
 
+@pytest.mark.parametrize(
+    ("text", "duplicates"),
+    [
+        ("b:\n  <<: {k: 1, k: 2}\n", [(("b", "k"), Mark(2, 14))]),
+        ("b:\n  <<: [{k: 1, k: 2}, {k: 3}]\n", [(("b", "k"), Mark(2, 15))]),
+        ("a: &x {k: 1, k: 2}\nb: *x\nc: {<<: *x}\n", [(("a", "k"), Mark(1, 14))]),
+        ("b: {<<: {k: 1}, <<: {j: 1}}\n", [(("b", "<<"), Mark(1, 17))]),
+        ("b: {k: 1, '<<': 1, <<: {k: 3}}\n", []),
+    ],
+)
+def test_a_key_given_twice_in_a_merge_or_an_alias_is_known_once(
+    text: str, duplicates: list[tuple[tuple[str, ...], Mark]]
+) -> None:
+    assert parse(text).duplicates == duplicates
+
+
 def test_anchors_and_merges() -> None:
     text = "base: &b {x: 1, y: 2}\nlist: &l [1, 2]\nuse: {<<: *b, y: 3}\nboth: {<<: [*b, {z: 9, x: 0}]}\nagain: *l\n"
     data = parse(text).data
@@ -77,6 +96,10 @@ def test_anchors_and_merges() -> None:
         ("a: !!binary aGk=", 1, "the tag !!binary is not used"),
         ("a: !custom {b: 1}", 1, "the tag !custom is not used"),
         ("<<: 3", 1, "<< takes a mapping"),
+        ('a: 1\nb: "x\n\\U00110000"', 3, "a number is too large"),
+        ('a: 1\nb: "\\UFFFFFFFF"', 2, "a number is too large"),
+        (f"%YAML {'1' * 5000}.1\n---\na: 1", 1, "a number is too large"),
+        (DEEP_MERGES, 2, f"its aliases nest more than {MAX_DEPTH} levels deep"),
         ("[" * (MAX_DEPTH + 2), 1, "levels deep"),
         ("[" * 1_000_000, 1, "levels deep"),
         ("a:\n" + "- 1\n" * (MAX_VALUES + 1), MAX_VALUES - 1, f"more than {MAX_VALUES} values"),

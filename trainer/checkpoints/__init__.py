@@ -1,9 +1,8 @@
-"""Checkpoints: what is saved when, how it gets to the disk whole, and which one a run continues from.
+"""Checkpoints: when a state is saved, how it is written atomically, and which one a run resumes from.
 
-In comes the session's state (tensors on any device, maybe DTensors), out come files that hold until their SHA-256 says
-otherwise. `writer` decides and runs at most one `job` at a time; `snapshot` copies live tensors, `streams`, `files`
-and `durable` write, `sharded` splits by rank, `rotation` chooses, loads and deletes, `names` says what lies where.
-`writer` first.
+The session's state comes in (tensors on any device, also DTensors); files with a SHA-256 go out. `writer` decides, and
+runs at most one `job` at a time; `snapshot` copies live tensors; `streams`, `files` and `durable` write; `sharded`
+splits by rank; `rotation` chooses, loads and deletes; `names` has the paths. Read `writer` first.
 """
 
 from trainer.checkpoints.files import FORMAT, State, require_writable

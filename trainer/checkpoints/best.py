@@ -1,7 +1,7 @@
-"""The best checkpoint so far: what better means, and the record beside it.
+"""The best checkpoint so far, and the record beside it.
 
-``best_model.json`` is for people, and tells a resumed run what has to be beaten. It has the checkpoint's hash: where a
-process died between the two, the checkpoint's own metrics are taken.
+``best_model.json`` is for people, and has the value that a resumed run must beat. It also has the checkpoint's hash: if
+a process died between writing the two, the hashes differ, and the metrics are read from the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record:
 
 
 def is_better(metric: str, value: float, best: float | None) -> bool:
-    """Whether `value` beats `best`, None being beaten by any. A value that is not finite beats nothing."""
+    """Whether `value` beats `best` (None: no value yet). A value that is not finite beats nothing."""
     if not math.isfinite(value):
         return False
     if best is None:
@@ -38,18 +38,18 @@ def is_better(metric: str, value: float, best: float | None) -> bool:
 
 
 def record_file(path: Path) -> Path:
-    """The record of a best checkpoint; for other checkpoints a name that nothing has."""
+    """The path of the record of a best checkpoint. Other checkpoints have no such file."""
     return path.with_name(path.name.partition(".pt")[0] + ".json")
 
 
 def records(directory: Path) -> list[Record]:
-    """The best checkpoint of a directory, in a list; more than one where compression was switched on or off."""
-    found = (_record(names.best_file(directory, gzip=gzip)) for gzip in (False, True))
-    return [record for record in found if record is not None]
+    """The best checkpoints of a directory: two if compression was switched on or off during the run."""
+    paths = (names.best_file(directory, gzip=gzip) for gzip in (False, True))
+    return [record for path in paths if (record := _record(path)) is not None]
 
 
 def best_value(directory: Path, metric: str) -> float | None:
-    """What has to be beaten: the metric of the best checkpoint, None if there is no valid one that has it."""
+    """The value to beat: the metric of the best valid checkpoint; None if there is none with this metric."""
     values = [
         float(record.metrics[metric])
         for record in records(directory)
@@ -62,9 +62,9 @@ def best_value(directory: Path, metric: str) -> float | None:
 
 
 def write_record(path: Path, state: files.State, metric: str, value: float) -> None:
-    """Describes the best checkpoint `path`, which holds `state` with all its metrics. Raises OSError."""
+    """Write the record of the best checkpoint `path`, which holds `state`. Raises OSError."""
     digest = hashes.read(path)[0].sha256
-    known = {
+    record = {
         "metric": metric,
         "value": value,
         "step": state["step"],
@@ -73,7 +73,7 @@ def write_record(path: Path, state: files.State, metric: str, value: float) -> N
         "metrics": state["metrics"],
         "settings": state.get("config", {}),
     }
-    durable.replace(record_file(path), f"{json.dumps(known, indent=2, default=str)}\n".encode())
+    durable.replace(record_file(path), f"{json.dumps(record, indent=2, default=str)}\n".encode())
 
 
 def _record(path: Path) -> Record | None:
@@ -82,9 +82,9 @@ def _record(path: Path) -> Record | None:
     try:
         digest = hashes.read(path)[0].sha256
         with contextlib.suppress(OSError, ValueError):
-            known = json.loads(record_file(path).read_text(encoding="utf-8"))
-            if isinstance(known, dict) and known.get("sha256") == digest:
-                return Record(path, int(known["step"]), dict(known["metrics"]))
+            content = json.loads(record_file(path).read_text(encoding="utf-8"))
+            if isinstance(content, dict) and content.get("sha256") == digest:
+                return Record(path, int(content["step"]), dict(content["metrics"]))
         state = files.read(path)
     except CheckpointError:
         return None

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes of small files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.checkpoints import names
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Gives a small file its content in one go. Raises OSError; the file is then as it was."""
+    """Replace the content of a file atomically. Raises OSError; the file is unchanged then."""
     temporary = names.temporary_file(path)
     with removed_on_failure(temporary):
         with temporary.open("wb") as file:
@@ -23,7 +23,7 @@ def replace(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def removed_on_failure(temporary: Path) -> Iterator[None]:
-    """Deletes an unfinished file if anything is raised."""
+    """Delete an unfinished file if anything is raised inside."""
     try:
         yield
     except BaseException:

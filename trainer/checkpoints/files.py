@@ -1,8 +1,8 @@
-"""A checkpoint's file: whole or not there, and never the last good one lost.
+"""A checkpoint's file, written atomically: the last valid one of its name is never lost.
 
-Writing has three parts. `stage` puts the content on disk under another name. `publish` records its hash and renames
-it; from then on it counts. `forget_former` makes that durable and drops the hashes of what had the name before. A state
-that is wanted under several names is staged once: `publish_again` makes hard links.
+Writing has three parts. `stage` writes the content to disk under a temporary name. `publish` records its hash and
+renames it; from then on it counts. `forget_former` makes the name durable and drops the hashes of the former file. A
+state with several names is staged once: `publish_again` makes hard links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Staged:
-    """Content that is on disk, but not under its name yet."""
+    """Content on disk under a temporary name."""
 
     temporary: Path
     sha256: str
@@ -34,9 +34,9 @@ class Staged:
 
 
 def save(state: Any, path: Path) -> int:
-    """Writes a checkpoint and its hash; returns its size in bytes.
+    """Write a checkpoint and its hash. Returns its size in bytes.
 
-    Raises OSError if the disk is full or not writable; all other checkpoints are then as they were.
+    Raises OSError if the disk is full or not writable; all other checkpoints are unchanged then.
     """
     staged = stage(state, path)
     publish(staged, path)
@@ -45,9 +45,9 @@ def save(state: Any, path: Path) -> int:
 
 
 def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None = None) -> Staged:
-    """Writes what is to be called `path`, compressed where that ends in ``.gz``, and waits until the disk has it.
+    """Write and sync the content of `path` under a temporary name; compressed if the name ends in ``.gz``.
 
-    `before_write` is called with `path` once the file is open. Raises OSError, leaving nothing behind.
+    `before_write` is called with `path` once the file is open. Raises OSError, and leaves nothing behind.
     """
     make_folder(path.parent)
     temporary = names.temporary_file(path)
@@ -59,10 +59,10 @@ def stage(state: Any, path: Path, *, before_write: Callable[[Path], None] | None
 
 
 def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
-    """Gives staged content its name. `shards` are the names of its parts, in the folder of `path`, with their SHA-256.
+    """Rename staged content to `path`. `shards` maps the names of its shards, in the folder of `path`, to SHA-256.
 
-    Whenever the process dies in here, the former file of this name or the new one is there and valid, provided that the
-    shards of both are kept until `forget_former` has returned. Raises OSError; the former file is then as it was.
+    If the process dies here, the former or the new file of this name is valid, provided that the shards of both are
+    kept until `forget_former` has returned. Raises OSError; the former file is unchanged then.
     """
     entries = _entries(staged, path, shards)
     former = _recorded(path) if path.exists() else []
@@ -73,9 +73,9 @@ def publish(staged: Staged, path: Path, shards: Mapping[str, str] | None = None)
 
 
 def forget_former(staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
-    """Makes the name of what was published durable, and drops the hashes of what had it before.
+    """Make the name of a published file durable, and drop the hashes of the former file.
 
-    Raises OSError; the published file is then valid as long as the shards of the former one are there too.
+    Raises OSError; the published file is valid then as long as the shards of the former one exist, too.
     """
     sync_folder(path.parent)
     entries = _entries(staged, path, shards)
@@ -85,12 +85,12 @@ def forget_former(staged: Staged, path: Path, shards: Mapping[str, str] | None =
 
 
 def lists_shards(path: Path, shards: Mapping[str, str]) -> bool:
-    """Whether the hash file of `path` lists these shards: without them the file of that name would not be valid."""
+    """Whether the hash file of `path` lists these shards, so that it is invalid without them."""
     return set(_shard_entries(path, shards)) <= set(_recorded(path))
 
 
 def publish_again(source: Path, staged: Staged, path: Path, shards: Mapping[str, str] | None = None) -> None:
-    """Publishes under another name what is already published as `source`. Raises OSError."""
+    """Publish `source`, which is already published, under another name. Raises OSError."""
     make_folder(path.parent)
     temporary = names.temporary_file(path)
     with durable.removed_on_failure(temporary):
@@ -99,7 +99,7 @@ def publish_again(source: Path, staged: Staged, path: Path, shards: Mapping[str,
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Another name for a file, or a durable copy where the file system has no hard links. Replaces `target`."""
+    """Replace `target` by a hard link to `source`, or by a synced copy if the file system has no hard links."""
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(source)
@@ -110,24 +110,24 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def read(path: Path) -> State:
-    """The content of a verified checkpoint, on the CPU; where it is sharded, without its shards.
+    """The content of a verified checkpoint, on the CPU; of a sharded one without its shards.
 
-    Raises CheckpointError if it is something else.
+    Raises CheckpointError if it is no checkpoint of this format.
     """
     state = load(path)
-    made_with = state.get("format") if isinstance(state, dict) else None
-    if made_with == FORMAT:
+    version = state.get("format") if isinstance(state, dict) else None
+    if version == FORMAT:
         return dict(state)
-    if isinstance(made_with, int):
+    if isinstance(version, int):
         raise CheckpointError(
-            f"checkpoint {path} has format {made_with} and this trainer reads format {FORMAT}: finish that run with the"
+            f"checkpoint {path} has format {version} and this trainer reads format {FORMAT}: finish that run with the"
             " trainer that began it, or start over with --resume none"
         )
     raise CheckpointError(f"checkpoint {path} was not written by this trainer (no format {FORMAT})")
 
 
 def load(path: Path) -> Any:
-    """What a file of a checkpoint holds. Raises CheckpointError."""
+    """The content of any file of a checkpoint. Raises CheckpointError."""
     try:
         return streams.load(path)
     except Exception as error:  # torch raises many types here; all mean that this file is no checkpoint of ours
@@ -136,7 +136,7 @@ def load(path: Path) -> Any:
 
 
 def remove(path: Path) -> None:
-    """Deletes a checkpoint with its hash and its shards. Where that is cut short, what is left is no checkpoint."""
+    """Delete a checkpoint with its hash and shards. If interrupted, the remains do not count as a checkpoint."""
     path.unlink(missing_ok=True)
     names.hash_file(path).unlink(missing_ok=True)
     if not any(main.exists() for main in names.main_files(names.shards_folder(path))):
@@ -144,9 +144,9 @@ def remove(path: Path) -> None:
 
 
 def require_writable(directory: Path) -> None:
-    """Makes the folder of --checkpoint-dir. Raises SettingsError if nothing could be written there, ever.
+    """Create the folder of --checkpoint-dir. Raises SettingsError if it is not writable.
 
-    A disk that is full now may have space when the first checkpoint comes.
+    A full disk is no error: it may have space when the first checkpoint is written.
     """
     try:
         make_folder(directory)
@@ -165,7 +165,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -175,7 +175,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _hashes_restored_on_failure(path: Path, former: list[hashes.HashEntry]) -> Iterator[None]:
-    """Where there is no room for them either, the hash file goes on listing the new ones too."""
+    """Restore the former hashes if anything is raised. If the disk refuses, the hash file keeps listing both."""
     try:
         yield
     except Exception:
@@ -197,7 +197,7 @@ def _shard_entries(path: Path, shards: Mapping[str, str]) -> list[hashes.HashEnt
 
 
 def _recorded(path: Path) -> list[hashes.HashEntry]:
-    """What the hash file of `path` lists; nothing where that cannot be used."""
+    """The entries of the hash file of `path`; empty if it cannot be used."""
     try:
         return hashes.read(path)
     except CheckpointError:

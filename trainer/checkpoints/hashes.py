@@ -1,9 +1,9 @@
-"""The SHA-256 beside a checkpoint, in the format of sha256sum, and whether the checkpoint still has it.
+"""Hash files beside checkpoints, in the format of sha256sum, and verification.
 
-The first line is the checkpoint's own. A sharded checkpoint's file goes on with a line for every shard, so that
-``sha256sum --check`` looks at all of it. While a checkpoint is being replaced by another one of the same name, both
-hashes are listed: whenever the process is killed, the file that lies there has one of them. Every shard listed must be
-there all the same, also one that only the other version needs.
+The first line is the hash of the checkpoint's file; a sharded checkpoint has a line for every shard, too, so that
+``sha256sum --check`` verifies all of it. While a checkpoint replaces another one of the same name, both hashes are
+listed, so that the file has one of them whenever the process is killed. Every listed shard must exist, also one that
+only the other version needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from trainer.checkpoints import durable, names
 from trainer.errors import CheckpointError
 
-# With a star where sha256sum was given --binary.
+# The star is that of sha256sum --binary.
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
 
 
@@ -29,13 +29,13 @@ class HashEntry(NamedTuple):
 
 
 def write(path: Path, entries: Iterable[HashEntry]) -> None:
-    """Replaces the hash file of `path` in one go. Raises OSError."""
+    """Replace the hash file of `path` atomically. Raises OSError."""
     lines = "".join(f"{entry.sha256}  {entry.name}\n" for entry in entries)
     durable.replace(names.hash_file(path), lines.encode())
 
 
 def read(path: Path) -> list[HashEntry]:
-    """What is recorded beside `path`, its own hashes first. Raises CheckpointError if that cannot be used."""
+    """The entries of the hash file of `path`, its own first. Raises CheckpointError if it is missing or damaged."""
     if not path.name:
         raise CheckpointError(f"checkpoint {path} cannot be used: that is no file")
     try:
@@ -50,13 +50,13 @@ def read(path: Path) -> list[HashEntry]:
     if not matches or None in matches:
         raise CheckpointError(f"checkpoint {path} cannot be used: {names.hash_file(path)} is damaged")
     entries = [HashEntry(match[2], match[1]) for match in matches if match]
-    # A checkpoint that a person renamed together with its hash file is still the same.
+    # A checkpoint that was renamed together with its hash file is still valid.
     former_name = entries[0].name
     return [entry._replace(name=path.name) if entry.name == former_name else entry for entry in entries]
 
 
 def verify(path: Path) -> None:
-    """Raises CheckpointError unless the checkpoint and all its shards are there and have their recorded SHA-256."""
+    """Raise CheckpointError unless the checkpoint and all its shards exist and have their recorded SHA-256."""
     allowed: dict[str, set[str]] = {}
     for entry in read(path):
         allowed.setdefault(entry.name, set()).add(entry.sha256)

@@ -1,4 +1,4 @@
-"""One state on its way to the disk, under all the names that are wanted for it."""
+"""Writing one state to disk under all its names."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ T = TypeVar("T")
 
 @dataclass
 class WriteJob:
-    """A state to be written, and what became of it once `write` has run.
+    """A state to write, and the result once `write` has run.
 
-    `snapshot` has this rank's share as (state, pieces): the state is only wanted from rank 0, and pieces are None where
-    the checkpoint is not sharded. The first of `paths` is written, the others are further names of the same content.
+    `snapshot` holds (state, pieces) of this rank: the state is needed on rank 0 only, and the pieces are None unless
+    the checkpoint is sharded. The first of `paths` is written, the others are links to it.
     """
 
     step: int
     paths: tuple[Path, ...]
-    best_value: float | None  # of best_metric, where one of the paths is that of the best
+    best_value: float | None  # of best_metric, if one of the paths is the best checkpoint's
     snapshot: HostSnapshot
     began: float  # time.perf_counter
     blocked_seconds: float = 0.0
     seconds: float | None = None
     bytes: int = 0
     error: OSError | None = None  # the disk's error; the same on all ranks of a sharded checkpoint
-    problem: str | None = None  # the checkpoint is whole, older ones could not be deleted
-    crash: BaseException | None = None  # anything else: a bug, to be raised in the training thread
+    problem: str | None = None  # the checkpoint is valid, but older ones could not be deleted
+    crash: BaseException | None = None  # any other error: a bug, to be raised in the training thread
 
     def write(self, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None) -> None:
-        """Never raises: it may run in a separate thread. Collective where the checkpoint is sharded."""
+        """Write the checkpoint. Never raises: it may run in a thread. Collective if the checkpoint is sharded."""
         try:
-            _Writing(self, settings, world, before_write).run()
+            _CheckpointWrite(self, settings, world, before_write).run()
         except OSError as error:
             self.error = error
         except BaseException as error:
@@ -50,7 +50,9 @@ class WriteJob:
         self.seconds = time.perf_counter() - self.began
 
 
-class _Writing:
+class _CheckpointWrite:
+    """The steps of `WriteJob.write`, and the agreement of all ranks on errors."""
+
     def __init__(
         self, job: WriteJob, settings: Settings, world: World, before_write: Callable[[int, Path], None] | None
     ) -> None:
@@ -70,24 +72,24 @@ class _Writing:
             return
         pieces = self.pieces
         shards: dict[str, str] = {}
-        for rank, one in enumerate(self.world.gather(self._outcome(lambda: self._write_own_shard(pieces)))):
-            if isinstance(one, Exception):
-                self._fail(one)
-            shards[self._shard_name(rank)] = one[0]
-            self.job.bytes += one[1]
-        main: Exception | None = None
+        for rank, result in enumerate(self.world.gather(self._attempt(lambda: self._write_own_shard(pieces)))):
+            if isinstance(result, Exception):
+                self._fail(result)
+            shards[self._shard_name(rank)], size = result
+            self.job.bytes += size
+        main_error: Exception | None = None
         listing: list[Path] = []
         if self.world.is_main:
-            main = self._outcome(lambda: self._write_main(shards))
+            main_error = self._attempt(lambda: self._write_main(shards))
             listing = [path for path in self.job.paths if files.lists_shards(path, shards)]
-        listing, main = self.world.from_main((listing, main))
-        if main is not None:
-            self._fail(main, listing)
+        listing, main_error = self.world.from_main((listing, main_error))
+        if main_error is not None:
+            self._fail(main_error, listing)
 
-    def _outcome(self, work: Callable[[], T]) -> T | Exception:
-        """What `work` returns, or its error in a form that can be sent: the other ranks wait to hear of this one.
+    def _attempt(self, work: Callable[[], T]) -> T | Exception:
+        """Return the result of `work`, or its error in a form that can be sent to the other ranks.
 
-        An OSError is the disk's and goes as it is. Anything else is a bug, which is raised on this rank in full.
+        An OSError is sent unchanged. Any other error is a bug: this rank raises it, and the others a RankError.
         """
         try:
             return work()
@@ -131,7 +133,7 @@ class _Writing:
             best.write_record(best_path, state, self.settings.best_metric, job.best_value)
         try:
             for path in job.paths:
-                # The former shards are needed as long as they are listed.
+                # Former shards are needed as long as they are listed.
                 files.forget_former(staged, path, shards)
                 _remove_other_shards(path, shards)
             if job.best_value is not None:
@@ -150,16 +152,16 @@ class _Writing:
         return [names.shards_folder(path) / self._shard_name(self.world.rank) for path in self.job.paths]
 
     def _remove_own_shard(self, listing: Sequence[Path]) -> None:
-        """Where the checkpoint failed: a shard is only left where it is listed beside one of the paths `listing`."""
+        """After a failure, remove this rank's shards, except of the paths in `listing`, whose hash files list them."""
         for path, shard in zip(self.job.paths, self._own_shards(), strict=True):
             if path not in listing:
                 with contextlib.suppress(OSError):
                     shard.unlink(missing_ok=True)
-                    shard.parent.rmdir()  # the last rank's succeeds
+                    shard.parent.rmdir()  # succeeds on the last rank
 
 
 def _remove_other_shards(path: Path, shards: dict[str, str]) -> None:
-    """Deletes shards of a former checkpoint of this name."""
+    """Delete the shards of a former checkpoint of this name."""
     folder = names.shards_folder(path)
     if not shards:
         shutil.rmtree(folder, ignore_errors=True)

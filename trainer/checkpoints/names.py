@@ -1,14 +1,14 @@
-"""Where checkpoints lie: names of files from steps, epochs and phases, and back.
+"""Names of checkpoints' files, from steps, epochs and phases, and back.
 
 ::
 
-    step_00000040.pt            every so many steps; the newest few are kept
+    step_00000040.pt            in rotation: the newest few are kept
     step_00000040.pt.sha256     beside every checkpoint, in the format of sha256sum
-    step_00000040.shards/       each rank's part, where ranks write their own
-    phase_main/epoch_3.pt       the end of an epoch, kept
+    step_00000040.shards/       the ranks' shards of a sharded checkpoint
+    phase_main/epoch_3.pt       the end of an epoch, never deleted
     best_model.pt               the best so far, with best_model.json for people
 
-Compressed ones end in ``.pt.gz``. Whatever begins with a dot and ends in ``.tmp`` is unfinished.
+Compressed ones end in ``.pt.gz``. Names with a leading dot that end in ``.tmp`` are unfinished.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def hash_file(path: Path) -> Path:
 
 
 def temporary_file(path: Path) -> Path:
-    """What `path` is called until it is whole."""
+    """The name of `path` while it is being written."""
     return path.with_name(f".{path.name}{TEMPORARY}")
 
 
 def shards_folder(path: Path) -> Path:
-    """Where the parts of a sharded checkpoint lie."""
+    """The folder with the shards of a sharded checkpoint."""
     return path.with_name(path.name.partition(".pt")[0] + ".shards")
 
 
 def shard_file(step: int, rank: int, ranks: int, *, gzip: bool = False) -> str:
-    """The name of a rank's part. It has the step, so that another state under the same name never overwrites it."""
+    """The name of a rank's shard. It has the step, so that another state of the same name never overwrites it."""
     return f"step_{step:08d}_rank_{rank}_of_{ranks}{_suffix(gzip)}"
 
 
@@ -73,7 +73,7 @@ def is_step_file(path: Path) -> bool:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether this is what an unfinished checkpoint, or a part of one, is called."""
+    """Whether this is the name of an unfinished file of a checkpoint."""
     name = path.name
     return name.startswith(".") and name.endswith(TEMPORARY) and _OURS.fullmatch(name[1:]) is not None
 

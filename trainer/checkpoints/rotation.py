@@ -1,10 +1,8 @@
-"""Which checkpoints there are, which one a run starts from, and which ones go.
+"""Checkpoints in rotation: listing, choosing one to resume from, loading, deleting.
 
-When a run continues from a checkpoint, those of later steps belong to a branch that is left: they get the suffix
-``.stale`` and are deleted once the new branch has valid checkpoints as far along. Epochs and the best are outside of
-the rotation and are never deleted here.
-
-`load` reads one back, and `check_fits` says whether it suits the run that wants it.
+If a run resumes from a checkpoint, those of later steps belong to an abandoned branch. They get the suffix ``.stale``,
+and are deleted once the new branch has valid checkpoints of the same step. Checkpoints of epochs and the best one are
+not in rotation, and never deleted here.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from trainer.errors import CheckpointError
 
 
 def existing(directory: Path) -> list[Path]:
-    """The checkpoints in rotation, valid or not, that of the latest step first."""
+    """The checkpoints in rotation, valid or not, the latest step first."""
     return [path for _, path in sorted(_steps(directory), reverse=True) if names.is_step_file(path)]
 
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """Where to start from: a verified checkpoint or None for the beginning, and why newer ones were passed over."""
+    """The verified checkpoint to resume from, or None for the beginning; and why newer ones were rejected."""
 
     path: Path | None
     rejected: list[str] = field(default_factory=list)
 
 
 def choose(resume: str, directory: Path) -> ResumeChoice:
-    """What `resume` (a path, ``auto`` or ``none``) means. Raises CheckpointError if a path given is not valid."""
+    """Choose a checkpoint by --resume: a path, ``auto`` or ``none``. Raises CheckpointError if a path is not valid."""
     if resume in ("", "none"):
         return ResumeChoice(None)
     if resume != "auto":
@@ -54,10 +52,10 @@ def choose(resume: str, directory: Path) -> ResumeChoice:
 
 
 def begin_branch(directory: Path, step: int) -> list[Path]:
-    """Prepares a directory for a run that continues after `step`: later checkpoints are set aside.
+    """Prepare a directory for a run that continues after `step`: later checkpoints become stale.
 
-    Returns their new names. A best one of a later step is set aside too, for the new branch is not measured against
-    it. What a killed predecessor was still writing is removed.
+    Returns their new names. A best checkpoint of a later step becomes stale, too: the new branch must not compete with
+    it. Unfinished files of a killed process are removed.
     """
     _remove_unfinished(directory)
     later = [path for path in existing(directory) if (names.step_of(path) or 0) > step]
@@ -66,9 +64,9 @@ def begin_branch(directory: Path, step: int) -> list[Path]:
 
 
 def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> None:
-    """Deletes all but the newest `keep` checkpoints in rotation, provided that one of those is valid.
+    """Delete all but the newest `keep` checkpoints in rotation, provided that one of those is valid.
 
-    `known_valid` spares reading one that has just been written. Raises OSError.
+    `known_valid` is not verified, because it has just been written. Raises OSError.
     """
     kept = existing(directory)[:keep]
     victims = existing(directory)[keep:]
@@ -85,7 +83,7 @@ def prune(directory: Path, keep: int, *, known_valid: Path | None = None) -> Non
 
 
 def forget_other_bests(path: Path) -> None:
-    """Deletes what the best checkpoint `path` has replaced: those set aside, and one with another ending."""
+    """Delete the best checkpoints that `path` has replaced: stale ones, and one with another suffix."""
     for other in (names.best_file(path.parent), names.best_file(path.parent, gzip=True)):
         if other != path:
             files.remove(other)
@@ -94,21 +92,21 @@ def forget_other_bests(path: Path) -> None:
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
-    """Checkpoint files of steps, and those set aside, with their steps."""
-    found = []
+    """Checkpoint files of steps, also stale ones, with their steps."""
+    steps = []
     for path in _children(directory):
         step = names.step_of(path)
         if step is not None and names.is_step_file(path.with_name(path.name.removesuffix(names.STALE))):
-            found.append((step, path))
-    return found
+            steps.append((step, path))
+    return steps
 
 
 def _set_aside(path: Path) -> Path:
-    # Without its first name it is no checkpoint any more, even if other files still have to be renamed.
+    # The main file first: without its name it is no checkpoint, even if the process dies before the others.
     stale = path.replace(_stale(path))
-    for beside in (names.hash_file(path), best.record_file(path)):
+    for companion in (names.hash_file(path), best.record_file(path)):
         with contextlib.suppress(FileNotFoundError):
-            beside.replace(_stale(beside))
+            companion.replace(_stale(companion))
     folder = names.shards_folder(path)
     if folder.is_dir():
         shutil.rmtree(_stale(folder), ignore_errors=True)
@@ -120,7 +118,7 @@ def _remove_stale(path: Path) -> None:
     original = path.with_name(path.name.removesuffix(names.STALE))
     shutil.rmtree(_stale(names.shards_folder(original)), ignore_errors=True)
     _stale(names.hash_file(original)).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)  # last: what is beside it is found by its name
+    path.unlink(missing_ok=True)  # last: the other files are found by its name
 
 
 def _stale(path: Path) -> Path:
@@ -128,7 +126,7 @@ def _stale(path: Path) -> Path:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    for path in _everything(directory):
+    for path in _walk(directory):
         if names.is_temporary(path):
             path.unlink(missing_ok=True)
         elif names.is_shards_folder(path) and not any(main.exists() for main in names.main_files(path)):
@@ -137,12 +135,12 @@ def _remove_unfinished(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _everything(directory: Path) -> Iterator[Path]:
+def _walk(directory: Path) -> Iterator[Path]:
     """All files and folders of checkpoints, a folder before what is in it."""
     for path in _children(directory):
         yield path
         if path.is_dir() and (names.is_shards_folder(path) or path.name.startswith("phase_")):
-            yield from _everything(path)
+            yield from _walk(path)
 
 
 def _children(directory: Path) -> list[Path]:
@@ -150,31 +148,31 @@ def _children(directory: Path) -> list[Path]:
 
 
 def load(path: Path) -> files.State:
-    """The content of a verified checkpoint, on the CPU, its tensors whole and read from the disk when they are used.
+    """The content of a verified checkpoint: full tensors on the CPU, read from disk when they are used.
 
-    Those of a sharded checkpoint are in mappings that put together what is asked for. Raises CheckpointError.
+    Of a sharded checkpoint they are in mappings, which assemble a tensor at each access. Raises CheckpointError.
     """
     state = files.read(path)
     return sharded.whole_state(state, path) if "shards" in state else state
 
 
 def check_fits(state: files.State, settings: Settings, path: Path) -> None:
-    """Raises CheckpointError if a checkpoint was made with other shapes, or another optimizer, than the settings.
+    """Raise CheckpointError if a checkpoint has other shapes, or another optimizer, than the settings.
 
-    `settings` are those of the phase that continues. With reset_optimizer the optimizer's state is reset. The way of
-    working in parallel and the number of ranks may differ.
+    `settings` are those of the phase that continues. With reset_optimizer, the optimizer may differ. Strategy and
+    number of ranks may always differ.
     """
-    made_with = state.get("config", {})
-    wanted = settings.model_dump(mode="json")
+    saved = state.get("config", {})
+    current = settings.model_dump(mode="json")
     defaults = Settings.model_validate({"task": settings.task}).model_dump(mode="json")
     for name in SHAPE_SETTINGS:
-        value = made_with.get(name, defaults[name])
-        if value != wanted[name]:
+        value = saved.get(name, defaults[name])
+        if value != current[name]:
             raise CheckpointError(
-                f"checkpoint {path} was made with {flag(name)} {_shown(value)}, this run has {_shown(wanted[name])};"
+                f"checkpoint {path} was made with {flag(name)} {_shown(value)}, this run has {_shown(current[name])};"
                 " use the same value, or --resume none"
             )
-    optimizer = made_with.get("optimizer", settings.optimizer)
+    optimizer = saved.get("optimizer", settings.optimizer)
     if optimizer != settings.optimizer and not settings.reset_optimizer:
         raise CheckpointError(
             f"checkpoint {path} was made with --optimizer {optimizer}, this run has {settings.optimizer}: use the same,"

@@ -1,9 +1,9 @@
-"""Checkpoints of which every rank writes its own part.
+"""Sharded checkpoints: every rank writes its own shards of tensors.
 
-The checkpoint's own file holds everything but the tensors that are sharded over the ranks, and where those were, their
-names. A shard maps such names to pieces: ``{"offsets": …, "shape": …, "tensor": …}``, the first two in the whole
-tensor. The file is written last, with the hashes of all shards: it makes them a checkpoint. Reading needs neither the
-same number of ranks nor the same way of spreading, and no process group.
+The main file holds the state with a reference by name in place of each sharded tensor. A shard file maps such names to
+pieces: ``{"offsets": …, "shape": …, "tensor": …}``, with the offsets and shape of the full tensor. The main file is
+written last, with the hashes of all shard files; without it they are no checkpoint. Reading works with any number of
+ranks and any sharding, and needs no process group.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 from trainer.checkpoints import files, names
 from trainer.errors import CheckpointError
 
-# Stands in the checkpoint's own file where a sharded tensor was: a dictionary of this key and the tensor's name.
+# The only key of a reference to a sharded tensor; the value is the tensor's name. Part of the file format.
 _SHARDED = "__spread__"
 
 Pieces = dict[str, dict[str, Any]]
 
 
 def split(state: files.State) -> tuple[files.State, Pieces]:
-    """A state without its DTensors, and this rank's pieces of those.
+    """Split a state into one with references in place of DTensors, and this rank's pieces of these.
 
-    A piece that several ranks have is left to the first of them. Nothing is copied or exchanged.
+    Of ranks with the same piece, only the first returns it. Nothing is copied or exchanged.
     """
     from torch.distributed.tensor import DTensor
 
@@ -51,11 +51,10 @@ def split(state: files.State) -> tuple[files.State, Pieces]:
 
 
 def whole_state(state: files.State, path: Path) -> files.State:
-    """The state of a sharded checkpoint `path`, whose own file holds `state`, with whole tensors.
+    """The state of the sharded checkpoint `path`, whose main file holds `state`, with full tensors.
 
-    What contains sharded tensors becomes a read-only mapping that puts a tensor, or one parameter's optimizer state,
-    together each time it is asked for: memory is needed for one of them, not for all. Raises CheckpointError, also
-    later from those mappings.
+    Entries with sharded tensors become read-only mappings, which assemble a tensor, or one parameter's optimizer state,
+    at each access: only that one needs memory. Raises CheckpointError, also later from those mappings.
     """
     shards = [_load_shard(path, name) for name in sorted(state["shards"])]
     assembled = Assembled(state, shards, path)
@@ -71,7 +70,7 @@ def whole_state(state: files.State, path: Path) -> files.State:
 
 
 class Assembled(Mapping[str, Any]):
-    """A mapping of a sharded checkpoint's state; its sharded tensors are assembled when they are asked for."""
+    """A mapping of a sharded checkpoint's state, which assembles sharded tensors at each access."""
 
     def __init__(self, values: Mapping[str, Any], shards: list[Pieces], path: Path) -> None:
         self._values = values
@@ -79,7 +78,7 @@ class Assembled(Mapping[str, Any]):
         self._path = path
 
     def __getitem__(self, name: str) -> Any:
-        return self._resolved(self._values[name])
+        return self._resolve(self._values[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -87,20 +86,20 @@ class Assembled(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def _resolved(self, value: Any) -> Any:
+    def _resolve(self, value: Any) -> Any:
         if isinstance(value, dict):
             if value.keys() == {_SHARDED}:
                 return self._tensor(value[_SHARDED])
-            return {key: self._resolved(item) for key, item in value.items()}
+            return {key: self._resolve(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            items = [self._resolved(item) for item in value]
+            items = [self._resolve(item) for item in value]
             return items if isinstance(value, list) else tuple(items)
         return value
 
     def _tensor(self, name: str) -> Tensor:
-        # Earlier versions wrote what ranks that share layers have alike once for each of them.
-        found = {tuple(shard[name]["offsets"]): shard[name] for shard in self._shards if name in shard}
-        pieces = list(found.values())
+        # By offsets: older versions wrote pieces that ranks share once for each of them.
+        by_offsets = {tuple(shard[name]["offsets"]): shard[name] for shard in self._shards if name in shard}
+        pieces = list(by_offsets.values())
         if not pieces or sum(piece["tensor"].numel() for piece in pieces) != math.prod(pieces[0]["shape"]):
             raise CheckpointError(f"checkpoint {self._path} is not complete: a part of {name} is missing")
         if len(pieces) == 1:
@@ -133,9 +132,9 @@ def _is_first_replica(tensor: Any) -> bool:
     coordinates = mesh.get_coordinate()
     if coordinates is None:
         return False
-    # Ranks that differ in a dimension of the whole mesh alone, which is none of the tensor's, have the same piece.
-    whole = _root_of(mesh)
-    for name, coordinate in zip(whole.mesh_dim_names or (), whole.get_coordinate(), strict=False):
+    # Ranks that differ only in a dimension of the root mesh that the tensor's mesh lacks have the same piece.
+    root = _root_of(mesh)
+    for name, coordinate in zip(root.mesh_dim_names or (), root.get_coordinate(), strict=False):
         if name not in (mesh.mesh_dim_names or ()) and coordinate:
             return False
     placements = zip(tensor.placements, coordinates, strict=True)
@@ -152,6 +151,9 @@ def _root_of(mesh: Any) -> Any:
 
 
 def _piece(tensor: Any, name: str) -> dict[str, Any]:
+    # Newer torch refuses these itself; 2.6 would take one summand for the sum.
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"{name} is a partial sum on each rank: {tensor.placements}")
     chunks = tensor.__create_chunk_list__()
     local = tensor.to_local()
     if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local.shape):

@@ -1,10 +1,7 @@
-"""Taking the state out of live tensors, so that training can continue while it is written.
+"""Copies of live tensors in host memory, so that training can continue while they are written; and random states.
 
-Copies go into host buffers that are kept and used again: filling memory that is already there costs a fraction of
-asking for it. Tensors on a GPU are copied without waiting, in the current stream's order, so before anything that is
-launched on it afterwards; `HostSnapshot.wait` says when they have arrived.
-
-The state of a process's random generators is here too: a resumed run draws what the uninterrupted one would have drawn.
+Host buffers are reused, because allocating memory costs several times as much as filling it. GPU tensors are copied
+asynchronously on the current stream, so before any later work on it; `HostSnapshot.wait` waits for the copies.
 """
 
 from __future__ import annotations
@@ -23,68 +20,66 @@ from trainer.checkpoints.files import State
 
 @dataclass(frozen=True)
 class HostSnapshot:
-    """Nested dictionaries and lists with tensors on the CPU, valid after `wait` and until the next one is taken."""
+    """Nested containers with CPU tensors, valid after `wait` and until the next snapshot is taken."""
 
     state: Any
     _copied: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Returns when everything has arrived from the GPU."""
+        """Wait for the copies from the GPU."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 class HostBuffers:
-    """The memory that snapshots are taken into. One snapshot at a time."""
+    """The reusable host memory of one snapshot at a time."""
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
 
     def take(self, state: Any, *, copy: bool) -> HostSnapshot:
-        """A state's tensors on the CPU, sharing memory where the originals do.
+        """Copy the tensors of nested dictionaries, lists and tuples to the CPU. Views of one storage share one copy.
 
-        `state` is made of nested dictionaries, lists and tuples. With `copy` nothing in the result changes when the
-        originals do; without, tensors that are on the CPU already may be the originals. Of memory that only one view
-        of is wanted, only that view is taken.
+        Without `copy`, CPU tensors may be the originals. Of a storage with a single view, only that view is copied.
         """
         tensors = list(_tensors(state))
-        taken: dict[int, Tensor] = {}
+        copies: dict[int, Tensor] = {}  # by id of the original
         buffers: list[Tensor] = []
         for group in _by_storage(tensors):
-            self._take_group(group, taken, buffers, copy)
+            self._take_group(group, copies, buffers, copy)
         self._buffers = buffers
         on_gpu = [tensor.device for tensor in tensors if tensor.is_cuda]
         copied = None
         if on_gpu:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(torch.cuda.current_stream(on_gpu[0]))
-        return HostSnapshot(_rebuilt(state, taken), copied)
+        return HostSnapshot(_rebuild(state, copies), copied)
 
-    def _take_group(self, group: list[Tensor], taken: dict[int, Tensor], buffers: list[Tensor], copy: bool) -> None:
-        """Takes tensors that share one storage."""
+    def _take_group(self, group: list[Tensor], copies: dict[int, Tensor], buffers: list[Tensor], copy: bool) -> None:
+        """Add copies of tensors that share one storage to `copies`."""
         first = group[0].detach()
-        geometries = {(one.storage_offset(), one.size(), one.stride(), one.dtype) for one in group}
+        geometries = {(view.storage_offset(), view.size(), view.stride(), view.dtype) for view in group}
         whole = first.untyped_storage()
         if len(geometries) == 1 and first.numel() * first.element_size() < whole.nbytes():
-            # As torch.clone would have it: dense, in the original's order of dimensions.
+            # Like torch.clone: dense, with the original's order of dimensions.
             strides = torch.empty_like(first, device="meta").stride()
             buffer = self._buffer(len(buffers), first.numel() * first.element_size(), first.is_cuda)
             buffers.append(buffer)
             dense = _view(buffer, first.dtype, 0, first.size(), strides)
             dense.copy_(first, non_blocking=first.is_cuda)
-            taken.update({id(one): dense for one in group})
+            copies.update({id(view): dense for view in group})
         elif first.is_cuda or copy:
             buffer = self._buffer(len(buffers), whole.nbytes(), first.is_cuda)
             buffers.append(buffer)
-            everything = torch.empty(0, dtype=torch.uint8, device=first.device).set_(whole)
-            buffer.copy_(everything, non_blocking=first.is_cuda)
-            for one in group:
-                taken[id(one)] = _view(buffer, one.dtype, int(one.storage_offset()), one.size(), one.stride())
+            storage_bytes = torch.empty(0, dtype=torch.uint8, device=first.device).set_(whole)
+            buffer.copy_(storage_bytes, non_blocking=first.is_cuda)
+            for view in group:
+                copies[id(view)] = _view(buffer, view.dtype, int(view.storage_offset()), view.size(), view.stride())
         else:
-            taken.update({id(one): one.detach() for one in group})
+            copies.update({id(view): view.detach() for view in group})
 
     def _buffer(self, number: int, size: int, pinned: bool) -> Tensor:
-        """Host memory of exactly `size` bytes, the former one where that fits; page-locked for copies from a GPU."""
+        """Host memory of exactly `size` bytes, the former buffer of this number if it fits; page-locked if `pinned`."""
         if number < len(self._buffers):
             former = self._buffers[number]
             if former.numel() == size and former.is_pinned() == pinned:
@@ -117,21 +112,21 @@ def _view(buffer: Tensor, dtype: torch.dtype, offset: int, size: torch.Size, str
     return torch.empty(0, dtype=dtype).set_(buffer.untyped_storage(), offset, size, strides)
 
 
-def _rebuilt(state: Any, taken: dict[int, Tensor]) -> Any:
-    """The same structure with plain containers around the tensors that were taken."""
+def _rebuild(state: Any, copies: dict[int, Tensor]) -> Any:
+    """The same structure of plain containers, with the copies in place of tensors."""
     if isinstance(state, Tensor):
-        return taken[id(state)]
+        return copies[id(state)]
     if isinstance(state, dict):
-        return {key: _rebuilt(value, taken) for key, value in state.items()}
+        return {key: _rebuild(value, copies) for key, value in state.items()}
     if isinstance(state, list):
-        return [_rebuilt(value, taken) for value in state]
+        return [_rebuild(value, copies) for value in state]
     if isinstance(state, tuple):
-        return tuple(_rebuilt(value, taken) for value in state)
+        return tuple(_rebuild(value, copies) for value in state)
     return state
 
 
 def seed_everything(seed: int) -> None:
-    """Sets every global random generator of this process, those of GPUs too, by a seed of 0 or more."""
+    """Seed every global random generator of this process, including those of GPUs. `seed` is 0 or more."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -151,7 +146,7 @@ def random_state(device: torch.device) -> State:
 
 
 def restore_random_state(state: State, device: torch.device) -> None:
-    """Sets every generator that `state` has something for; that of a GPU only where this process has one too."""
+    """Restore the generators in `state`; a GPU's only if this process has one, too."""
     random.setstate(_as_tuple(state["python"]))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
@@ -161,5 +156,5 @@ def restore_random_state(state: State, device: torch.device) -> None:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Python accepts only tuples back, but storage may have changed them."""
+    """Convert lists back to tuples, which Python's generator requires and a checkpoint may not keep."""
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value

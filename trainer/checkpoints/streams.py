@@ -1,4 +1,4 @@
-"""What a checkpoint is written through: it is hashed, and where asked compressed, on its way to the disk."""
+"""Writing checkpoints through hashing and compression, and reading them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _GZIP_FORMAT = 31  # zlib's wbits for a gzip header, which then has no time in i
 _PIECE_BYTES = 1 << 20
 
 
-class _Writing:
-    """What this process writes at the moment: how many files, and the bytes of all files so far."""
+class _Progress:
+    """Files that this process is writing, and the bytes of all files so far."""
 
     files = 0
     bytes = 0
 
 
 def sign_of_life() -> float:
-    """A number that changes as long as writing goes on, or nothing is being written that could stand still."""
-    return _Writing.bytes if _Writing.files else -time.monotonic()
+    """A number that changes while writing makes progress, and while nothing is being written."""
+    return _Progress.bytes if _Progress.files else -time.monotonic()
 
 
 class _Sink(ABC):
-    """What torch.save writes into; keeps the first error of the disk. It needs no more of a file than these two."""
+    """A target of torch.save, which needs only `write` and `flush`. Keeps the first OSError."""
 
     error: OSError | None = None
 
@@ -41,22 +41,22 @@ class _Sink(ABC):
         except OSError as error:
             self.error = self.error or error
             raise
-        _Writing.bytes += len(view)
+        _Progress.bytes += len(view)
         return len(view)
 
     def flush(self) -> None:  # noqa: B027 - nothing is buffered here
-        """torch.save asks for it."""
+        """Do nothing."""
 
     @abstractmethod
     def take(self, view: memoryview) -> None:
-        """Writes all of these bytes. Raises OSError."""
+        """Write all bytes. Raises OSError."""
 
-    def finish(self) -> None:  # noqa: B027 - most hold nothing back
-        """Writes what is still held back."""
+    def finish(self) -> None:  # noqa: B027 - most sinks buffer nothing
+        """Write what is still buffered."""
 
 
 class HashingFile(_Sink):
-    """Passes everything on to an unbuffered file and hashes what lies there."""
+    """Writes to an unbuffered file, and hashes what was written."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -72,10 +72,10 @@ class HashingFile(_Sink):
 
 
 class CompressedFile(_Sink):
-    """Compresses what it passes on, in gzip's format. Two files of the same content are the same.
+    """Compresses in gzip's format, without a time stamp: equal content gives equal files.
 
-    Only runs of one byte are looked for: in weights, which are close to noise, nothing else repeats, and looking for it
-    takes three times as long for a larger file.
+    Uses run-length encoding only: weights are close to noise, so a full search takes three times as long, and the file
+    becomes larger.
     """
 
     def __init__(self, below: HashingFile) -> None:
@@ -91,33 +91,33 @@ class CompressedFile(_Sink):
 
 
 def save(content: Any, raw: Any, *, compress: bool) -> tuple[str, int]:
-    """torch.save into an unbuffered file, durable on return; the SHA-256 and the bytes of what lies there.
+    """torch.save into an unbuffered file, and sync it. Returns its SHA-256 and size in bytes.
 
-    Raises OSError in the disk's own words.
+    Raises the OSError of the disk.
     """
     file = HashingFile(raw)
     sink: _Sink = CompressedFile(file) if compress else file
-    _Writing.files += 1
+    _Progress.files += 1
     try:
         torch.save(content, cast(IO[bytes], sink))
         sink.finish()
     except Exception:
-        # torch turns a failed write into an error about positions in its archive.
+        # torch replaces a failed write's error by one about its archive.
         if sink.error is not None:
             raise sink.error from None
         raise
     finally:
-        _Writing.files -= 1
-    # How far the kernel is cannot be seen, so this does not count as standing still.
+        _Progress.files -= 1
+    # Outside of the count: progress of fsync is not visible, so it must not look like a hang.
     os.fsync(raw.fileno())
     return file.hash.hexdigest(), file.bytes
 
 
 def load(path: Path) -> Any:
-    """The tensors and plain values of a file that `save` wrote, on the CPU. Nothing in it can run code.
+    """Load a file that `save` wrote, on the CPU. Its content cannot run code.
 
-    Tensors are mapped from the file and read when they are used. A compressed file is unpacked once, into memory
-    without a name that its tensors then share, so that no disk space is needed and nothing is held twice.
+    Tensors are mapped from the file, and read when they are used. A compressed file is unpacked into an anonymous
+    memory file, which its tensors share: no disk space is needed, and nothing is in memory twice.
     """
     if path.suffix != ".gz":
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

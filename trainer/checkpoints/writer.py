@@ -1,4 +1,4 @@
-"""When a checkpoint is saved, in the foreground or behind the training's back, and what came of it."""
+"""When a checkpoint is saved, in the foreground or in a thread, and the results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trainer.world import World
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a checkpoint that was due; `event` and the other attributes make a line of metrics.
+    """The result of a checkpoint that was due, in the terms of a line of metrics.
 
     Attributes:
-        path: its first name; `also` are the further ones of the same content.
-        blocked_seconds: how long training stood still for it.
-        seconds: from the beginning until the disk had it; None if it was skipped.
+        path: its first name; `also` has the other names of the same content.
+        blocked_seconds: how long training was blocked.
+        seconds: until it was on disk; None if it was skipped.
         bytes: on disk, shards included; None if nothing was written.
-        error: why it was not written, or what could not be tidied up after it was.
+        error: why it was not written, or why older ones could not be deleted.
     """
 
     event: Literal["checkpoint", "checkpoint_failed", "checkpoint_skipped"]
@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A state that was, or is being, saved: its step, and the names it has."""
+    """The step and the names of a state that is saved or being saved."""
 
     step: int
     paths: frozenset[Path]
@@ -49,15 +49,14 @@ class _Saved:
 class Checkpointer:
     """Saves the state of a run. All ranks have one and call `begin`, `save` and `wait` alike (collective).
 
-    There is one thread at most that writes, and never two checkpoints at once: one that is due while an earlier one is
-    still being written is skipped, but for those that do not come again (an epoch's, the best, and what is required),
-    which wait. A disk that is full costs a checkpoint, never the run or another checkpoint.
+    At most one checkpoint is written at a time. One that is due meanwhile is skipped, except those that do not recur
+    (an epoch's, the best, a required one), which wait. A full disk costs a checkpoint, never the run or another one.
     """
 
     def __init__(
         self, settings: Settings, world: World, *, before_write: Callable[[int, Path], None] | None = None
     ) -> None:
-        """`before_write` is called on rank 0 with step and path inside every writing; an OSError of it is a disk's.
+        """`before_write` is called on rank 0 with step and path during each write; its OSErrors count as the disk's.
 
         Sharded checkpoints in the background need a world with `writers`.
         """
@@ -81,9 +80,9 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, step: int, resumed_from: Path | None = None) -> list[Path]:
-        """Prepares the directory for a run that starts after `step`.
+        """Prepare the directory for a run that starts after `step`.
 
-        Returns the checkpoints that were set aside, on rank 0; nothing on the others.
+        Returns the new names of stale checkpoints on rank 0; an empty list on the others.
         """
         directory = self._settings.checkpoint_dir
         own = names.step_file(directory, step, gzip=self._settings.gzip_checkpoints)
@@ -107,15 +106,17 @@ class Checkpointer:
         score: float | None = None,
         required: bool = False,
     ) -> bool:
-        """Saves the state after `step`, once, under all names that are due. Collective; the answer is the same on all.
+        """Save the state after `step` under all names that are due (collective).
 
-        `collect` is called, on all ranks, if there is anything to save; its tensors may be live ones. `periodic` asks
-        for the checkpoint in rotation, `epoch` (of `phase`) says which one has just ended, `score` is best_metric's
-        value for just this state; the latter two count only where settings ask for such checkpoints. A `required` one
-        is on disk on return.
+        Args:
+            collect: returns the state; called on all ranks if there is anything to save. Tensors may be live.
+            periodic: write the checkpoint in rotation.
+            epoch: the epoch of `phase` that has just ended, for --epoch-checkpoints.
+            score: the value of best_metric for this state, for --best-checkpoint.
+            required: the checkpoint is on disk on return.
 
-        Returns whether the state is saved or, asynchronously, being saved. Raises OSError, on all ranks, where a
-        required one cannot be written.
+        Returns whether the state is saved or being saved, the same on all ranks. Raises OSError on all ranks if a
+        required checkpoint cannot be written.
         """
         began = time.perf_counter()
         if not self.busy:
@@ -130,13 +131,13 @@ class Checkpointer:
             self._note_skipped(step, paths, began)
             return False
         self.wait()
-        known = self._names_of(step)
-        paths = tuple(path for path in paths if path not in known)
+        saved_paths = self._names_of(step)
+        paths = tuple(path for path in paths if path not in saved_paths)
         if not paths:
             return True
         background = self._settings.async_checkpoints and not required
         self._job = self._make_job(collect, step, paths, score if better else None, began, copy=background)
-        self._newest = _Saved(step, known.union(paths))
+        self._newest = _Saved(step, saved_paths.union(paths))
         if background:
             self._write_in_background(self._job)
             return True
@@ -146,23 +147,23 @@ class Checkpointer:
         return error is None
 
     def wait(self) -> None:
-        """Returns when nothing is being written any more. Call it before leaving."""
+        """Wait until nothing is being written. Call it before leaving."""
         if self._thread is not None:
             self._thread.join()
         self._take_result()
 
     def poll(self) -> list[Outcome]:
-        """What has come of checkpoints since the last call, on rank 0; empty on the others. Never waits."""
+        """The results since the last call, on rank 0; empty on the others. Never waits."""
         if not self.busy:
             self._take_result()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def _beats_best(self, score: float | None) -> bool:
-        """Whether `score` beats the best on disk or, where one is being written, that one."""
+        """Whether `score` beats the best checkpoint, which may still be in the process of being written."""
         if score is None or not (self._settings.best_checkpoint and self._world.is_main):
             return False
-        # One being written counts although it may fail: only to wait for it would tell, and hold up the training.
+        # One that is being written counts, although it may fail: waiting for it would block training.
         pending = self._job.best_value if self._job is not None else None
         return best.is_better(self._settings.best_metric, score, self._best_value if pending is None else pending)
 
@@ -184,7 +185,7 @@ class Checkpointer:
             self._outcomes.append(Outcome("checkpoint_skipped", step, paths[0], paths[1:], blocked, None, None, reason))
 
     def _names_of(self, step: int) -> frozenset[Path]:
-        """The names under which the state after `step` is on disk. Collective; nothing may be being written."""
+        """The names of the state after `step` on disk (collective). Only valid while nothing is being written."""
         if step != self._newest.step or self._world.from_main(self._failed):
             return frozenset()
         return self._newest.paths
@@ -209,15 +210,15 @@ class Checkpointer:
         return WriteJob(step, paths, best_value, snapshot, began)
 
     def _write_in_background(self, job: WriteJob) -> None:
-        """Starts a thread that writes, on the ranks that write."""
-        # Before the thread begins: it may have written everything by the time this one runs again.
+        """Start a thread that writes, on the ranks that write."""
+        # Set before the start: the thread may finish before this one continues.
         job.blocked_seconds = time.perf_counter() - job.began
         if self._writes:
             self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint")
             self._thread.start()
 
     def _write_now(self, job: WriteJob) -> OSError | None:
-        """Writes, on the ranks that write; returns the disk's error, on all ranks (collective)."""
+        """Write, on the ranks that write. Returns the disk's error on all ranks (collective)."""
         if self._writes:
             self._write(job)
         self._take_result()
@@ -227,7 +228,7 @@ class Checkpointer:
         job.write(self._settings, self._writers, self._before_write)
 
     def _take_result(self) -> None:
-        """Takes over what came of the job that has been written, if any. Raises what was a bug in writing it."""
+        """Take the result of a finished job, if any. Raises its error if that was a bug."""
         job, self._job, self._thread = self._job, None, None
         if job is None:
             return
@@ -253,8 +254,8 @@ class Checkpointer:
 
 
 def _disk_error_text(error: OSError, path: Path) -> str:
-    """The disk's error, and its file if that is not `path`."""
+    """The message of an error, with its file if that is not `path`."""
     if error.strerror is None:
         return str(error)
-    other = error.filename is not None and str(error.filename) != str(path)
-    return f"{error.strerror}: {error.filename}" if other else error.strerror
+    is_other_file = error.filename is not None and str(error.filename) != str(path)
+    return f"{error.strerror}: {error.filename}" if is_other_file else error.strerror

@@ -15,7 +15,7 @@ _FACTOR = {"type": "string", "pattern": "^x[0-9.]+$", "description": "a share of
 def as_plain(settings: Settings) -> dict[str, Any]:
     """All settings as numbers, text, lists and dictionaries, for checkpoints and trackers. `Settings` takes it back.
 
-    Without the name and password that a tracking URI may hold: whoever is given a checkpoint is not given those.
+    Without the name and password that a tracking URI may hold: checkpoints are passed on to others.
     """
     return settings.model_dump(mode="json") | {"mlflow": without_login(settings.mlflow)}
 
@@ -35,14 +35,14 @@ def json_schema() -> dict[str, Any]:
     schema = Settings.model_json_schema()
     settings: dict[str, Any] = schema["properties"]
     del settings["phase"]
-    for one in settings.values():
-        one.pop("title", None)
+    for setting in settings.values():
+        setting.pop("title", None)
     for name in SWITCHES:
         del settings[name]["type"]
         settings[name]["enum"] += [True, False]
     settings["inject"]["anyOf"] = [{"type": "string"}, {"type": "array", "items": settings["inject"].pop("items")}]
     del settings["inject"]["type"]
-    overrides = {name: _or_share(one) for name, one in settings.items() if name not in RUN_WIDE}
+    overrides = {name: _or_share(setting) for name, setting in settings.items() if name not in RUN_WIDE}
     settings["phases"]["items"] = {
         "type": "object",
         "properties": {"name": {"type": "string", "description": "used in metrics and file names"}, **overrides},

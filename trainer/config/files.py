@@ -34,7 +34,7 @@ class SettingsFile:
 
 
 def read(path: Path) -> SettingsFile:
-    """Reads a YAML or JSON file of settings.
+    """Read a YAML or JSON file of settings.
 
     Raises SettingsError, naming file and line, where it cannot be read or is not made of ``name: value``.
     """
@@ -52,8 +52,8 @@ def read(path: Path) -> SettingsFile:
         lines = dict(_lines(node, (), path))
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
-        line, why = _yaml_problem(error)
-        raise SettingsError(f"{path}:{line}: this is not YAML: {why}") from None
+        line, problem = _yaml_problem(error)
+        raise SettingsError(f"{path}:{line}: this is not YAML: {problem}") from None
     except RecursionError:
         raise SettingsError(f"{path}:1: this is not YAML: {_ENDLESS}") from None
     if not isinstance(values, dict):
@@ -95,5 +95,5 @@ def _lines(node: yaml.Node, place: KeyPath, path: Path) -> Iterator[tuple[KeyPat
 
 def _yaml_problem(error: yaml.YAMLError) -> tuple[int, str]:
     mark = getattr(error, "problem_mark", None)
-    why = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return (mark.line + 1 if mark else 1), why
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return (mark.line + 1 if mark else 1), problem

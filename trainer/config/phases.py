@@ -104,8 +104,8 @@ def _names(settings: Settings, where: Where) -> list[str]:
     for index, phase in enumerate(settings.phases):
         name, place = phase.get("name"), f"{where(index, 'name')}phase {index + 1}"
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            found = "it has no name" if name is None else f"got {name!r}"
-            raise SettingsError(f"{place}: a name is made of at most 100 letters, digits, dots and dashes; {found}")
+            problem = "it has no name" if name is None else f"got {name!r}"
+            raise SettingsError(f"{place}: a name is made of at most 100 letters, digits, dots and dashes; {problem}")
         if name in names:
             raise SettingsError(f"{place}: {name} is the name of another phase already")
         names.append(name)
@@ -121,10 +121,10 @@ def _lengths(settings: Settings, names: Sequence[str], where: Where) -> list[int
     lengths: list[int] = []
     for index, (name, steps) in enumerate(zip(names, given, strict=True)):
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            found = "there are none" if steps is None else f"got {steps!r}"
+            problem = "there are none" if steps is None else f"got {steps!r}"
             raise SettingsError(
                 f"{where(index, 'steps')}phase {name}: steps must be a whole number of at least 1, or a share such as"
-                f" x0.5 in every phase; {found}"
+                f" x0.5 in every phase; {problem}"
             )
         lengths.append(steps)
     return lengths
@@ -160,8 +160,8 @@ def _value(settings: Settings, key: str, value: Any) -> Any:
 
 
 def _share(value: Any) -> float | None:
-    found = _SHARE.fullmatch(value) if isinstance(value, str) else None
-    return float(found[1]) if found else None
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    return float(match[1]) if match else None
 
 
 def _least(name: str) -> int:

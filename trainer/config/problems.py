@@ -57,7 +57,7 @@ def first(error: ValidationError) -> SettingProblem:
     """The first problem that pydantic found."""
     errors = error.errors(include_url=False)
     name = str(errors[0]["loc"][0]) if errors[0]["loc"] else ""
-    same = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    same = [problem for problem in errors if problem["loc"][:1] == errors[0]["loc"][:1]]
     if len(same) > 1 and name == "batch_size":
         return SettingProblem(name, _of_union(same))
     return _in_words(name, errors[0])

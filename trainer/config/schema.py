@@ -151,7 +151,7 @@ class ParallelSettings(_Group):
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="lm, mlm with fsdp: ranks that share every layer between them",
+        description="lm, mlm with fsdp: ranks that every layer is split over",
     )
     shard_ranks: int = Field(
         0,
@@ -160,7 +160,7 @@ class ParallelSettings(_Group):
         " holds more; 0: all share one",
     )
     ranks: int = Field(0, ge=0, description="ranks (GPUs) that take part; 0: all")
-    bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: mebibytes of gradients exchanged at once")
+    bucket_cap_mb: float = Field(25.0, gt=0, description="ddp, zero1: MiB of gradients in one all-reduce")
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
     gradient_as_bucket_view: bool = Field(True, description="ddp, zero1: gradients live in the exchange buffers")
     find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
@@ -261,9 +261,9 @@ class OptimizerSettings(_Group):
     warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up before the decay")
     final_lr_ratio: float = Field(0.05, ge=0, le=1, description="last learning rate as a share of the peak")
     weight_decay: float = Field(0.01, ge=0, description="decay of matrices and other weights of two or more dimensions")
-    beta1: float = Field(0.9, ge=0, lt=1, description="adamw: decay of the mean gradient")
-    beta2: float = Field(0.999, ge=0, lt=1, description="adamw: decay of the mean squared gradient")
-    momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum")
+    beta1: float = Field(0.9, ge=0, lt=1, description="adamw, muon: decay of the mean gradient")
+    beta2: float = Field(0.999, ge=0, lt=1, description="adamw, muon: decay of the mean squared gradient")
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd, muon: momentum")
     grad_clip: float = Field(1.0, ge=0, description="largest gradient norm; 0 measures without clipping")
     gc_every: int = Field(
         0,
@@ -280,7 +280,7 @@ class OptimizerSettings(_Group):
 
 
 class CheckpointSettings(_Group):
-    """Saving and going on"""
+    """Checkpoints and resuming"""
 
     checkpoint_dir: Path = Field(_LATER, description="default: OUTPUT_DIR/checkpoints")
     checkpoint_every: int = Field(50, ge=0, description="steps between checkpoints; 0: only at the end")

@@ -52,8 +52,8 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     if rest:
         raise SettingsError(_unknown_argument(rest[0]))
     flags = vars(parsed)
-    asked = [one for one in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA) if flags.pop(one.name, False)]
-    action = asked[0] if asked else RunMode.TRAIN
+    requested = [mode for mode in (RunMode.PRINT_CONFIG, RunMode.JSON_SCHEMA) if flags.pop(mode.name, False)]
+    action = requested[0] if requested else RunMode.TRAIN
 
     given: dict[str, _Given] = {}
     file_with_phases: files.SettingsFile | None = None
@@ -66,8 +66,8 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         if "phases" in file.values:
             file_with_phases = file
     from_text = _from_environment(environment) | {name: _Given(text, flag(name)) for name, text in flags.items()}
-    for name, one in from_text.items():
-        given[name] = _structured(name, one) if name in _STRUCTURED else one
+    for name, value in from_text.items():
+        given[name] = _structured(name, value) if name in _STRUCTURED else value
     if "phases" in from_text:
         file_with_phases = None
     if "phase" in given and given["phase"].value:
@@ -77,7 +77,7 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
 
 def _complete(given: Mapping[str, _Given], environment: Mapping[str, str], where: Where) -> Settings:
     try:
-        settings = Settings(**{name: one.value for name, one in given.items()})
+        settings = Settings(**{name: setting.value for name, setting in given.items()})
     except ValidationError as error:
         problem = first(error)
         origin = given[problem.name].where if problem.name in given else flag(problem.name)
@@ -116,7 +116,7 @@ def _phases_place(given: Mapping[str, _Given], file: files.SettingsFile | None) 
 
 def _paths(settings: Settings, given: Mapping[str, _Given], environment: Mapping[str, str]) -> dict[str, Any]:
     """The paths that were not given, from the environment of a supervisor or from the defaults."""
-    chosen = {name for name, one in given.items() if one.value}
+    chosen = {name for name, setting in given.items() if setting.value}
     output = settings.output_dir
     if "output_dir" not in chosen:
         output = Path(environment.get("GPUTUI_RUN_DIR") or Path("runs") / settings.task)
@@ -140,18 +140,18 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
     return given
 
 
-def _structured(name: str, one: _Given) -> _Given:
+def _structured(name: str, given: _Given) -> _Given:
     """A list or dictionary from text: JSON, YAML, or ``key=value,key=value``."""
-    text = "--" if one.value == [] else one.value.strip()  # argparse makes an empty list of --name=--
+    text = "--" if given.value == [] else given.value.strip()  # argparse makes an empty list of --name=--
     try:
         if name in ("model_options", "lr_shares") and "=" in text and not text.startswith("{"):
             pairs = [part.partition("=") for part in text.split(",") if part.strip()]
             if any(not key.strip() or not equals for key, equals, _ in pairs):
                 raise ValueError(f"expected key=value,key=value or a JSON object, got {text!r}")
-            return one._replace(value={key.strip(): files.from_text(value.strip()) for key, _, value in pairs})
-        return one._replace(value=files.from_text(text) if text else Settings.model_fields[name].default)
+            return given._replace(value={key.strip(): files.from_text(value.strip()) for key, _, value in pairs})
+        return given._replace(value=files.from_text(text) if text else Settings.model_fields[name].default)
     except ValueError as error:
-        raise SettingsError(f"{one.where}: {error}") from None
+        raise SettingsError(f"{given.where}: {error}") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -186,7 +186,7 @@ def _options(name: str) -> dict[str, Any]:
     default = str(setting.default).lower() if setting.annotation is bool else setting.default
     shown = "" if default in ("", (), {}, None, Path()) else f" (default: {default})"
     options: dict[str, Any] = {"help": ((setting.description or "") + shown).replace("%", "%%")}
-    choices = "|".join(one for one in get_args(setting.annotation) if isinstance(one, str))
+    choices = "|".join(value for value in get_args(setting.annotation) if isinstance(value, str))
     if setting.annotation is bool or name in SWITCHES:
         return options | {"nargs": "?", "const": "true", "metavar": choices or "true|false"}
     if name == "inject":

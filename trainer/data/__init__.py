@@ -1,9 +1,9 @@
-"""The data: where it comes from, which samples a run takes when, and how they get to the task.
+"""Data sets, the order of their samples, and reading them into batches.
 
-In come --data and its folder, out come batches on a rank's device, from any position of the run on. `contract` says
-what a data set is and `sources` has them all, one module each; `sampler` is the order, a function of seed and position
-(`shuffle`, or `block_order` with `deals`); `samples` passes over broken ones, `reading` and `workers` read, `feed` is
-what the loop takes. Read `contract` first.
+--data and --data-dir come in; batches on a rank's device go out, from any position of the run. `contract` says what a
+data set is, `sources` lists all of them, one module each; `sampler` is the order of samples, a function of seed and
+position (`shuffle`, or `block_order` with `deals`); `samples` replaces broken ones; `reading` and `workers` make
+batches; `feed` is what the training loop uses. Read `contract` first.
 """
 
 from trainer.data.contract import BrokenSample, Data, Fields, Images, Indices, ReadsAhead, Split, Text, Transform

@@ -1,19 +1,19 @@
-"""The order of samples that lie in blocks, which are costly to open."""
+"""The order of samples in blocks that are costly to open, such as row groups."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from trainer.data.contract import Indices
-from trainer.data.deals import Deal, places_of
+from trainer.data.deals import Deal, epoch_offsets
 from trainer.data.shuffle import ShuffledOrder, mix
 
 
 class BlockOrder:
-    """For each epoch the blocks in a new order, and the samples within each block in a new order; blocks are not mixed.
+    """For each epoch, shuffles the blocks and the samples within each block; blocks are not mixed.
 
-    So a reader needs one block at a time, two where a batch reaches over the end of one. That holds for each reader of
-    a deal: the epoch's row of blocks is cut into one part per lane, and only blocks with a cut in them are read twice.
+    A reader needs one block at a time, or two if a batch crosses the end of one. This holds for each reader of a deal:
+    its lane is a contiguous range of the epoch's sequence of blocks, and only blocks with a cut in them are read twice.
     """
 
     def __init__(self, lengths: tuple[int, ...], seed: int) -> None:
@@ -26,36 +26,35 @@ class BlockOrder:
     def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
         parts = [np.empty(0, dtype=np.int64)]
         while count > 0:
-            epoch, place = divmod(start, self.size)
-            here = min(count, self.size - place)
-            places = places_of(np.arange(start, start + here), epoch * self.size, self.size, deals)
-            cuts = np.flatnonzero(np.diff(places) != 1) + 1
-            for run in np.split(places, cuts):
-                parts += self._connected(epoch, int(run[0]), len(run))
-            start, count = start + here, count - here
+            epoch, position = divmod(start, self.size)
+            in_epoch = min(count, self.size - position)
+            offsets = epoch_offsets(np.arange(start, start + in_epoch), epoch * self.size, self.size, deals)
+            for contiguous in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1):
+                parts += self._contiguous(epoch, int(contiguous[0]), len(contiguous))
+            start, count = start + in_epoch, count - in_epoch
         return np.concatenate(parts)
 
-    def _connected(self, epoch: int, place: int, count: int) -> list[Indices]:
-        """The samples at connected places of an epoch's row of blocks."""
+    def _contiguous(self, epoch: int, start: int, count: int) -> list[Indices]:
+        """The samples at offsets start .. start + count - 1 of an epoch's sequence of blocks."""
         parts = []
         blocks, ends = self._blocks(epoch)
         while count > 0:
-            turn = int(np.searchsorted(ends, place, side="right"))
-            block, length = int(blocks[turn]), int(self._lengths[blocks[turn]])
-            offset = place - (int(ends[turn]) - length)
+            number = int(np.searchsorted(ends, start, side="right"))
+            block, length = int(blocks[number]), int(self._lengths[blocks[number]])
+            offset = start - (int(ends[number]) - length)
             rows = ShuffledOrder(length, mix(mix(self._seed) + block + 1))
             part = rows.indices(epoch * length + offset, min(count, length - offset)) + self._first[block]
             parts.append(part)
-            place, count = place + len(part), count - len(part)
+            start, count = start + len(part), count - len(part)
         return parts
 
     def _blocks(self, epoch: int) -> tuple[Indices, Indices]:
-        """The blocks in the order of an epoch, and the place in the epoch where each of them ends."""
+        """The blocks in the order of an epoch, and the offset at which each of them ends."""
         if epoch not in self._epochs:
             blocks = ShuffledOrder(len(self._lengths), self._seed).indices(
                 epoch * len(self._lengths), len(self._lengths)
             )
-            # Reading ahead looks at the epoch that follows, so two are in use at the turn from one to the next.
+            # Prefetching looks into the next epoch, so two epochs are in use around the end of one.
             recent = dict(list(self._epochs.items())[-1:])
             self._epochs = recent | {epoch: (blocks, np.cumsum(self._lengths[blocks]))}
         return self._epochs[epoch]

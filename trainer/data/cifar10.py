@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from trainer.config import Settings
+from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.disk import MappedArray, PartLengths, data_place, why
+from trainer.data.mapped import MappedArray
+from trainer.data.paths import reason_of, require_data_dir
 from trainer.data.pixels import resize
 from trainer.errors import TrainerError
 
@@ -30,7 +32,7 @@ class Records:
     def __init__(self, files: Sequence[MappedArray], size: int) -> None:
         """`size` is the side that images are resized to; 0 leaves them at 32."""
         self._files = tuple(files)
-        self._parts = PartLengths([len(file) // RECORD_BYTES for file in files])
+        self._parts = Concatenation([len(file) // RECORD_BYTES for file in files])
         self._size = size
 
     def __len__(self) -> int:
@@ -38,24 +40,24 @@ class Records:
 
     def read(self, indices: Indices) -> Fields:
         records = np.empty((len(indices), RECORD_BYTES), dtype=np.uint8)
-        for part, places, offsets in self._parts.split(indices):
+        for part, rows, offsets in self._parts.group(indices):
             file = self._files[part]
             try:
-                records[places] = file.array().reshape(-1, RECORD_BYTES)[offsets]
+                records[rows] = file.array().reshape(-1, RECORD_BYTES)[offsets]
             except OSError as error:
-                raise BrokenSample(int(indices[places[0]]), str(file.path), why(error)) from error
-            wrong = np.flatnonzero(records[places, 0] >= CLASSES)
-            if len(wrong):
-                place = places[wrong[0]]
-                where = f"{file.path}, record {offsets[wrong[0]]}"
-                raise BrokenSample(int(indices[place]), where, f"its class is {records[place, 0]}, not 0 .. 9")
+                raise BrokenSample(int(indices[rows[0]]), str(file.path), reason_of(error)) from error
+            unknown = np.flatnonzero(records[rows, 0] >= CLASSES)
+            if len(unknown):
+                row = rows[unknown[0]]
+                where = f"{file.path}, record {offsets[unknown[0]]}"
+                raise BrokenSample(int(indices[row]), where, f"its class is {records[row, 0]}, not 0 .. 9")
         images = torch.from_numpy(records[:, 1:].reshape(-1, 3, SIDE, SIDE))
         return {"image": resize(images, self._size), "label": torch.from_numpy(records[:, 0].astype(np.int64))}
 
 
 def cifar10(settings: Settings) -> Images:
     """The five training batches and, held out, the test batch. Raises TrainerError if one is missing or cut off."""
-    folder = data_place(settings, "data_batch_1.bin .. data_batch_5.bin and test_batch.bin")
+    folder = require_data_dir(settings, "data_batch_1.bin .. data_batch_5.bin and test_batch.bin")
     if (folder / "cifar-10-batches-bin").is_dir():
         folder = folder / "cifar-10-batches-bin"
     side = settings.image_size or SIDE
@@ -80,7 +82,7 @@ def _batch(folder: Path, name: str) -> MappedArray:
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    """From batches.meta.txt, which belongs to the archive; the numbers where it is not there."""
+    """The names in batches.meta.txt, a file of the archive; without it the numbers of the classes."""
     path = folder / "batches.meta.txt"
     if not path.is_file():
         return tuple(map(str, range(CLASSES)))

@@ -1,7 +1,7 @@
 """Contract between data sources and the trainer: splits return samples by number.
 
 Nothing here depends on an order. Which samples a rank takes, and when, is `trainer.data.sampler`; reading ahead is
-`trainer.data.feed`; turning raw samples into what a task learns from is the task's `transform`.
+`trainer.data.feed`; turning raw samples into inputs is the task's `transform`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Indices = npt.NDArray[np.int64]
 # A batch: named tensors that all have the samples along their first dimension.
 Fields = dict[str, Tensor]
 
-# Turns raw fields and their samples' positions in the run into what the task learns from. Runs on the CPU, possibly in
-# a reading process; its random draws are a function of (seed, position), so that a resumed run draws the same.
+# Turns raw fields and the positions of their samples into the task's inputs. Runs on the CPU, possibly in a reading
+# process. Its random draws are a function of (seed, position), so that a resumed run draws the same.
 Transform = Callable[[Fields, Indices], Fields]
 
 
@@ -31,7 +31,7 @@ class BrokenSample(TrainerError):  # noqa: N818  (it names what is broken; the r
     """A sample cannot be read; training may continue with another one."""
 
     def __init__(self, index: int, where: str, reason: str) -> None:
-        # These arguments make it again in another process.
+        # All arguments: unpickling calls the constructor with them.
         super().__init__(index, where, reason)
         self.index, self.where, self.reason = index, where, reason
 
@@ -48,7 +48,7 @@ class Split(Protocol):
 
     @property
     def blocks(self) -> tuple[int, ...] | None:
-        """Lengths in samples of the blocks that are best read together, in order; None if any order costs the same."""
+        """Lengths, in samples, of blocks that are best read together; None if every order of reading costs the same."""
         ...
 
     def __len__(self) -> int: ...
@@ -81,9 +81,11 @@ class Images:
 class Text:
     """Training and held-out windows of `context` + 1 tokens each, numbered 0 .. vocabulary - 1.
 
-    Where they are `marked`, windows are rows of documents, and each token's mark says whether it is to be learnt and
-    whether a document begins with it. `tokenizer` is the folder of the one that made them, None if it is not known,
-    and `prompts` are held-out tokens to see what a model makes of them.
+    Attributes:
+        marked: windows are packed documents; splits also return, for each token, whether the loss covers it ("learn")
+            and whether a document begins there ("begin").
+        tokenizer: the folder of the tokenizer that made the tokens; None if it is unknown.
+        prompts: the first tokens of held-out documents, for sampling answers.
     """
 
     train: Split

@@ -1,4 +1,8 @@
-"""Deals: an epoch of samples in blocks cut into parts, one for each reader."""
+"""Deals divide an epoch of blocks into lanes, one lane for each reading process.
+
+An epoch is a sequence of samples: its blocks in shuffled order, one after another. A sample's place in that sequence is
+its offset. Positions count in the order in which ranks and their readers take samples.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,12 @@ from trainer.data.contract import Indices
 
 
 class Deal(NamedTuple):
-    """How positions go to readers. One lane is the order without a deal.
+    """How positions are dealt to readers, round-robin. With one lane positions are offsets.
 
     Attributes:
         start: the first position of the run that is dealt like this.
-        lanes: how many readers there are; each takes a connected part of an epoch's row of blocks, so that it needs
-            hardly a block that another one needs.
-        turn: how many positions a reader takes before the next one has its turn.
+        lanes: the number of readers. Each gets a contiguous range of offsets, so readers share hardly any blocks.
+        turn: how many positions a reader takes before it is the next one's turn.
     """
 
     start: int
@@ -27,64 +30,63 @@ class Deal(NamedTuple):
 
 
 def redealt(deals: Sequence[Deal], size: int, position: int, lanes: int, turn: int) -> tuple[Deal, ...]:
-    """The deals of a run of epochs of `size` samples, with this one from `position` on.
+    """Add a deal from `position` on, and drop those that no longer matter. Epochs have `size` samples.
 
-    Each epoch begins with the last deal before it, and a new one deals out what is left of the epoch: every sample is
-    still taken once. Deals of epochs that are over are dropped, and so are deals from `position` on: nothing was taken
-    by them.
+    An epoch starts with the last deal before it. A deal within an epoch divides what is left of it, so every sample is
+    still taken once. Dropped are deals of past epochs, and those at or after `position`, of which nothing was taken.
     """
-    epoch_begin = position - position % size
+    epoch_start = position - position % size
     earlier = [deal for deal in deals if deal.start < position]
-    begun_before = sum(deal.start <= epoch_begin for deal in earlier)
-    kept = tuple(earlier[max(0, begun_before - 1) :])
+    starts_before = sum(deal.start <= epoch_start for deal in earlier)
+    kept = tuple(earlier[max(0, starts_before - 1) :])
     new = Deal(position, lanes, turn if lanes > 1 else 1)
     current = kept[-1] if kept else Deal(0, 1, 1)
     is_same = (current.lanes, current.turn) == (new.lanes, new.turn)
     return kept if is_same else (*kept, new)
 
 
-def places_of(positions: Indices, begin: int, size: int, deals: Sequence[Deal]) -> Indices:
-    """The places, 0 .. size - 1, in an epoch's row of blocks that positions of it are at.
+def epoch_offsets(positions: Indices, begin: int, size: int, deals: Sequence[Deal]) -> Indices:
+    """Map positions of one epoch to offsets 0 .. size - 1 in its sequence of blocks.
 
-    A deal cuts the row into one connected part for each lane. The next deal in the same epoch does the same with a row
-    of what those parts have left.
+    A deal cuts the sequence into one contiguous range per lane. The next deal in the same epoch does the same with the
+    concatenation of what is left of those ranges.
 
-    An epoch of 10 with ``Deal(0, lanes=2, turn=2)``: the positions 0, 1, 4, 5, 8, 9 are lane 0's and have the places
-    0 .. 5; the positions 2, 3, 6, 7 are lane 1's and have the places 6 .. 9. If ``Deal(4, lanes=1, turn=1)`` follows,
-    the lanes have taken 0, 1 and 6, 7, and the positions 4 .. 9 have the places 2, 3, 4, 5, 8, 9.
+    Example: an epoch of 10 with ``Deal(0, lanes=2, turn=2)``. Lane 0 takes positions 0, 1, 4, 5, 8, 9, at offsets
+    0 .. 5; lane 1 takes positions 2, 3, 6, 7, at offsets 6 .. 9. If ``Deal(4, lanes=1, turn=1)`` follows, offsets 0, 1,
+    6 and 7 are taken, and positions 4 .. 9 are at offsets 2, 3, 4, 5, 8, 9.
 
     Args:
-        positions: connected positions of the run, all in one epoch; at least one.
+        positions: at least one position of the run; contiguous, and all in one epoch.
         begin: the epoch's first position.
         size: samples in an epoch.
-        deals: those of `redealt`, up to the first of the positions.
+        deals: the result of `redealt`; deals after the first of the positions are ignored.
     """
     starting = [deal for deal in deals if deal.start <= begin][-1:] or [Deal(0, 1, 1)]
     later = [deal for deal in deals if begin < deal.start <= positions[0]]
     end = begin + size
-    # Of each deal that another one followed: where the rest of each lane's part begins, and how long it is.
-    rests: list[tuple[Indices, Indices]] = []
+    # Per superseded deal: the start and the length of what each lane's range has left.
+    leftovers: list[tuple[Indices, Indices]] = []
     for deal, following in itertools.pairwise([*starting, *later]):
         lanes = np.arange(deal.lanes)
-        capacities, taken = (_taken(lanes, at, begin, deal) for at in (end, following.start))
+        capacities, taken = (_count_dealt(lanes, until, begin, deal) for until in (end, following.start))
         firsts = np.cumsum(capacities) - capacities
-        rests.append((firsts + taken, capacities - taken))
+        leftovers.append((firsts + taken, capacities - taken))
         begin = following.start
     deal = [*starting, *later][-1]
-    capacities = _taken(np.arange(deal.lanes), end, begin, deal)
+    capacities = _count_dealt(np.arange(deal.lanes), end, begin, deal)
     first_turn = (begin - deal.start) // deal.turn
     lane = ((positions - deal.start) // deal.turn - first_turn) % deal.lanes
-    places = (np.cumsum(capacities) - capacities)[lane] + _taken(lane, positions, begin, deal)
-    for first, left in reversed(rests):
-        ends = np.cumsum(left)
-        piece = np.searchsorted(ends, places, side="right")
-        places = first[piece] + places - (ends - left)[piece]
-    return places
+    offsets = (np.cumsum(capacities) - capacities)[lane] + _count_dealt(lane, positions, begin, deal)
+    for starts, lengths in reversed(leftovers):
+        ends = np.cumsum(lengths)
+        range_numbers = np.searchsorted(ends, offsets, side="right")
+        offsets = starts[range_numbers] + offsets - (ends - lengths)[range_numbers]
+    return offsets
 
 
-def _taken(lane: Indices, position: Indices | int, begin: int, deal: Deal) -> Indices:
-    """How many of the positions from `begin` to before `position` are those of a lane; `begin` is in turn of lane 0."""
+def _count_dealt(lane: Indices, position: Indices | int, begin: int, deal: Deal) -> Indices:
+    """How many of the positions begin .. position - 1 a lane takes; `begin` must be in a turn of lane 0."""
     skipped = (begin - deal.start) % deal.turn
     rounds, rest = np.divmod(position - begin + skipped, deal.lanes * deal.turn)
-    taken: Indices = rounds * deal.turn + np.clip(rest - lane * deal.turn, 0, deal.turn)
-    return taken - np.where(lane == 0, skipped, 0)
+    dealt: Indices = rounds * deal.turn + np.clip(rest - lane * deal.turn, 0, deal.turn)
+    return dealt - np.where(lane == 0, skipped, 0)

@@ -1,4 +1,4 @@
-"""Batches of one rank on its device: training batches from any position of the run on, and held-out ones."""
+"""A rank's batches on its device: training batches from any position of the run, and held-out batches."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from trainer.errors import TrainerError
 class BatchFeed:
     """The micro batches of rank `rank` of `ranks`, on the device. Use as a context manager or call `close`.
 
-    They follow each other endlessly: with whole accumulations per step, that is the order of the run. Which samples a
-    batch has depends on the position alone. Of a split in blocks it depends on `deals` too, which are a part of the
-    run's state: they deal the blocks to all ranks' reading processes, as many as there were at that position.
+    They never end. Which samples a batch has depends on the position alone; for a split in blocks also on `deals`,
+    which belong to the run's state: they divide the blocks among the reading processes of all ranks.
     """
 
     def __init__(
@@ -48,10 +47,10 @@ class BatchFeed:
         self.deals: tuple[Deal, ...] = ()
 
     def seek(self, consumed: int, batch_size: int) -> None:
-        """The next batch is this rank's first one of `batch_size` samples after `consumed` samples of all ranks.
+        """Continue with this rank's first batch of `batch_size` samples after `consumed` samples of all ranks.
 
-        Does nothing if the feed is there already. With persistent workers the same ones go on, after what they have
-        begun to read; else new ones are started. Raises TrainerError if one has died.
+        Does nothing if the feed is there already. Persistent workers are reused, once they have finished what they
+        read; otherwise new ones are started. Raises TrainerError if one has died.
         """
         if (consumed, batch_size) == (self._consumed, self._batch_size):
             return
@@ -62,16 +61,16 @@ class BatchFeed:
         self._batches = self._readers.fetch(self._requests(consumed, batch_size))
 
     def resume(self, deals: tuple[Deal, ...]) -> None:
-        """Takes over the deals of another feed of the run; `seek` comes next."""
+        """Take over the deals of another feed of the run. Call `seek` next."""
         self.deals = deals
         self._batch_size = 0
 
     def next(self) -> Fields:
-        """This rank's next micro batch; `seek` comes first.
+        """This rank's next micro batch. Call `seek` first.
 
-        Raises TrainerError if more samples are broken than may be, or a reading process died.
+        Raises TrainerError if too many samples are broken, or a reading process died.
         """
-        assert self._batch_size, "seek comes first"
+        assert self._batch_size, "call seek first"
         began = time.perf_counter()
         fetched = next(self._batches)
         fields = self._to_device(fetched.fields)
@@ -80,11 +79,11 @@ class BatchFeed:
         return fields
 
     def report(self) -> FeedReport:
-        """What reading took and passed over since the report before."""
+        """Statistics of reading since the previous report."""
         return self._tally.report()
 
     def close(self) -> None:
-        """Ends the reading processes."""
+        """End the reading processes."""
         self._readers.close()
 
     def __enter__(self) -> BatchFeed:
@@ -95,16 +94,19 @@ class BatchFeed:
 
     def _requests(self, consumed: int, batch_size: int) -> Iterator[Request]:
         for micro in itertools.count():
-            here, then = (
-                micro_start(consumed, turn, self._rank, self._ranks, batch_size)
-                for turn in (micro, micro + self._readers.count)
+            start, next_start = (
+                micro_start(consumed, number, self._rank, self._ranks, batch_size)
+                for number in (micro, micro + self._readers.count)
             )
-            yield Request(here, batch_size, then, self.deals)
+            yield Request(start, batch_size, next_start, self.deals)
 
 
 class DeviceCopies:
-    """Copies batches to a device, on CUDA on a stream of its own: the host is ahead, so a batch is copied while the
-    device still computes with the one before. Copies from page-locked memory do not make the host wait."""
+    """Copies batches to a device.
+
+    On CUDA it uses a separate stream, so that a batch is copied while the device still computes with the previous one.
+    Copies from page-locked memory do not block the host.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -114,26 +116,26 @@ class DeviceCopies:
 
     def __call__(self, fields: Fields) -> Fields:
         if self._stream is None:
-            return self._copied(fields)
-        computing = torch.cuda.current_stream(self._device)
+            return self._copy(fields)
+        compute_stream = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
-            copied = self._copied(fields)
-        computing.wait_stream(self._stream)
+            copied = self._copy(fields)
+        compute_stream.wait_stream(self._stream)
         for tensor in copied.values():
-            # Else the next copy may write to this memory when the host, not the device, is done with it.
-            tensor.record_stream(computing)
+            # Else the allocator may reuse this memory when the host releases it, before the device has read it.
+            tensor.record_stream(compute_stream)
         return copied
 
-    def _copied(self, fields: Fields) -> Fields:
+    def _copy(self, fields: Fields) -> Fields:
         return {name: tensor.to(self._device, non_blocking=True) for name, tensor in fields.items()}
 
 
 class HeldOut:
     """This rank's share of the held-out samples. Use as a context manager or call `close`.
 
-    All ranks together have every sample exactly once, in the split's order, except for broken ones, which are left out.
-    With `validate_samples`, only so many are taken: evenly spread over the split where any order costs the same (it may
-    be sorted by class), else the first ones. Nothing is cached.
+    All ranks together take every sample once, in the split's order; broken ones are left out. With `validate_samples`
+    only so many are taken: evenly spread over the split (it may be sorted by class), or the first ones of a split in
+    blocks. Nothing is cached.
     """
 
     def __init__(
@@ -150,31 +152,31 @@ class HeldOut:
         self._max_broken = settings.max_broken_samples
         order = EvenSample(self.samples, len(split) if split.blocks is None else self.samples)
         samples = Samples(split, max_broken=self._max_broken, replace=False)
-        # Not persistent: between validations they would hold as much memory again as those that read for training.
+        # Not persistent: idle between validations, they would double the memory of the training readers.
         self._readers = readers_for(Reader(samples, order, transform), settings, device, persistent=False)
         self._tally = ReadTally(self._max_broken)
 
     def batches(self, batch_size: int) -> Iterator[Fields]:
-        """This rank's batches, on its device; as many on every rank, of sizes that differ by at most one on a rank.
+        """Yield this rank's batches: equally many on every rank, and of sizes that differ by at most one on a rank.
 
-        Where there are fewer samples than ranks or batches, some batches have no samples: fields of length 0. Raises
-        TrainerError like `BatchFeed.next`.
+        If there are fewer samples than that, some batches have fields of length 0. Raises TrainerError like
+        `BatchFeed.next`.
         """
         requests = held_out_requests(self.samples, self._rank, self._ranks, batch_size, self._readers.count)
         fetched = self._readers.fetch(requests)
         began = time.perf_counter()
         for batch in fetched:
-            fields = self._to_device(batch.fields) if batch.fields else self._no_samples()
+            fields = self._to_device(batch.fields) if batch.fields else self._empty_batch()
             self._tally.add(batch, time.perf_counter() - began)
             yield fields
             began = time.perf_counter()
 
     def report(self) -> FeedReport:
-        """What reading took and left out since the report before."""
+        """Statistics of reading since the previous report."""
         return self._tally.report()
 
     def close(self) -> None:
-        """Ends the reading processes."""
+        """End the reading processes."""
         self._readers.close()
 
     def __enter__(self) -> HeldOut:
@@ -184,17 +186,18 @@ class HeldOut:
         self.close()
 
     def any_sample(self) -> Fields:
-        """A batch of one that can be read, whichever; for forward passes that must happen on all ranks alike."""
-        first = Samples(self._split, max_broken=self._max_broken).take(np.zeros(1, dtype=np.int64))
-        return self._to_device(self._transform(first.fields, np.zeros(1, dtype=np.int64)))
+        """A batch of one readable sample, for forward passes that must happen on every rank."""
+        index = np.zeros(1, dtype=np.int64)
+        batch = Samples(self._split, max_broken=self._max_broken).take(index)
+        return self._to_device(self._transform(batch.fields, index))
 
-    def _no_samples(self) -> Fields:
+    def _empty_batch(self) -> Fields:
         return {name: tensor[:0] for name, tensor in self.any_sample().items()}
 
 
 @dataclass(frozen=True)
 class EvenSample:
-    """`size` samples out of `total`, evenly spread, in their order."""
+    """`size` of `total` samples, evenly spread, in ascending order."""
 
     size: int
     total: int
@@ -205,7 +208,7 @@ class EvenSample:
 
 
 def held_out_requests(samples: int, rank: int, ranks: int, batch_size: int, readers: int) -> list[Request]:
-    """The batches of one rank: a connected share of the samples in as many parts as the largest share needs."""
+    """The requests of one rank: its contiguous share of the samples, in as many batches as the largest share needs."""
     first, last = rank * samples // ranks, (rank + 1) * samples // ranks
     batches = -(-samples // (ranks * batch_size))
     cuts = [first + (last - first) * number // batches for number in range(batches + 1)]

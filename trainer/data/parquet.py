@@ -1,7 +1,4 @@
-"""Parquet files on disk: which there are, which rows of them are held out, and reading some rows of one row group.
-
-`RowGroups` keeps the newest few decoded row groups and decodes those that come next in the background.
-"""
+"""Parquet files: finding them, splitting off held-out rows, and reading row groups ahead in a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer.config import Settings
-from trainer.data.disk import HELD_OUT_NAMES, data_place
+from trainer.data.paths import HELD_OUT_NAMES, require_data_dir
 from trainer.errors import SettingsError, TrainerError
 
 _HELD_OUT_ONE_IN = 10
@@ -39,7 +36,7 @@ class RowSpan:
 
 
 @dataclass(frozen=True)
-class File:
+class ParquetFooter:
     """A Parquet file's footer: pyarrow's metadata and schema."""
 
     path: Path
@@ -47,58 +44,61 @@ class File:
     schema: Any
 
     def spans(self) -> list[RowSpan]:
-        """All rows, each row group a span."""
+        """One span for each row group that is not empty."""
         rows = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
         return [RowSpan(self.path, group, 0, count) for group, count in enumerate(rows) if count]
 
 
 @dataclass(frozen=True)
 class ParquetLayout:
-    """What there is: the rows to train on, those held out, and all files that they lie in."""
+    """The rows to train on, the held-out rows, and the files with them."""
 
     folder: Path
     train: tuple[RowSpan, ...]
     held_out: tuple[RowSpan, ...]
-    files: tuple[File, ...]
+    files: tuple[ParquetFooter, ...]
 
     @property
     def schema(self) -> Any:
-        """That of the first file; the others need only have the columns in use."""
+        """The schema of the first file; the others need only have the columns in use."""
         return self.files[0].schema
 
-    def column(self, name: str, wanted: str, fits: Callable[[Any], bool]) -> str:
-        """A column that all files have: the one of this name, or where that is empty the only one whose type fits.
+    def column(self, name: str, description: str, fits: Callable[[Any], bool]) -> str:
+        """Choose a column that all files have: the one called `name`, or if that is empty the only one that fits.
 
-        `wanted` says in words what fits.
+        `fits` tests a pyarrow type, and `description` says in words what fits. Raises SettingsError if no column or
+        several fit, and TrainerError if a file lacks the column.
         """
         from pyarrow import types
 
         fitting = [field.name for field in self.schema if fits(field.type)]
-        there = _one_line(", ".join(f"{field.name} ({field.type})" for field in self.schema))
+        available = _one_line(", ".join(f"{field.name} ({field.type})" for field in self.schema))
         if name and name not in fitting:
-            raise SettingsError(f"{self.folder} has no column {name} with {wanted}; its columns are {there}")
+            raise SettingsError(f"{self.folder} has no column {name} with {description}; its columns are {available}")
         if not name and len(fitting) != 1:
-            found = f"{len(fitting)} columns ({_one_line(', '.join(fitting))})" if fitting else "no column"
-            raise SettingsError(f"{self.folder} has {found} with {wanted}; name one with --data-column out of {there}")
+            candidates = f"{len(fitting)} columns ({_one_line(', '.join(fitting))})" if fitting else "no column"
+            raise SettingsError(
+                f"{self.folder} has {candidates} with {description}; name one with --data-column out of {available}"
+            )
         name = name or fitting[0]
         kind = self.schema.field(name).type
         for file in self.files:
-            here = file.schema.field(name).type if name in file.schema.names else None
-            if here is None or not fits(here) or types.is_nested(here) != types.is_nested(kind):
+            own_kind = file.schema.field(name).type if name in file.schema.names else None
+            if own_kind is None or not fits(own_kind) or types.is_nested(own_kind) != types.is_nested(kind):
                 raise TrainerError(f"{file.path} has no column {name} of type {kind}, as {self.files[0].path} has")
         return name
 
 
 def layout(settings: Settings) -> ParquetLayout:
-    """The Parquet files of --data-dir, from their footers alone.
+    """Find the Parquet files of --data-dir. Only their footers are read.
 
-    Either train/*.parquet and val/ (or validation/, test/), or train*.parquet and val*.parquet (or test*), as Hugging
-    Face writes them, or any *.parquet. Where nothing is marked as held out, every tenth row group is, or, with fewer
-    than ten of them, the last tenth of the rows of each.
+    They are train/*.parquet and val/*.parquet (or validation/, test/), or train*.parquet and val*.parquet as Hugging
+    Face writes them, or any *.parquet. If no file is named as held out, every tenth row group is held out, or with
+    fewer than ten of them the last tenth of the rows of each. Raises TrainerError for damaged or missing files.
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise TrainerError("--data parquet is read with pyarrow: pip install 'gputui[train]'")
-    folder = data_place(settings, "*.parquet files")
+    folder = require_data_dir(settings, "*.parquet files")
     if (folder / "train").is_dir():
         train = sorted((folder / "train").glob("*.parquet"))
         others = [sorted((folder / name).glob("*.parquet")) for name in HELD_OUT_NAMES]
@@ -113,20 +113,20 @@ def layout(settings: Settings) -> ParquetLayout:
     train_spans = [span for file in files[: len(train)] for span in file.spans()]
     held_out_spans = [span for file in files[len(train) :] for span in file.spans()]
     if not held_out:
-        train_spans, held_out_spans = _divided(train_spans)
+        train_spans, held_out_spans = _hold_out_tenth(train_spans)
     if not train_spans or not held_out_spans:
         raise TrainerError(f"the Parquet files in {folder} have too few rows to train on some and validate on others")
     return ParquetLayout(folder, tuple(train_spans), tuple(held_out_spans), files)
 
 
 def read_rows(span: RowSpan, columns: Sequence[str]) -> Any:
-    """These columns of the span's rows as a pyarrow table. Raises DamagedError."""
+    """Read columns of a span as a pyarrow table. Raises DamagedError."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        # Nothing of pyarrow's is shared between calls or processes, and no memory is mapped: a file that is cut while
-        # it is read ends in an error, not in a signal.
+        # No pyarrow object is shared between calls or processes, and nothing is memory-mapped: a file that is truncated
+        # while it is read raises an error instead of SIGBUS.
         with parquet.ParquetFile(span.path, page_checksum_verification=True) as file:
             table = file.read_row_group(span.group, columns=list(columns), use_threads=False)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
@@ -139,11 +139,11 @@ def read_rows(span: RowSpan, columns: Sequence[str]) -> Any:
 
 
 def unreadable(span: RowSpan, error: DamagedError) -> TrainerError:
-    """What to say where a row group has to be read before training can begin."""
+    """The error for a row group that must be readable before training starts."""
     return TrainerError(f"{span} cannot be read: {error}; remove the file or fetch it again")
 
 
-def _file(path: Path) -> File:
+def _file(path: Path) -> ParquetFooter:
     import pyarrow
     from pyarrow import parquet
 
@@ -152,7 +152,7 @@ def _file(path: Path) -> File:
         rows = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
         if min(rows, default=0) < 0 or sum(rows) != footer.num_rows:
             raise ValueError(f"its row groups have {sum(rows)} rows, and the file {footer.num_rows}")
-        return File(path, footer, footer.schema.to_arrow_schema())
+        return ParquetFooter(path, footer, footer.schema.to_arrow_schema())
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = _one_line(str(error))
         raise TrainerError(f"{path} is damaged or no Parquet file; remove it or fetch it again: {reason}") from error
@@ -162,7 +162,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _divided(spans: Sequence[RowSpan]) -> tuple[list[RowSpan], list[RowSpan]]:
+def _hold_out_tenth(spans: Sequence[RowSpan]) -> tuple[list[RowSpan], list[RowSpan]]:
     if len(spans) >= _HELD_OUT_ONE_IN:
         held_out = list(spans[_HELD_OUT_ONE_IN - 1 :: _HELD_OUT_ONE_IN])
         return [span for number, span in enumerate(spans, 1) if number % _HELD_OUT_ONE_IN], held_out
@@ -173,14 +173,14 @@ def _divided(spans: Sequence[RowSpan]) -> tuple[list[RowSpan], list[RowSpan]]:
 
 T = TypeVar("T")
 
-_KEPT = 4
-_AHEAD = 2  # of those kept, so that what is awaited never pushes out what is in use
+_CACHED = 4
+_PREFETCHED = 2  # less than _CACHED, so that prefetching never evicts the group in use
 
 
 class RowGroups(Generic[T]):
-    """What `load` makes of each number, for one reading thread.
+    """A cache of the last few row groups, which `load` decodes by number; prefetches in a background thread.
 
-    Neither threads nor decoded groups go along to another process, be it by pickling or by a fork.
+    For use by one thread. Starts empty in another process, whether it is pickled or forked.
     """
 
     def __init__(self, load: Callable[[int], T]) -> None:
@@ -190,13 +190,13 @@ class RowGroups(Generic[T]):
         self._thread: ThreadPoolExecutor | None = None
 
     def get(self, number: int) -> T:
-        """The group of this number, waiting for it where it is being decoded. Raises what `load` raises."""
+        """The row group of this number; waits if it is being decoded. Raises what `load` raises."""
         if self._process != os.getpid():
-            self._forget()
+            self._reset()
         future = self._groups.get(number)
-        if future is None or future.cancel():  # not asked for, or still behind others in the queue: not worth the wait
+        if future is None or future.cancel():  # not requested, or still queued: faster to load it in this thread
             future = Future()
-            self._keep(number, future)
+            self._insert(number, future)
             try:
                 future.set_result(self._load(number))
             except BaseException:
@@ -206,27 +206,27 @@ class RowGroups(Generic[T]):
         try:
             return future.result()
         except BaseException:
-            self._groups.pop(number, None)  # what failed once may succeed when it is asked for again
+            self._groups.pop(number, None)  # so that the next call tries again
             raise
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Begins to decode the first few of these, in their order."""
+        """Start decoding the first few of these in the background."""
         if self._process != os.getpid():
-            self._forget()
-        for _, number in zip(range(_AHEAD), numbers, strict=False):
+            self._reset()
+        for _, number in zip(range(_PREFETCHED), numbers, strict=False):
             if number in self._groups:
                 self._groups.move_to_end(number)
                 continue
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="row-groups")
-            self._keep(number, self._thread.submit(self._load, number))
+            self._insert(number, self._thread.submit(self._load, number))
 
-    def _keep(self, number: int, future: Future[T]) -> None:
+    def _insert(self, number: int, future: Future[T]) -> None:
         self._groups[number] = future
-        while len(self._groups) > _KEPT:
+        while len(self._groups) > _CACHED:
             self._groups.popitem(last=False)[1].cancel()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._groups = OrderedDict()
         self._thread = None
@@ -236,4 +236,4 @@ class RowGroups(Generic[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()

@@ -13,19 +13,19 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import Settings
+from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Images, Indices
-from trainer.data.disk import PartLengths
 from trainer.data.parquet import DamagedError, ParquetLayout, RowGroups, RowSpan, layout, read_rows, unreadable
 from trainer.data.pixels import Shape, UndecodableError, decode, first_shape, require_pillow
 from trainer.errors import TrainerError
 
 _MAX_CLASSES = 1_000_000
-_UNKNOWN = -1  # the class of a row that has none
+_NO_LABEL = -1  # stands for null
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a row has its image (in `struct`, under "bytes", or directly) and its class."""
+    """The columns of image and class. The image is the column's value, or with `in_struct` its field "bytes"."""
 
     image: str
     in_struct: bool
@@ -41,18 +41,18 @@ class Columns:
         try:
             if self.in_struct:
                 images = compute.struct_field(images, "bytes")
-            return images, compute.fill_null(compute.cast(labels, pyarrow.int64()), _UNKNOWN).to_numpy()
+            return images, compute.fill_null(compute.cast(labels, pyarrow.int64()), _NO_LABEL).to_numpy()
         except pyarrow.ArrowException as error:
             raise DamagedError(str(error)) from error
 
 
 class ImageRows:
-    """One sample per row. Row groups are read whole, so samples of the same group are best read together."""
+    """One sample per row. A row group is read whole, so its samples are best read together."""
 
     def __init__(self, spans: Sequence[RowSpan], columns: Columns, size: int, shape: Shape, classes: int) -> None:
-        """`size` is the side that images are resized to, 0 for none; `shape` is that of every image then."""
+        """`size` is the side that images are resized to (0: not resized), and `shape` the resulting shape of each."""
         self._spans = tuple(spans)
-        self._parts = PartLengths([span.stop - span.start for span in spans])
+        self._parts = Concatenation([span.stop - span.start for span in spans])
         self._columns = columns
         self._size = size
         self._shape = shape
@@ -67,35 +67,35 @@ class ImageRows:
         return len(self._parts)
 
     def expect(self, indices: Indices) -> None:
-        self._groups.expect(self._parts.numbers(indices))
+        self._groups.expect(self._parts.parts_of(indices))
 
     def read(self, indices: Indices) -> Fields:
         images = torch.empty((len(indices), *self._shape), dtype=torch.uint8)
         labels = np.empty(len(indices), dtype=np.int64)
-        following = self._parts.numbers(indices)[1:]
-        for number, places, offsets in self._parts.split(indices):
-            span = self._spans[number]
+        next_parts = self._parts.parts_of(indices)[1:]
+        for part, rows, offsets in self._parts.group(indices):
+            span = self._spans[part]
             try:
-                contents, classes = self._groups.get(number)
+                contents, classes = self._groups.get(part)
             except DamagedError as error:
-                raise BrokenSample(int(indices[places[0]]), str(span), str(error)) from error
-            self._groups.expect(following[:1])  # is read while these are decoded
-            following = following[1:]
-            labels[places] = classes[offsets]
-            for place, offset in zip(places.tolist(), offsets.tolist(), strict=True):
+                raise BrokenSample(int(indices[rows[0]]), str(span), str(error)) from error
+            self._groups.expect(next_parts[:1])  # loads in the background while this one's images are decoded
+            next_parts = next_parts[1:]
+            labels[rows] = classes[offsets]
+            for row, offset in zip(rows.tolist(), offsets.tolist(), strict=True):
                 try:
-                    images[place] = self._decode(contents[offset].as_py(), int(labels[place]))
+                    images[row] = self._decode(contents[offset].as_py(), int(labels[row]))
                 except UndecodableError as error:
                     where = f"{span}, row {span.start + offset}"
-                    raise BrokenSample(int(indices[place]), where, str(error)) from error
+                    raise BrokenSample(int(indices[row]), where, str(error)) from error
         return {"image": images, "label": torch.from_numpy(labels)}
 
     def _decode(self, content: bytes | None, label: int) -> torch.Tensor:
         if content is None:
             raise UndecodableError("it has no image")
         if not 0 <= label < self._classes:
-            found = "it has no class" if label == _UNKNOWN else f"its class is {label}"
-            raise UndecodableError(f"{found}; classes are 0 .. {self._classes - 1}")
+            problem = "it has no class" if label == _NO_LABEL else f"its class is {label}"
+            raise UndecodableError(f"{problem}; classes are 0 .. {self._classes - 1}")
         return decode(content, self._size, self._shape)
 
     def _load(self, number: int) -> tuple[Any, npt.NDArray[np.int64]]:
@@ -126,8 +126,8 @@ def _holds_images(kind: Any) -> bool:
     from pyarrow import types
 
     if types.is_struct(kind):
-        place = kind.get_field_index("bytes")
-        return place >= 0 and _holds_images(kind.field(place).type)
+        field = kind.get_field_index("bytes")
+        return field >= 0 and _holds_images(kind.field(field).type)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
@@ -142,8 +142,8 @@ def _contents(span: RowSpan, columns: Columns) -> Iterator[Callable[[], bytes]]:
 
 def _class_names(files: ParquetLayout, label: str) -> tuple[str, ...]:
     try:
-        written = json.loads((files.schema.metadata or {})[b"huggingface"])
-        names = written["info"]["features"][label]["names"]
+        features = json.loads((files.schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[label]["names"]
         return tuple(map(str, names))
     except (KeyError, TypeError, ValueError):  # not written by `datasets`, or not as a class
         return tuple(map(str, range(_largest_label(files, label) + 1)))
@@ -155,10 +155,10 @@ def _largest_label(files: ParquetLayout, label: str) -> int:
 
     largest = 0
     for file in files.files:
-        leaves = [file.footer.schema.column(place).path for place in range(len(file.footer.schema))]
-        place = leaves.index(label)
+        leaves = [file.footer.schema.column(number).path for number in range(len(file.footer.schema))]
+        leaf = leaves.index(label)
         for span in file.spans():
-            statistics = file.footer.row_group(span.group).column(place).statistics
+            statistics = file.footer.row_group(span.group).column(leaf).statistics
             if statistics is not None and statistics.has_min_max:
                 largest = max(largest, statistics.max)
             else:

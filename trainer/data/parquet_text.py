@@ -13,10 +13,12 @@ import numpy.typing as npt
 import torch
 
 from trainer.config import Settings
+from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.disk import COUNTS_FILE, Counts, PartLengths, keep_counts, kept_counts, out_of_range, windows_in
 from trainer.data.parquet import DamagedError, RowGroups, RowSpan, layout, read_rows, unreadable
 from trainer.data.text import VOCABULARY as BYTES
+from trainer.data.token_counts import TokenCount, cached_token_counts
+from trainer.data.windows import first_out_of_range, window_count
 from trainer.errors import TrainerError
 
 _COUNTING_THREADS = 4
@@ -24,9 +26,9 @@ _COUNTING_THREADS = 4
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """A column whose rows are one stream: strings with a newline between two of them, or lists of tokens as they are.
+    """A column of strings or token lists. Its rows form one stream: lists concatenated, strings joined by newlines.
 
-    Rows without a value hold nothing.
+    Null rows are skipped.
     """
 
     name: str
@@ -45,23 +47,23 @@ class TokenColumn:
                     raise DamagedError(f"{tokens.null_count} tokens have no value")
                 return np.asarray(tokens.to_numpy())
             rows = column.drop_null().cast(pyarrow.large_binary()).combine_chunks()
-            together = pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(rows)], pyarrow.int64()), rows)
-            joined = compute.binary_join(together, pyarrow.scalar(b"\n", pyarrow.large_binary()))
+            one_list = pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(rows)], pyarrow.int64()), rows)
+            joined = compute.binary_join(one_list, pyarrow.scalar(b"\n", pyarrow.large_binary()))
             return np.frombuffer(joined[0].as_buffer(), dtype=np.uint8)
         except pyarrow.ArrowException as error:
             raise DamagedError(str(error)) from error
 
 
 class TokenRows:
-    """Windows of the tokens in each span; none reaches over the end of one."""
+    """Windows of the tokens in each span; no window crosses the end of its span."""
 
     def __init__(
         self, spans: Sequence[RowSpan], tokens: Sequence[int], column: TokenColumn, context: int, vocabulary: int
     ) -> None:
-        """`tokens` says how many each span has."""
-        windows = [windows_in(count, context) for count in tokens]
+        """`tokens` has the token count of each span."""
+        windows = [window_count(count, context) for count in tokens]
         self._spans = [span for span, count in zip(spans, windows, strict=True) if count]
-        self._parts = PartLengths([count for count in windows if count])
+        self._parts = Concatenation([count for count in windows if count])
         self._column = column
         self._context = context
         self._vocabulary = vocabulary
@@ -75,25 +77,25 @@ class TokenRows:
         return len(self._parts)
 
     def expect(self, indices: Indices) -> None:
-        self._groups.expect(self._parts.numbers(indices))
+        self._groups.expect(self._parts.parts_of(indices))
 
     def read(self, indices: Indices) -> Fields:
         tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
-        for number, places, offsets in self._parts.split(indices):
-            where = str(self._spans[number])
+        for part, rows, offsets in self._parts.group(indices):
+            where = str(self._spans[part])
             try:
-                stream = self._groups.get(number)
+                stream = self._groups.get(part)
             except DamagedError as error:
-                raise BrokenSample(int(indices[places[0]]), where, str(error)) from error
-            for place, start in zip(places.tolist(), (offsets * self._context).tolist(), strict=True):
+                raise BrokenSample(int(indices[rows[0]]), where, str(error)) from error
+            for row, start in zip(rows.tolist(), (offsets * self._context).tolist(), strict=True):
                 window = stream[start : start + self._context + 1]
                 if len(window) <= self._context:
-                    raise BrokenSample(int(indices[place]), where, "it has fewer tokens than were counted in it")
-                tokens[place] = window
-            wrong = out_of_range(tokens[places], self._vocabulary)
-            if wrong is not None:
-                where = f"{where}, from token {offsets[wrong] * self._context}"
-                raise BrokenSample(int(indices[places[wrong]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
+                    raise BrokenSample(int(indices[row]), where, "it has fewer tokens than were counted in it")
+                tokens[row] = window
+            bad_row = first_out_of_range(tokens[rows], self._vocabulary)
+            if bad_row is not None:
+                where = f"{where}, from token {offsets[bad_row] * self._context}"
+                raise BrokenSample(int(indices[rows[bad_row]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
         return {"tokens": torch.from_numpy(tokens)}
 
     def _load(self, number: int) -> npt.NDArray[Any]:
@@ -103,20 +105,20 @@ class TokenRows:
 def parquet_text(settings: Settings) -> Text:
     """A column of --data-dir's Parquet files: lists of tokens, else strings, whose UTF-8 bytes are the tokens.
 
-    How many tokens each row group has is not in the files, so all are read once, and the counts are kept in
-    .token_counts.json beside them. A file that changes is counted again.
+    How many tokens each row group has is not in the files, so all are read once, and the counts are
+    cached (`trainer.data.token_counts`).
     """
     files = layout(settings)
-    wanted, fits = "lists of tokens", _holds_tokens
+    description, fits = "lists of tokens", _holds_tokens
     if not any(_holds_tokens(field.type) for field in files.schema if settings.data_column in ("", field.name)):
-        wanted, fits = "text or lists of tokens", _holds_text
-    name = files.column(settings.data_column, wanted, fits)
+        description, fits = "text or lists of tokens", _holds_text
+    name = files.column(settings.data_column, description, fits)
     kind = files.schema.field(name).type
     column = TokenColumn(name, of_strings=not _holds_tokens(kind))
     spans = files.train + files.held_out
     counts = _counts(files.folder, spans, column)
-    vocabulary = BYTES if column.of_strings else 1 + max(largest for _, largest in counts)
-    tokens = [count for count, _ in counts]
+    vocabulary = BYTES if column.of_strings else 1 + max(count.largest for count in counts)
+    tokens = [count.tokens for count in counts]
     cut, context = len(files.train), settings.context
     train = TokenRows(files.train, tokens[:cut], column, context, vocabulary)
     held_out = TokenRows(files.held_out, tokens[cut:], column, context, vocabulary)
@@ -141,29 +143,24 @@ def _holds_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _counts(folder: Path, spans: Sequence[RowSpan], column: TokenColumn) -> list[Counts]:
-    """Of each span: from the counts that were kept, else by reading it. Raises TrainerError for one that is damaged."""
+def _counts(folder: Path, spans: Sequence[RowSpan], column: TokenColumn) -> list[TokenCount]:
+    """The token count of each span. Raises TrainerError for a damaged one."""
 
-    def count(span: RowSpan) -> Counts:
+    def count(span: RowSpan) -> TokenCount:
         try:
             tokens = column.load(span)
         except DamagedError as error:
             raise unreadable(span, error) from error
-        return len(tokens), int(tokens.max(initial=0))
+        return TokenCount(len(tokens), int(tokens.max(initial=0)))
 
-    kept = kept_counts(folder / COUNTS_FILE)
-    keys = [_key(folder, span, column) for span in spans]
-    missing = [(key, span) for key, span in zip(keys, spans, strict=True) if key not in kept]
-    if missing:
+    def count_missing(missing: list[int]) -> list[TokenCount]:
         with ThreadPoolExecutor(_COUNTING_THREADS) as threads:
-            counted = threads.map(count, [span for _, span in missing])
-            kept |= {key: found for (key, _), found in zip(missing, counted, strict=True)}
-        keep_counts(folder / COUNTS_FILE, {key: kept[key] for key in keys})
-    return [kept[key] for key in keys]
+            return list(threads.map(count, [spans[number] for number in missing]))
+
+    return cached_token_counts(folder, [_version_key(folder, span, column) for span in spans], count_missing)
 
 
-def _key(folder: Path, span: RowSpan, column: TokenColumn) -> str:
-    """What the count of a span depends on; another size or time of the file makes another key."""
-    file = span.path.stat()
-    place = f"{span.path.relative_to(folder).as_posix()}:{file.st_size}:{file.st_mtime_ns}"
-    return f"{column.name}:{place}:{span.group}:{span.start}:{span.stop}"
+def _version_key(folder: Path, span: RowSpan, column: TokenColumn) -> str:
+    status = span.path.stat()
+    file = f"{span.path.relative_to(folder).as_posix()}:{status.st_size}:{status.st_mtime_ns}"
+    return f"{column.name}:{file}:{span.group}:{span.start}:{span.stop}"

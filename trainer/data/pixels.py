@@ -66,8 +66,8 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
         raise UndecodableError(_one_line(error)) from error
     pixels = torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
     if shape is not None and tuple(pixels.shape) != shape:
-        found = f"{pixels.shape[2]} x {pixels.shape[1]} pixels, but the first image has {shape[2]} x {shape[1]}"
-        raise UndecodableError(f"{found}; give --image-size to resize them all")
+        sizes = f"{pixels.shape[2]} x {pixels.shape[1]} pixels, but the first image has {shape[2]} x {shape[1]}"
+        raise UndecodableError(f"{sizes}; give --image-size to resize them all")
     return pixels
 
 

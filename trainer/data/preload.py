@@ -1,6 +1,6 @@
-"""Imported by the fork server of the reading processes, and by nothing else: what they need is imported just once.
+"""Imported by the fork server of the reading processes only, so that their imports happen once.
 
-The server must outlive a SIGTERM to the whole process group, after which the rank finishes its step; it ends with it.
+The server must survive a SIGTERM to the process group, because the rank then finishes its step. It ends with the rank.
 """
 
 import signal

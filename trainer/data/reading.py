@@ -1,7 +1,4 @@
-"""From positions in the run to the batches that a task learns from.
-
-`ReadTally` adds up what reading took and passed over between two reports.
-"""
+"""Batches for ranges of positions: read in the order of the run, transformed, with statistics."""
 
 from __future__ import annotations
 
@@ -17,19 +14,22 @@ from trainer.data.samples import Samples, too_many_broken
 
 @dataclass(frozen=True)
 class Request:
-    """The samples at the positions start .. start + count - 1. The same reader's next request begins at `then`."""
+    """Asks for the samples at positions start .. start + count - 1, dealt by `deals`.
+
+    `next_start` is where this reader's next request starts, so that it can prefetch; None if there is none.
+    """
 
     start: int
     count: int
-    then: int | None = None
+    next_start: int | None = None
     deals: tuple[Deal, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A batch, and what it took. `broken` has the samples that were passed over, with the reasons.
+    """A batch and the cost of reading it.
 
-    `fields` is empty if no sample is left.
+    `fields` is empty if no sample is left. `broken` has the broken samples that were asked for, with the reasons.
     """
 
     fields: Fields
@@ -40,35 +40,35 @@ class Fetched:
     read_seconds: float  # reading and transforming
 
     def pin_memory(self) -> Fetched:
-        """The same in page-locked host memory."""
+        """A copy in page-locked host memory."""
         return dataclasses.replace(self, fields={name: tensor.pin_memory() for name, tensor in self.fields.items()})
 
 
 class Reader:
-    """Reads the batches of one process: samples in some order, transformed. Picklable as long as nothing was read."""
+    """Reads the batches of one process and prefetches for the next one. Picklable until the first read."""
 
     def __init__(self, samples: Samples, order: Order, transform: Transform) -> None:
         self._samples = samples
         self._order = order
         self._transform = transform
-        # Asked once: a protocol's isinstance is slow.
-        self._ahead = samples.split if isinstance(samples.split, ReadsAhead) else None
+        # Checked once: isinstance on a protocol is slow.
+        self._prefetcher = samples.split if isinstance(samples.split, ReadsAhead) else None
 
     def read(self, request: Request) -> Fetched:
-        """The batch of a request. Raises TrainerError if too many samples are broken."""
+        """Read a batch. Raises TrainerError if too many samples are broken."""
         began = time.perf_counter()
         samples, cache = self._samples, self._samples.cache
         hits, misses = (cache.hits, cache.misses) if cache is not None else (0, 0)
-        taken = samples.take(self._order.indices(request.start, request.count, request.deals))
-        fields = self._transform(taken.fields, request.start + taken.places) if taken.fields else {}
-        if request.then is not None and self._ahead is not None:
-            coming = samples.not_kept(self._order.indices(request.then, request.count, request.deals))
-            if len(coming):
-                self._ahead.expect(coming)
+        batch = samples.take(self._order.indices(request.start, request.count, request.deals))
+        fields = self._transform(batch.fields, request.start + batch.rows) if batch.fields else {}
+        if request.next_start is not None and self._prefetcher is not None:
+            upcoming = samples.uncached(self._order.indices(request.next_start, request.count, request.deals))
+            if len(upcoming):
+                self._prefetcher.expect(upcoming)
         return Fetched(
             fields=fields,
-            samples=len(taken.places),
-            broken=taken.broken,
+            samples=len(batch.rows),
+            broken=batch.broken,
             cache_hits=cache.hits - hits if cache is not None else 0,
             cache_misses=cache.misses - misses if cache is not None else 0,
             read_seconds=time.perf_counter() - began,
@@ -77,17 +77,17 @@ class Reader:
 
 @dataclass(frozen=True)
 class FeedReport:
-    """Since the report before. `skipped` names each broken sample once in the life of a feed."""
+    """Statistics since the previous report."""
 
-    wait_seconds: float  # in which the training process waited for data
-    read_seconds: float  # that readers spent on the batches it got, added up over reading processes
+    wait_seconds: float  # the training process waited for data
+    read_seconds: float  # readers spent on these batches, summed over reading processes
     samples: int
-    skipped: list[str]
+    skipped: list[str]  # messages of broken samples, each sample once in the life of a feed
     cache_hit_rate: float | None  # None without a cache
 
 
 class ReadTally:
-    """The sums of a rank over its reading processes, and the limit on broken samples."""
+    """Sums the statistics of a rank's reading processes and enforces the limit on broken samples."""
 
     def __init__(self, max_broken: int) -> None:
         self._max_broken = max_broken
@@ -95,7 +95,7 @@ class ReadTally:
         self._clear()
 
     def add(self, fetched: Fetched, wait_seconds: float) -> None:
-        """Raises TrainerError when the rank has met more broken samples than it may."""
+        """Add a batch for which training waited. Raises TrainerError above the limit of broken samples."""
         self._wait_seconds += wait_seconds
         self._read_seconds += fetched.read_seconds
         self._samples += fetched.samples
@@ -109,7 +109,7 @@ class ReadTally:
                     raise too_many_broken(self._max_broken, reason)
 
     def report(self) -> FeedReport:
-        """The sums since the report before."""
+        """Return the sums since the previous report, and reset them."""
         report = FeedReport(
             wait_seconds=self._wait_seconds,
             read_seconds=self._read_seconds,

@@ -1,7 +1,7 @@
-"""Which samples a run takes, and when.
+"""The order of samples: a stateless function of (seed, position).
 
-No state is held: the samples at any position of the run are a function of (seed, position). A run's position is the
-number of samples that all ranks together have consumed, so it survives another batch size or number of ranks.
+A run's position is the number of samples that all ranks together have consumed, so it stays valid if batch size or
+number of ranks change.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Order(Protocol):
     def size(self) -> int: ...
 
     def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
-        """The samples at the positions start .. start + count - 1; they may reach into following epochs.
+        """The samples at positions start .. start + count - 1, which may extend into later epochs.
 
-        `deals` are those of `redealt`, up to that position.
+        `deals` are the result of `redealt` for a position up to `start`.
         """
         ...
 
 
 def order_for(split: Split, seed: int) -> Order:
-    """The order in which a split is trained on. Raises TrainerError for a split without samples."""
+    """The training order of a split. Raises TrainerError for a split without samples."""
     if len(split) == 0:
         raise TrainerError("there are no samples to train on; check --data and --data-dir")
     blocks = split.blocks
@@ -38,8 +38,8 @@ def order_for(split: Split, seed: int) -> Order:
 
 
 def micro_start(consumed: int, micro: int, rank: int, ranks: int, batch_size: int) -> int:
-    """Where a rank's micro batch starts: micro batches follow one another, each dealt out to the ranks in order.
+    """The position where a rank's micro batch starts. Within a micro batch, ranks follow one another.
 
-    So a step of R ranks with batch B takes the very samples of one process with batch R * B.
+    So a step of R ranks with batch B takes the same samples as one process with batch R * B.
     """
     return consumed + (micro * ranks + rank) * batch_size

@@ -1,7 +1,4 @@
-"""Raw samples of a split by number, from memory where they are kept, without those that cannot be read.
-
-`SampleCache` keeps in memory, up to a bound, what was read already.
-"""
+"""Raw samples of a split by number: cached, read again after transient errors, and replaced if broken."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ import torch
 from trainer.data.contract import BrokenSample, Fields, Indices, Split
 from trainer.errors import RankError
 
-# What Python and torch need to keep one entry and one tensor, besides the tensor's own data (measured, rounded up).
+# Memory of a cache entry and of a tensor, besides the tensor's data (measured, rounded up).
 _ENTRY_BYTES = 400
 _TENSOR_BYTES = 600
 
 
 class SampleCache:
-    """Single samples by number; the one that was not asked for the longest goes first.
+    """A least-recently-used cache of single samples by number, of at most `limit_bytes` of memory.
 
-    `hits` and `misses` count what was asked for since the cache was made.
+    `hits` and `misses` count all calls of `get`.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -38,7 +35,7 @@ class SampleCache:
         return index in self._samples
 
     def get(self, index: int) -> Fields | None:
-        """The sample, which the caller must not change; None if it is not kept."""
+        """The sample, which the caller must not modify; None if it is not cached."""
         sample = self._samples.get(index)
         if sample is None:
             self.misses += 1
@@ -48,7 +45,7 @@ class SampleCache:
         return sample
 
     def put(self, index: int, sample: Fields) -> None:
-        """Keeps a copy of a sample, unless it alone is more than the bound."""
+        """Cache a copy of a sample, unless it alone is above the limit."""
         size = _size(sample)
         if index in self._samples or size > self._limit_bytes:
             return
@@ -65,29 +62,33 @@ def _size(sample: Fields) -> int:
 
 
 _RETRY_SECONDS = (0.05, 0.5)
-_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET, errno.ENOTCONN)
+# Errors of a disk or network that may be gone at the next attempt.
+_TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET, errno.ENOTCONN)
 
 _Samples = dict[int, Fields]  # single samples by number
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What was asked for: `places` says which of the indices the samples stand for, in order.
+class SampleBatch:
+    """The samples for some indices.
 
-    `broken` has the samples that were passed over, with the reasons; an old one each time it is passed over again.
+    Attributes:
+        fields: the samples, stacked; empty if none is left.
+        rows: which of the indices they are for, ascending; all of them unless broken samples were left out.
+        broken: the broken samples among those asked for, with the reasons; also those of earlier batches.
     """
 
     fields: Fields
-    places: Indices
+    rows: Indices
     broken: dict[int, str]
 
 
 class Samples:
-    """A split as one process reads it. Picklable as long as nothing was read.
+    """A split as read by one process. Picklable until the first read.
 
-    A broken sample is replaced by the next readable one by number, so that a resumed run does the same; with `replace`
-    off it is left out. Where the disk or the network failed it is tried again; what is broken then stays so. More
-    than `max_broken` of them are an error, which ends any search.
+    A broken sample is replaced by the next readable one by number, so that a resumed run does the same; without
+    `replace` it is left out. Transient errors of disk or network are retried; a sample that still fails counts as
+    broken from then on. More than `max_broken` of them are an error.
     """
 
     def __init__(self, split: Split, *, max_broken: int, cache_bytes: int = 0, replace: bool = True) -> None:
@@ -97,57 +98,57 @@ class Samples:
         self._replace = replace
         self._broken: dict[int, str] = {}
 
-    def take(self, indices: Indices) -> Taken:
-        """These samples, stacked; no fields where none is left. Raises TrainerError if too many are broken."""
+    def take(self, indices: Indices) -> SampleBatch:
+        """Read these samples. Raises TrainerError if too many are broken."""
         if self.cache is None and not self._broken and len(indices):
             try:
-                return Taken(_read_patiently(self.split, indices), np.arange(len(indices)), {})
+                return SampleBatch(_read_with_retries(self.split, indices), np.arange(len(indices)), {})
             except BrokenSample:
-                pass  # which ones, and how many, shows when they are read one by one
-        passed: dict[int, str] = {}
-        chosen = [self._pass_over(index, passed) for index in indices.tolist()]
+                pass  # below, samples are read one by one to find all broken ones
+        broken: dict[int, str] = {}
+        chosen = [self._replacement(index, broken) for index in indices.tolist()]
         wanted = [index for index in chosen if index is not None]
-        samples = self._kept(wanted)
+        samples = self._from_cache(wanted)
         missing = list(dict.fromkeys(index for index in wanted if index not in samples))
         if missing:
             try:
                 batch = self._read(missing)
             except BrokenSample:
-                chosen = [None if index is None else self._readable(index, samples, passed) for index in chosen]
+                chosen = [None if index is None else self._read_one(index, samples, broken) for index in chosen]
             else:
                 if missing == wanted:
-                    return Taken(batch, _places(chosen), passed)
-                samples |= {index: _one(batch, row) for row, index in enumerate(missing)}
-        return Taken(_stack([samples[index] for index in chosen if index is not None]), _places(chosen), passed)
+                    return SampleBatch(batch, _rows(chosen), broken)
+                samples |= {index: _select(batch, row) for row, index in enumerate(missing)}
+        return SampleBatch(_stack([samples[index] for index in chosen if index is not None]), _rows(chosen), broken)
 
-    def not_kept(self, indices: Indices) -> Indices:
-        """Those that would have to be read."""
+    def uncached(self, indices: Indices) -> Indices:
+        """The indices that are not in the cache."""
         if self.cache is None:
             return indices
         return np.array([index for index in indices.tolist() if index not in self.cache], dtype=np.int64)
 
-    def _readable(self, index: int | None, samples: _Samples, passed: dict[int, str]) -> int | None:
-        """The index, or its replacement, once it is among the samples; None: left out."""
+    def _read_one(self, index: int | None, samples: _Samples, broken: dict[int, str]) -> int | None:
+        """Read this sample, or its replacement, into `samples`; None: leave it out. Adds to `broken`."""
         while index is not None and index not in samples:
             if index not in self._broken:
                 try:
-                    samples[index] = _one(self._read([index]), 0)
+                    samples[index] = _select(self._read([index]), 0)
                     break
                 except BrokenSample as error:
-                    self._note(index, str(error))
-            index = self._pass_over(index, passed)
+                    self._mark_broken(index, str(error))
+            index = self._replacement(index, broken)
         return index
 
-    def _pass_over(self, index: int, passed: dict[int, str]) -> int | None:
-        """The index, or the next one that is not known to be broken; None: left out."""
+    def _replacement(self, index: int, broken: dict[int, str]) -> int | None:
+        """The index, or if broken the next one that is not known to be; None: leave it out. Adds to `broken`."""
         while index in self._broken:
-            passed[index] = self._broken[index]
+            broken[index] = self._broken[index]
             if not self._replace:
                 return None
             index = (index + 1) % len(self.split)
         return index
 
-    def _note(self, index: int, reason: str) -> None:
+    def _mark_broken(self, index: int, reason: str) -> None:
         self._broken[index] = reason
         if len(self._broken) > self._max_broken:
             raise too_many_broken(self._max_broken, reason)
@@ -155,46 +156,45 @@ class Samples:
             raise RankError(f"none of the {len(self.split)} samples can be read; the last one: {reason}")
 
     def _read(self, indices: list[int]) -> Fields:
-        batch = _read_patiently(self.split, np.array(indices, dtype=np.int64))
+        batch = _read_with_retries(self.split, np.array(indices, dtype=np.int64))
         if self.cache is not None:
             for row, index in enumerate(indices):
-                self.cache.put(index, _one(batch, row))
+                self.cache.put(index, _select(batch, row))
         return batch
 
-    def _kept(self, indices: list[int]) -> _Samples:
+    def _from_cache(self, indices: list[int]) -> _Samples:
         if self.cache is None:
             return {}
-        found = [(index, self.cache.get(index)) for index in indices]
-        return {index: sample for index, sample in found if sample is not None}
+        return {index: sample for index in indices if (sample := self.cache.get(index)) is not None}
 
 
-def _read_patiently(split: Split, indices: Indices) -> Fields:
-    """`split.read`, tried again where the disk or the network failed in a way that may pass: EIO, ESTALE, a timeout."""
+def _read_with_retries(split: Split, indices: Indices) -> Fields:
+    """`split.read`, retried after transient errors."""
     for delay in _RETRY_SECONDS:
         try:
             return split.read(indices)
         except BrokenSample as error:
-            if not _may_pass(error):
+            if not _is_transient(error):
                 raise
         time.sleep(delay)
     return split.read(indices)
 
 
-def _may_pass(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is one of the disk or network and not of the content."""
+def _is_transient(error: BaseException | None) -> bool:
+    """Whether an error or one of its causes is transient."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in _PASSING:
+        if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
             return True
         error = error.__cause__
     return False
 
 
 def too_many_broken(limit: int, reason: str) -> RankError:
-    """More samples than --max-broken-samples allows cannot be read; `reason` is that of the last one."""
+    """The error for more broken samples than --max-broken-samples; `reason` is that of the last one."""
     return RankError(f"{reason}; that is more than {limit}: repair the data or raise --max-broken-samples")
 
 
-def _one(batch: Fields, row: int) -> Fields:
+def _select(batch: Fields, row: int) -> Fields:
     return {name: tensor[row] for name, tensor in batch.items()}
 
 
@@ -203,5 +203,5 @@ def _stack(samples: list[Fields]) -> Fields:
     return {name: torch.stack([sample[name] for sample in samples]) for name in names}
 
 
-def _places(chosen: list[int | None]) -> Indices:
-    return np.array([place for place, index in enumerate(chosen) if index is not None], dtype=np.int64)
+def _rows(chosen: list[int | None]) -> Indices:
+    return np.array([row for row, index in enumerate(chosen) if index is not None], dtype=np.int64)

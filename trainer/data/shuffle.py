@@ -1,4 +1,4 @@
-"""All samples in a new order for each epoch, computed for any part of it alone."""
+"""A new random order of all samples for each epoch, any part of which can be computed alone."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from trainer.data.deals import Deal
 _Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 6
-_CHUNK = 8192  # positions whose order is computed together
+_CHUNK = 8192  # positions that are computed, and cached, together
 _MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class ShuffledOrder:
-    """Every sample may be anywhere; the order is computed for just the positions that are asked for.
+    """A keyed permutation of 0 .. size - 1 per epoch, evaluated at just the positions that are asked for.
 
-    It is a keyed permutation: a Feistel network over the smallest power of four that fits, repeated for values outside
-    the range (cycle walking). Any part of it can be computed alone, for any size of the data. Deals change nothing:
-    no reader needs a sample that another one needs.
+    It is a Feistel network over the smallest power of four that fits, repeated for values outside the range (cycle
+    walking). Deals are ignored: readers never share a sample, and there are no blocks.
     """
 
     size: int
@@ -33,8 +32,8 @@ class ShuffledOrder:
     def indices(self, start: int, count: int, deals: tuple[Deal, ...] = ()) -> Indices:
         parts = []
         while count > 0:
-            epoch, place = divmod(start, self.size)
-            chunk, offset = divmod(place, _CHUNK)
+            epoch, position = divmod(start, self.size)
+            chunk, offset = divmod(position, _CHUNK)
             part = _ordered_chunk(self.size, self.seed, epoch, chunk)[offset : offset + count]
             parts.append(part)
             start, count = start + len(part), count - len(part)
@@ -43,7 +42,7 @@ class ShuffledOrder:
 
 @functools.lru_cache(maxsize=8)
 def _ordered_chunk(size: int, seed: int, epoch: int, chunk: int) -> Indices:
-    """The samples at positions chunk * _CHUNK and following of an epoch, up to the end of chunk or epoch."""
+    """The samples at positions chunk * _CHUNK .. (chunk + 1) * _CHUNK - 1 of an epoch, or up to its end."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = [mix(mix(seed) ^ mix(epoch * _ROUNDS + number + 1)) for number in range(_ROUNDS)]
     values = np.arange(chunk * _CHUNK, min(size, (chunk + 1) * _CHUNK), dtype=np.uint64)

@@ -12,24 +12,18 @@ import torch
 from pydantic import BaseModel, Field
 
 from trainer.config import Settings
+from trainer.data.concatenation import Concatenation
 from trainer.data.contract import BrokenSample, Fields, Indices, Text
-from trainer.data.disk import (
-    COUNTS_FILE,
-    MappedArray,
-    PartLengths,
-    data_place,
-    keep_counts,
-    kept_counts,
-    out_of_range,
-    why,
-    windows_in,
-)
+from trainer.data.mapped import MappedArray
+from trainer.data.paths import reason_of, require_data_dir
+from trainer.data.token_counts import TokenCount, cached_token_counts
+from trainer.data.windows import first_out_of_range, window_count
 from trainer.errors import SettingsError, TrainerError
 from trainer.preparing.packing import BEGIN, LEARN
 from trainer.preparing.prepare import JOURNAL, META
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
-_SCANNED = 1 << 24  # tokens looked at together
+_CHUNK = 1 << 24  # tokens whose maximum is taken at once: bounds the resident pages
 
 
 class TokenFiles:
@@ -46,8 +40,8 @@ class TokenFiles:
         self._files = tuple(files)
         self._marks = tuple(marks)
         self._stride = context + 1 if marks else context
-        windows = [len(file) // (context + 1) if marks else windows_in(len(file), context) for file in files]
-        self._parts = PartLengths(windows)
+        windows = [len(file) // (context + 1) if marks else window_count(len(file), context) for file in files]
+        self._parts = Concatenation(windows)
         self._context = context
         self._vocabulary = vocabulary
 
@@ -57,7 +51,7 @@ class TokenFiles:
     def read(self, indices: Indices) -> Fields:
         tokens = np.empty((len(indices), self._context + 1), dtype=np.int64)
         marks = np.empty(tokens.shape if self._marks else (0, 0), dtype=np.uint8)
-        for part, places, offsets in self._parts.split(indices):
+        for part, rows, offsets in self._parts.group(indices):
             file = mapped = self._files[part]
             bits = None
             try:
@@ -66,15 +60,15 @@ class TokenFiles:
                     mapped = self._marks[part]
                     bits = mapped.array()
             except OSError as error:
-                raise BrokenSample(int(indices[places[0]]), str(mapped.path), why(error)) from error
-            for place, start in zip(places.tolist(), (offsets * self._stride).tolist(), strict=True):
-                tokens[place] = array[start : start + self._context + 1]
+                raise BrokenSample(int(indices[rows[0]]), str(mapped.path), reason_of(error)) from error
+            for row, start in zip(rows.tolist(), (offsets * self._stride).tolist(), strict=True):
+                tokens[row] = array[start : start + self._context + 1]
                 if bits is not None:
-                    marks[place] = bits[start : start + self._context + 1]
-            wrong = out_of_range(tokens[places], self._vocabulary)
-            if wrong is not None:
-                where = f"{file.path}, from token {offsets[wrong] * self._stride}"
-                raise BrokenSample(int(indices[places[wrong]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
+                    marks[row] = bits[start : start + self._context + 1]
+            bad_row = first_out_of_range(tokens[rows], self._vocabulary)
+            if bad_row is not None:
+                where = f"{file.path}, from token {offsets[bad_row] * self._stride}"
+                raise BrokenSample(int(indices[rows[bad_row]]), where, f"a token is not 0 .. {self._vocabulary - 1}")
         fields = {"tokens": torch.from_numpy(tokens)}
         if self._marks:
             fields |= {"learn": torch.from_numpy(marks & LEARN > 0), "begin": torch.from_numpy(marks & BEGIN > 0)}
@@ -85,42 +79,43 @@ def tokens(settings: Settings) -> Text:
     """The files of --data-dir with train in their names, and, held out, those with val, as .bin or .npy.
 
     Numbers in .bin files are uint16 unless meta.json says otherwise: ``{"dtype": "uint32", "vocabulary": 128256}``.
-    Without a vocabulary there, all files are read once to find their largest token, which is kept in .token_counts.json
-    beside them; a file that changes is read again. Where meta.json has a ``row``, the files
-    were written by `trainer.preparing`.
+    Without a vocabulary there, all files are read once to find their largest token, which is
+    cached (`trainer.data.token_counts`). Where meta.json has a ``row``, the files were written by `trainer.preparing`.
     """
-    return _tokens_in(data_place(settings, "train.bin and val.bin (or .npy)"), settings)
+    return _load_tokens(require_data_dir(settings, "train.bin and val.bin (or .npy)"), settings)
 
 
 def documents(settings: Settings) -> Text:
-    """The documents of --data-dir, which the run has turned into tokens in its own folder."""
-    return _tokens_in(prepared_folder(settings), settings)
+    """The documents of --data-dir as the tokens that the run has prepared in `prepared_folder`."""
+    return _load_tokens(prepared_folder(settings), settings)
 
 
 def prepared_folder(settings: Settings) -> Path:
-    """Where a run prepares its tokens."""
+    """The folder of the tokens that a run of --data documents prepares."""
     return settings.output_dir / "tokens"
 
 
-def _tokens_in(folder: Path, settings: Settings) -> Text:
+def _load_tokens(folder: Path, settings: Settings) -> Text:
     if (folder / JOURNAL).is_file() and not (folder / META).is_file():
         raise TrainerError(f"{folder} is not finished; run python -m trainer prepare with it again")
     meta = _meta(folder / META)
     if meta.row is not None and meta.row != settings.context + 1:
         raise SettingsError(f"{folder} was prepared for --context {meta.row - 1}, not {settings.context}")
     train, held_out = _files(folder, "train", meta.dtype), _files(folder, "val", meta.dtype)
-    both = sorted({file.path.name for file in train} & {file.path.name for file in held_out})
-    if both:
-        raise TrainerError(f"{folder}: {', '.join(both)} has train and val in its name; rename it to have one of them")
+    ambiguous = sorted({file.path.name for file in train} & {file.path.name for file in held_out})
+    if ambiguous:
+        raise TrainerError(
+            f"{folder}: {', '.join(ambiguous)} has train and val in its name; rename it to have one of them"
+        )
     for name, files in (("train", train), ("val", held_out)):
-        if not any(windows_in(len(file), settings.context) for file in files):
+        if not any(window_count(len(file), settings.context) for file in files):
             longest = max(len(file) for file in files)
             raise TrainerError(
                 f"{folder}: the longest *{name}* file has {longest} tokens, too few for --context {settings.context}"
             )
     vocabulary = meta.vocabulary
     if vocabulary is None:
-        vocabulary = 1 + _largest_of(folder, (*train, *held_out))
+        vocabulary = 1 + _largest_token(folder, (*train, *held_out))
     if any(not 0 <= token < vocabulary for prompt in meta.prompts for token in prompt):
         raise TrainerError(f"{folder / META}: a token of its prompts is not 0 .. {vocabulary - 1}")
     splits = [
@@ -139,7 +134,7 @@ def _tokens_in(folder: Path, settings: Settings) -> Text:
 
 
 class _Meta(BaseModel):
-    """What meta.json may say; other keys are for people."""
+    """The keys of meta.json that are read; others are allowed."""
 
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
     vocabulary: int | None = Field(default=None, ge=1, strict=True)
@@ -154,7 +149,7 @@ def _meta(path: Path) -> _Meta:
     try:
         return _Meta.model_validate(json.loads(path.read_bytes()))
     except OSError as error:
-        raise TrainerError(f"{path} cannot be read: {why(error)}") from error
+        raise TrainerError(f"{path} cannot be read: {reason_of(error)}") from error
     except ValueError as error:
         expected = f'{{"dtype": one of {", ".join(_DTYPES)}, "vocabulary": a whole number}}'
         raise TrainerError(f"{path} is not {expected}: {' '.join(str(error).split())[:200]}") from error
@@ -186,23 +181,22 @@ def _files(folder: Path, name: str, kind: str) -> list[MappedArray]:
     return files
 
 
-def _largest_of(folder: Path, files: Sequence[MappedArray]) -> int:
-    """The largest token of all files, from what was kept of those that have not changed since."""
-    kept = kept_counts(folder / COUNTS_FILE)
-    keys = [f"{file.path.name}:{file.array().dtype}:{_version(file.path)}" for file in files]
-    missing = {key: file for key, file in zip(keys, files, strict=True) if key not in kept}
-    if missing:
-        kept |= {key: (len(file), _largest(file)) for key, file in missing.items()}
-        keep_counts(folder / COUNTS_FILE, {key: kept[key] for key in keys})
-    return max(kept[key][1] for key in keys)
+def _largest_token(folder: Path, files: Sequence[MappedArray]) -> int:
+    """The largest token of all files. Unchanged files are read only once, at the first start."""
+    counts = cached_token_counts(
+        folder,
+        [_version_key(file) for file in files],
+        lambda missing: [_count(files[number]) for number in missing],
+    )
+    return max(count.largest for count in counts)
 
 
-def _version(path: Path) -> str:
-    """Size and time of the last change: another one once the file is written."""
-    status = path.stat()
-    return f"{status.st_size}:{status.st_mtime_ns}"
+def _version_key(file: MappedArray) -> str:
+    status = file.path.stat()
+    return f"{file.path.name}:{file.array().dtype}:{status.st_size}:{status.st_mtime_ns}"
 
 
-def _largest(file: MappedArray) -> int:
+def _count(file: MappedArray) -> TokenCount:
     array = file.array()
-    return max(int(array[start : start + _SCANNED].max()) for start in range(0, len(array), _SCANNED))
+    chunks = (array[start : start + _CHUNK] for start in range(0, len(array), _CHUNK))
+    return TokenCount(len(array), max(int(chunk.max()) for chunk in chunks))

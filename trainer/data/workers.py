@@ -1,4 +1,4 @@
-"""Who reads: this process, or worker processes that read ahead."""
+"""Where batches are read: in the training process, or in worker processes that read ahead."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from trainer.config import Settings
 from trainer.data.reading import Fetched, Reader, Request
 from trainer.errors import RankError, TrainerError
 
-# How long a worker may continue with what it reads when it is no longer needed, in seconds.
-_PATIENCE = 2.0
+# Seconds that a worker which is no longer needed gets to finish what it reads.
+_CLOSE_SECONDS = 2.0
 
 
 class Readers(Protocol):
-    """Answers requests in their order. `count` readers take turns: each gets every count-th request."""
+    """Answers requests in order. `count` readers take turns: each gets every count-th request."""
 
     count: int
 
     def fetch(self, requests: Iterable[Request]) -> Iterator[Fetched]:
-        """The batches of the requests, one after the other; those of an earlier call are given up.
+        """Yield the batches of the requests. Ends the iterator of an earlier call.
 
         Raises TrainerError if too many samples are broken, or a reading process died.
         """
@@ -40,9 +40,9 @@ class Readers(Protocol):
 
 
 def readers_for(reader: Reader, settings: Settings, device: torch.device, *, persistent: bool) -> Readers:
-    """As many reading processes as the settings ask for; none reads in this one. Batches are pinned for CUDA alone.
+    """The readers for --num-workers; with 0, this process reads. Batches are pinned only for CUDA.
 
-    Those that are not `persistent` end when their requests are answered.
+    Workers that are not `persistent` end when their requests are answered.
     """
     pin = settings.pin_memory and device.type == "cuda"
     if not settings.num_workers:
@@ -51,7 +51,7 @@ def readers_for(reader: Reader, settings: Settings, device: torch.device, *, per
 
 
 class InProcess:
-    """Reads when it is asked, in this process."""
+    """Reads on demand, in this process."""
 
     count = 1
 
@@ -65,14 +65,14 @@ class InProcess:
             yield fetched.pin_memory() if self._pin else fetched
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Workers:
     """Processes that read ahead, through torch's DataLoader.
 
-    They are forked from a fork server, never from this process: that has threads of CUDA, NCCL and gloo, locks, signal
-    handlers, and sockets that a forked reader would keep open beyond the rank's death, unnoticed by its peers.
+    They are forked from a fork server, never from this process. This process has threads of CUDA, NCCL and gloo, locks,
+    signal handlers, and sockets, which a forked worker would keep open after the rank's death, hiding it from peers.
     """
 
     def __init__(self, reader: Reader, settings: Settings, *, pin: bool, persistent: bool) -> None:
@@ -82,11 +82,11 @@ class Workers:
         self._iterator: Iterator[Fetched | str] | None = None
         context = torch.multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["trainer.data.preload"])
-        resource_tracker.ensure_running()  # whose start would unblock signals
+        resource_tracker.ensure_running()  # before signals are blocked: starting it unblocks them
         with _signals_blocked():
-            forkserver.ensure_running()  # its imports take about a second, from now on
+            forkserver.ensure_running()  # early: its imports take about a second
         self._loader: DataLoader[Fetched | str] | None = DataLoader(
-            _Answers(reader),
+            _ReaderDataset(reader),
             batch_size=None,
             sampler=self._requests,
             num_workers=settings.num_workers,
@@ -94,9 +94,9 @@ class Workers:
             persistent_workers=persistent,
             pin_memory=pin,
             multiprocessing_context=context,
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin,
-            generator=torch.Generator(),  # torch's own is for what the seed decides
+            collate_fn=_identity,
+            worker_init_fn=_start_worker,
+            generator=torch.Generator(),  # else the loader would draw from torch's global one, which --seed governs
         )
         atexit.register(self.close)
 
@@ -109,12 +109,12 @@ class Workers:
         try:
             self._iterator = iter(self._loader)
         except (RuntimeError, OSError, EOFError) as error:
-            raise self._explained(error) from error
+            raise self._explain(error) from error
         self._processes += [process for process in multiprocessing.active_children() if process not in others]
         return self._fetched()
 
     def close(self) -> None:
-        """Ends all workers; returns when they are gone."""
+        """End all workers and wait for them."""
         atexit.unregister(self.close)
         self._loader = None
         self._end()
@@ -128,17 +128,17 @@ class Workers:
                     self._end()
                 return
             except (RuntimeError, OSError, EOFError) as error:
-                raise self._explained(error) from error
+                raise self._explain(error) from error
             if isinstance(answer, str):
                 raise RankError(answer)
             yield answer
 
     def _end(self) -> None:
-        """Lets torch end the workers, which waits for what they read; those that take too long are killed."""
-        late = threading.Timer(_PATIENCE, self._kill)
-        late.start()
+        """Let torch end the workers, which waits for their current batch; kill those that take too long."""
+        killer = threading.Timer(_CLOSE_SECONDS, self._kill)
+        killer.start()
         self._iterator = None  # ends the workers, unless a traceback still refers to it
-        late.cancel()
+        killer.cancel()
         self._kill()
 
     def _kill(self) -> None:
@@ -147,30 +147,30 @@ class Workers:
         while self._processes:
             self._processes.pop().join()
 
-    def _explained(self, error: Exception) -> Exception:
-        """The death of a worker as a line for a person; any other error as it is."""
+    def _explain(self, error: Exception) -> Exception:
+        """The error that names a dead worker; any other error unchanged."""
         connection.wait([process.sentinel for process in self._processes], timeout=0.5)
         for process in self._processes:
             if process.exitcode is not None:
-                return RankError(obituary(process.pid, process.exitcode))
+                return RankError(describe_death(process.pid, process.exitcode))
         return error
 
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """What is started inside never gets the signals of a stop, and neither do its children, from the first moment on.
+    """Block SIGINT and SIGTERM, also for processes that are started inside, and for their children.
 
-    A signal to the whole process group would end a reader that is just beginning, which the rank still waits for.
+    Else a signal to the process group would end a worker without handlers yet, while the rank waits for it.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def obituary(pid: int | None, exitcode: int) -> str:
-    """What a dead worker's exit code means to a person."""
+def describe_death(pid: int | None, exitcode: int) -> str:
+    """Explain a worker's exit code (negative: the signal that killed it)."""
     if exitcode >= 0:
         return f"a reading process (pid {pid}) ended with exit code {exitcode}; what it printed tells why"
     try:
@@ -184,7 +184,7 @@ def obituary(pid: int | None, exitcode: int) -> str:
 
 
 class _Requests(Sampler[Request]):
-    """What torch's DataLoader asks its workers for: it looks here again at each new start."""
+    """The sampler of torch's DataLoader, which iterates over it anew for each `fetch`."""
 
     def __init__(self) -> None:
         self.current: Iterable[Request] = ()
@@ -193,8 +193,8 @@ class _Requests(Sampler[Request]):
         return iter(self.current)
 
 
-class _Answers(Dataset[Fetched | str]):
-    """A reader in the shape that torch's DataLoader takes. An error that is meant for a person comes as its text."""
+class _ReaderDataset(Dataset[Fetched | str]):
+    """A reader as a torch dataset. Returns a TrainerError as its text: torch would wrap it in a traceback."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -206,13 +206,13 @@ class _Answers(Dataset[Fetched | str]):
             return str(error)
 
 
-def _as_it_is(answer: Any) -> Any:
+def _identity(answer: Any) -> Any:
     return answer
 
 
-def _begin(_: int) -> None:
-    """In a new worker: it ends when its rank says so or is gone, not by a signal that is meant for the rank."""
-    # A rank that is asked to stop, with its whole process group, finishes its step first and may need data for that.
+def _start_worker(_: int) -> None:
+    """Set up a new worker: it ignores stop signals, and ends with its rank."""
+    # A stop signal reaches the whole process group, but the rank finishes its step first and may need data for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_rank, daemon=True).start()

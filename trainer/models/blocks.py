@@ -61,9 +61,9 @@ def matrices_of_blocks(model: nn.Module) -> frozenset[str]:
 
 
 def apply_recompute(model: nn.Module, mode: Recompute) -> None:
-    """Makes no block, every other one or all recompute in training; can be called again with another mode.
+    """Set which blocks recompute in training: none, every other one or all; can be called again with another mode.
 
-    With ``operations`` all do, but what `_KEPT` operations have computed is kept.
+    With ``operations`` all do, except for the results of `_KEPT` operations.
 
     Random numbers in the blocks (dropout) and batch statistics are those of the first pass, so gradients stay the same.
     Raises SettingsError for a model without repeated blocks.
@@ -118,7 +118,7 @@ def _both(outer: _Context, inner: _Context) -> Iterator[None]:
         yield
 
 
-# Whose results are dear to compute and no larger than what other operations make of them.
+# Their results are expensive to compute, and no larger than what is computed from them.
 _ATEN = torch.ops.aten
 _KEPT = {
     *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.convolution.default),
@@ -133,14 +133,14 @@ def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 @contextlib.contextmanager
 def _statistics_kept(norms: list[_BatchNorm]) -> Iterator[None]:
-    """Running statistics do not see the batch a second time: for the while, copies of them do."""
-    kept = [dict(norm._buffers) for norm in norms]
+    """Inside, norms update copies of their running statistics, so that a batch is not counted twice."""
+    originals = [dict(norm._buffers) for norm in norms]
     for norm in norms:
         norm._buffers.update({name: buffer.clone() for name, buffer in norm._buffers.items() if buffer is not None})
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
+        for norm, buffers in zip(norms, originals, strict=True):
             norm._buffers.update(buffers)
 
 

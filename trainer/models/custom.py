@@ -1,4 +1,4 @@
-"""Networks that a person brings along: a function of their own, or a Hugging Face configuration file."""
+"""The user's own networks: from a function, or from a Hugging Face configuration file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def vocabulary(settings: Settings, data: Text) -> int:
 
 
 def from_function(settings: Settings, data: Data) -> nn.Module:
-    """Calls ``package.module:function`` with those of the data's facts that it takes, and with model_options.
+    """Call ``package.module:function`` with those of the data's facts that it takes, and with model_options.
 
     Facts are `task` and, for images, `image_shape` (channels, height, width) and `classes`, for text `vocabulary` and
     `context`, and for contrastive learning `embedding_size`. The module it returns maps one tensor to a tensor or to a
@@ -35,14 +35,15 @@ def from_function(settings: Settings, data: Data) -> nn.Module:
     function = _function(settings.model)
     options = settings.model_options
     parameters = inspect.signature(function).parameters.values()
-    named = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     facts = {key: value for key, value in _facts(settings, data).items() if takes_any or key in named}
     if not takes_any:
         check_options(options, named, settings.model)
-    for one in parameters:
-        if one.name in named and one.default is one.empty and one.name not in facts and one.name not in options:
-            raise SettingsError(f"model: {settings.model} needs {one.name}; give it in model_options")
+    for parameter in parameters:
+        name = parameter.name
+        if name in named and parameter.default is parameter.empty and name not in facts and name not in options:
+            raise SettingsError(f"model: {settings.model} needs {name}; give it in model_options")
     model = function(**{**facts, **options})
     if not isinstance(model, nn.Module):
         raise SettingsError(f"model: {settings.model} returned {type(model).__name__}, not a torch.nn.Module")
@@ -104,17 +105,17 @@ def _function(name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A missing import inside the person's own module is their module's error, not a wrong name.
+        # A missing import inside the user's module is that module's error, not a wrong name.
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise
         raise SettingsError(f"model: no module named {error.name} (for {name})") from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    value = getattr(module, attribute, None)
+    if not callable(value):
         near = nearest(attribute, [key for key in vars(module) if callable(getattr(module, key))])
         raise SettingsError(
             f"model: {module_name} has no function {attribute!r}" + (f"; did you mean {near}?" if near else "")
         )
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = value
     return function
 
 

@@ -1,7 +1,7 @@
 """Models whose parameters take no memory until each is asked for: what initialises them is recorded and done later.
 
 A sharded model must never be whole on a rank, and must still begin with the very weights that one process would give
-it. So inside `DeferredInit` parameters are on the meta device, in-place operations on them are written down together
+it. So inside `DeferredInit` parameters are on the meta device, in-place operations on them are recorded together
 with the state of the random generator, and `initial` does those of one parameter again, on a tensor that has memory.
 Buffers are small, and as always.
 """
@@ -45,7 +45,7 @@ class _Operation:
 
     def run(self, on: Tensor) -> Any:
         args, kwargs = tree_map(
-            lambda one: on.as_strided(one.size, one.stride, one.offset) if isinstance(one, _View) else one,
+            lambda leaf: on.as_strided(leaf.size, leaf.stride, leaf.offset) if isinstance(leaf, _View) else leaf,
             self.arguments,
         )
         if self.random_state is not None:
@@ -54,7 +54,7 @@ class _Operation:
 
 
 class _Recipe:
-    """How a parameter gets its first values: `start` has those that it was registered with, None if it had none."""
+    """How to compute a parameter's initial values: from `start`, its value when registered (None: unset)."""
 
     def __init__(self, like: Tensor, start: Callable[[], Tensor] | None) -> None:
         self.empty = functools.partial(torch.empty, like.shape, dtype=like.dtype)
@@ -89,7 +89,7 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recipes: dict[int, _Recipe] = {}  # by storage
         self._unset: set[int] = set()  # storages of tensors that nothing was written to
         self._room = torch.empty(0, dtype=torch.uint8)
-        self._held: list[Tensor] = []  # so that no storage's number is given to another one
+        self._held: list[Tensor] = []  # keeps storages alive, so that their numbers are not reused
 
     def __enter__(self) -> Any:
         self._former = (nn.Module.register_parameter, nn.init._no_grad_trunc_normal_)
@@ -148,50 +148,54 @@ class DeferredInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-        before = {_storage(one) for one in given}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        before = {_storage(tensor) for tensor in inputs}
         operation = None
-        if any(one.is_meta for one in given):
+        if any(tensor.is_meta for tensor in inputs):
             is_random = torch.Tag.nondeterministic_seeded in function.tags
-            operation = self._operation(function, args, kwargs, given, is_random=is_random)
+            operation = self._operation(function, args, kwargs, inputs, is_random=is_random)
         if function._schema.is_mutable:
             self._unset -= before
             if operation:
-                self._change(operation, given[0])
+                self._change(operation, inputs[0])
         result = function(*args, **kwargs)
-        made = [one for one in tree_leaves(result) if isinstance(one, Tensor) and _storage(one) not in before]
-        storages = {_storage(one) for one in made}
+        created = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and _storage(leaf) not in before]
+        storages = {_storage(tensor) for tensor in created}
         if function.overloadpacket in _WITHOUT_VALUES:
             self._unset |= storages
         else:
             self._unset -= storages
-        if operation and isinstance(result, Tensor) and made:
-            self._remember(result, self._recipes[_storage(given[0])].followed_by(operation, result))
+        if operation and isinstance(result, Tensor) and created:
+            self._remember(result, self._recipes[_storage(inputs[0])].followed_by(operation, result))
         return result
 
     def _change(self, operation: _Operation, tensor: Tensor) -> None:
-        """Writes down what is done to a parameter in place."""
+        """Record an in-place operation on a parameter."""
         recipe = self._recipes[_storage(tensor)]
         recipe.operations.append(operation)
         if operation.random_state is not None:
             with torch.no_grad(), _disable_current_modes():
-                operation.run(self._scratch(recipe.empty))  # the generator is then where it would be
+                operation.run(self._scratch(recipe.empty))  # advances the generator as without deferral
 
     def _scratch(self, empty: Callable[..., Tensor]) -> Tensor:
-        """Memory for what is thrown away: always the same, in which nothing else can take a place between two uses."""
-        wanted = empty(device="meta")
-        if self._room.nbytes < wanted.nbytes:
-            self._room = torch.empty(wanted.nbytes, dtype=torch.uint8)
-        return self._room[: wanted.nbytes].view(wanted.dtype).view(wanted.shape)
+        """Scratch memory for dropped results, reused so that host memory does not fragment."""
+        like = empty(device="meta")
+        if self._room.nbytes < like.nbytes:
+            self._room = torch.empty(like.nbytes, dtype=torch.uint8)
+        return self._room[: like.nbytes].view(like.dtype).view(like.shape)
 
-    def _operation(self, function: Any, args: Any, kwargs: Any, given: list[Tensor], *, is_random: bool) -> _Operation:
-        if len({_storage(one) for one in given}) != 1 or _storage(given[0]) not in self._recipes:
+    def _operation(self, function: Any, args: Any, kwargs: Any, inputs: list[Tensor], *, is_random: bool) -> _Operation:
+        if len({_storage(tensor) for tensor in inputs}) != 1 or _storage(inputs[0]) not in self._recipes:
             raise NotDeferrableError(str(function))
         arguments = tree_map(
-            lambda one: _View(one.size(), one.stride(), int(one.storage_offset())) if isinstance(one, Tensor) else one,
+            lambda leaf: _view_of(leaf) if isinstance(leaf, Tensor) else leaf,
             (args, kwargs),
         )
         return _Operation(function, arguments, torch.get_rng_state() if is_random else None)
+
+
+def _view_of(tensor: Tensor) -> _View:
+    return _View(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
 def _storage(tensor: Tensor) -> int:

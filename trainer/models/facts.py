@@ -79,6 +79,7 @@ def _attention(model: nn.Module) -> tuple[int | None, int | None]:
         config: Any = getattr(module, "config", None)
         layers, heads = getattr(config, "num_hidden_layers", None), getattr(config, "num_attention_heads", None)
         if isinstance(layers, int) and isinstance(heads, int):
-            head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-            return layers, heads * head_size
+            head_size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+            if head_size:
+                return layers, heads * head_size
     return None, None

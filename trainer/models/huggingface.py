@@ -24,7 +24,7 @@ def imported(name: str) -> Any:
 
 
 def library() -> Any:
-    """The transformers package, which says nothing but errors. Raises TrainerError if it is not installed."""
+    """The transformers package, set to log nothing but errors. Raises TrainerError if it is not installed."""
     transformers = imported("transformers")
     transformers.utils.logging.set_verbosity_error()
     return transformers

@@ -1,11 +1,13 @@
-"""From settings and data to a network: by name, from a configuration file or from a person's own function."""
+"""From settings and data to a network: by name, from a configuration file or from the user's own function."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.config import Settings
 from trainer.config.problems import nearest
@@ -49,9 +51,11 @@ def build(settings: Settings, data: Data) -> Built:
     state, so ranks with the same seed have the same ones. Raises SettingsError for a model that is unknown or does not
     suit task and data, and TrainerError where weights do not fit.
     """
-    if isinstance(data, Images) != (settings.task in ("classify", "contrastive")):
+    needed = "images" if settings.task in ("classify", "contrastive") else "text"
+    given = "images" if isinstance(data, Images) else "text"
+    if given != needed:
         raise SettingsError(
-            f"task: {settings.task} cannot learn from {'images' if isinstance(data, Images) else 'text'}"
+            f"--task {settings.task} needs {needed}, but --data {settings.data} gives {given}; change one of the two"
         )
     if settings.model == "auto":
         settings = settings.model_copy(update={"model": _AUTO[settings.task]})
@@ -59,7 +63,26 @@ def build(settings: Settings, data: Data) -> Built:
     model.train()
     report = load_weights(model, settings.weights) if settings.weights is not None else None
     apply_recompute(model, settings.gradient_checkpointing)
+    if settings.compile != "off":
+        _check_compilable(model, settings)
     return Built(settings.model, model, report)
+
+
+def _check_compilable(model: nn.Module, settings: Settings) -> None:
+    """Raises SettingsError for models that this torch compiles to something else, or not at all."""
+    if torch.__version__ < "2.7" and any(
+        type(module).__module__.startswith("transformers.") for module in model.modules()
+    ):
+        raise SettingsError(
+            f"--compile needs torch 2.7 or newer for a model of transformers; this is {torch.__version__}"
+        )
+    # Compiled before 2.9, recomputation counts a batch twice in running statistics.
+    recomputes = settings.gradient_checkpointing != "none"
+    if torch.__version__ < "2.9" and recomputes and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise SettingsError(
+            "--compile with --gradient-checkpointing needs torch 2.9 or newer for a model with batch norms; "
+            f"this is {torch.__version__}"
+        )
 
 
 def _network(settings: Settings, data: Data) -> nn.Module:
@@ -112,7 +135,7 @@ def _language(settings: Settings, data: Text) -> nn.Module:
 def _embedder(settings: Settings, backbone: nn.Module, feature_size: int | None) -> Embedder:
     if feature_size is None:
         raise SettingsError(
-            f"model: {settings.model} does not tell the size of its features; bring package.module:function"
+            f"model: {settings.model} does not tell the size of its features; use package.module:function"
         )
     return Embedder(backbone, feature_size, settings.embedding_size)
 

@@ -143,7 +143,7 @@ def _small_weights(module: nn.Module) -> None:
 
 
 class Logits(nn.Module):
-    """Whatever `inner` answers to one tensor, reduced to a tensor: a Hugging Face output to its logits.
+    """`inner` with a tensor as its output: of a Hugging Face output the logits, of a tuple the first tensor.
 
     `keeps_documents` is whether `inner` can be given positions in documents, and then looks at no other document.
     """
@@ -182,4 +182,4 @@ def _only_tensor(output: Any) -> Tensor:
         return logits
     if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
         return output[0]
-    raise TrainerError(f"the model answers with {type(output).__name__}, not with a tensor or an output with logits")
+    raise TrainerError(f"the model returns {type(output).__name__}, not a tensor or an output with logits")

@@ -55,7 +55,7 @@ class _Stored:
 
 
 def load_weights(model: nn.Module, folder: Path) -> WeightsReport:
-    """Copies the weights in `folder` into `model`, matched by name; random state stays as it is.
+    """Copy the weights in `folder` into `model`, matched by name; random state stays as it is.
 
     A head for another number of classes, or no head at all, leaves the model's head as it is. Tables of positions may
     be longer than the model's, and vocabularies may differ by their padding. Raises TrainerError, with the model
@@ -121,7 +121,7 @@ def _read(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _of_hugging_face(network: Any, folder: Path) -> _Stored:
-    """Reads with transformers itself, which knows the names that older files use."""
+    """Read with transformers itself, which knows the names that older files use."""
     hf, config = library(), network.config
     try:
         if (folder / "config.json").is_file():

@@ -1,8 +1,10 @@
-"""Which way of spreading the settings ask for, and what does not go together there."""
+"""Choosing the parallel strategy, and checking that the settings allow it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import torch
 
 from trainer.config import Settings
 from trainer.errors import SettingsError
@@ -13,15 +15,14 @@ from trainer.world import World
 
 
 def build_strategy(settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> Strategy:
-    """The strategy around an objective that lies on the world's device (collective).
+    """Build the strategy for an objective on the world's device, which it owns from then on (collective).
 
-    Where `shards_weights`, its model may be on the CPU, or on the meta device with `initial` values. The objective
-    belongs to it from then on: for another strategy build another one. Raises SettingsError for
-    combinations that do not work.
+    If `shards_weights`, the model may be on the CPU, or on the meta device with `initial` values. Raises SettingsError
+    for settings that do not work together.
     """
     # The settings have already checked conflicts that do not depend on the ranks.
     check(settings, world)
-    # Each way imports torch's parts for it, so only the chosen one is imported.
+    # Each strategy imports parts of torch, so only the chosen one is imported.
     if settings.parallel == "data_parallel":
         from trainer.parallel.plain import DataParallel
 
@@ -54,18 +55,25 @@ def build_strategy(settings: Settings, objective: Objective, world: World, initi
 
 
 def shards_weights(settings: Settings, world: World) -> bool:
-    """Whether no rank needs all weights on its device."""
+    """Whether weights are sharded, so that no rank needs all of them on its device."""
     return settings.parallel == "fsdp" and bool(world.backend)
 
 
 def check(settings: Settings, world: World) -> None:
-    """Raises SettingsError if the ranks cannot work together as the settings ask; says nothing of the model."""
-    for complaint in _complaints(settings, world):
-        raise SettingsError(complaint)
+    """Raise SettingsError if the settings do not work with these ranks, for any model."""
+    for problem in _problems(settings, world):
+        raise SettingsError(problem)
 
 
-def _complaints(settings: Settings, world: World) -> Iterator[str]:
+def _problems(settings: Settings, world: World) -> Iterator[str]:
     parallel, shared_by = settings.parallel, settings.tensor_parallel
+    # With torch 2.6 both computed wrong gradients or failed in backward, and 2.7 was right (on CPUs).
+    if torch.__version__ < "2.7":
+        old = f"needs torch 2.7 or newer; this is {torch.__version__}"
+        if shared_by > 1:
+            yield f"--tensor-parallel {old}"
+        if parallel == "fsdp" and world.backend and world.device.type == "cpu":
+            yield f"--parallel fsdp on CPUs {old}"
     if settings.sync_batchnorm and world.device.type != "cuda":
         yield "--sync-batchnorm needs CUDA GPUs: torch has it for nothing else"
     if settings.sync_batchnorm and parallel not in ("ddp", "zero1", "fsdp"):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import get_total_norm
 
 from trainer.world import World
@@ -44,7 +44,7 @@ def _in_packs(tensors: Iterable[Tensor], exchange: Callable[[Tensor], object]) -
 
 
 def _packs(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of tensors of one type on one device, of about `_EXCHANGE_BYTES` each."""
+    """Groups of tensors of one type on one device, of about `_EXCHANGE_BYTES` each."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         kind = (tensor.dtype, tensor.device)
@@ -76,12 +76,14 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_like(full: Tensor, like: Tensor) -> Tensor:
-    """This rank's shard of a full tensor that all ranks have, laid out as `like`; no collective."""
+    """This rank's shard of a full tensor that all ranks have, laid out as `like`; no collective, maybe no copy."""
     if not isinstance(like, DTensor):
         return full
-    mesh = like.device_mesh
-    on_device = full.to(mesh.device_type)
-    return distribute_tensor(on_device, mesh, like.placements, src_data_rank=None).to(like.device)
+    # distribute_tensor of torch before 2.7 always communicates.
+    (chunk,) = like.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    own = full[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))]
+    # DTensor.from_local moves a shard to the devices of the mesh, also one that belongs into host memory.
+    return from_local_shard(own, like).to(like.device)
 
 
 def from_local_shard(shard: Tensor, like: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""DistributedDataParallel: the whole model on every rank, gradients averaged while backward still runs.
+"""DistributedDataParallel: the whole model on every rank, gradients all-reduced during backward.
 
-A rank that runs out of memory in the middle of a step leaves the others inside DDP's exchanges. It can take part in
-those with zeros, in DDP's own order, which is what `Join` of torch does for ranks that have run out of data. After that
-DDP's inner state is unfinished on that rank, so all ranks wrap the objective afresh.
+If a rank runs out of memory within a step, the others wait inside DDP's collectives. That rank can take part with
+zeros, in DDP's own order, as torch's `Join` does for ranks without data. DDP's internal state is invalid on that rank
+then, so all ranks wrap the objective again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ from trainer.world import World
 
 
 class Ddp(Plain):
-    """`exchange.rounds` counts the buckets that were exchanged.
-
-    All that a micro batch allocates belongs inside `accumulate`: what fails there can be settled.
-    """
+    """Wraps the objective in DistributedDataParallel, with `Exchange` as its communication hook."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         if settings.sync_batchnorm:
@@ -39,8 +36,8 @@ class Ddp(Plain):
         if settings.compress_gradients == "powersgd":
             self._low_rank = PowerSgd(world, settings.powersgd_rank, self._names)
         self.exchange = Exchange(world, settings.compress_gradients, self._low_rank)
-        # A static graph's first exchange, a model that exchanges in forward or backward: those cannot be answered. And
-        # with PowerSGD a step that is given up would leave its errors behind.
+        # Zeros cannot answer a static graph's first exchange, nor collectives of the model itself. And with PowerSGD, a
+        # step that is given up would leave wrong residuals.
         self.can_settle = not (
             settings.static_graph or settings.sync_batchnorm or objective.exchanges or self._low_rank
         )
@@ -59,7 +56,7 @@ class Ddp(Plain):
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             find_unused_parameters=settings.find_unused_parameters,
         )
-        # At forward; at the start they are always made equal. Constants of the objective are not worth an exchange.
+        # In each forward. The objective's own buffers are constants, so only the model's matter.
         wrapped.broadcast_buffers = settings.broadcast_buffers and any(True for _ in self.objective.model.buffers())
         wrapped.register_comm_hook(wrapped.process_group, self.exchange.average)
         return wrapped
@@ -73,7 +70,7 @@ class Ddp(Plain):
 
     @contextlib.contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:
-        # DDP learns a static graph in the first backward, and cannot do that in one without an exchange.
+        # DDP learns a static graph in the first backward, which must include the all-reduce.
         exchanged = last or not self._graph_known
         with contextlib.nullcontext() if exchanged else self._wrapped.no_sync():
             yield
@@ -86,7 +83,7 @@ class Ddp(Plain):
         self.exchange.begin()
 
     def before_measuring(self) -> None:
-        # As the next forward would do. Until then every rank has its own last batch's statistics.
+        # Like the next forward. Until then every rank has the statistics of its own last batch.
         if self._wrapped.broadcast_buffers:
             broadcast_from_main(self.objective.model.buffers(), self.world)
 
@@ -105,9 +102,9 @@ class Ddp(Plain):
     # --- running out of memory ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Answers with zeros what the other ranks still wait for: DDP's exchanges before forward, then the buckets.
+        """Take part with zeros in what other ranks wait for: DDP's collectives before forward, then the buckets.
 
-        Raises RankError if DDP ran out of memory while it laid out its buckets: what it owes is then unknown.
+        Raises RankError if DDP ran out of memory while it allocated its buckets: what others wait for is unknown then.
         """
         if self.stage == "complete":
             return
@@ -116,7 +113,7 @@ class Ddp(Plain):
         self.optimizer.zero_grad()
         wrapped, exchange = self._wrapped, self.exchange
         if not exchange.entered:
-            # Both do nothing if they are not due. They are due before a step's first forward only.
+            # Both do nothing if they are not due, which they are only before a step's first forward.
             wrapped.reducer._rebuild_buckets()
             if wrapped._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
                 wrapped._sync_buffers()  # type: ignore[no-untyped-call]
@@ -124,15 +121,15 @@ class Ddp(Plain):
         expected = sum(parameter.numel() for parameter in self._names if parameter.requires_grad)
         if sum(bucket.buffer().numel() for bucket in buckets) != expected:
             raise RankError("out of memory while the buckets of gradients were laid out: this step cannot be settled")
-        owed = buckets[exchange.sent :]
-        for answer in [exchange.average(wrapped.process_group, bucket) for bucket in owed]:
-            answer.wait()
-        if owed and wrapped.find_unused_parameters:
+        missing = buckets[exchange.sent :]
+        for future in [exchange.average(wrapped.process_group, bucket) for bucket in missing]:
+            future.wait()
+        if missing and wrapped.find_unused_parameters:
             wrapped._match_unused_params_allreduce()  # type: ignore[no-untyped-call]
 
     def renew(self) -> None:
         super().renew()
-        # Whoever still holds the old wrapper, such as a traceback, must not keep its hooks on the parameters alive.
+        # A traceback may still hold the old wrapper, which must not keep its hooks on the parameters.
         self._wrapped._remove_autograd_hooks()  # type: ignore[no-untyped-call]
         del self._wrapped
         gc.collect()
@@ -141,9 +138,9 @@ class Ddp(Plain):
 
 
 class _Entered(nn.Module):
-    """What DDP wraps: the objective, and a note that its forward is reached.
+    """The module that DDP wraps: notes that forward is reached, and calls the objective.
 
-    A separate module, because where the objective is compiled, so are its hooks.
+    Not a hook of the objective, because hooks of a compiled module are compiled, too.
     """
 
     def __init__(self, objective: Objective, exchange: Exchange) -> None:

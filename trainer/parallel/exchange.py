@@ -1,4 +1,4 @@
-"""The exchange of gradients below DDP: averages buckets, counts them, and measures how long backward waits for others.
+"""DDP's communication hook: all-reduces buckets, counts them, and measures how long backward waits for other ranks.
 
 DDP compares the annotations of its hook with classes at run time, so in this module they must not be strings.
 """
@@ -21,14 +21,14 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Exchange:
-    """Hook of one DDP module. It knows nothing of the module, so that both go when the module is given up.
+    """The hook of one DDP module, without a reference to it, so that a module that is dropped is freed.
 
-    `rounds` counts exchanged buckets since the start and `sent` those of this step. `entered` tells whether this step's
-    first forward is past DDP's own exchanges.
+    `rounds` counts all-reduced buckets since the start, `sent` those of this step. `entered`: this step's first forward
+    is past DDP's own collectives.
     """
 
     def __init__(self, world: World, compression: Compression, low_rank: PowerSgd | None = None) -> None:
-        """`low_rank` averages the gradients where the compression is powersgd."""
+        """`low_rank` averages the gradients if the compression is powersgd."""
         self.rounds = 0
         self.sent = 0
         self.entered = False
@@ -40,30 +40,30 @@ class Exchange:
             self._beside_backward = torch.cuda.Stream(world.device)  # type: ignore[no-untyped-call]
         self._ready = self._done = 0.0
         self._called: float | None = None
-        self._waited = 0.0  # before forward, and inside the hook
-        # The host may read one step while the device is still busy with the next.
+        self._waited = 0.0  # seconds, before forward and inside the hook
+        # Of several steps: the host may read one while the device still computes the next.
         self._marks: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=4)
         self._ready_mark: torch.cuda.Event | None = None
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start a step."""
         self.sent = 0
         self.entered = False
         self._ready_mark = None
         self._waited = 0.0
 
     def call(self, *, exchanges: bool) -> None:
-        """The module is called; `exchanges` is whether DDP may exchange something before it comes to the forward."""
+        """Note that the module is called. `exchanges`: DDP may have collectives before forward."""
         self._called = time.perf_counter() if exchanges and not self.entered else None
 
     def enter(self) -> None:
-        """The forward is reached."""
+        """Note that forward is reached."""
         if self._called is not None:
             self._waited, self._called = time.perf_counter() - self._called, None
         self.entered = True
 
     def finish(self) -> None:
-        """The step's last backward has returned: what is given to the device from now on follows the exchange."""
+        """Note that the step's last backward has returned: later work of the device follows the all-reduce."""
         if self._ready_mark is not None:
             self._marks.append((self._ready_mark, _mark()))
 
@@ -72,7 +72,7 @@ class Exchange:
         group: dist.ProcessGroup,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """DDP's hook: the mean of a bucket over the group. Parts are divided before they are sent, against overflow."""
+        """The hook: all-reduce a bucket to its mean over the group. It is divided first, to avoid overflow."""
         self._note_ready(bucket)
         if self._low_rank is not None:
             return self._average_low_rank(self._low_rank, bucket)
@@ -95,9 +95,9 @@ class Exchange:
         low_rank: PowerSgd,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
-        """In this thread: a thread of callbacks would issue its exchanges in an order that differs between ranks.
+        """Average in this thread: callbacks in other threads would order their collectives differently on each rank.
 
-        On a GPU they run on a stream of their own, beside the rest of backward.
+        On a GPU this uses a separate stream, concurrent with the rest of backward.
         """
         self.sent += 1
         self.rounds += 1
@@ -119,7 +119,7 @@ class Exchange:
             self._ready_mark = _mark()
 
     def seconds(self) -> float | None:
-        """The newest step's wait that is known by now; never waits for the device."""
+        """The wait of the newest step for which it is known, in seconds; never waits for the device."""
         if not self._on_device:
             return self._waited + max(0.0, self._done - self._ready) if self.rounds else None
         for ready, done in reversed(self._marks):
@@ -130,7 +130,7 @@ class Exchange:
 
 
 def _mark() -> torch.cuda.Event:
-    """The point that the current stream has come to."""
+    """An event at the current end of the stream."""
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     mark.record()
     return mark

@@ -1,6 +1,6 @@
-"""FSDP2: parameters, gradients and optimizer state are sharded over the ranks; a block is gathered while it computes.
+"""FSDP2: parameters, gradients and optimizer state are sharded; a block's parameters are gathered while it computes.
 
-Validation runs through the same blocks, so all ranks must take the same number of held-out batches.
+Validation gathers, too, so all ranks must take the same number of held-out batches.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from trainer.world import World
 
 
 class Fsdp(Strategy):
-    """The full state lies on the CPU of rank 0 and is empty elsewhere; it is gathered one tensor at a time."""
+    """Shards with FSDP2. Full state is on rank 0's CPU only, gathered one tensor at a time."""
 
     measures_alone = False
 
     def __init__(self, settings: Settings, objective: Objective, world: World, initial: Initial | None = None) -> None:
-        """With `initial` the model's parameters are on the meta device, and each rank makes its shards of them.
+        """With `initial`, the parameters are on the meta device, and each rank initialises its shards.
 
-        Otherwise the model is on the CPU or the world's device, and rank 0's weights count.
+        Otherwise the model is on the CPU or the world's device, and rank 0's weights are used.
         """
         self.objective = objective
         self.world = world
@@ -45,18 +45,19 @@ class Fsdp(Strategy):
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         if initial is None:
             collectives.broadcast_from_main(objective.model.state_dict().values(), world)
-        # Each block goes to the device when it is sharded, and only its shard stays there.
+        # Sharding moves each block to the device, where only its shard stays.
         self._shard_model(settings)
         if initial is not None:
             self._initialise(initial, "cpu" if settings.cpu_offload else world.device)
-        # FSDP swaps a module's parameters while it is gathered: these are the ones that stay.
+        # Taken after sharding: FSDP replaces parameters, and these are the sharded ones.
         self._names = names_by_parameter(objective.model)
+        self._parameters = {name: parameter for parameter, name in self._names.items()}
         self.optimizer = build_optimizer(objective.model.named_parameters(), settings, world.device)
 
     def _shard_model(self, settings: Settings) -> None:
         world, copy_ranks = self.world, settings.shard_ranks or self.world.size
         if copy_ranks < world.size:
-            # A mesh of two dimensions is hybrid sharding: gradients are averaged over the copies as well.
+            # Hybrid sharding by a two-dimensional mesh: gradients are averaged over the copies, too.
             shape = (world.size // copy_ranks, copy_ranks)
             mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=("copies", "shards"))
         else:
@@ -67,7 +68,7 @@ class Fsdp(Strategy):
 
     @torch.no_grad()
     def _initialise(self, initial: Initial, device: torch.device | str) -> None:
-        """Gives parameters on the meta device memory for their shards, and one after the other its values."""
+        """Allocate the shards of parameters on the meta device, and initialise one parameter after another."""
         model = self.objective.model
         buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
         model.to_empty(device=device)
@@ -92,8 +93,12 @@ class Fsdp(Strategy):
         yield
 
     def before_measuring(self) -> None:
+        self._free_gathered()
         # Buffers, such as batch statistics, are not sharded: until here every rank has those of its own batches.
         collectives.broadcast_from_main(self.objective.model.buffers(), self.world)
+
+    def after_measuring(self) -> None:
+        self._free_gathered()
 
     def clip(self, max_norm: float) -> Tensor:
         return collectives.clip_gradients(self._names, max_norm, self.world.device)
@@ -113,25 +118,21 @@ class Fsdp(Strategy):
         load_tensors(targets, state, shard=lambda name, full: collectives.shard_like(full, targets[name]))
 
     def load_optimizer_state(self, state: OptimizerState) -> None:
-        parameters = {name: parameter for parameter, name in self._names.items()}
         load_state_by_name(
-            self.optimizer, self._names, state, shard=lambda name, full: collectives.shard_like(full, parameters[name])
+            self.optimizer,
+            self._names,
+            state,
+            shard=lambda name, full: collectives.shard_like(full, self._parameters[name]),
         )
 
     def local_parameters(self) -> dict[str, Tensor]:
         self._free_gathered()
-        return {
-            name: collectives.local_shard(parameter)
-            for parameter, name in self._names.items()
-            if parameter.requires_grad
-        }
+        parameters = self._parameters.items()
+        return {name: collectives.local_shard(parameter) for name, parameter in parameters if parameter.requires_grad}
 
     def local_gradients(self) -> dict[str, Tensor]:
-        return {
-            name: collectives.local_shard(parameter.grad)
-            for parameter, name in self._names.items()
-            if parameter.grad is not None
-        }
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        return {name: collectives.local_shard(grad) for name, grad in gradients.items() if grad is not None}
 
     def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._on_main(self.as_sharded(shards))
@@ -143,13 +144,11 @@ class Fsdp(Strategy):
         return state_by_name(self.optimizer, self._names)
 
     def as_sharded(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        parameters = {name: parameter for parameter, name in self._names.items()}
-        return {name: collectives.from_local_shard(shard, parameters[name]) for name, shard in shards.items()}
+        return {name: collectives.from_local_shard(shard, self._parameters[name]) for name, shard in shards.items()}
 
     def shard(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        parameters = {name: parameter for parameter, name in self._names.items()}
         return {
-            name: collectives.local_shard(collectives.shard_like(full, parameters[name])).clone()
+            name: collectives.local_shard(collectives.shard_like(full, self._parameters[name])).clone()
             for name, full in state.items()
         }
 
@@ -159,7 +158,7 @@ class Fsdp(Strategy):
         return dict(self.objective.model.state_dict())
 
     def _free_gathered(self) -> None:
-        """Frees gathered copies of weights, which are out of date once the shards are written to."""
+        """Free gathered copies of weights, which are out of date once the shards are written to."""
         for module in self.objective.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -1,4 +1,4 @@
-"""Local SGD: every rank steps alone, and every few steps their weights are averaged.
+"""Local SGD: ranks step independently, and average their weights every few steps.
 
 Stich (2019), "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767.
 """
@@ -19,22 +19,22 @@ from trainer.world import World
 
 
 class LocalSgd(Plain):
-    """Ranks differ between averages. Measuring and taking state average first, so that both are of one model.
+    """Ranks differ between averages, so validation and state average first.
 
-    A run that continues from a checkpoint does what the run that wrote it went on to do.
+    Since saving averages the live weights, too, a resumed run equals the uninterrupted one.
     """
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         super().__init__(settings, objective, world)
-        # A step has no exchange, unless the objective's forward does.
+        # A step has no collective, unless the objective's forward has.
         self.can_settle = not objective.exchanges
         self._every = settings.average_every
         broadcast_from_main(objective.model.state_dict().values(), world)
 
     def clip(self, max_norm: float) -> Tensor:
-        """Each rank clips by its own norm; the root of their mean square is returned: all see where one is not finite.
+        """Clip by this rank's norm. Returns the root mean square of all norms, which is not finite if any of them is.
 
-        So all ranks end a run in the same step, before any of them takes part in a save.
+        So all ranks end the run in the same step, before any of them saves.
         """
         square = super().clip(max_norm).double() ** 2 / self.world.size
         dist.all_reduce(square, group=self.world.group)

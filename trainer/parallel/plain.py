@@ -1,6 +1,6 @@
-"""One process with the whole model and no wrapper; and what all ways share that keep whole tensors on every rank.
+"""One process with the whole model, which is also the base of strategies with full tensors on every rank.
 
-`DataParallel`: one process drives all GPUs, one thread each. DDP is faster; this one needs no launcher.
+`DataParallel`: one process drives all GPUs, with a thread for each. DDP is faster, but needs a launcher.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from trainer.parallel.strategy import OptimizerState, Strategy
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
-# Between steps, within one, or within one whose gradients are complete.
+# Between steps, within a step, or in a step whose gradients are complete.
 Stage = Literal["between", "within", "complete"]
 
 
 class Plain(Strategy):
-    """The objective as it is. `model_state` and `optimizer_state` are views of the live tensors, on every rank.
+    """The objective without a wrapper. `model_state` and `optimizer_state` are views of live tensors on every rank.
 
-    With CUDA graphs, gradients stay in memory of their own: left to itself, torch lets them lie in that of the graphs,
-    which the next micro batch writes to. Where steps may be done again, buffers (batch statistics) go back to what they
-    were before a step that failed.
+    With CUDA graphs, gradients are allocated once: otherwise torch puts them into the graphs' memory, which the next
+    micro batch overwrites. With --oom-retries, buffers (batch statistics) are restored after a step that failed.
     """
 
-    can_settle = True  # no other rank waits
+    can_settle = True  # there is no other rank
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         self.objective = objective
@@ -67,11 +66,11 @@ class Plain(Strategy):
             self.stage = "complete"
 
     def exchanging(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a micro batch whose gradients are exchanged at its end, or not."""
+        """Inside, run a micro batch; the `last` one all-reduces gradients."""
         return contextlib.nullcontext()
 
     def begin(self) -> None:
-        """The first micro batch of a step begins, or would have begun where this rank has failed before it."""
+        """Start a step: before the first micro batch, or in `settle` if this rank failed before it."""
         self.stage = "within"
         if self._keeps_gradients:
             for parameter in self._names:
@@ -110,7 +109,7 @@ class Plain(Strategy):
 
 
 class DataParallel(Plain):
-    """Splits each batch over all visible GPUs. On the CPU, and with one GPU, there is one part."""
+    """Splits each batch over all visible GPUs; without or with one GPU it is not split."""
 
     def __init__(self, settings: Settings, objective: Objective, world: World) -> None:
         super().__init__(settings, objective, world)
@@ -126,7 +125,7 @@ class DataParallel(Plain):
 
 
 class _Sum(nn.Module):
-    """The sum of the losses of a part of the batch [1]: the last part may be smaller than the others."""
+    """The sum [1] of the losses of a part of the batch; a sum, because the last part may be smaller."""
 
     def __init__(self, objective: Objective) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class _Sum(nn.Module):
     def forward(self, fields: Fields, half: torch.dtype | None) -> Tensor:
         first = next(iter(fields.values()))
         samples = len(first)
-        # The threads of the other GPUs would take autocast's default type, fp16, in place of the chosen one.
+        # Autocast is per thread: the other GPUs' threads would use its default type, fp16.
         with torch.autocast(first.device.type, dtype=half) if half else contextlib.nullcontext():
             loss: Tensor = self.objective(fields)
         return loss.reshape(1) * samples

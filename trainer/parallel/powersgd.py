@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainer.parallel.collectives import all_reduce_mean
@@ -39,26 +38,26 @@ class PowerSgd:
 
     @torch.no_grad()
     def average(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Replaces gradients by what the ranks exchange of their mean, in place (collective)."""
+        """Replace gradients by low-rank approximations of their mean over the ranks, in place (collective)."""
         pairs = list(zip(parameters, gradients, strict=True))
         matrices = [(parameter, gradient) for parameter, gradient in pairs if self._is_thinner(parameter)]
-        self._mean([gradient for parameter, gradient in pairs if not self._is_thinner(parameter)])
-        wanted = [gradient.reshape(len(gradient), -1) + self._error(parameter) for parameter, gradient in matrices]
-        left = [one @ self._factor(parameter) for (parameter, _), one in zip(matrices, wanted, strict=True)]
-        self._mean(left)
-        left = [torch.linalg.qr(one).Q for one in left]
-        right = [one.T @ basis for one, basis in zip(wanted, left, strict=True)]
-        self._mean(right)
-        for (parameter, gradient), one, basis, factor in zip(matrices, wanted, left, right, strict=True):
+        all_reduce_mean([gradient for parameter, gradient in pairs if not self._is_thinner(parameter)], self._world)
+        corrected = [gradient.reshape(len(gradient), -1) + self._error(parameter) for parameter, gradient in matrices]
+        left = [matrix @ self._factor(parameter) for (parameter, _), matrix in zip(matrices, corrected, strict=True)]
+        all_reduce_mean(left, self._world)
+        left = [torch.linalg.qr(factor).Q for factor in left]
+        right = [matrix.T @ basis for matrix, basis in zip(corrected, left, strict=True)]
+        all_reduce_mean(right, self._world)
+        for (parameter, gradient), matrix, basis, factor in zip(matrices, corrected, left, right, strict=True):
             product = basis @ factor.T
-            self._errors[parameter] = one.sub_(product)
+            self._errors[parameter] = matrix.sub_(product)
             self._factors[parameter] = factor
             gradient.copy_(product.view(gradient.shape))
 
     def state(self) -> ExchangeState:
-        """What the next step depends on, live, by parameter name (collective).
+        """The state that the next step depends on, live, by parameter name (collective).
 
-        From here on each rank has the mean error as its own, so that the run goes on as one that loads this state.
+        Afterwards each rank's error is the mean of all, so that this run continues like one that loads the state.
         """
         all_reduce_mean(self._errors.values(), self._world)
         return {
@@ -67,7 +66,9 @@ class PowerSgd:
         }
 
     def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Takes over a state; parameters without one start without. Raises ValueError if a shape does not fit."""
+        """Load a state. Parameters that it lacks start without one. Raises ValueError if a shape does not fit."""
+        self._errors.clear()
+        self._factors.clear()
         for parameter, name in self._names.items():
             values = state.get(name)
             if values is None or not self._is_thinner(parameter):
@@ -97,12 +98,3 @@ class PowerSgd:
             drawn = torch.randn(parameter[0].numel(), self._rank, generator=generator)
             self._factors[parameter] = drawn.to(parameter)
         return self._factors[parameter]
-
-    def _mean(self, tensors: Sequence[Tensor]) -> None:
-        """The ranks' means, in place, in one exchange."""
-        if not tensors:
-            return
-        packed = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(self._world.size)
-        dist.all_reduce(packed, group=self._world.group)
-        for tensor, part in zip(tensors, torch.split(packed, [one.numel() for one in tensors]), strict=True):
-            tensor.copy_(part.view(tensor.shape))

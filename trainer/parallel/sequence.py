@@ -50,12 +50,12 @@ def splits_sequences(model: nn.Module) -> bool:
     """Whether the blocks of a model can work on parts of sequences."""
     blocks = transformer_blocks(model)
     # Feed-forward layers by chunks of a sequence would gather chunks of parts.
-    known = all(any(kind.__name__ in _PARTS for kind in type(block).__mro__) for block in blocks)
-    return bool(blocks) and known and not any(getattr(block, "chunk_size_feed_forward", 0) for block in blocks)
+    supported = all(any(kind.__name__ in _PARTS for kind in type(block).__mro__) for block in blocks)
+    return bool(blocks) and supported and not any(getattr(block, "chunk_size_feed_forward", 0) for block in blocks)
 
 
 def split_sequences(model: nn.Module, mesh: DeviceMesh, own_draws: OwnDraws) -> None:
-    """Makes the blocks of a model split what enters them, and what is behind them gather it."""
+    """Let the first block split its input along the length, and the last one, or the norm behind it, gather its own."""
     blocks, between = transformer_blocks(model), _Between(mesh)
     for block in blocks:
         parts = _parts(block)
@@ -76,7 +76,7 @@ def split_sequences(model: nn.Module, mesh: DeviceMesh, own_draws: OwnDraws) -> 
 
 
 class _Between:
-    """What blocks hand to each other: plain tensors, so that whoever looks at blocks from outside meets no others."""
+    """What blocks pass to each other: plain tensors, so that hooks on blocks never see a DTensor."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
@@ -101,20 +101,20 @@ class _Between:
 
 
 def leave_split(summands: DTensor) -> Tensor:
-    """The sum over the ranks [batch, length, width] of what each has: a rank's part of it if the length is split."""
+    """Reduce-scatter summands [batch, length, width] along the length; all-reduce them if it is not split."""
     if summands.shape[1] % summands.device_mesh.size():
         return summed(summands)
     return summands.redistribute(placements=[_LENGTH])
 
 
 def summed(summands: DTensor) -> Tensor:
-    """The same, whole on every rank."""
+    """All-reduce summands [batch, length, width]."""
     whole: Tensor = summands.redistribute(placements=[Replicate()]).to_local()
     return whole
 
 
 def with_summed_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A tensor that all ranks have, and of whose gradient each has a summand; in backward these are added up."""
+    """The tensor, which is equal on all ranks; in backward, all-reduce the summands of its gradient."""
     everywhere = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
     own: Tensor = everywhere.to_local(grad_placements=[Partial()])
     return own
@@ -131,7 +131,7 @@ def _norm_behind(model: nn.Module, last_block: nn.Module) -> nn.Module | None:
 
 
 def _gather_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Once for all layers in there. They take a DTensor, which has the gradients from each of them scattered."""
+    """All-gather once for all layers inside, as a DTensor: in backward it reduce-scatters their gradients."""
 
     def gathered(hidden: Tensor) -> Tensor:
         return hidden.redistribute(placements=[Replicate()]) if isinstance(hidden, DTensor) else hidden

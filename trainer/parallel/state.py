@@ -1,4 +1,4 @@
-"""The optimizer's state and the model's tensors by parameter name and in full, as checkpoints have them."""
+"""State of optimizers and models as checkpoints have it: full tensors by parameter name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.parallel.strategy import OptimizerState
 
 _ADAM, _MOMENTUM = frozenset({"step", "exp_avg", "exp_avg_sq"}), frozenset({"momentum_buffer"})
 
-# Without one of these sets an optimizer of trainer.optim cannot step a parameter that has a state at all.
+# The keys of a parameter's state: one of these sets must be complete.
 _NEEDED: dict[type[torch.optim.Optimizer], tuple[frozenset[str], ...]] = {
     torch.optim.AdamW: (_ADAM,),
     torch.optim.SGD: (_MOMENTUM,),
@@ -21,21 +21,21 @@ _NEEDED: dict[type[torch.optim.Optimizer], tuple[frozenset[str], ...]] = {
 }
 
 Shard = Callable[[str, Tensor], Tensor]
-"""This rank's part of a full tensor, which has the shape of the parameter of that name."""
+"""Returns this rank's shard of a full tensor, which has the shape of the parameter of that name."""
 
 
 def whole(name: str, full: Tensor) -> Tensor:
-    """The `Shard` of a rank that has all of every parameter."""
+    """The `Shard` of a rank with full parameters."""
     return full
 
 
 def names_by_parameter(model: nn.Module) -> dict[Tensor, str]:
-    """The name of every parameter; one that is used in several places has the first of its names."""
+    """The name of every parameter; of tied parameters the first name."""
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def state_by_name(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> OptimizerState:
-    """The live state of the parameters this optimizer steps, in the order of `names`."""
+    """The live state of the parameters that this optimizer steps, in the order of `names`."""
     return {name: dict(optimizer.state[parameter]) for parameter, name in names.items() if parameter in optimizer.state}
 
 
@@ -45,7 +45,7 @@ def load_state_by_name(
     state: OptimizerState,
     shard: Shard = whole,
 ) -> None:
-    """Give every parameter that this optimizer steps a copy of its state; those without one start without.
+    """Copy the state into an optimizer. Parameters that it lacks start without one.
 
     Raises KeyError for names that are not in `names`, ValueError for other shapes or the state of another kind of
     optimizer, and TypeError for an optimizer that `trainer.optim` does not make.
@@ -62,14 +62,14 @@ def load_state_by_name(
 
 
 def _own_copy(name: str, key: str, value: Any, shard: Shard) -> Any:
-    """A value of a parameter's state; tensors but for the step count have the parameter's shape."""
+    """Copy a value of a parameter's state. Tensors except the step count have the parameter's shape."""
     if not isinstance(value, Tensor):
         return value
     return (value if key == "step" else shard(name, value)).detach().clone()
 
 
 def _check(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], state: OptimizerState) -> None:
-    """Check the state of all parameters, whichever rank steps them, so that all ranks come to the same answer."""
+    """Check the state of all parameters, also of other ranks', so that all ranks get the same result."""
     unknown = sorted(set(state) - set(names.values()))
     if unknown:
         raise KeyError(f"the optimizer's state has parameters that the model does not have: {_some(unknown)}")
@@ -96,9 +96,9 @@ def _needed(optimizer: torch.optim.Optimizer) -> tuple[frozenset[str], ...]:
 
 
 def load_tensors(targets: Mapping[str, Tensor], state: Mapping[str, Tensor], shard: Shard = whole) -> None:
-    """Copy the rank's parts of full tensors over the model's own, after all of them have been checked.
+    """Copy this rank's shards of full tensors into the model, after checking all of them.
 
-    Raises KeyError for a missing or an unknown name, and ValueError where a shape differs.
+    Raises KeyError for a missing or an unknown name, and ValueError for another shape.
     """
     missing, unknown = sorted(set(targets) - set(state)), sorted(set(state) - set(targets))
     if missing:

@@ -1,8 +1,7 @@
-"""The interface of all parallel strategies to the loop.
+"""The interface of parallel strategies to the loop.
 
-A strategy owns the wrapped objective and the optimizer, because some shard the optimizer as well. State goes in and out
-in one form: full tensors on the CPU under the parameters' names, so that a run can continue with another strategy or
-another number of ranks.
+A strategy owns the wrapped objective and the optimizer, because some shard the optimizer, too. State is exchanged in
+one form, full tensors by parameter name, so that a run can continue with another strategy or number of ranks.
 """
 
 from __future__ import annotations
@@ -26,17 +25,19 @@ OptimizerState = dict[str, dict[str, Any]]
 class Strategy(ABC):
     """One rank's part. All ranks call the same methods in the same order.
 
-    `objective` is the inner, unwrapped one (for measuring); `optimizer` steps this rank's shard of the parameters.
-    `data_rank` of `data_ranks` is the share of the data this rank takes: ranks that hold parts of one layer take the
-    same samples.
+    Attributes:
+        objective: the unwrapped objective, for measuring.
+        optimizer: steps this rank's shard of the parameters.
+        data_rank: which of `data_ranks` shares of the data this rank takes. Ranks with shards of one layer take the
+            same share.
     """
 
     objective: Objective
     optimizer: torch.optim.Optimizer
     data_rank: int
     data_ranks: int
-    devices = 1  # that this rank computes on
-    measures_alone = True  # whether held-out batches take forward passes of this rank alone
+    devices = 1  # devices that this rank computes on
+    measures_alone = True  # whether a forward pass of held-out data needs no other rank
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -45,113 +46,117 @@ class Strategy(ABC):
         """Forward through the wrapped objective: the mean loss of this rank's batch, ready for backward."""
 
     def accumulate(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a micro batch: all but the last accumulate gradients without an all-reduce.
+        """Inside, run one micro batch. All but the last accumulate gradients without an all-reduce.
 
-        Everything that may run out of memory belongs inside: the batch's way to the device, forward and backward.
+        Everything that may run out of memory belongs inside: copying the batch to the device, forward and backward.
         """
         return contextlib.nullcontext()
 
     @abstractmethod
     def clip(self, max_norm: float) -> Tensor:
-        """Scales gradients down to a total norm over all ranks' shards; returns the norm before that, on the device.
+        """Clip gradients to a total norm over all ranks' shards. Returns the norm [] before, on the device.
 
-        0 only measures.
+        With 0 the norm is only measured.
         """
 
     def after_update(self, step: int) -> None:
-        """Called at the end of every step, also where fp16's scaler left the update out (local SGD averages here)."""
+        """Called at the end of every step, even if the fp16 scaler skipped the update. Local SGD averages here."""
         return
 
     def before_measuring(self) -> None:
-        """Called on all ranks before held-out data is measured: from here on they have one model (collective)."""
+        """Called on all ranks once the model has the weights to validate; makes their models equal (collective)."""
+        return
+
+    def after_measuring(self) -> None:
+        """Called on all ranks when the model has its own weights again."""
         return
 
     def clear_gradients(self) -> None:
-        """Called when they have been used."""
+        """Called after the update."""
         self.optimizer.zero_grad()
 
     # --- running out of memory ----------------------------------------------------------------------------------------
 
-    can_settle = False  # whether a rank that failed in the middle of a step can leave the others unhurt
+    can_settle = False  # whether `settle` works, so that the other ranks survive an error of one
 
     def settle(self) -> None:
-        """On the rank that failed inside `accumulate`: takes part in what the others still wait for in this step.
+        """On a rank that failed inside `accumulate`, take part in the collectives that others wait for in this step.
 
-        To be called when the error has been dropped, because its traceback holds the memory of forward.
+        Call it after the except block, because the traceback keeps the activations alive.
         """
         return
 
     def renew(self) -> None:
-        """On all ranks, after a step that at least one gave up: ready for the next one, gradients cleared."""
+        """On all ranks, clear gradients and prepare for another try, after a step that any rank gave up."""
         self.clear_gradients()
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def model_state(self) -> dict[str, Tensor]:
-        """All of the model's parameters and buffers, gathered; views of live tensors where that is possible.
+        """Gather the model's full parameters and buffers; views of live tensors if possible (collective).
 
-        Collective. Ranks other than 0 may get an empty dictionary.
+        Ranks other than 0 may get an empty dictionary.
         """
 
     @abstractmethod
     def optimizer_state(self) -> OptimizerState:
-        """The optimizer's state by parameter name, gathered; like `model_state`."""
+        """Gather the optimizer's full state by parameter name, like `model_state`."""
 
     @abstractmethod
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over full tensors, which every rank passes in. Raises KeyError or ValueError if they do not fit."""
+        """Load full tensors, the same on every rank. Raises KeyError or ValueError if they do not fit."""
 
     @abstractmethod
     def load_optimizer_state(self, state: OptimizerState) -> None:
-        """Takes over the optimizer's state. Parameters without one start without."""
+        """Load the optimizer's full state. Parameters that it lacks start without one."""
 
     def exchange_state(self) -> ExchangeState:
-        """What a lossy exchange of gradients keeps for the next step, by parameter name, on every rank (collective)."""
+        """The residuals of compressed gradients by parameter name, on every rank (collective)."""
         return {}
 
     def load_exchange_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Takes that over, if this strategy's exchange is lossy as well. Raises ValueError if it does not fit."""
+        """Load residuals, if this strategy compresses, too. Raises ValueError if they do not fit."""
         return
 
     def local_parameters(self) -> dict[str, Tensor]:
-        """This rank's shard of the trainable parameters by name, as plain live tensors that may be written to."""
+        """This rank's shards of the trainable parameters by name, as plain, live, writable tensors."""
         parameters = self.objective.model.named_parameters()
         return {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
 
     def local_gradients(self) -> dict[str, Tensor]:
-        """This rank's shard of the gradients by name, as plain live tensors; parameters without one are left out."""
+        """This rank's shards of the gradients by name, as plain live tensors; only of parameters that have one."""
         parameters = self.objective.model.named_parameters()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
     def gather(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Full tensors from every rank's shards, which have the shapes of `local_parameters` (collective, for EMA).
+        """Gather full tensors from all ranks' shards with the shapes of `local_parameters` (collective, for EMA).
 
         Ranks other than 0 may get an empty dictionary.
         """
         return dict(shards)
 
     def shard(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards of full parameters, which every rank passes in: the inverse of `gather`."""
+        """This rank's shards of full tensors that every rank has: the inverse of `gather`."""
         return dict(state)
 
     def sharded_model_state(self) -> dict[str, Tensor]:
-        """`model_state` as it is sharded over the ranks, live, without a collective (for sharded checkpoints)."""
+        """This rank's shards of `model_state`, live, without a collective (for sharded checkpoints)."""
         return self.model_state()
 
     def sharded_optimizer_state(self) -> OptimizerState:
-        """`optimizer_state` as it is sharded over the ranks; like `sharded_model_state`."""
+        """This rank's shards of `optimizer_state`, like `sharded_model_state`."""
         return self.optimizer_state()
 
     def as_sharded(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Shards, which have the shapes of `local_parameters`, as tensors that know their full shape."""
+        """Shards with the shapes of `local_parameters` as tensors that know their full shape (DTensor)."""
         return dict(shards)
 
-    # --- what can be measured -----------------------------------------------------------------------------------------
+    # --- measurements -------------------------------------------------------------------------------------------------
 
     def exchange_seconds(self) -> float | None:
-        """How long the last step's backward waited for other ranks after its own gradients were ready; None: unknown.
+        """How long the last step's backward waited for other ranks, from its own last gradient on; None: unknown.
 
-        Long on the fast ranks and short on a slow one. On GPUs it is known when the device has finished the step.
+        It is long on fast ranks, and short on a slow one. On GPUs it is known once the device has finished the step.
         """
         return None

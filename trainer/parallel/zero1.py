@@ -1,4 +1,4 @@
-"""ZeRO stage 1: DDP, and every rank keeps and steps the optimizer's state of a share of the parameters only.
+"""ZeRO stage 1: DDP with the optimizer's state sharded: each rank steps a part of the parameters.
 
 Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv:1910.02054.
 """
@@ -21,7 +21,7 @@ from trainer.parallel.strategy import OptimizerState
 
 
 class _Layout(NamedTuple):
-    """What a rank must know of a tensor to receive it."""
+    """What a rank needs to receive a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -29,7 +29,7 @@ class _Layout(NamedTuple):
 
 
 class Zero1(Ddp):
-    """`optimizer` lists all parameters, and its inner optimizer those of this rank; a step ends with everybody's."""
+    """`optimizer` has all parameters, and its inner optimizer those of this rank. A step broadcasts the results."""
 
     optimizer: ZeroRedundancyOptimizer
 
@@ -37,19 +37,19 @@ class Zero1(Ddp):
         kind, options = optimizer_options(settings, self.world.device)
         model = self.objective.model
         groups = parameter_groups(model.named_parameters(), settings, matrices_of_blocks(model))
-        # The groups are split over ranks without their names, so those would no longer fit.
+        # Without names: groups are split over ranks, after which names would not match.
         nameless = [{**group, "params": [parameter for _, parameter in group["params"]]} for group in groups]
         return ZeroRedundancyOptimizer(
             nameless,
             optimizer_class=kind,
             process_group=self.world.group,
-            # One broadcast per rank and step instead of one per parameter; its buffers know one memory order only.
+            # One broadcast per rank and step instead of one per parameter; its buffers support one memory order only.
             parameters_as_bucket_view=not settings.channels_last,
             **options,
         )
 
     def optimizer_state(self) -> OptimizerState:
-        """Rank 0 has all of it, on the CPU; tensors travel one at a time."""
+        """The full state on rank 0, on the CPU; tensors are sent one at a time."""
         world = self.world
         own = state_by_name(self.optimizer.optim, self._names)
         layouts = world.gather({name: {key: _layout(value) for key, value in own[name].items()} for name in own})
@@ -57,13 +57,13 @@ class Zero1(Ddp):
         for name in self._names.values():
             for owner, layout in enumerate(layouts):
                 for key, form in layout.get(name, {}).items():
-                    value = self._travel(own.get(name, {}).get(key), form, owner)
+                    value = self._send_to_main(own.get(name, {}).get(key), form, owner)
                     if world.is_main:
                         result.setdefault(name, {})[key] = value
         return result
 
-    def _travel(self, value: Any, form: Any, owner: int) -> Any:
-        """The owner's value on rank 0; of no use on the others."""
+    def _send_to_main(self, value: Any, form: Any, owner: int) -> Any:
+        """The owner's value on rank 0; undefined on the others."""
         if not isinstance(form, _Layout) or (owner == 0 and self.world.is_main):
             return form if not isinstance(form, _Layout) else value.detach().cpu()
         if owner == 0:

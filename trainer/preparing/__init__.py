@@ -1,4 +1,4 @@
-"""Documents to token files: `documents` finds them, `packing` makes rows of them, `prepare` does it on all cores."""
+"""Documents to token files: `documents` reads them, `packing` makes rows, `prepare` does it on all cores."""
 
 from trainer.preparing.prepare import PreparationPlan, Prepared, prepare
 

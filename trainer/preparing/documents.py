@@ -1,4 +1,4 @@
-"""The documents in text, JSON lines and Parquet files: texts and conversations, found by slices of files."""
+"""The documents (texts and conversations) in text, JSON lines and Parquet files, read slice by slice."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 from trainer.errors import TrainerError
 from trainer.tokenizer import Messages
 
-# Bytes of an input that one process takes at a time; also how much of a large text is one document.
+# Bytes of a slice, the unit of work of one process. A larger text file becomes one document per slice.
 SLICE_BYTES = 1 << 24
 
-_LINES = (".jsonl", ".ndjson", ".json")
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
 _PARQUET = ".parquet"
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A part of an input: bytes from `start` to `stop`, or row groups of a Parquet file.
+class ByteSlice:
+    """The lines of a file that begin at bytes start .. stop - 1.
 
-    Of lines, those that begin in it. `held_out` is what the file's name says, None if the content decides.
+    `held_out` says whether its documents are held out; None: their content decides.
     """
 
     path: Path
@@ -34,77 +34,93 @@ class Slice:
     stop: int
     held_out: bool | None
 
-    @property
-    def kind(self) -> str:
-        suffix = self.path.suffix.lower()
-        return "lines" if suffix in _LINES else "parquet" if suffix == _PARQUET else "text"
+
+@dataclass(frozen=True)
+class RowGroupSlice:
+    """Row groups start .. stop - 1 of a Parquet file; `held_out` as in `ByteSlice`."""
+
+    path: Path
+    start: int
+    stop: int
+    held_out: bool | None
+
+
+Slice = ByteSlice | RowGroupSlice
 
 
 @dataclass(frozen=True)
 class TextDocument:
-    """A text or a conversation; `where` says where it was found, as ``file:line`` or ``file, row``."""
+    """A text or a conversation; `where` returns its place as ``file:line`` or ``file, row``."""
 
     content: str | Messages
-    where: Callable[[], str]  # asked where something is wrong only: lines are not counted before
+    where: Callable[[], str]  # called for error messages only, because it counts lines
 
 
-def files_of(inputs: Sequence[Path]) -> list[tuple[Path, bool]]:
-    """All files of the inputs in the order of their names, and whether each is held out by its name.
+def list_files(inputs: Sequence[Path]) -> list[tuple[Path, bool]]:
+    """All files of the inputs, sorted within each folder, and whether each one's name says that it is held out.
 
-    In folders what begins with a dot is left out. Raises TrainerError for an input that is not there.
+    Names in folders that begin with a dot are skipped. Raises TrainerError if an input does not exist, or has no files.
     """
-    found = []
-    for place in inputs:
-        if place.is_file():
-            found.append((place, place.name))
-        elif place.is_dir():
-            below = sorted(path for path in place.rglob("*") if path.is_file())
-            names = [path.relative_to(place) for path in below]
-            kept = [not any(part.startswith(".") for part in name.parts) for name in names]
-            found += [(path, str(name)) for path, name, keep in zip(below, names, kept, strict=True) if keep]
+    files: list[tuple[Path, Path]] = []  # and the names relative to the input
+    for path in inputs:
+        if path.is_file():
+            files.append((path, Path(path.name)))
+        elif path.is_dir():
+            names = [(file, file.relative_to(path)) for file in sorted(path.rglob("*")) if file.is_file()]
+            files += [(file, name) for file, name in names if not any(part.startswith(".") for part in name.parts)]
         else:
-            raise TrainerError(f"{place} does not exist; give text, JSON lines or Parquet files, or folders of them")
-    if not found:
+            raise TrainerError(f"{path} does not exist; give text, JSON lines or Parquet files, or folders of them")
+    if not files:
         raise TrainerError(f"no files in {', '.join(map(str, inputs))}")
-    return [(path, _HELD_OUT.search(name.lower()) is not None) for path, name in found]
+    return [(file, _HELD_OUT.search(str(name).lower()) is not None) for file, name in files]
 
 
-def slices_of(path: Path, *, held_out: bool | None) -> list[Slice]:
-    """A file in slices of about SLICE_BYTES. Raises TrainerError for a damaged Parquet file, OSError."""
-    if path.suffix.lower() != _PARQUET:
-        size = path.stat().st_size
-        return [Slice(path, start, min(start + SLICE_BYTES, size), held_out) for start in range(0, size, SLICE_BYTES)]
-    found, first, weight = [], 0, 0
-    metadata = _parquet(path).metadata
+def cut_into_slices(path: Path, *, held_out: bool | None) -> Sequence[Slice]:
+    """Cut a file into slices of about SLICE_BYTES. Raises TrainerError for a damaged Parquet file, and OSError."""
+    if path.suffix.lower() == _PARQUET:
+        return _cut_row_groups(path, held_out)
+    size = path.stat().st_size
+    return [ByteSlice(path, start, min(start + SLICE_BYTES, size), held_out) for start in range(0, size, SLICE_BYTES)]
+
+
+def _cut_row_groups(path: Path, held_out: bool | None) -> list[RowGroupSlice]:
+    slices, first, total_bytes = [], 0, 0
+    metadata = _open_parquet(path).metadata
     for group in range(metadata.num_row_groups):
-        weight += metadata.row_group(group).total_byte_size
-        if weight >= SLICE_BYTES or group == metadata.num_row_groups - 1:
-            found.append(Slice(path, first, group + 1, held_out))
-            first, weight = group + 1, 0
-    return found
+        total_bytes += metadata.row_group(group).total_byte_size
+        if total_bytes >= SLICE_BYTES or group == metadata.num_row_groups - 1:
+            slices.append(RowGroupSlice(path, first, group + 1, held_out))
+            first, total_bytes = group + 1, 0
+    return slices
 
 
-def documents_in(part: Slice, column: str) -> Iterator[TextDocument]:
-    """The documents of a slice: a text file's text, or a row's conversation (``messages``) or text (`column`).
+def read_documents(part: Slice, column: str) -> Iterator[TextDocument]:
+    """The documents of a slice. A row is a conversation (``messages``) or a text (in `column`).
 
     Raises TrainerError naming file and line of the first row that is neither, and OSError.
     """
-    if part.kind == "text":
-        yield from _texts(part)
-    elif part.kind == "lines":
-        for offset, content in _lines(part):
-            where = functools.partial(_line_at, part.path, offset)
-            try:
-                row = json.loads(content)
-            except ValueError as error:
-                raise TrainerError(f"{where()}: this is not JSON: {error}") from None
-            yield TextDocument(_content(row, column, where), where)
+    if isinstance(part, RowGroupSlice):
+        yield from _read_parquet(part, column)
+    elif part.path.suffix.lower() in _JSON_LINES:
+        yield from _read_json_lines(part, column)
     else:
-        yield from _rows(part, column)
+        yield from _read_text(part)
 
 
-def _texts(part: Slice) -> Iterator[TextDocument]:
-    """The lines that begin in the slice as one document."""
+def _read_json_lines(part: ByteSlice, column: str) -> Iterator[TextDocument]:
+    for offset, content in _lines(part):
+        if not content.strip():
+            continue
+        where = functools.partial(_line_number, part.path, offset)
+        try:
+            row = json.loads(content)
+        except ValueError as error:
+            raise TrainerError(f"{where()}: this is not JSON: {error}") from None
+        yield TextDocument(_content(row, column, where), where)
+
+
+def _read_text(part: ByteSlice) -> Iterator[TextDocument]:
+    """The lines of the slice as one document; none if they are blank."""
     content = b"".join(content for _, content in _lines(part))
     try:
         text = content.decode("utf-8")
@@ -114,18 +130,18 @@ def _texts(part: Slice) -> Iterator[TextDocument]:
         yield TextDocument(text, lambda: str(part.path))
 
 
-def _lines(part: Slice) -> Iterator[tuple[int, bytes]]:
-    """Lines that begin in the slice, with the bytes before them; of JSON lines those that are not empty."""
+def _lines(part: ByteSlice) -> Iterator[tuple[int, bytes]]:
+    """The byte offset and content of each line that begins in the slice."""
     with part.path.open("rb") as file:
         if part.start:
             file.seek(part.start - 1)
-            file.readline()  # the rest of a line that begins before
+            file.readline()  # the rest of a line that begins before the slice
         while (offset := file.tell()) < part.stop and (content := file.readline()):
-            if part.kind == "text" or content.strip():
-                yield offset, content
+            yield offset, content
 
 
-def _line_at(path: Path, offset: int) -> str:
+def _line_number(path: Path, offset: int) -> str:
+    """The line at a byte offset as ``file:line``."""
     with path.open("rb") as file:
         lines = 1
         while offset > 0 and (block := file.read(min(offset, 1 << 22))):
@@ -134,15 +150,15 @@ def _line_at(path: Path, offset: int) -> str:
     return f"{path}:{lines}"
 
 
-def _rows(part: Slice, column: str) -> Iterator[TextDocument]:
-    file = _parquet(part.path)
-    wanted = [name for name in ("messages", column) if name in file.schema_arrow.names]
-    if not wanted:
+def _read_parquet(part: RowGroupSlice, column: str) -> Iterator[TextDocument]:
+    file = _open_parquet(part.path)
+    columns = [name for name in ("messages", column) if name in file.schema_arrow.names]
+    if not columns:
         raise TrainerError(f"{part.path} has no column messages or {column}, but {', '.join(file.schema_arrow.names)}")
     number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
     for group in range(part.start, part.stop):
         try:
-            rows = file.read_row_group(group, columns=wanted[:1]).to_pylist()
+            rows = file.read_row_group(group, columns=columns).to_pylist()
         except (OSError, ValueError) as error:
             raise TrainerError(f"{part.path}: row group {group} cannot be read: {error}") from None
         for row in rows:
@@ -152,30 +168,34 @@ def _rows(part: Slice, column: str) -> Iterator[TextDocument]:
 
 
 def _content(row: Any, column: str, where: Callable[[], str]) -> str | Messages:
+    """The conversation or text of a row. Raises TrainerError, with `where`, if it has neither."""
     if not isinstance(row, dict):
         raise TrainerError(f"{where()}: a {type(row).__name__}, where an object with messages or {column} was expected")
     messages = row.get("messages")
     if messages is not None:
-        problem = _problem(messages)
+        problem = _problem_of(messages)
         if problem:
             raise TrainerError(f"{where()}: {problem}")
-        return [{"role": one["role"], "content": one["content"]} for one in messages]
+        return [{"role": message["role"], "content": message["content"]} for message in messages]
     text = row.get(column)
     if not isinstance(text, str):
         raise TrainerError(f"{where()}: neither messages nor a text in {column}; it has {', '.join(map(str, row))}")
     return text
 
 
-def _problem(messages: Any) -> str:
+def _problem_of(messages: Any) -> str:
+    """Why this is no conversation; empty if it is one."""
     if not isinstance(messages, list) or not messages:
         return "messages is not a list of messages"
-    for number, one in enumerate(messages, 1):
-        if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("role", "content")):
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
             return f"message {number} has no role and content in words"
     return ""
 
 
-def _parquet(path: Path) -> Any:
+def _open_parquet(path: Path) -> Any:
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,4 +1,7 @@
-"""Documents into rows of one length: Ding et al., "Fewer Truncations Improve Language Modeling" (2024), section 3."""
+"""Packing documents into rows of equal length, best fit decreasing.
+
+Ding et al., "Fewer Truncations Improve Language Modeling" (2024), section 3.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ import numpy.typing as npt
 
 from trainer.tokenizer import Encoded
 
-# Bits of a token's mark, one byte per token beside the tokens.
-LEARN = 1  # the loss counts this token, as the one to be predicted
-BEGIN = 2  # a document, or padding, begins: attention does not look back behind it
+# Bits of a token's mark, a byte.
+LEARN = 1  # the loss covers the prediction of this token
+BEGIN = 2  # a document, or padding, begins here: attention does not cross to earlier tokens
 
 
-def cut(document: Encoded, row: int) -> list[Encoded]:
-    """A text in pieces of at most `row` tokens, each of which begins with the last token of the one before.
+def split_document(document: Encoded, row: int) -> list[Encoded]:
+    """Split a document into pieces of at most `row` tokens, each starting with the last token of the one before.
 
-    So every token is predicted once. What has nothing to learn is left out.
+    So every token is predicted once. Pieces without a token to learn are dropped.
     """
     pieces = []
     for start in range(0, max(1, len(document.tokens) - 1), row - 1):
@@ -28,29 +31,32 @@ def cut(document: Encoded, row: int) -> list[Encoded]:
 
 
 def best_fit(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """Which of the `lengths`, each at most `row`, share a row: the longest first, each where it leaves least room."""
+    """Pack pieces of these lengths, each at most `row`, and return the numbers of the pieces in each row.
+
+    The longest piece comes first; each goes into the row where it leaves the least room.
+    """
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(row + 1)]  # rows by the room that is left in them
-    rooms = 0  # bit n: there is a row with room n
-    for number in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
+    rows_by_room: list[list[int]] = [[] for _ in range(row + 1)]  # numbers of rows by tokens of room left
+    rooms = 0  # bit n is set if rows_by_room[n] is not empty
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = lengths[number]
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
-            place = with_room[room].pop()
-            if not with_room[room]:
+            target = rows_by_room[room].pop()
+            if not rows_by_room[room]:
                 rooms ^= 1 << room
         else:
-            room, place = row, len(rows)
+            room, target = row, len(rows)
             rows.append([])
-        rows[place].append(number)
-        with_room[room - length].append(place)
+        rows[target].append(number)
+        rows_by_room[room - length].append(target)
         rooms |= 1 << (room - length)
     return rows
 
 
-def packed(pieces: Sequence[Encoded], row: int, pad: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
-    """Tokens and marks [rows, row] of pieces of at most `row` tokens; `pad` fills what is left."""
+def pack(pieces: Sequence[Encoded], row: int, pad: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """Pack pieces of at most `row` tokens. Returns tokens and marks [rows, row]; `pad` fills the rest of each row."""
     rows = best_fit([len(piece.tokens) for piece in pieces], row)
     tokens = np.full((len(rows), row), pad, dtype=np.uint32)
     marks = np.zeros((len(rows), row), dtype=np.uint8)

@@ -15,28 +15,20 @@ from trainer.world import World
 
 
 def build_objective(settings: Settings, data: Data, model: nn.Module, world: World) -> Objective:
-    """The model with what it is trained for, where the model is; `world` is the ranks that take part.
+    """The task's objective for a model that `trainer.models` built for the same data; `world` has the phase's ranks.
 
-    Raises SettingsError if the data is of another kind than the task needs, or nothing could be learnt.
+    Raises SettingsError if nothing could be learnt.
     """
     if isinstance(data, Text):
         if settings.task == "lm":
             return NextToken(data, model, chunk=settings.loss_chunk)
-        if settings.task == "mlm":
-            if data.marked:
-                raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
-            return MaskedTokens(settings, data, model)
-        raise SettingsError(_wrong_kind(settings, "images", "text"))
+        if data.marked:
+            raise SettingsError(f"{settings.data_dir} has rows of documents, which are for --task lm, not mlm")
+        return MaskedTokens(settings, data, model)
     if settings.task == "classify":
         return Classification(settings, data, model)
-    if settings.task == "contrastive":
-        _check_contrastive(settings, world)
-        return Contrastive(settings, data, model, world)
-    raise SettingsError(_wrong_kind(settings, "text", "images"))
-
-
-def _wrong_kind(settings: Settings, needed: str, given: str) -> str:
-    return f"--task {settings.task} needs {needed}, but --data {settings.data} gives {given}; change one of the two"
+    _check_contrastive(settings, world)
+    return Contrastive(settings, data, model, world)
 
 
 def _check_contrastive(settings: Settings, world: World) -> None:

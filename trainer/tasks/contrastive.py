@@ -1,4 +1,4 @@
-"""Contrastive learning: two views of an image shall be each other's nearest among the views of all ranks' images."""
+"""Contrastive learning: the two views of an image are to be each other's nearest among all ranks' views."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Contrastive(VisionObjective):
 
     def forward(self, fields: Fields) -> Tensor:
         own = self._embeddings(fields)
-        candidates = _gathered(own, self._world) if self.exchanges else own
+        candidates: Tensor = _AllGather.apply(own, self._world) if self.exchanges else own  # type: ignore[no-untyped-call]
         return info_nce(
             own,
             candidates,
@@ -93,19 +93,13 @@ def info_nce(own: Tensor, candidates: Tensor, *, first: int, temperature: float,
 
 
 def _similarities(rows: Tensor, columns: Tensor) -> Tensor:
-    """Products [rows, columns] in fp32: at a low temperature half precision would tell few candidates apart."""
+    """Products [rows, columns] in fp32: at a low temperature half precision does not separate close candidates."""
     with torch.autocast(rows.device.type, enabled=False):
         return rows @ columns.T
 
 
-def _gathered(own: Tensor, world: World) -> Tensor:
-    """Everybody's tensors of this shape, joined along the first dimension in the order of ranks. Collective."""
-    everybody: Tensor = _Gather.apply(own, world)  # type: ignore[no-untyped-call]
-    return everybody
-
-
-class _Gather(torch.autograd.Function):
-    """All-gather whose gradient is summed over ranks.
+class _AllGather(torch.autograd.Function):
+    """All ranks' tensors of one shape, joined along the first dimension by rank; gradients are summed (collective).
 
     A rank's embeddings are candidates in every rank's loss. The sum is their part in the sum of all losses, and what
     DDP makes of the ranks' gradients, their mean, is the gradient of the mean loss.
@@ -114,9 +108,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, world: World) -> Tensor:
         ctx.world = world
-        everybody = [torch.empty_like(own) for _ in range(world.size)]
-        dist.all_gather(everybody, own.contiguous(), group=world.group)
-        return torch.cat(everybody)
+        gathered = [torch.empty_like(own) for _ in range(world.size)]
+        dist.all_gather(gathered, own.contiguous(), group=world.group)
+        return torch.cat(gathered)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -128,7 +122,7 @@ class _Gather(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _TwoViews:
-    """Images, and what shall happen to each for its two views: changes [n, 2, 6]."""
+    """Images, and the random changes [n, 2, 6] that make two views of each (see `Augmentation.draw`)."""
 
     first: Augmentation
     second: Augmentation

@@ -54,8 +54,8 @@ class NextToken(LanguageObjective):
     Where the text is marked, only what is to be learnt counts, each token as much as any other of the step, and the
     model is given each token's position in its document, so that attention stays within it.
 
-    With a `chunk`, the losses of so many tokens are computed at a time and again in backward: of all logits only what
-    the model answers is kept, and neither their copy in fp32 nor their logarithms. Measuring always goes by chunks.
+    With a `chunk`, the losses of so many tokens are computed at a time and again in backward: of all logits only the
+    model's own output is stored, neither a copy in fp32 nor their log-softmax. Measuring always goes by chunks.
     """
 
     def __init__(self, data: Text, model: nn.Module, *, chunk: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -41,8 +42,12 @@ class Objective(nn.Module):
         """Sums over the samples of a held-out batch, among them ``loss`` and ``count``; no gradients, no exchanges."""
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The means that `measure`'s sums over all batches and ranks amount to: ``loss``, ``accuracy``, …"""
-        return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
+        """The means that `measure`'s sums over all batches and ranks amount to: ``loss``, ``accuracy``, …
+
+        NaN if nothing counted, as when no held-out token is to be learnt.
+        """
+        count = sums["count"]
+        return {name: value / count if count else math.nan for name, value in sums.items() if name != "count"}
 
     @abstractmethod
     def transform(self, *, training: bool) -> Transform:

@@ -62,7 +62,7 @@ class VisionObjective(Objective):
     def flops_per_sample(self) -> float | None:
         try:
             return self.views * flops_per_sample(self.model, self.shape)
-        except RuntimeError:  # a person's own model that cannot do without values
+        except Exception:  # a user's own model may need values or its device, and raise anything without them
             return None
 
 
@@ -107,7 +107,7 @@ class Classification(VisionObjective):
 
 @dataclass(frozen=True)
 class _WithChanges:
-    """Images and labels as they are, and with augmentation what shall happen to the images."""
+    """Images and labels as they are, and with augmentation the random changes [n, 6] of the images."""
 
     augmentation: Augmentation | None
 

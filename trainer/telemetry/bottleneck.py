@@ -1,4 +1,4 @@
-"""What limits the speed: a verdict from the times of all ranks, decided without any I/O."""
+"""What limits the speed, from the times of all ranks. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from trainer.telemetry.timing import StepDurations
 
 Kind = Literal["data", "compute", "communication", "idle", "unknown"]
 
-# A share of the step worth acting on: removing all of it would make the run a sixth faster or more. Below that, noise
-# from step to step would change the verdict.
+# The share of a step that is worth acting on. Below it, noise would change the verdict.
 NOTABLE_SHARE = 0.15
-# Ranks of equal hardware differ by a few per cent; more than this has a cause that can be found.
+# Ranks of equal hardware differ by a few per cent; a larger difference has a cause.
 STRAGGLER_EXCESS = 0.15
-# A device that is busy for so much of the step would gain at most a tenth from anything the host does.
+# Above it, the host can save at most a tenth of the step.
 BUSY_SHARE = 0.90
 # Below it, gaps between kernels cost more than a quarter of the device's time.
 IDLE_SHARE = 0.75
-# A host that waits for its device for more than this is ahead of it; one that never waits is what the device waits for.
+# A host that waits longer for its device is ahead of it; else the device waits for the host.
 HOST_AHEAD_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits the speed, one sentence for a person, the figures behind it and the rank that is slow, if one is."""
+    """What limits the speed: a sentence, figures (seconds, and shares 0..1), and a slow rank, if any."""
 
     kind: Kind
     sentence: str
@@ -34,11 +33,11 @@ class Bottleneck:
 
 
 def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float | None = None) -> Bottleneck:
-    """From each rank's mean times, in the order of ranks, and the device-busy share of a trace where one was taken."""
+    """Find the bottleneck from each rank's mean times, by rank, and a trace's share of device time, if any."""
     if not ranks or min(times.step for times in ranks) <= 0:
         return Bottleneck("unknown", "No steps have been measured yet.")
     step = sum(times.step for times in ranks) / len(ranks)
-    # The rank that waits longest for data holds up all others.
+    # The rank that waits longest for data delays all others.
     data = max(times.data for times in ranks) / step
     exchange = _exchange_share(ranks, step)
     wait = _wait_share(ranks, step)
@@ -80,7 +79,7 @@ def verdict(ranks: Sequence[StepDurations], *, on_gpu: bool, device_busy: float 
 
 
 def straggler(ranks: Sequence[StepDurations]) -> int | None:
-    """The rank whose own time, without waiting for others, exceeds the mean of the others' by STRAGGLER_EXCESS."""
+    """The rank whose own time exceeds the mean of the others by STRAGGLER_EXCESS; None if there is none."""
     if len(ranks) < 2 or any(times.exchange is None for times in ranks):
         return None
     own = own_seconds(ranks)
@@ -90,19 +89,19 @@ def straggler(ranks: Sequence[StepDurations]) -> int | None:
 
 
 def own_seconds(ranks: Sequence[StepDurations]) -> list[float]:
-    """Each rank's step without its waiting for other ranks; all of the step where that is unknown."""
+    """Each rank's step time without waiting for other ranks; the whole step if that is unknown."""
     return [max(times.step - (times.exchange or 0.0), 0.0) for times in ranks]
 
 
 def _exchange_share(ranks: Sequence[StepDurations], step: float) -> float | None:
-    """The share of the exchange itself: what even the rank that arrives last waits for."""
-    known = [times.exchange for times in ranks if times.exchange is not None]
-    return min(known) / step if len(ranks) > 1 and len(known) == len(ranks) else None
+    """The share of the collectives themselves: what even the last rank to arrive waits for."""
+    waits = [times.exchange for times in ranks if times.exchange is not None]
+    return min(waits) / step if len(ranks) > 1 and len(waits) == len(ranks) else None
 
 
 def _wait_share(ranks: Sequence[StepDurations], step: float) -> float | None:
-    known = [times.device_wait for times in ranks if times.device_wait is not None]
-    return sum(known) / len(known) / step if known else None
+    waits = [times.device_wait for times in ranks if times.device_wait is not None]
+    return sum(waits) / len(waits) / step if waits else None
 
 
 def _blame(slow: int, ranks: Sequence[StepDurations], figures: dict[str, float]) -> Bottleneck:

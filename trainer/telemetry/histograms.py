@@ -60,7 +60,7 @@ class Histogram:
 
 
 class ValueCounts:
-    """Counts values of any number of tensors into one histogram."""
+    """Count values of any number of tensors into one histogram."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(EDGES) - 1)
@@ -70,7 +70,7 @@ class ValueCounts:
 
     @torch.no_grad()
     def add(self, tensor: Tensor) -> None:
-        """Counts the tensor's values, of a distributed one those held here; waits for the device."""
+        """Count the tensor's values, of a DTensor those of the local shard; waits for the device."""
         local = getattr(tensor, "to_local", None)
         values = (local() if local else tensor).detach()
         # In the order of memory, such as that of channels_last, no copy is made.
@@ -134,9 +134,9 @@ def gradients(found: Mapping[str, Tensor], blocks: Iterable[str]) -> list[Histog
 
 @contextlib.contextmanager
 def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
-    """While inside, the first output of every repeated block is counted into the list that this gives.
+    """Inside, count the first output of every repeated block into the list that is yielded.
 
-    Forward hooks are there only meanwhile. A module that torch.compile has already compiled does not call them.
+    Forward hooks exist only inside. A module that torch.compile has already compiled does not call them.
     """
     histograms: list[Histogram] = []
     hooks = []
@@ -152,7 +152,7 @@ def watch_activations(model: nn.Module) -> Iterator[list[Histogram]]:
 
 
 class _FirstOutput:
-    """A forward hook that looks once: later calls are other micro batches, or backward recomputing the block."""
+    """A forward hook that counts one output: later calls are other micro batches, or backward recomputing the block."""
 
     def __init__(self, name: str, histograms: list[Histogram]) -> None:
         self._name = name
@@ -184,12 +184,12 @@ def blocks_of(model: nn.Module) -> list[str]:
 
 def parts(names: Iterable[str], blocks: Iterable[str]) -> dict[str, list[str]]:
     """Parameter names by block, and outside blocks by the first two levels of the module they are in."""
-    known = set(blocks)
+    block_names = set(blocks)
     grouped: dict[str, list[str]] = {}
     for name in names:
         path = name.split(".")[:-1]
         prefixes = itertools.accumulate(path, lambda upper, level: f"{upper}.{level}")
-        block = next((prefix for prefix in prefixes if prefix in known), None)
+        block = next((prefix for prefix in prefixes if prefix in block_names), None)
         grouped.setdefault(block or ".".join(path[:2]) or name, []).append(name)
     return {name: grouped[name] for name in _evenly(list(grouped))}
 

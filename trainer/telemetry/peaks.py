@@ -1,4 +1,4 @@
-"""How fast a GPU can multiply matrices at best, to say which share of that a run uses."""
+"""Peak rates of matrix products on GPUs, of which a run reports its share (MFU)."""
 
 from __future__ import annotations
 

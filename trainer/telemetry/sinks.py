@@ -1,7 +1,7 @@
-"""Trackers beside the metrics file: their input, their thread, and the handling of a broken one.
+"""Trackers beside the metrics file, each fed by a thread.
 
-A tracker may be slow, or hang on a network: the training step only puts values into a queue. One that fails is named
-once on stderr and left out from then on.
+A tracker may be slow, or hang on a network, so the training step only puts values into a queue. One that fails is
+reported once on stderr, and gets no more values.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from trainer.errors import show
 from trainer.telemetry.histograms import Histogram
 
-# Values are handed over in batches this often, which is what databases are good at.
+# The interval of batches of values, in seconds: databases are fast with batches.
 FLUSH_SECONDS = 2.0
-# Calls that may wait: one for the numbers of a step, and one for each tensor's histogram. A tracker that keeps up takes
-# them all every FLUSH_SECONDS.
+# Queued calls: one for the numbers of a step, and one for each tensor's histogram. A tracker that keeps up empties the
+# queue every FLUSH_SECONDS.
 QUEUE_LENGTH = 20_000
-# What a stop may spend on the last values of all trackers, well within the time torchrun gives a rank to end.
+# The time for the last values of all trackers at a stop; much less than torchrun's grace period.
 CLOSE_SECONDS = 10.0
 
 
@@ -31,26 +31,26 @@ class Sink(Protocol):
     name: str
 
     def open(self) -> None:
-        """Connects; called once, before everything else."""
+        """Connect. Called once, before everything else."""
 
     def settings(self, values: Mapping[str, Any]) -> None:
-        """What the run was started with."""
+        """Take the settings of the run."""
 
     def scalars(self, step: int, moment: float, values: Mapping[str, float]) -> None:
-        """Numbers of a step; several calls for one step add up, and steps may come again after a resume."""
+        """Take numbers of a step. A step may have several calls, and may come again after a resume."""
 
     def histogram(self, step: int, moment: float, histogram: Histogram) -> None:
-        """One histogram; trackers without them do nothing."""
+        """Take a histogram. Trackers without histograms do nothing."""
 
     def flush(self) -> None:
-        """What came so far should become visible."""
+        """Make all values so far visible."""
 
     def close(self, good: bool) -> None:
-        """The run has ended, well or not."""
+        """End the run. `good`: it succeeded."""
 
 
 class SinkFeed:
-    """Feeds one sink from a thread until `close_all`. Nothing here raises, and only `wait_until` waits."""
+    """Feeds one sink from a thread until `close_all`. No method raises, and only `wait_until` waits."""
 
     def __init__(self, sink: Sink, *, flush_seconds: float = FLUSH_SECONDS, length: int = QUEUE_LENGTH) -> None:
         self.failed = False
@@ -64,29 +64,30 @@ class SinkFeed:
         self._thread.start()
 
     def settings(self, values: Mapping[str, Any]) -> None:
-        kept = dict(values)
-        self._enqueue(lambda: self._sink.settings(kept))
+        copy = dict(values)
+        self._enqueue(lambda: self._sink.settings(copy))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        moment, kept = time.time(), dict(values)
-        self._enqueue(lambda: self._sink.scalars(step, moment, kept))
+        moment, copy = time.time(), dict(values)
+        self._enqueue(lambda: self._sink.scalars(step, moment, copy))
 
     def histogram(self, step: int, histogram: Histogram) -> None:
         moment = time.time()
         self._enqueue(lambda: self._sink.histogram(step, moment, histogram))
 
     def begin_closing(self, good: bool) -> None:
-        """Lets the thread hand over what is left and end the tracker's run; what comes later is left out."""
+        """Let the thread send the queued values and end the tracker's run. Later values are dropped."""
         self._run_ended_well = good
         self._closing.set()
 
     def wait_until(self, deadline: float) -> bool:
-        """Whether the thread has ended; waits for it, at most until `deadline` (time.monotonic)."""
+        """Wait for the thread until `deadline` (time.monotonic). Returns whether it has ended."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return not self._thread.is_alive()
 
-    def report(self, what: str) -> None:
-        show(f"trainer: {self._sink.name} {what}; training goes on", error=True)
+    def report(self, problem: str) -> None:
+        """Print a problem of the sink."""
+        show(f"trainer: {self._sink.name} {problem}; training goes on", error=True)
 
     def _enqueue(self, call: Callable[[], None]) -> None:
         if self.failed or self._closing.is_set():
@@ -100,10 +101,10 @@ class SinkFeed:
 
     def _feed_until_closed(self) -> None:
         if self._succeeds(self._sink.open):
-            good = self._succeeds(self._pass_on) and self._run_ended_well
+            good = self._succeeds(self._send_batches) and self._run_ended_well
             self._succeeds(lambda: self._sink.close(good))
 
-    def _pass_on(self) -> None:
+    def _send_batches(self) -> None:
         last = False
         while not last:
             last = self._closing.wait(self._flush_seconds)
@@ -113,10 +114,10 @@ class SinkFeed:
             self._sink.flush()
 
     def _succeeds(self, call: Callable[[], None]) -> bool:
-        """Makes a call of the sink; the first one that fails is reported."""
+        """Call the sink. Returns False if that failed, and reports the first failure."""
         try:
             call()
-        except BaseException as error:  # libraries of others raise anything, SystemExit too; training must not end
+        except BaseException as error:  # libraries may raise anything, even SystemExit; training must not end
             if not self.failed:
                 self.failed = True
                 self.report(f"failed and is left out from now on: {_one_line(error)}")
@@ -125,7 +126,7 @@ class SinkFeed:
 
 
 def close_all(feeds: Sequence[SinkFeed], good: bool = True, *, patience: float = CLOSE_SECONDS) -> None:
-    """Ends the trackers' runs with what is left, all at once; names those that take longer than `patience`, seconds."""
+    """End all trackers' runs concurrently. Reports those that take longer than `patience` seconds."""
     for feed in feeds:
         feed.begin_closing(good)
     deadline = time.monotonic() + patience

@@ -1,7 +1,7 @@
-"""What can be seen of a run from outside: the one thing the training loop talks to.
+"""All output of a run: metrics, console, text log, trackers, histograms, traces.
 
 All ranks make the same calls. Rank 0 writes the lines of the run and feeds the trackers; the others write their own
-timings. Nothing here stops the training once it has begun.
+timings. After the start, no failure here stops training.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trainer.telemetry.trackers import wanted_sinks
 from trainer.telemetry.writers import MetricsWriter, TextLog, Value
 from trainer.world import World
 
-# How a step's values are shown on the console, where they are known.
-_SHOWN = (
+# The values of a step on the console, and their formats.
+_CONSOLE_FORMATS = (
     ("loss", "loss {:.4f}"),
     ("lr", "lr {:.2e}"),
     ("grad_norm", "grad_norm {:.3f}"),
@@ -35,10 +35,10 @@ _SHOWN = (
 
 
 class Telemetry:
-    """Metrics lines, console, text log, trackers, histograms, traces and verdicts of one run.
+    """The output of one run. All ranks construct it together (collective).
 
-    Made by all ranks at once (collective). Raises SettingsError if a file cannot be written and TrainerError where a
-    tracker's package is missing, on all ranks alike.
+    Raises SettingsError if a file cannot be written, and TrainerError if a tracker's package is missing: on all ranks
+    if it is rank 0's, else on the rank that cannot write.
     """
 
     def __init__(self, settings: Settings, world: World) -> None:
@@ -53,8 +53,8 @@ class Telemetry:
         self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
         self._warm = False
         self._device_busy: float | None = None
-        self._told: tuple[str, int | None] | None = None
-        # Only one process may end a half line that a killed predecessor left, and before the others write.
+        self._last_verdict: tuple[str, int | None] | None = None
+        # Rank 0 is first: it ends an incomplete line of a killed process before others write.
         problem = self._try_to_open() if self._main else None
         problem = world.from_main(problem)
         if problem is not None:
@@ -91,10 +91,7 @@ class Telemetry:
             self._histograms = MetricsWriter(self._settings.output_dir / "histograms.jsonl")
 
     def enter(self, settings: Settings, world: World, total_steps: int) -> None:
-        """A phase begins, with its own settings and ranks. Files and trackers stay those of the run.
-
-        `total_steps` are those of the run.
-        """
+        """Start a phase with its settings and ranks; files and trackers stay. `total_steps` counts the whole run."""
         self._settings, self._world, self._total_steps = settings, world, total_steps
         self._since_line, self._since_verdict = MeanTimes(), MeanTimes()
         self._warm, self._device_busy = False, None
@@ -106,26 +103,26 @@ class Telemetry:
     # --- every step ---------------------------------------------------------------------------------------------------
 
     def step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Rank 0's line of a step; the other ranks write none. What is None is not known and left out.
+        """Write a step's metrics, on rank 0. Values that are None are unknown and left out.
 
-        The vocabulary, times in seconds: ``epoch``, ``loss`` (mean over ranks and micro batches), ``lr``, ``grad_norm``
+        Names, with times in seconds: ``epoch``, ``loss`` (mean over ranks and micro batches), ``lr``, ``grad_norm``
         (before clipping), ``samples`` (consumed so far), ``samples_per_s`` and ``tokens_per_s`` (of all ranks), ``mfu``
         (share of the peak, 0..1), ``step_time``, ``data_time``, ``comm_time``, ``gpu_mem_peak`` (bytes),
-        ``loss_scale`` (fp16), ``cache_hit_rate`` (0..1). ``rank`` and ``phase`` are added here.
+        ``loss_scale`` (fp16), ``cache_hit_rate`` (0..1). ``rank`` and ``phase`` are added.
         """
         if not self._main:
             return
-        known = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in values.items() if value is not None}
         phase = {"phase": self._settings.phase} if self._settings.phase else {}
-        self._metrics.write(step, rank=0, **phase, **known)
-        self._feed(step, known)
+        self._metrics.write(step, rank=0, **phase, **present)
+        self._feed(step, present)
         if step % self._settings.log_every == 0 or step == self._total_steps:
-            self.say(progress(step, self._total_steps, known))
+            self.say(progress(step, self._total_steps, present))
 
     def rank_timings(self, step: int, times: StepDurations) -> None:
-        """Every rank's times of a step: for the verdict, and on other ranks than 0 for a line of means now and then."""
+        """Add a rank's times of a step to its means; ranks other than 0 write them every --rank-metrics-every steps."""
         settings = self._settings
-        # The first step of a phase starts workers, compiles and allocates.
+        # Not the first step of a phase, which starts workers, compiles and allocates.
         if settings.bottleneck_every and self._warm and not self._disturbed(step):
             self._since_verdict.add(times)
         self._warm = True
@@ -137,31 +134,31 @@ class Telemetry:
             self._metrics.write(step, rank=self._world.rank, step_time=mean.step, data_time=mean.data, **exchange)
 
     def bottleneck(self, step: int) -> Bottleneck | None:
-        """At its interval the verdict on what limits the speed, on rank 0 (collective); None otherwise.
+        """Every --bottleneck-every steps, log and return what limits the speed, on rank 0 (collective); else None.
 
-        The first step of a phase does not count, nor do steps that traces or histograms have slowed down.
+        The first step of a phase does not count, nor do steps with traces or histograms.
         """
         every = self._settings.bottleneck_every
         if not every or step % every != 0:
             return None
-        everybody = [times for times in self._world.gather(self._since_verdict.take()) if times is not None]
-        if not self._main or not everybody:
+        all_times = [times for times in self._world.gather(self._since_verdict.take()) if times is not None]
+        if not self._main or not all_times:
             return None
-        result = verdict(everybody, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
+        result = verdict(all_times, on_gpu=self._world.device.type == "cuda", device_busy=self._device_busy)
         slow: dict[str, Value] = {} if result.straggler is None else {"straggler": result.straggler}
         self.event(step, "bottleneck", kind=result.kind, sentence=result.sentence, **result.figures, **slow)
-        if self._told != (result.kind, result.straggler):
-            self._told = (result.kind, result.straggler)
+        if self._last_verdict != (result.kind, result.straggler):
+            self._last_verdict = (result.kind, result.straggler)
             self.say(f"bottleneck at step {step}: {result.sentence}")
         return result
 
-    # --- now and then -------------------------------------------------------------------------------------------------
+    # --- at intervals, and events -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def observe(self, step: int, model: nn.Module) -> Iterator[None]:
-        """Around a step's forward, backward and update: records a trace and activations of `model` where they are due.
+        """Inside, which is a whole step, record a trace and activations of `model` on rank 0 if they are due.
 
-        `model` is the inner one. Only rank 0 records; a step for which nothing is due costs a microsecond.
+        `model` is the unwrapped one.
         """
         trace, histogram = self._trace_due(step), self._histogram_due(step)
         if not self._main or not (trace or histogram):
@@ -169,33 +166,33 @@ class Telemetry:
             return
         with contextlib.ExitStack() as stack:
             recording = stack.enter_context(self._tracer.record(step)) if trace else None
-            # A compiled module does not call hooks that come later.
+            # A compiled module ignores hooks that are added later.
             watched = histogram and self._settings.compile == "off"
             activations = stack.enter_context(histograms.watch_activations(model)) if watched else []
             yield
         self._write_histograms(step, activations)
         if recording and recording.summary:
-            self._tell_trace(step, recording.summary)
+            self._log_trace(step, recording.summary)
         elif recording:
             self.say(recording.error, error=True)
 
     def wants_histograms(self, step: int) -> bool:
-        """Whether `gradients` would do anything on this rank."""
+        """Whether `gradients` writes anything in this step on this rank."""
         return self._main and self._histogram_due(step)
 
     def gradients(self, step: int, gradients: Mapping[str, Tensor], model: nn.Module) -> None:
-        """Histograms of this rank's gradients by parameter name, where they are due; between unscaling and clipping."""
+        """Write histograms of this rank's gradients if they are due. Call it between unscaling and clipping."""
         if self.wants_histograms(step):
             self._write_histograms(step, histograms.gradients(gradients, histograms.blocks_of(model)))
 
     def validation(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """What was measured on held-out data: ``val/loss``, ``val/accuracy``, …"""
+        """Write the results of a validation: ``val/loss``, ``val/accuracy``, …"""
         self.event(step, "validation", **values, seconds=seconds)
         if self._main:
             self._feed(step, values)
 
     def event(self, step: int, name: str, /, **values: Value) -> None:
-        """A line about the run rather than a step; from rank 0."""
+        """Write an event of the run, on rank 0."""
         if not self._main:
             return
         self._metrics.write(step, event=name, **values)
@@ -204,22 +201,22 @@ class Telemetry:
             self._text.write(f"step {step} {name} {details}".rstrip())
 
     def say(self, text: str, *, error: bool = False) -> None:
-        """A line for the person watching; from rank 0."""
+        """Print a line, on rank 0."""
         if self._main:
             self._print(f"trainer: {text}" if error else text, error)
 
     def warn(self, text: str) -> None:
-        """A trouble that this rank alone has met, whichever it is."""
+        """Print a problem of this rank, on any rank."""
         self._print(f"trainer: {text}" if self._main else f"trainer: rank {self._world.rank}: {text}", error=True)
 
     def skipped(self, step: int, reasons: Sequence[str]) -> None:
-        """Samples that could not be read, on whichever rank that was."""
+        """Write an event for each sample that this rank could not read."""
         for reason in reasons:
             self._metrics.write(step, event="sample_skipped", rank=self._world.rank, reason=reason)
             self.warn(reason)
 
     def close(self, *, good: bool = True) -> None:
-        """Ends the trackers' runs and closes the files; `good` is whether the run ended as it should."""
+        """End the trackers' runs and close the files. `good`: the run succeeded."""
         close_all(self._feeds, good)
         for file in (self._metrics, self._histograms, self._text):
             if file is not None:
@@ -232,25 +229,25 @@ class Telemetry:
         return every > 0 and step % every == 0
 
     def _histogram_due(self, step: int) -> bool:
-        """A histogram gives way to a trace by one step, which would otherwise show the work of making histograms."""
+        """Histograms move to the next step if a trace is due, which would show their cost."""
         every = self._settings.histograms_every
         if not every:
             return False
-        wanted = step % every == 0 and not self._trace_due(step)
-        return wanted or ((step - 1) % every == 0 and step > 1 and self._trace_due(step - 1))
+        on_time = step % every == 0 and not self._trace_due(step)
+        return on_time or ((step - 1) % every == 0 and step > 1 and self._trace_due(step - 1))
 
     def _disturbed(self, step: int) -> bool:
-        """Whether rank 0 was busy with recording, or the others waited for it, in this step."""
+        """Whether recording on rank 0 slowed down this step, on any rank."""
         return self._trace_due(step) or (step > 1 and self._trace_due(step - 1)) or self._histogram_due(step)
 
-    def _write_histograms(self, step: int, found: list[Histogram]) -> None:
-        for one in found:
+    def _write_histograms(self, step: int, new: list[Histogram]) -> None:
+        for histogram in new:
             if self._histograms:
-                self._histograms.write(step, **vars(one))
+                self._histograms.write(step, **vars(histogram))
             for feed in self._feeds:
-                feed.histogram(step, one)
+                feed.histogram(step, histogram)
 
-    def _tell_trace(self, step: int, summary: TraceSummary) -> None:
+    def _log_trace(self, step: int, summary: TraceSummary) -> None:
         self._device_busy = summary.device_busy
         if self._world.device.type == "cuda" and summary.device_busy is None:
             self.say(f"{summary.path} shows no work of the GPU: the profiler could not see it", error=True)
@@ -271,6 +268,6 @@ class Telemetry:
 
 
 def progress(step: int, steps: int, values: Mapping[str, Value]) -> str:
-    """A step in one line for a person."""
-    shown = [form.format(values[name]) for name, form in _SHOWN if values.get(name) is not None]
-    return "  ".join([f"step {step}/{steps}", *shown])
+    """A step as a line for the console."""
+    parts = [form.format(values[name]) for name, form in _CONSOLE_FORMATS if values.get(name) is not None]
+    return "  ".join([f"step {step}/{steps}", *parts])

@@ -1,7 +1,7 @@
-"""How long the parts of a step take, and results that are read without making the device wait for the host.
+"""Step times, and step results that are read without blocking the device.
 
-On CUDA the host runs ahead of the device. Reading a loss at once would stop both, so results travel to pinned host
-memory in the background and are read when the next step has been launched; so do the times, which come from events.
+On CUDA the host runs ahead of the device. Reading a loss at once would synchronize them, so results are copied to
+pinned host memory asynchronously and read after the next step was launched, as are times, which come from events.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepDurations:
-    """Seconds of one step, or their means over several, as one rank saw them.
+    """Seconds of a rank's step, or means over several.
 
-    `exchange` is how long it waited for other ranks after its own gradients were ready; None: unknown.
-    `device_wait` is how long the host then waited for its device's results; None if the host is the device.
+    Attributes:
+        step: the whole step.
+        data: waiting for data.
+        exchange: waiting for other ranks after the own gradients were ready; None: unknown.
+        device_wait: the host waiting for the device's results; None on the CPU.
     """
 
     step: float
@@ -34,7 +37,7 @@ class StepDurations:
 
 
 class Pending:
-    """The times of a step that the device may not have finished yet."""
+    """The times of a step that the device may still compute."""
 
     def __init__(self, host: float, data: float, events: tuple[torch.cuda.Event, torch.cuda.Event] | None) -> None:
         self._host = host
@@ -42,7 +45,7 @@ class Pending:
         self._events = events
 
     def read(self, exchange: float | None = None, device_wait: float | None = None) -> StepDurations:
-        """The times, together with what others have measured. On CUDA only when the step's results are there."""
+        """Return the times, with those that the caller measured. On CUDA call it after the step's results were read."""
         if self._events is None:
             return StepDurations(self._host, self._data, exchange)
         began, ended = self._events
@@ -50,9 +53,9 @@ class Pending:
 
 
 class StepTimer:
-    """Times one step after the other: ``start()``, ``with data():`` around every wait for a batch, ``stop()``.
+    """Times steps: ``start()``, ``with data():`` around every wait for a batch, ``stop()``.
 
-    On CUDA a step lasts from the moment the device begins it to the moment it ends it.
+    On CUDA the time of a step is the device's, measured by events.
     """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
@@ -63,14 +66,14 @@ class StepTimer:
         self._began_on_device: torch.cuda.Event | None = None
 
     def start(self) -> None:
-        """Begins a step."""
+        """Start a step."""
         self._began = self._now()
         self._data = 0.0
         self._began_on_device = _mark(timing=True) if self._cuda else None
 
     @contextlib.contextmanager
     def data(self) -> Iterator[None]:
-        """Around a wait for data; several in a step add up."""
+        """Inside, wait for data; several waits in a step add up."""
         before = self._now()
         try:
             yield
@@ -78,14 +81,14 @@ class StepTimer:
             self._data += self._now() - before
 
     def stop(self) -> Pending:
-        """Ends the step; never waits."""
+        """End the step; never waits."""
         events = (self._began_on_device, _mark(timing=True)) if self._began_on_device else None
         return Pending(self._now() - self._began, self._data, events)
 
 
 @dataclass(frozen=True)
 class Result(Generic[T]):
-    """What became of a pushed step. `waited` is how long the host waited for its device here, in seconds."""
+    """The results of a step. `waited` is how long reading them waited for the device, in seconds."""
 
     step: int
     values: dict[str, float]
@@ -94,9 +97,9 @@ class Result(Generic[T]):
 
 
 class Lagged(Generic[T]):
-    """Holds scalars on the device until reading them costs no waiting; first in, first out.
+    """A queue of scalars on the device, which are read once that needs no waiting.
 
-    `lag` is how many later steps must have been pushed before one is read: 1 on CUDA, 0 elsewhere.
+    `lag` is how many later steps must have been pushed before one is read: 1 on CUDA, else 0.
     """
 
     def __init__(self, device: torch.device, lag: int | None = None, now: Callable[[], float] = time.perf_counter):
@@ -105,7 +108,7 @@ class Lagged(Generic[T]):
         self._held: deque[_Held[T]] = deque()
 
     def push(self, step: int, tensors: Mapping[str, Tensor], note: T) -> None:
-        """Takes scalars [] of one device; they may change afterwards. `note` comes back with them."""
+        """Add scalars [] of one device, which may change afterwards. `note` is returned with them."""
         self._held.append(_Held(step, tuple(tensors), _Copy(tuple(tensors.values())), note))
 
     def pop_ready(self, force: bool = False) -> list[Result[T]]:
@@ -128,7 +131,7 @@ class _Held(Generic[T]):
 
 
 class _Copy:
-    """Scalars on their way to the host: one kernel and one transfer for any number of them."""
+    """An asynchronous copy of scalars to the host: one kernel and one transfer for all of them."""
 
     def __init__(self, scalars: Sequence[Tensor]) -> None:
         self._arrived: torch.cuda.Event | None = None
@@ -148,24 +151,24 @@ class _Copy:
 
 
 class MeanTimes:
-    """Means of step times since they were last taken."""
+    """Means of step times since the last `take`."""
 
     def __init__(self) -> None:
-        self._seen: list[StepDurations] = []
+        self._times: list[StepDurations] = []
 
     def add(self, times: StepDurations) -> None:
-        self._seen.append(times)
+        self._times.append(times)
 
     def take(self) -> StepDurations | None:
-        """The means, each over the steps in which it was known, and forgets; None if there were no steps."""
-        seen, self._seen = self._seen, []
-        if not seen:
+        """Return the means, each over the steps for which it is known, and reset; None if there were no steps."""
+        steps, self._times = self._times, []
+        if not steps:
             return None
         return StepDurations(
-            step=sum(one.step for one in seen) / len(seen),
-            data=sum(one.data for one in seen) / len(seen),
-            exchange=_mean([one.exchange for one in seen]),
-            device_wait=_mean([one.device_wait for one in seen]),
+            step=sum(times.step for times in steps) / len(steps),
+            data=sum(times.data for times in steps) / len(steps),
+            exchange=_mean([times.exchange for times in steps]),
+            device_wait=_mean([times.device_wait for times in steps]),
         )
 
 
@@ -175,7 +178,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _mark(*, timing: bool = False) -> torch.cuda.Event:
-    """An event that is reached when the device has done everything given to it so far."""
+    """An event after all work that was launched so far."""
     event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
     event.record()
     return event

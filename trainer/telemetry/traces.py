@@ -1,7 +1,4 @@
-"""Chrome traces of single steps, and what they say: how busy the device was and what took longest.
-
-Between traces no profiler exists. A trace opens in chrome://tracing and https://ui.perfetto.dev.
-"""
+"""Chrome traces of single steps, and summaries of them. A trace opens in chrome://tracing and https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _STEP = "trainer step"
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """An operation or kernel: all its calls in the step, without what they called, in seconds."""
+    """An operation or kernel: the self time of all its calls in the step, in seconds."""
 
     name: str
     seconds: float
@@ -50,7 +47,7 @@ class TraceSummary:
 
 @dataclass
 class Recording:
-    """What became of a recorded step: a summary, or why the trace could not be written."""
+    """The result of recording a step: a summary, or why the trace could not be written."""
 
     summary: TraceSummary | None = None
     error: str = ""
@@ -67,33 +64,33 @@ class Tracer:
 
     @contextlib.contextmanager
     def record(self, step: int) -> Iterator[Recording]:
-        """Around one step. What it gives is filled in once the step has ended without an exception."""
+        """Inside, record one step. The result is filled in when the step has ended without an exception."""
         result = Recording()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
-        self._settle()
+        self._synchronize()
         with profile(activities=activities) as profiler, record_function(_STEP):
             yield result
-            self._settle()
+            self._synchronize()
         path = self._folder / f"step_{step:08d}.json.gz"
         try:
             result.summary = self._write(profiler, path)
-        except (OSError, RuntimeError, ValueError, KeyError) as error:  # torch may fail to write, or write no good JSON
+        except (OSError, RuntimeError, ValueError, KeyError) as error:  # torch may fail to write, or write invalid JSON
             result.error = f"{path} was not written: {error}"
 
-    def _settle(self) -> None:
-        """What the device still does belongs to the step in which it was launched."""
+    def _synchronize(self) -> None:
+        """Wait for the device: its work belongs to the step in which it was launched."""
         if self._cuda:
             torch.cuda.synchronize()
 
     def _write(self, profiler: profile, path: Path) -> TraceSummary:
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".") as scratch:
-            plain, packed = Path(scratch) / "trace.json", Path(scratch) / "trace.json.gz"
+            plain, compressed = Path(scratch) / "trace.json", Path(scratch) / "trace.json.gz"
             profiler.export_chrome_trace(str(plain))
             raw = plain.read_bytes()
-            # A trace is megabytes of repetitive text: the lowest level already takes off nine tenths.
-            packed.write_bytes(gzip.compress(raw, compresslevel=1))
-            packed.replace(path)
+            # A trace is repetitive text: the lowest level already saves nine tenths.
+            compressed.write_bytes(gzip.compress(raw, compresslevel=1))
+            compressed.replace(path)
         for old in sorted(self._folder.glob("step_*.json.gz"), key=_age, reverse=True)[KEPT_TRACES:]:
             old.unlink(missing_ok=True)
         seconds, device_busy, top = summarise(json.loads(raw)["traceEvents"])
@@ -101,7 +98,7 @@ class Tracer:
 
 
 def summarise(events: Sequence[Mapping[str, Any]]) -> tuple[float, float | None, tuple[OperatorCost, ...]]:
-    """A step's wall seconds, the share in which its device worked and the costliest work, from Chrome trace events."""
+    """From Chrome trace events: a step's seconds, its device's busy share of them, and the costliest work."""
     complete = [event for event in events if event.get("ph") == "X"]
     marks = [event for event in complete if event.get("name") == _STEP and event.get("cat") == "user_annotation"]
     kernels = [event for event in complete if event.get("cat") in _DEVICE_WORK]
@@ -132,7 +129,7 @@ def _self_times(operations: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, 
         threads[event["pid"], event["tid"]].append(event)
     for thread in threads.values():
         stack: list[list[Any]] = []  # [name, end, own time] of the operations that are open
-        for event in sorted(thread, key=lambda one: (one["ts"], -one["dur"])):
+        for event in sorted(thread, key=lambda operation: (operation["ts"], -operation["dur"])):
             while stack and stack[-1][1] <= event["ts"]:
                 name, _, own = stack.pop()
                 yield name, own
@@ -144,11 +141,12 @@ def _self_times(operations: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 
 def _costliest(costs: Iterable[tuple[str, float]]) -> tuple[OperatorCost, ...]:
-    sums: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for name, microseconds in costs:
-        sums[name].append(microseconds)
+        by_name[name].append(microseconds)
     ranked = sorted(
-        (OperatorCost(name, sum(all_) / 1e6, len(all_)) for name, all_ in sums.items()), key=lambda c: -c.seconds
+        (OperatorCost(name, sum(times) / 1e6, len(times)) for name, times in by_name.items()),
+        key=lambda cost: -cost.seconds,
     )
     return tuple(ranked[:TOP])
 

@@ -1,8 +1,7 @@
 """The files that a run appends to: metrics as JSON lines, and the text log.
 
-A line of metrics goes out in a single write to a file opened for appending, so the lines of several ranks never mix and
-a reader sees whole lines. Writing can fail (a full disk, a directory taken away): that is reported once and counted,
-and never reaches the training step.
+A line of metrics is a single write to a file opened for appending, so lines of several ranks never mix, and readers see
+whole lines. A failed write (a full disk, a removed folder) is reported once, counted, and never stops training.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ Value = float | int | str | None
 class MetricsWriter:
     """Appends metrics to one file. The time of a line is UTC unix seconds.
 
-    `repair` ends a half line that a killed predecessor may have left; one process of a run does that, before the others
-    open the file. Raises OSError if the file cannot be opened.
+    `repair` ends an incomplete line of a killed process; one process of a run does it before the others open the file.
+    Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: Path, *, repair: bool = True) -> None:
@@ -33,11 +32,11 @@ class MetricsWriter:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        # Whether what was written last is half a line, so that the next one must not continue it.
+        # The file ends in an incomplete line, which the next one must not continue.
         self._half_line = repair and self._ends_in_half_line()
 
     def write(self, step: int, /, **values: Value | Sequence[float]) -> None:
-        """Appends one line; names that are no identifiers come in by ``**{"val/loss": 0.5}``. NaN stays NaN."""
+        """Append one line. NaN is written as NaN."""
         try:
             line = json.dumps({"step": step, "time": round(time.time(), 6), **values}).encode() + b"\n"
             if self._half_line:
@@ -52,7 +51,7 @@ class MetricsWriter:
             self.failures += 1
 
     def close(self) -> None:
-        """Closes the file; a write after this counts as a failure."""
+        """Close the file. Later writes fail."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -65,8 +64,8 @@ class MetricsWriter:
 class TextLog:
     """OUTPUT_DIR/logs/trainer.log; yesterday's is ``trainer.log.2026-11-20``.
 
-    Rank 0 writes everything there. Another rank has its own file, ``trainer.rank3.log``, which appears with the
-    first thing it has to say. Writing can fail: that is reported once on stderr and never reaches the training step.
+    Rank 0 writes everything there. Another rank has a file such as ``trainer.rank3.log``, created with its first line.
+    A failed write is reported once on stderr, and never stops training.
     """
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
@@ -79,7 +78,7 @@ class TextLog:
         self._handler.setFormatter(formatter)
 
     def write(self, text: str, *, error: bool = False) -> None:
-        """Appends one line; line breaks in `text` become spaces."""
+        """Append one line; line breaks in `text` become spaces."""
         level = logging.ERROR if error else logging.INFO
         one_line = " ".join(text.splitlines())
         self._handler.handle(logging.LogRecord("trainer", level, "", 0, one_line, None, None))
@@ -93,6 +92,6 @@ class _DailyFile(logging.handlers.TimedRotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         if self.failures == 0:
-            why = sys.exc_info()[1]
-            show(f"trainer: cannot write the text log {self.baseFilename}: {why}; training goes on", error=True)
+            error = sys.exc_info()[1]
+            show(f"trainer: cannot write the text log {self.baseFilename}: {error}; training goes on", error=True)
         self.failures += 1

@@ -1,11 +1,12 @@
-"""An alert that is raised or cleared, as a row and an event. All within the caller's transaction."""
+"""Row and event of an alert that is raised or cleared. All functions work inside the caller's transaction."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputui.alerts.engine import AlertChange
 from gputui.alerts.resolved_rules import ResolvedRule
@@ -17,13 +18,12 @@ from gputui.store.alerts import AlertView
 from gputui.store.events import add_event
 
 Silences = Mapping[tuple[str, str, str], tuple[float, str]]
-"""(rule, kind of subject, subject) → (until when, by whom)."""
+"""(rule, kind of subject, subject) → (end in UTC unix seconds, actor)."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlertTransition:
-    """A change with what is needed to write it: its rule as it holds, how its subject is called, the run that it
-    concerns, and when it was (UTC unix seconds)."""
+class AlertTransition(Struct, frozen=True):
+    """A change of an alert, with its resolved rule, the name of its subject, its run if any, and the time (UTC unix
+    seconds)."""
 
     change: AlertChange
     rule: ResolvedRule
@@ -33,7 +33,7 @@ class AlertTransition:
 
 
 def write_raised(connection: sqlite3.Connection, transition: AlertTransition, silences: Silences) -> AlertView:
-    """A new row; an event unless it is silenced or already reported."""
+    """Insert the alert's row, and its event unless it is silenced or reported by other means."""
     key, rule, reading = transition.change.key, transition.rule, transition.change.reading
     silenced = silences.get(key) or silences.get((key.rule, key.subject, alerts.ANY_SUBJECT))
     text = sentence(rule.rule, reading, transition.subject)
@@ -73,7 +73,7 @@ def write_raised(connection: sqlite3.Connection, transition: AlertTransition, si
 
 
 def write_cleared(connection: sqlite3.Connection, transition: AlertTransition, alert_id: int) -> AlertView | None:
-    """The end of an alert; None if its row is gone, with its run."""
+    """Write the end of an alert; None if its row was deleted with its run."""
     alerts.clear_alert(connection, alert_id, now=transition.at, why=transition.change.why)
     view = alerts.one(connection, alert_id)
     if view is not None and not view.is_silenced(transition.at) and not transition.rule.rule.is_reported:

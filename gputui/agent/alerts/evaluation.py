@@ -1,8 +1,8 @@
-"""Alerts: once a second every rule looks at what the agent has in memory; what is raised or cleared becomes a row, an
-event, a line in the log, and a notification.
+"""Evaluation of alert rules, once a second, on the state in memory. An alert that is raised or cleared becomes a row,
+an event, a line in the log, and a notification.
 
-The next agent continues after a kill: active alerts are in the store, the rest of the memory is
-stored with every change and once a minute.
+The successor of a killed agent continues: active alerts are rows, and the engine's remaining state is stored with every
+change and once a minute.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from gputui.store.runs import get_run
 
 log = logging.getLogger(__name__)
 
-# The loop comes by once a second, at times a little early.
+# The loop calls once a second, sometimes a little early.
 LOOK_SECONDS = 0.9
 SAVE_SECONDS = 60.0
-# After something unforeseen, alerts rest so long; the agent continues.
+# How long alerts are skipped after an unexpected error.
 TROUBLE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Alerting:
-    """All alerts of one state directory. ``living`` gives the attempts that run."""
+    """All alerts of one state directory. ``living`` returns the attempts that run."""
 
     context: AgentContext
     living: Callable[[], Iterable[Attempt]]
@@ -73,13 +73,13 @@ class Alerting:
         self.nccl_logs = NcclLogs(self.context)
 
     def notice_target(self) -> NoticeTarget | None:
-        """Where alerts are sent now."""
+        """Where alerts are sent, or None."""
         return notice_for(self.settings.delivery)
 
     # --- what the loop calls
 
     def begin(self) -> None:
-        """Take up what a predecessor left. Raises sqlite3.Error."""
+        """Restore the state of a former agent. Raises sqlite3.Error."""
         stored = alerts.engine_state(self.context.connection)
         self.moments.incident_id = known_incidents(self.context.connection)
         if stored is not None:
@@ -87,23 +87,28 @@ class Alerting:
             self.engine = Engine.from_json(state.get("engine"))
             self.moments.restore(state.get("moments") or {}, self.context.now() - at)
         lasting = alerts.lasting(self.context.connection)
-        self.ids = {_key(one): one.alert_id for one in lasting}
+        self.ids = {_key(view): view.alert_id for view in lasting}
         self.engine.adopt(self.ids)
         self.saved_at = self.context.monotonic()
 
     def take(self, report: IngestReport) -> None:
-        """What one round of reading metrics brought."""
+        """Take in newly read metrics."""
         self.moments.take(report)
 
     def turn(self) -> None:
-        """Look, when it is time. Raises sqlite3.OperationalError where the database cannot be written now: what was to
-        be written waits."""
+        """Evaluate the rules if that is due. Raises sqlite3.OperationalError if the database cannot be written; the
+        changes are kept for the next turn."""
         now = self.context.monotonic()
         if now < self.due:
             return
         self.due = now + LOOK_SECONDS
         try:
-            self._look(now)
+            self.settings.turn(now)
+            elapsed = 0.0 if self.looked_at is None else now - self.looked_at
+            self.looked_at = now
+            self.unwritten += self._changes(elapsed)
+            if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
+                self._write()
         except sqlite3.Error:
             raise
         except Exception:
@@ -112,52 +117,44 @@ class Alerting:
             self.due = now + TROUBLE_SECONDS
 
     def save(self) -> None:
-        """Store what is remembered. Raises sqlite3.Error."""
+        """Store the engine's state. Raises sqlite3.Error."""
         state = {"engine": self.engine.to_json(), "moments": self.moments.to_json()}
         alerts.put_engine_state(self.context.connection, json.dumps(state), self.context.now())
         self.saved_at = self.context.monotonic()
 
-    # --- one look
-
-    def _look(self, now: float) -> None:
-        self.settings.turn(now)
-        elapsed = 0.0 if self.looked_at is None else now - self.looked_at
-        self.looked_at = now
-        self.unwritten += self._changes(elapsed)
-        if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
-            self._write()
+    # --- evaluation
 
     def _changes(self, elapsed: float) -> list[AlertTransition]:
         training = self._training()
-        rules = {one.record.run_id: self.settings.runs[one.record.run_id] for one in training}
-        known = {key.subject_id for key in self.engine.standings if key.subject == "run"}
-        self.settings.keep_only({*rules, *known})
-        found: list[AlertTransition] = []
+        rules = {attempt.record.run_id: self.settings.runs[attempt.record.run_id] for attempt in training}
+        followed_runs = {key.subject_id for key in self.engine.states if key.subject == "run"}
+        self.settings.keep_only({*rules, *followed_runs})
+        transitions: list[AlertTransition] = []
         gpus = self.moments.gpu_moments(training, elapsed)
         for gpu in gpus:
-            own = rules.get(gpu.training_run or "")
-            found += self._judge("gpu", gpu.uuid, f"GPU {gpu.index}", gpu, own, elapsed, gpu.training_run)
-        found += self._judge("host", "", "the host", self.moments.host_moment(elapsed), None, elapsed, None)
-        logged = self.nccl_logs.turn(self.context.monotonic(), [one.record for one in training])
-        runs = self.moments.run_moments(training, known, elapsed, logged)
+            run_rules = rules.get(gpu.training_run or "")
+            transitions += self._judge("gpu", gpu.uuid, f"GPU {gpu.index}", gpu, run_rules, elapsed, gpu.training_run)
+        transitions += self._judge("host", "", "the host", self.moments.host_moment(elapsed), None, elapsed, None)
+        logged = self.nccl_logs.turn(self.context.monotonic(), [attempt.record for attempt in training])
+        runs = self.moments.run_moments(training, followed_runs, elapsed, logged)
         for run in runs:
-            own = rules.get(run.run_id) or self._rules_of(run.run_id)
-            found += self._judge("run", run.run_id, run.run_id, run, own, elapsed, run.run_id)
+            run_rules = rules.get(run.run_id) or self._rules_of(run.run_id)
+            transitions += self._judge("run", run.run_id, run.run_id, run, run_rules, elapsed, run.run_id)
         self.engine.forget("run", rules)
         inventory = self.context.recorder.inventory
         if inventory is not None and inventory.problem is None:
-            found += self._gone({gpu.uuid for gpu in gpus})
-        return found
+            transitions += self._clear_gone_gpus({gpu.uuid for gpu in gpus})
+        return transitions
 
-    def _gone(self, there: Collection[str]) -> Iterator[AlertTransition]:
-        """GPUs that the machine no longer has, though the driver is well: nothing will ever be known of them."""
+    def _clear_gone_gpus(self, present: Collection[str]) -> Iterator[AlertTransition]:
+        """Clear alerts of GPUs that the machine no longer has although the driver works."""
         for key in self.engine.raised():
-            if key.subject == "gpu" and key.subject_id not in there and key.rule in self.settings.machine:
+            if key.subject == "gpu" and key.subject_id not in present and key.rule in self.settings.machine:
                 rule = self.settings.machine[key.rule]
-                change = self.engine.look(rule, key, IDLE, 0.0)
+                change = self.engine.evaluate(rule, key, IDLE, 0.0)
                 if change is not None:
                     yield AlertTransition(change, rule, key.subject_id, None, self.context.now())
-        self.engine.forget("gpu", there)
+        self.engine.forget("gpu", present)
 
     def _judge(
         self,
@@ -165,32 +162,32 @@ class Alerting:
         subject_id: str,
         name: str,
         moment: GpuMoment | HostMoment | RunMoment,
-        own: RunRules | None,
+        run_rules: RunRules | None,
         elapsed: float,
         run_id: str | None,
     ) -> Iterator[AlertTransition]:
-        for rule in self._rules(kind, self.settings.machine if own is None else own.rules):
+        for rule in self._rules(kind, self.settings.machine if run_rules is None else run_rules.rules):
             key = Key(rule.rule.id, kind, subject_id)
-            change = self.engine.look(rule, key, rule.rule.measure(moment, rule.limits), elapsed)
+            change = self.engine.evaluate(rule, key, rule.rule.measure(moment, rule.limits), elapsed)
             if change is not None:
                 yield AlertTransition(change, rule, name, run_id, self.context.now())
 
     def _rules(self, kind: SubjectKind, rules: RuleSet) -> list[ResolvedRule]:
-        """The rules of one kind, sorted out once for each set."""
-        known = self._by_kind.get(id(rules))
-        if known is None or known[0] is not rules:
+        """The rules of one kind, cached for each rule set."""
+        cached = self._by_kind.get(id(rules))
+        if cached is None or cached[0] is not rules:
             if len(self._by_kind) > 64:
                 self._by_kind.clear()
-            sorted_out: dict[SubjectKind, list[ResolvedRule]] = {"gpu": [], "host": [], "run": []}
-            for one in rules.values():
-                sorted_out[one.rule.subject].append(one)
-            known = self._by_kind[id(rules)] = (rules, sorted_out)
-        return known[1][kind]
+            by_kind: dict[SubjectKind, list[ResolvedRule]] = {"gpu": [], "host": [], "run": []}
+            for rule in rules.values():
+                by_kind[rule.rule.subject].append(rule)
+            cached = self._by_kind[id(rules)] = (rules, by_kind)
+        return cached[1][kind]
 
     # --- runs
 
     def _training(self) -> list[Training]:
-        """The attempts that live and whose command is seen to do something."""
+        """The live attempts of running runs."""
         living = list(self.living())
         if not living:
             return []
@@ -199,13 +196,13 @@ class Alerting:
                 "SELECT run_id, attempt FROM runs WHERE state = ?", (RunState.RUNNING,)
             ).fetchall()
         )
-        found = []
+        training = []
         for record in living:
             if running.get(record.run_id) == record.number:
-                own = self._rules_of(record.run_id)
-                patience = own.rules["no_improvement"].limits["steps"]
-                found.append(Training(record, own.profile.schedule, self._peak(record), patience))
-        return found
+                run_rules = self._rules_of(record.run_id)
+                patience = run_rules.rules["no_improvement"].limits["steps"]
+                training.append(Training(record, run_rules.profile.schedule, self._peak(record), patience))
+        return training
 
     def _rules_of(self, run_id: str) -> RunRules:
         def read() -> Overrides:
@@ -215,7 +212,7 @@ class Alerting:
         return self.settings.of_run(run_id, read)
 
     def _peak(self, record: Attempt) -> float | None:
-        """The parameter that is the attempt's learning rate, where it is a number."""
+        """The value of the attempt's learning rate parameter, if it is a number."""
         key = (record.run_id, record.number)
         if key not in self.peaks:
             run = get_run(self.context.connection, record.run_id)
@@ -228,19 +225,19 @@ class Alerting:
             self.peaks[key] = float(value) if is_number and value is not None else None
         return self.peaks[key]
 
-    # --- what follows
+    # --- rows
 
     def _write(self) -> None:
-        """Rows, events, messages and the memory in one transaction; then the log."""
+        """Write rows, events, messages and the engine's state in one transaction, then the log."""
         now = self.context.now()
         notified: list[tuple[AlertTransition, alerts.AlertView]] = []
         ids = dict(self.ids)
         with transaction(self.context.connection) as connection:
             silences = alerts.silences(connection, now) if self.unwritten else {}
-            for one in self.unwritten:
-                view = self._row(one, ids, silences)
+            for transition in self.unwritten:
+                view = self._row(transition, ids, silences)
                 if view is not None:
-                    notified.append((one, view))
+                    notified.append((transition, view))
                     if not view.is_silenced(now):
                         self.delivery.owe(connection, self.settings.delivery, view, now)
             if self.unwritten:
@@ -248,19 +245,19 @@ class Alerting:
             self.save()
         self.ids = ids
         self.unwritten = []
-        for one, view in notified:
-            log.warning("alert %d %s: %s", view.alert_id, one.change.kind, clean(view.sentence))
+        for transition, view in notified:
+            log.warning("alert %d %s: %s", view.alert_id, transition.change.kind, clean(view.sentence))
 
-    def _row(self, one: AlertTransition, ids: dict[Key, int], silences: Silences) -> alerts.AlertView | None:
-        key = one.change.key
-        if one.change.kind == "raised":
+    def _row(self, transition: AlertTransition, ids: dict[Key, int], silences: Silences) -> alerts.AlertView | None:
+        key = transition.change.key
+        if transition.change.kind == "raised":
             if key in ids:
                 return None
-            view = write_raised(self.context.connection, one, silences)
+            view = write_raised(self.context.connection, transition, silences)
             ids[key] = view.alert_id
             return view
         alert_id = ids.pop(key, None)
-        return None if alert_id is None else write_cleared(self.context.connection, one, alert_id)
+        return None if alert_id is None else write_cleared(self.context.connection, transition, alert_id)
 
     def _complain(self, text: str) -> None:
         add_event(

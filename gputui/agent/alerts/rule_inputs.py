@@ -1,4 +1,4 @@
-"""From what the agent has in memory to the moments that alert rules look at."""
+"""The inputs of alert rules: frozen moments of GPUs, host and runs, made from the state in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.agent.context import AgentContext
 from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
@@ -19,17 +21,16 @@ from gputui.store.attempts import Attempt
 
 log = logging.getLogger(__name__)
 
-# So old a sample says nothing of now, for an agent that samples once a second; else so many intervals.
+# An older sample does not count as current: the larger of these seconds and sampling intervals.
 SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
 SKIPPED_EVENT = "sample_skipped"
 NCCL_KINDS = ("nccl_error", "nccl_timeout")
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """An attempt that lives and has made a step. ``peak`` is the parameter that is its learning rate, and after
-    ``patience_steps`` without improvement somebody wants to know."""
+class Training(Struct, frozen=True):
+    """A live attempt that has made a step. ``peak`` is its learning rate parameter; an alert is due after
+    ``patience_steps`` without improvement."""
 
     record: Attempt
     schedule: RateSchedule | None = None
@@ -39,7 +40,7 @@ class Training:
 
 @dataclass(slots=True)
 class _Freshness:
-    """Whether something still arrives. Monotonic, so that a wall clock that jumps makes nothing old."""
+    """Whether samples still arrive, by the monotonic clock: a jump of the wall clock does not make them old."""
 
     mark: float | None = None
     at: float = float("-inf")
@@ -52,7 +53,7 @@ class _Freshness:
 
 @dataclass(slots=True)
 class AlertMoments:
-    """What is remembered between two looks, and the moments made of it."""
+    """The trends kept between two evaluations, and the moments made from them."""
 
     context: AgentContext
     interval_seconds: float = 1.0
@@ -71,7 +72,7 @@ class AlertMoments:
     # --- runs
 
     def take(self, report: IngestReport) -> None:
-        """What one round of reading metrics brought."""
+        """Take in newly read metrics."""
         now = self.context.monotonic()
         for progress in report.progress:
             if not progress.lines:
@@ -86,37 +87,37 @@ class AlertMoments:
     def run_moments(
         self,
         training: Iterable[Training],
-        known: Iterable[str],
+        followed_runs: Iterable[str],
         elapsed: float,
         logged: Mapping[str, list[str]] | None = None,
     ) -> list[RunMoment]:
-        """Every run that trains, and of those that do not the ``known`` ones and those that met an NCCL error;
-        ``logged`` are errors that stood in logs."""
+        """Moments of all training runs, of ``followed_runs`` (IDs), and of those with an NCCL error. ``logged`` are
+        errors from logs, by run."""
         errors = self._nccl_errors()
         for run_id, lines in (logged or {}).items():
             errors.setdefault(run_id, []).extend(lines)
-        by_id = {one.record.run_id: one for one in training}
+        by_id = {run_training.record.run_id: run_training for run_training in training}
         for gone in [run_id for run_id in self.runs if run_id not in by_id]:
-            # Between two attempts nothing is lost: an attempt has its own memory.
+            # Trends belong to one attempt.
             self.runs.pop(gone)
             self.lines_at.pop(gone, None)
         moments = []
-        for run_id in dict.fromkeys([*by_id, *known, *errors]):
-            one = by_id.get(run_id)
+        for run_id in dict.fromkeys([*by_id, *followed_runs, *errors]):
+            run_training = by_id.get(run_id)
             trend = self.runs.get(run_id)
             texts = errors.get(run_id, [])
             text = texts[-1] if texts else ""
-            if one is None or trend is None or trend.attempt != one.record.number:
-                is_new = one is not None
+            if run_training is None or trend is None or trend.attempt != run_training.record.number:
+                is_new = run_training is not None
                 moments.append(RunMoment(run_id, is_training=is_new, nccl_errors=len(texts), nccl_text=text))
                 continue
-            trend.patience_steps = one.patience_steps
+            trend.patience_steps = run_training.patience_steps
             moments.append(
                 trend.advance(
                     run_id,
                     elapsed,
                     is_training=True,
-                    lr_expected=expected_rate(one.schedule, trend.step, trend.values, one.peak),
+                    lr_expected=expected_rate(run_training.schedule, trend.step, trend.values, run_training.peak),
                     nccl_errors=len(texts),
                     nccl_text=text,
                 )
@@ -128,21 +129,21 @@ class AlertMoments:
             "SELECT incident_id, run_id, kind, summary FROM incidents WHERE incident_id > ? ORDER BY incident_id",
             (self.incident_id,),
         ).fetchall()
-        found: dict[str, list[str]] = {}
+        errors: dict[str, list[str]] = {}
         for incident_id, run_id, kind, summary in rows:
             self.incident_id = incident_id
             if kind in NCCL_KINDS:
-                found.setdefault(run_id, []).append(summary)
-        return found
+                errors.setdefault(run_id, []).append(summary)
+        return errors
 
     # --- hardware
 
     def gpu_moments(self, training: Iterable[Training], elapsed: float) -> list[GpuMoment]:
-        """Every GPU of the inventory."""
+        """Moments of all GPUs in the inventory."""
         recorder = self.context.recorder
         facts = recorder.facts
         is_fresh = self._fast.is_fresh(recorder.fast_at or None, self.context.monotonic(), self.silent_seconds)
-        claims = {uuid: one.record for one in training for uuid in one.record.gpus}
+        claims = {uuid: attempt.record for attempt in training for uuid in attempt.record.gpus}
         xids: dict[str, list[int]] = {}
         while recorder.reported:
             event = recorder.reported.popleft()
@@ -188,11 +189,11 @@ class AlertMoments:
         )
 
     def _holder(self, uuid: str) -> str | None:
-        """Who holds most of a GPU's memory, in words."""
-        held = self.context.recorder.processes.get(uuid)
-        if not held:
+        """Description of the process that holds most of a GPU's memory."""
+        processes = self.context.recorder.processes.get(uuid)
+        if not processes:
             return None
-        most = max(held, key=lambda process: process.memory_bytes or 0)
+        most = max(processes, key=lambda process: process.memory_bytes or 0)
         owner = self.context.recorder.owner(most)
         if owner is not None:
             return owner[0] if owner[1] is None else f"{owner[0]} rank {owner[1]}"
@@ -210,23 +211,23 @@ class AlertMoments:
         }
 
     def restore(self, data: Mapping[str, Any], down_seconds: float) -> None:
-        """Continue where another agent ended ``down_seconds`` ago; unreadable state starts empty."""
+        """Restore the state of an agent that ended ``down_seconds`` ago; an unreadable state is dropped."""
         try:
-            self.gpus = {str(uuid): GpuTrend.from_json(one) for uuid, one in data["gpus"].items()}
+            self.gpus = {str(uuid): GpuTrend.from_json(trend) for uuid, trend in data["gpus"].items()}
             self.growth = Growth.from_json(data["growth"], down_seconds)
-            self.runs = {str(run_id): RunTrend.from_json(one) for run_id, one in data["runs"].items()}
+            self.runs = {str(run_id): RunTrend.from_json(trend) for run_id, trend in data["runs"].items()}
             self.incident_id = int(data["incident_id"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             log.warning("the alerts' stored state is unreadable (%s); they start without it", error)
 
 
 def known_incidents(connection: sqlite3.Connection) -> int:
-    """The newest incident's number: what was before the first look is no news."""
+    """The newest incident's id; incidents before the first evaluation raise no alert."""
     return int(connection.execute("SELECT coalesce(max(incident_id), 0) FROM incidents").fetchone()[0])
 
 
 def parse_state(text: str) -> dict[str, Any]:
-    """The stored memory; empty if it cannot be read."""
+    """The stored state; empty if it is unreadable."""
     try:
         value = json.loads(text)
     except ValueError:

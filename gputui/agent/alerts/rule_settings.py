@@ -1,5 +1,4 @@
-"""Which alert rules hold: the standard ones, what the machine's ``alerts.yaml`` changes of them, and what a run's
-profile does."""
+"""The effective alert rules: the standard ones, changed by the machine's ``alerts.yaml`` and by a run's profile."""
 
 from __future__ import annotations
 
@@ -7,6 +6,8 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.alerts.overrides import Delivery, Overrides
 from gputui.alerts.resolved_rules import RuleSet, standard, with_overrides
@@ -17,9 +18,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunRules:
-    """The rules for one run, for the GPUs that it trains on, and what its profile changes of the machine's."""
+class RunRules(Struct, frozen=True):
+    """The rules for one run and its GPUs, and its profile's changes."""
 
     rules: RuleSet
     profile: Overrides
@@ -27,11 +27,11 @@ class RunRules:
 
 @dataclass(slots=True)
 class AlertSettings:
-    """``path`` is the machine's file; ``tell`` takes a sentence for a person where it cannot be used. A file that is
-    wrong changes nothing: what held before holds on."""
+    """Reloads the rules when ``path``, the machine's file, changes. An invalid file leaves the rules unchanged, and
+    ``report`` gets a sentence for the user."""
 
     path: Path
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     machine: RuleSet = field(default_factory=standard)
     delivery: Delivery | None = None
     runs: dict[str, RunRules] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class AlertSettings:
     read: tuple[int, int, int] | None = None
 
     def turn(self, now: float) -> bool:
-        """Look whether the file has changed; ``now`` is monotonic. True where other rules hold now."""
+        """Reload the file if it has changed; ``now`` is monotonic. True if the rules have changed."""
         if now < self.due:
             return False
         self.due = now + LOOK_SECONDS
@@ -53,7 +53,7 @@ class AlertSettings:
         try:
             overrides = load_alerts(self.path)
         except ProfileError as error:
-            self.tell(f"{error.problems[0]}; the alert rules stay as they were")
+            self.report(f"{error.problems[0]}; the alert rules stay as they were")
             log.warning("%s", error)
             self.read = found
             return False
@@ -64,11 +64,11 @@ class AlertSettings:
         return True
 
     def of_run(self, run_id: str, read: Callable[[], Overrides]) -> RunRules:
-        """The rules for a run; ``read`` gives what its profile changes, and is asked once."""
-        known = self.runs.get(run_id)
-        if known is None:
-            known = self.runs[run_id] = rules_for(self.machine, read())
-        return known
+        """The rules for a run; ``read`` returns its profile's changes and is called once."""
+        cached = self.runs.get(run_id)
+        if cached is None:
+            cached = self.runs[run_id] = rules_for(self.machine, read())
+        return cached
 
     def keep_only(self, runs: Collection[str]) -> None:
         for gone in [run_id for run_id in self.runs if run_id not in runs]:
@@ -76,5 +76,5 @@ class AlertSettings:
 
 
 def rules_for(machine: RuleSet, own: Overrides) -> RunRules:
-    """The machine's rules with what a profile changes of them."""
+    """The machine's rules with a profile's changes."""
     return RunRules(with_overrides(machine, own.rules, "profile"), own)

@@ -1,21 +1,21 @@
-"""Answering the commands about alerts: acknowledging them, and silencing a rule for a while."""
+"""Commands about alerts: acknowledge alerts, and silence a rule for a while."""
 
 from __future__ import annotations
 
-from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.alerts.overrides import MOST_SECONDS
+from gputui.alerts.overrides import MAX_SECONDS
 from gputui.alerts.rules import RULES
 from gputui.charts import units
 from gputui.runs.repository import transaction
-from gputui.store import alerts, commands
+from gputui.store import alerts
 from gputui.store.alerts import ANY_SUBJECT, AlertView
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
 
 
 def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Note that somebody has seen alerts: those of ``ids``, or all that last."""
+    """Acknowledge the alerts of ``ids``, or all active ones."""
     now = supervisor.context.now()
     wanted = _wanted(supervisor, command)
     with transaction(supervisor.context.connection) as connection:
@@ -23,19 +23,20 @@ def acknowledge(supervisor: Supervisor, command: PendingCommand) -> None:
             alerts.acknowledge(connection, alert.alert_id, now=now, actor=command.actor)
         subject = wanted[0].sentence if len(wanted) == 1 else f"{len(wanted)} alerts"
         if wanted:
+            runs = {alert.run_id for alert in wanted}
+            run_id = runs.pop() if len(runs) == 1 else None
             message = f"{command.actor} acknowledged {subject}"
-            add_event(connection, "alert_acknowledged", message, now=now, subject="alert", run_id=_run_of(wanted))
+            add_event(connection, "alert_acknowledged", message, now=now, subject="alert", run_id=run_id)
         text = f"acknowledged: {subject}" if wanted else "no alert is unacknowledged"
-        result = {"ids": [alert.alert_id for alert in wanted], "text": text}
-        commands.give_answer(connection, command.command_id, "done", now=now, result=result)
+        answer(supervisor, command, {"ids": [alert.alert_id for alert in wanted], "text": text})
 
 
 def silence(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Silence a rule for ``seconds``: for the subject of the alert ``id``, or, with ``rule``, for every one. 0
-    ends a silence."""
+    """Silence a rule for ``seconds``: for the subject of the alert ``id``, or with ``rule`` for all subjects. 0 ends a
+    silence."""
     now = supervisor.context.now()
     seconds = command.args.get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MOST_SECONDS:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MAX_SECONDS:
         raise RefusedError("say for how long: seconds from 0 to 30 days")
     if command.args.get("rule") is not None:
         name = str(command.args["rule"])
@@ -53,13 +54,13 @@ def silence(supervisor: Supervisor, command: PendingCommand) -> None:
         text = f"{title} {whose} is {does}"
         add_event(connection, "alert_silenced", f"{text} by {command.actor}", now=now, key=rule, subject="alert")
         result = {"rule": rule, "subject": kind, "subject_id": subject_id, "silenced": count, "text": text}
-        commands.give_answer(connection, command.command_id, "done", now=now, result=result)
+        answer(supervisor, command, result)
 
 
 def _wanted(supervisor: Supervisor, command: PendingCommand) -> list[AlertView]:
     ids = command.args.get("ids")
     if ids is None:
-        return [one for one in alerts.lasting(supervisor.context.connection) if one.acknowledged_at is None]
+        return [alert for alert in alerts.lasting(supervisor.context.connection) if alert.acknowledged_at is None]
     if not isinstance(ids, list):
         raise RefusedError("say which alerts, by their numbers")
     return [_one(supervisor, alert_id) for alert_id in ids]
@@ -67,12 +68,7 @@ def _wanted(supervisor: Supervisor, command: PendingCommand) -> list[AlertView]:
 
 def _one(supervisor: Supervisor, alert_id: object) -> AlertView:
     is_number = isinstance(alert_id, int) and not isinstance(alert_id, bool)
-    found = alerts.one(supervisor.context.connection, alert_id) if is_number and isinstance(alert_id, int) else None
-    if found is None:
+    alert = alerts.one(supervisor.context.connection, alert_id) if is_number and isinstance(alert_id, int) else None
+    if alert is None:
         raise RefusedError(f"there is no alert {alert_id}; gputui alerts lists them")
-    return found
-
-
-def _run_of(wanted: list[AlertView]) -> str | None:
-    runs = {alert.run_id for alert in wanted}
-    return runs.pop() if len(runs) == 1 else None
+    return alert

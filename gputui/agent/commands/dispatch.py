@@ -1,7 +1,7 @@
-"""Answering commands: one function per verb, each either done with a result or refused with a sentence.
+"""Dispatch of commands: one handler per verb, which answers with a result or raises RefusedError.
 
-What a command does to the database and its answer are one transaction: an agent that is killed in between is followed
-by one that finds the command either answered or not begun.
+The changes of a command and its answer are one transaction, so that the successor of a killed agent finds the command
+either answered or not begun.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.agent.commands import (
     alert_commands,
@@ -22,22 +23,18 @@ from gputui.agent.commands import (
     queue_commands,
     study_commands,
 )
-from gputui.agent.commands.refusal import RefusedError, UnansweredError
+from gputui.agent.commands.answers import RefusedError, UnansweredError, answer, find_run
 from gputui.agent.error_barrier import roll_back
-from gputui.agent.lifecycle.checkpoint_survey import course_elsewhere, search_of
+from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_of
 from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
-from gputui.agent.lifecycle.removal import put_away
+from gputui.agent.lifecycle.removal import move_to_removed
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.limits import why_unwritable
 from gputui.charts.units import bytes_text
 from gputui.config import PRIVATE_DIR_MODE
-from gputui.recovery.checkpoint_search import (
-    CheckpointChoice,
-    CheckpointSearch,
-    NotUsableError,
-    for_person,
-    passed_over,
-)
+from gputui.recovery.checkpoint_search import CheckpointChoice, NotUsableError, for_person, passed_over
+from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
@@ -57,33 +54,36 @@ from gputui.studies.rows import adopt_run, keep_cost
 
 log = logging.getLogger(__name__)
 
-# Checkpoints are read whole: hundreds of gigabytes take minutes, a file system that does not answer for ever.
+# Hundreds of gigabytes of checkpoints are read in minutes; a file system that hangs never answers.
 SEARCH_SECONDS = 900.0
-# A disk may be full for a moment only.
+# A disk may be full for a moment.
 WRITES_TRIED = 3
 
 
 def answer_all(supervisor: Supervisor) -> int:
-    """Answer what waits, oldest first, each command alone. Returns how many were answered. Raises
-    sqlite3.OperationalError where the database is locked, for the others would wait as long."""
+    """Answer pending commands, oldest first, each in its own transaction; return the number answered. Raises
+    sqlite3.OperationalError if the database is locked."""
     waiting = commands.pending(supervisor.context.connection)
     answered = sum(_answer_one(supervisor, command) for command in waiting)
-    asked = {command.command_id for command in waiting}
-    supervisor.searches = {key: search for key, search in supervisor.searches.items() if key in asked}
-    supervisor.failed_writes = {key: count for key, count in supervisor.failed_writes.items() if key in asked}
+    pending = {command.command_id for command in waiting}
+    supervisor.searches = {key: search for key, search in supervisor.searches.items() if key in pending}
+    supervisor.failed_writes = {key: count for key, count in supervisor.failed_writes.items() if key in pending}
     return answered
 
 
 def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
-    """Whether the command was answered. One that cannot be written is tried a few times and then refused, so that it is
-    not done long after the client was refused."""
+    """Handle a command; return whether it was answered. If its changes cannot be written, it is tried a few times and
+    then refused, so that it is not carried out long after the client gave up."""
     failures = supervisor.failed_writes.get(command.command_id, 0)
     try:
         if failures >= WRITES_TRIED:
-            raise RefusedError("the database cannot be written; see whether its disk is full")
+            raise RefusedError(f"the database cannot be written; {why_unwritable()}")
         if is_gone(command.args.get("asker")):
             raise RefusedError("the client ended before the command was carried out")
-        _carry_out(supervisor, command)
+        handler = HANDLERS.get(command.verb)
+        if handler is None:
+            raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
+        handler(supervisor, command)
     except (UnansweredError, WithdrawnError):
         return False
     except sqlite3.OperationalError as error:
@@ -93,19 +93,12 @@ def _answer_one(supervisor: Supervisor, command: PendingCommand) -> bool:
     except SpecError as error:
         return _refuse(supervisor, command, f"{command.run_id} cannot be read by this gputui: {error}; update gputui")
     except Exception as error:
-        # A command that cannot be understood must not end this agent, and the next, and the one after.
+        # A malformed command must not end this agent and all its successors.
         log.exception("command %d (%s) failed", command.command_id, command.verb)
         return _refuse(
             supervisor, command, f"{command.verb} failed ({type(error).__name__}); the agent's log says more"
         )
     return True
-
-
-def _carry_out(supervisor: Supervisor, command: PendingCommand) -> None:
-    handler = HANDLERS.get(command.verb)
-    if handler is None:
-        raise RefusedError(f"this agent does not know {command.verb!r}; restart it with gputui agent stop")
-    handler(supervisor, command)
 
 
 def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str, kind: str | None = None) -> bool:
@@ -124,7 +117,7 @@ def _refuse(supervisor: Supervisor, command: PendingCommand, reason: str, kind: 
     except sqlite3.OperationalError as error:
         return _could_not_write(supervisor, command, error)
     except Exception:
-        # Those that wait behind it are answered all the same.
+        # The commands after it must still be answered.
         log.exception("command %d (%s) cannot be refused", command.command_id, command.verb)
         return False
     return True
@@ -142,12 +135,9 @@ def _could_not_write(supervisor: Supervisor, command: PendingCommand, error: sql
 
 
 def done(supervisor: Supervisor, command: PendingCommand, run_id: str, **more: Any) -> None:
-    """Answer with the run's state, and ``more``. Belongs into the transaction of what was done."""
-    found = get_run(supervisor.context.connection, run_id)
-    result: dict[str, Any] = {"id": run_id, "state": "removed" if found is None else str(found.state), **more}
-    commands.give_answer(
-        supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
-    )
+    """Answer with the run's state and ``more``, in the transaction of its changes."""
+    run = get_run(supervisor.context.connection, run_id)
+    answer(supervisor, command, {"id": run_id, "state": "removed" if run is None else str(run.state), **more})
 
 
 def run(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -172,7 +162,7 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
             raise _no_folder(error) from error
         enter_run(supervisor, command, spec, run_id=run_id, sequence=sequence, name=name, folder=folder)
     except Exception:
-        # Refused, withdrawn, or tried again under a new folder.
+        # The command was refused or withdrawn, or is tried again with a new folder.
         shutil.rmtree(folder)
         raise
     ticket.unlink(missing_ok=True)
@@ -193,7 +183,7 @@ def enter_run(
     name: str,
     folder: Path,
 ) -> None:
-    """The rows of a new run, and the answer. Raises sqlite3.Error with nothing changed."""
+    """Insert the rows of a new run, and answer. Raises sqlite3.Error with nothing changed."""
     now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
         repository.insert_run(
@@ -216,29 +206,29 @@ def enter_run(
 
 
 def stop(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Stop a run: checkpoint and leave, or at once with ``now``. A study gives its ``reason``."""
-    target = find(supervisor, command)
+    """Stop a run: gracefully, or at once with ``now``. A study gives its ``reason``."""
+    target = find_run(supervisor, command)
     if target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state} already")
     supervisor.stop(
         target,
         intent="stop",
         actor=command.actor,
-        now_at_once=bool(command.args.get("now")),
+        at_once=bool(command.args.get("now")),
         reason=command.args.get("reason"),
         note=lambda: done(supervisor, command, target.run_id),
     )
 
 
 def restart(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Begin again from the start with the parameters as launched; a run that is active is stopped first."""
-    target = find(supervisor, command)
+    """Restart a run from scratch with the parameters as launched; an active run is stopped first."""
+    target = find_run(supervisor, command)
     if target.state.has_attempt:
         supervisor.stop(
             target,
             intent="restart",
             actor=command.actor,
-            now_at_once=False,
+            at_once=False,
             note=lambda: done(supervisor, command, target.run_id),
         )
     elif target.state.is_over:
@@ -248,9 +238,9 @@ def restart(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Go on from the newest checkpoint of the run's course that validates, or from the one that ``from`` names, with
-    parameters changed by ``set``."""
-    target = find(supervisor, command)
+    """Resume a run from its newest valid checkpoint, or from the one in ``from``, with parameters changed by
+    ``set``."""
+    target = find_run(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; only an ended run can be resumed")
     folder = checkpoint_directory(spec_of(target), supervisor.context.workspace.run_dir(target.run_id))
@@ -262,8 +252,8 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(f"{target.run_id} has no parameter {unknown[0]!r}; it has {', '.join(target.params)}")
     if redact_params(changes) != changes or any(REDACTED in str(value) for value in changes.values()):
         raise RefusedError("a secret is not stored, so that a resume cannot change it; launch the run again")
-    found = supervisor.searches.get(command.command_id)
-    if found is None:
+    started = supervisor.searches.get(command.command_id)
+    if started is None:
         search = search_of(
             supervisor.context.connection,
             supervisor.context.workspace,
@@ -272,25 +262,13 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
             executors=supervisor.context.executors,
         )
         if search is None:
-            # Only its target sees them: it chooses when the attempt begins.
-            named = command.args.get("from")
-            from_there = None if named is None else str(named)
-            context = supervisor.context
-            if named is None and not course_elsewhere(
-                context.connection, context.workspace, replace(target, resume_from=None)
-            ):
-                raise RefusedError(
-                    f"no attempt of {target.run_id} has begun; gputui restart begins it", commands.NO_CHECKPOINT
-                )
-            requeue(
-                supervisor, target, params={**target.params, **changes}, resume_from=from_there, command=command
-            )  # fmt: skip
+            _resume_on_target(supervisor, command, target, {**target.params, **changes})
             return
         path = None if command.args.get("from") is None else Path(str(command.args["from"]))
         name = f"reading checkpoints in {folder if path is None else path.parent}"
         job = supervisor.context.jobs.start(name, partial(for_person, search, path), deadline_seconds=SEARCH_SECONDS)
-        found = supervisor.searches[command.command_id] = (search, job)
-    search, job = found
+        started = supervisor.searches[command.command_id] = (search, job)
+    search, job = started
     if not job.is_over:
         raise UnansweredError
     try:
@@ -314,6 +292,16 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
     )
 
 
+def _resume_on_target(supervisor: Supervisor, command: PendingCommand, target: Run, params: dict[str, Scalar]) -> None:
+    """Resume a run whose checkpoints only its target sees: unless one is named, the target chooses at the start."""
+    named = command.args.get("from")
+    context, anew = supervisor.context, replace(target, resume_from=None)
+    if named is None and not attempts_to_resume(context.connection, context.workspace, anew):
+        raise RefusedError(f"no attempt of {target.run_id} has begun; gputui restart begins it", commands.NO_CHECKPOINT)
+    path = None if named is None else str(named)
+    requeue(supervisor, target, params=params, resume_from=path, command=command)
+
+
 def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
     """Why a run cannot be resumed, and what to do instead."""
     if choice.unreadable is not None:
@@ -329,15 +317,15 @@ def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
 
 
 def remove(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Forget a run that is over: at once for everybody who looks; what it takes up is deleted in the background."""
-    target = find(supervisor, command)
+    """Remove a run that is over. It disappears at once; its data are deleted in the background."""
+    target = find_run(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
     active = supervisor.runs.get(target.run_id)
     if active is not None and active.releasing:
         raise RefusedError(f"{target.run_id} has just ended and its GPUs' memory is not back yet; try again soon")
     try:
-        away = put_away(supervisor.context.workspace, target.run_id)
+        moved = move_to_removed(supervisor.context.workspace, target.run_id)
     except OSError as error:
         raise RefusedError(f"cannot remove {supervisor.context.workspace.run_dir(target.run_id)}: {error}") from error
     try:
@@ -350,24 +338,24 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
             alerts.forget_run(connection, target.run_id)
             done(supervisor, command, target.run_id)
     except Exception:
-        # What is not removed keeps its folder.
-        if away is not None:
-            away.restore()
+        # A run that is not removed keeps its folder.
+        if moved is not None:
+            moved.restore()
         raise
     supervisor.context.ingest.forget(target.run_id)
-    if away is not None:
-        supervisor.removal.delete_folder(away)
+    if moved is not None:
+        supervisor.removal.delete_folder(moved)
 
 
 def clear_gpu(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Let runs have a GPU again that failed."""
+    """End the quarantine of a GPU."""
     uuid = str(command.args.get("uuid") or "")
     with transaction(supervisor.context.connection) as connection:
         if not clear(connection, uuid):
             raise RefusedError(f"{uuid} is not in quarantine; gputui gpus shows those that are")
         now = supervisor.context.now()
         add_event(connection, "gpu_cleared", f"{uuid} was cleared by {command.actor}", now=now, key=uuid)
-        commands.give_answer(connection, command.command_id, "done", now=now, result={"uuid": uuid})
+        answer(supervisor, command, {"uuid": uuid})
     supervisor.needs_schedule = True
 
 
@@ -391,14 +379,9 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "study_stop": study_commands.stop,
     "study_extend": study_commands.extend,
     "study_enqueue": study_commands.enqueue,
+    "study_prune": study_commands.prune,
+    "study_keep": study_commands.keep,
 }
-
-
-def find(supervisor: Supervisor, command: PendingCommand) -> Run:
-    found = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
-    if found is None:
-        raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
-    return found
 
 
 def requeue(
@@ -410,8 +393,8 @@ def requeue(
     command: PendingCommand,
     found: tuple[CheckpointSearch, CheckpointChoice] | None = None,
 ) -> None:
-    """Queue a run that is over. ``found`` is the ledger in which ``resume_from`` was found; a run that is resumed
-    without it continues from what its target finds."""
+    """Queue a run that is over. ``found`` is the ledger that contains ``resume_from``; a run that is resumed without it
+    continues from the checkpoint that its target finds."""
     now = supervisor.context.now()
     skipped = ""
     with transaction(supervisor.context.connection) as connection:
@@ -422,7 +405,7 @@ def requeue(
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
         next_attempt.take_away(connection, target.run_id)
         if command.verb != commands.RESUME:
-            # With the parameters as launched; one that is resumed keeps those that were made for fewer GPUs.
+            # A resumed run keeps its reduced number of GPUs, because its parameters were adapted to it.
             repository.set_gpu_count(connection, target.run_id, None)
         repository.move(connection, target, RunState.QUEUED, cause=command.verb, actor=command.actor, now=now)
         newest = "the newest valid checkpoint on its target" if command.verb == commands.RESUME else "the start"
@@ -441,17 +424,17 @@ def requeue(
 
 
 def refuse_impossible_gpus(supervisor: Supervisor, spec: RunSpec) -> None:
-    """Refuse at once what waiting could never help."""
+    """Refuse a request for GPUs that this machine can never satisfy. Raises RefusedError."""
     wanted = len(spec.gpus.uuids) or spec.gpus.count
     inventory = supervisor.context.recorder.inventory
     if not wanted or inventory is None or not supervisor.context.executors.of(spec.target).places_gpus:
         return
-    known = {gpu.uuid for gpu in inventory.gpus}
-    missing = [uuid for uuid in spec.gpus.uuids if uuid not in known]
+    listed = {gpu.uuid for gpu in inventory.gpus}
+    missing = [uuid for uuid in spec.gpus.uuids if uuid not in listed]
     if missing:
         raise RefusedError(f"there is no GPU {missing[0]} here; gputui gpus lists them")
-    if wanted > len(known):
-        have = f"this machine has {len(known)}" if known else inventory.problem or "this machine has none"
+    if wanted > len(listed):
+        have = f"this machine has {len(listed)}" if listed else inventory.problem or "this machine has none"
         raise RefusedError(f"the run asks for {wanted} GPU{'s' if wanted > 1 else ''}: {have}; choose with --gpus")
     needed = spec.gpus.memory_bytes
     asked_for = [gpu for gpu in inventory.gpus if not spec.gpus.uuids or gpu.uuid in spec.gpus.uuids]

@@ -1,23 +1,20 @@
-"""Answering the command that changes a run's name, tags or note."""
+"""The command that changes a run's name, tags or note."""
 
 from __future__ import annotations
 
-from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.commands.answers import RefusedError, answer, find_run
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.repository import transaction
-from gputui.store import commands
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
 from gputui.store.runs import Run, get_run
 
 
 def label(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Change what the command names: ``name``, ``note``, ``tags`` (all of them), or ``add`` and ``remove`` (some)."""
+    """Set ``name``, ``note`` or ``tags`` (all of them), or ``add`` and ``remove`` tags."""
     context = supervisor.context
-    target = None if command.run_id is None else get_run(context.connection, command.run_id)
-    if target is None:
-        raise RefusedError(f"no run {command.run_id!r}; gputui ps lists them")
+    target = find_run(supervisor, command)
     labels = _labels_asked_for(target, command)
     if labels.name not in (target.name, target.run_id) and get_run(context.connection, labels.name) is not None:
         raise RefusedError(f"another run has the id {labels.name!r}; choose another name")
@@ -28,8 +25,8 @@ def label(supervisor: Supervisor, command: PendingCommand) -> None:
             for key, message in _events_of_changes(target, labels):
                 add_event(connection, "labelled", f"{command.actor} {message}", now=now, key=key, run_id=target.run_id)
             result = {"id": target.run_id, "state": target.state, **labels._asdict(), "note": labels.note or None}
-            commands.give_answer(connection, command.command_id, "done", now=now, result=result)
-            # Last: what cannot be stored is not in the folder either.
+            answer(supervisor, command, result)
+            # Last, so that the folder has only labels that are stored.
             write_labels(context.workspace.run_dir(target.run_id), labels)
     except OSError as error:
         raise RefusedError(f"cannot write the labels of {target.run_id}: {error}") from error
@@ -47,7 +44,7 @@ def _labels_asked_for(target: Run, command: PendingCommand) -> Labels:
 
 
 def _events_of_changes(target: Run, labels: Labels) -> list[tuple[str, str]]:
-    """What changed, and how an event puts it."""
+    """Key and text of an event for each change."""
     found = []
     if labels.name != target.name:
         found.append(("name", f"renamed it from {target.name} to {labels.name}"))

@@ -1,15 +1,14 @@
-"""Noting what a person's own command did outside of the agent: the history is written by the agent alone."""
+"""The command that records killed orphans: a client kills them, but only the agent writes history."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.charts.safe_text import clean
 from gputui.redaction import redact_text
 from gputui.runs.repository import transaction
-from gputui.store import commands
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
 from gputui.store.runs import get_run
@@ -18,7 +17,7 @@ COMMAND_CHARACTERS = 200
 
 
 def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
-    """An event for each process that ``gputui orphans --kill`` ended, or could not end."""
+    """Add an event for each process that ``gputui orphans --kill`` killed or could not kill."""
     processes = command.args.get("processes")
     if not isinstance(processes, list) or not all(isinstance(process, dict) for process in processes):
         raise RefusedError("the command does not name the processes that were ended")
@@ -37,11 +36,11 @@ def orphans_ended(supervisor: Supervisor, command: PendingCommand) -> None:
                 run_id=run_id if known else None,
                 attempt=process.get("attempt") if known else None,
             )
-        commands.give_answer(connection, command.command_id, "done", now=now, result={"noted": len(processes)})
+        answer(supervisor, command, {"noted": len(processes)})
 
 
 def sentence(process: dict[str, Any], run_id: str, actor: str) -> str:
-    """What became of one process, harmless for a terminal and without secrets."""
+    """The event's text, redacted and without terminal control characters."""
     words = clean(redact_text(str(process.get("command", "")))[:COMMAND_CHARACTERS])
     what = f"orphan {process.get('pid')} of {run_id} ({words})"
     return f"{actor} ended {what}" if process.get("killed") else f"{actor} could not end {what}; not even by SIGKILL"

@@ -1,11 +1,11 @@
-"""Answering the commands about the queue: pausing it, opening it, and changing a run's place in it."""
+"""Commands about the queue: pause and resume it, and move a run in it."""
 
 from __future__ import annotations
 
-from gputui.agent.commands.refusal import RefusedError
+from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.runs.repository import transaction
-from gputui.store import commands, queue
+from gputui.store import queue
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
@@ -13,7 +13,7 @@ from gputui.store.runs import Run, get_run, queued_runs
 
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Start nothing new until it is resumed; what runs, and what recovers, goes on."""
+    """Start no new runs until the queue is resumed; running and recovering runs continue."""
     now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is None:
@@ -21,48 +21,50 @@ def pause(supervisor: Supervisor, command: PendingCommand) -> None:
             add_event(
                 connection, "queue_paused", f"the queue was paused by {command.actor}", now=now, severity="warning"
             )
-        _answer(supervisor, command, {"paused": True})
+        answer(supervisor, command, {"paused": True})
     supervisor.needs_schedule = True
 
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Open the queue again."""
+    """Resume the queue."""
     now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
         if queue.pause(connection) is not None:
             queue.clear_pause(connection)
             add_event(connection, "queue_resumed", f"the queue was resumed by {command.actor}", now=now)
-        _answer(supervisor, command, {"paused": False})
+        answer(supervisor, command, {"paused": False})
     supervisor.needs_schedule = True
 
 
 def move(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Change a run's priority: to ``priority``, or to what puts it ``first`` or ``last`` among those that wait. Or move
-    it one place ``up`` or ``down``, which may raise the priority of others."""
+    """Set a run's ``priority``, or move it to the ``first`` or ``last`` place of the queue, or one place ``up`` or
+    ``down``, which may raise the priority of other runs."""
     waiting = queued_runs(supervisor.context.connection)
     target = next((run for run in waiting if run.run_id == command.run_id), None)
     if target is None:
-        found = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
-        if found is None:
+        wanted_run = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)
+        if wanted_run is None:
             raise RefusedError(f"no run {command.run_id!r}; gputui queue lists those that wait")
-        if found.state is not RunState.RECOVERING:
-            raise RefusedError(f"{found.run_id} is {found.state}; only a run that waits has a place in the queue")
-        target = found
+        if wanted_run.state is not RunState.RECOVERING:
+            raise RefusedError(
+                f"{wanted_run.run_id} is {wanted_run.state}; only a run that waits has a place in the queue"
+            )
+        target = wanted_run
     priorities = new_priorities(supervisor, target, waiting, command.args)
     now = supervisor.context.now()
     with transaction(supervisor.context.connection) as connection:
-        for run_id, given in priorities.items():
-            queue.set_priority(connection, run_id, given)
-            add_event(connection, "priority_set", f"{command.actor} gave it priority {given}", now=now, run_id=run_id)
+        for run_id, new in priorities.items():
+            queue.set_priority(connection, run_id, new)
+            add_event(connection, "priority_set", f"{command.actor} gave it priority {new}", now=now, run_id=run_id)
         priority = priorities.get(target.run_id, target.priority)
         position = next((e.position for e in queue.entries(connection) if e.run_id == target.run_id), None)
         result = {"id": target.run_id, "state": target.state, "priority": priority, "position": position}
-        _answer(supervisor, command, result)
+        answer(supervisor, command, result)
     supervisor.needs_schedule = True
 
 
 def new_priorities(supervisor: Supervisor, target: Run, waiting: list[Run], args: dict[str, object]) -> dict[str, int]:
-    """The priorities that a move asks for, by run. Raises RefusedError."""
+    """The new priorities by run. Raises RefusedError."""
     by = {"up": -1, "down": 1}.get(str(args.get("place")))
     if by is None:
         return {target.run_id: new_priority(target, waiting, args)}
@@ -72,7 +74,7 @@ def new_priorities(supervisor: Supervisor, target: Run, waiting: list[Run], args
 
 
 def new_priority(target: Run, waiting: list[Run], args: dict[str, object]) -> int:
-    """The priority that a move asks for. Raises RefusedError."""
+    """The new priority of ``target``. Raises RefusedError."""
     others = [run for run in waiting if run.run_id != target.run_id]
     place = args.get("place")
     if place == "first":
@@ -83,9 +85,3 @@ def new_priority(target: Run, waiting: list[Run], args: dict[str, object]) -> in
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise RefusedError("say where to: --first, --last or --priority N")
     return priority
-
-
-def _answer(supervisor: Supervisor, command: PendingCommand, result: dict[str, object]) -> None:
-    commands.give_answer(
-        supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
-    )

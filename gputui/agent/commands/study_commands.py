@@ -1,30 +1,30 @@
-"""Answering the commands about studies: beginning one, pausing, stopping and extending it, and adding a point by
-hand."""
+"""Commands about studies: begin, pause, resume, stop and extend a study, and enqueue, prune or keep a trial."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sqlite3
-from dataclasses import replace
 from typing import Any
 
-from gputui.agent.commands.refusal import RefusedError
+from msgspec.structs import replace
+
+from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.submission import read_ticket
-from gputui.store import commands
 from gputui.store.commands import PendingCommand, WithdrawnError
-from gputui.store.studies import StudyRecord, StudyState, TrialState, get_study, read_trials
+from gputui.store.runs import get_run
+from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.analysis import best_trial
 from gputui.studies.spec import StudySpec, StudySpecError
 
 
 def begin(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Begin a study: its private specification is a ticket, as that of a run. Raises SpecError."""
+    """Begin a study. Like a run's, its private specification is a ticket. Raises SpecError."""
     ticket, _ = read_ticket(supervisor.context.workspace, str(command.args.get("ticket") or ""))
     spec = _spec(command.args.get("spec") or {})
     home = supervisor.context.workspace.studies
@@ -32,9 +32,11 @@ def begin(supervisor: Supervisor, command: PendingCommand) -> None:
     try:
         home.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         name = repository.fitting_name(spec.name)
-        taken = {path.name for path in home.iterdir()}
-        taken |= {row[0] for row in connection.execute("SELECT study_id FROM studies")}
-        study_id = next(f"{name}-{number}" for number in range(1, len(taken) + 2) if f"{name}-{number}" not in taken)
+        used_ids = {path.name for path in home.iterdir()}
+        used_ids |= {row[0] for row in connection.execute("SELECT study_id FROM studies")}
+        study_id = next(
+            f"{name}-{number}" for number in range(1, len(used_ids) + 2) if f"{name}-{number}" not in used_ids
+        )
         folder = home / study_id
         folder.mkdir(mode=PRIVATE_DIR_MODE)
         (folder / rows.SPEC_FILE).hardlink_to(ticket)
@@ -45,7 +47,7 @@ def begin(supervisor: Supervisor, command: PendingCommand) -> None:
     try:
         with transaction(connection):
             rows.begin_study(connection, study_id, spec, source=source, now=now, actor=command.actor)
-            _answer(supervisor, command, {"id": study_id, "state": StudyState.RUNNING})
+            answer(supervisor, command, {"id": study_id, "state": StudyState.RUNNING})
     except (sqlite3.Error, WithdrawnError):
         shutil.rmtree(folder)
         raise
@@ -53,7 +55,7 @@ def begin(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def pause(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Begin no more trials; those that run go on."""
+    """Begin no more trials; running ones continue."""
     with transaction(supervisor.context.connection):
         study = _find(supervisor, command)
         if study.state not in (StudyState.RUNNING, StudyState.PAUSED):
@@ -62,8 +64,7 @@ def pause(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def resume(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Go on; a trial that could not be launched is tried again, and those that were stopped with the study go on. A
-    study that is over otherwise needs a larger budget."""
+    """Resume a paused or stopped study with the trials that were stopped with it; failed launches are repeated."""
     connection = supervisor.context.connection
     with transaction(connection):
         study = _find(supervisor, command)
@@ -71,7 +72,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
             raise RefusedError(f"{study.study_id} is {study.state}; gputui study extend gives it more")
         _refuse_while_stopping(study)
         if study.state is StudyState.STOPPED:
-            rows.take_up_stopped(connection, study.study_id)
+            rows.enqueue_stopped(connection, study.study_id)
         connection.execute(
             "UPDATE trials SET starts = 0 WHERE study_id = ? AND state = 'launching' AND run_id IS NULL",
             (study.study_id,),
@@ -80,7 +81,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def stop(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Ask all trials to stop, and end the study."""
+    """Stop all trials and the study."""
     with transaction(supervisor.context.connection):
         study = _find(supervisor, command)
         if study.state.is_over:
@@ -89,29 +90,29 @@ def stop(supervisor: Supervisor, command: PendingCommand) -> None:
 
 
 def extend(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Add to the budget while the study continues, or let one that is over go on."""
+    """Add to the budget of a study; one that is over continues."""
     connection = supervisor.context.connection
-    # The study's process may end the study meanwhile, by the budget that it knew.
+    # One transaction, because the study's process may end the study by its old budget meanwhile.
     with transaction(connection):
         study = _find(supervisor, command)
         _refuse_while_stopping(study)
         spec = _spec(json.loads(study.spec_json))
         budget = spec.budget
         for name in ("trials", "gpu_hours", "wall_seconds"):
-            more = command.args.get(name)
-            if more is None:
+            addition = command.args.get(name)
+            if addition is None:
                 continue
             if getattr(budget, name) is None:
                 raise RefusedError(f"{study.study_id} has no limit of {name}")
-            budget = replace(budget, **{name: getattr(budget, name) + more})
+            budget = replace(budget, **{name: getattr(budget, name) + addition})
         extended = replace(spec, budget=budget).to_json()
         connection.execute("UPDATE studies SET spec = ? WHERE study_id = ?", (json.dumps(extended), study.study_id))
-        state = _begin_again(supervisor, command, study, f"extended by {command.actor}")
-        _answer(supervisor, command, {"id": study.study_id, "state": state, "budget": dict(extended["budget"])})
+        state = _reopen(supervisor, command, study, f"extended by {command.actor}")
+        answer(supervisor, command, {"id": study.study_id, "state": state, "budget": dict(extended["budget"])})
 
 
 def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
-    """Add a point by hand; it is the next trial. What is not given is as in the best trial so far."""
+    """Add a trial by hand, which runs next. Parameters that are not given are those of the best trial."""
     connection = supervisor.context.connection
     with transaction(connection):
         study = _find(supervisor, command)
@@ -119,12 +120,12 @@ def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
         spec = _spec(json.loads(study.spec_json))
         if spec.pbt is not None:
             raise RefusedError(f"{study.study_id} trains a population, whose members all begin together")
-        given = command.args.get("set") or {}
-        unknown = [name for name in given if name not in spec.tuned]
+        changes = command.args.get("set") or {}
+        unknown = [name for name in changes if name not in spec.tuned]
         if unknown:
             raise RefusedError(f"{unknown[0]} is not tuned; {study.study_id} tunes {', '.join(spec.tuned)}")
         best = best_trial(read_trials(connection, study.study_id), spec.objectives[0])
-        params = {**({} if best is None else best.params), **given}
+        params = {**({} if best is None else best.params), **changes}
         for dimension in spec.space:
             if dimension.name not in params:
                 raise RefusedError(f"no trial is complete yet: give {dimension.name}, too")
@@ -140,8 +141,61 @@ def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
             origin="enqueued",
             now=supervisor.context.now(),
         )
-        _begin_again(supervisor, command, study, f"a point was added by {command.actor}")
-        _answer(supervisor, command, {"id": study.study_id, "trial": number, "params": params})
+        _reopen(supervisor, command, study, f"a point was added by {command.actor}")
+        text = f"trial {number} of {study.study_id} was added"
+        answer(supervisor, command, {"id": study.study_id, "trial": number, "params": params, "text": text})
+
+
+def prune(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Cut a running trial short now, as a pruner does."""
+    connection = supervisor.context.connection
+    study = _find(supervisor, command)
+    trial = _trial_to_change(connection, command, study)
+    run = None if trial.run_id is None else get_run(connection, trial.run_id)
+    if run is None or run.state.is_over:
+        raise RefusedError(f"trial {trial.number} does not run; only one that runs can be cut short")
+    reason = f"pruned by {command.actor}"
+
+    def note() -> None:
+        # The study's process may have ended it meanwhile.
+        state = _trial_to_change(connection, command, study).state
+        if state is not TrialState.RUNNING:
+            raise RefusedError(f"trial {trial.number} is {state}; only one that runs can be cut short")
+        rows.set_wish(connection, study.study_id, trial.number, "prune")
+        rows.cut_short(connection, study.study_id, trial.number, reason)
+        result = {"id": study.study_id, "trial": trial.number, "state": TrialState.PRUNING}
+        answer(supervisor, command, {**result, "text": f"trial {trial.number} of {study.study_id} is cut short"})
+
+    supervisor.stop(run, intent="stop", actor=command.actor, at_once=True, reason=reason, note=note)
+
+
+def keep(supervisor: Supervisor, command: PendingCommand) -> None:
+    """Never cut a trial short, or with ``keep`` false leave it to the pruner again."""
+    connection = supervisor.context.connection
+    with transaction(connection):
+        study = _find(supervisor, command)
+        trial = _trial_to_change(connection, command, study)
+        if _spec(json.loads(study.spec_json)).pruner.kind == "none":
+            raise RefusedError(f"{study.study_id} cuts no trial short; its pruner is none")
+        if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
+            raise RefusedError(f"trial {trial.number} is {trial.state}; gputui study enqueue runs its point again")
+        wish: Wish | None = "keep" if command.args.get("keep", True) else None
+        rows.set_wish(connection, study.study_id, trial.number, wish)
+        what = "is left to the pruner" if wish is None else "runs to its end"
+        text = f"trial {trial.number} of {study.study_id} {what}"
+        answer(supervisor, command, {"id": study.study_id, "trial": trial.number, "wish": wish, "text": text})
+
+
+def _trial_to_change(connection: sqlite3.Connection, command: PendingCommand, study: StudyRecord) -> TrialRecord:
+    """The trial that the command names. Raises RefusedError if there is none, and for members of a population."""
+    spec, trials = _spec(json.loads(study.spec_json)), read_trials(connection, study.study_id)
+    if spec.pbt is not None:
+        raise RefusedError(f"{study.study_id} trains a population, whose members are not pruned")
+    number = command.args.get("trial")
+    found = next((trial for trial in trials if trial.number == number), None)
+    if found is None:
+        raise RefusedError(f"{study.study_id} has no trial {number}")
+    return found
 
 
 def _refuse_while_stopping(study: StudyRecord) -> None:
@@ -149,8 +203,8 @@ def _refuse_while_stopping(study: StudyRecord) -> None:
         raise RefusedError(f"{study.study_id} is stopping; wait until it is stopped")
 
 
-def _begin_again(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, cause: str) -> StudyState:
-    """Let a study that is over go on: its state."""
+def _reopen(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, cause: str) -> StudyState:
+    """Continue a study that is over; return its state."""
     if not study.state.is_over:
         return study.state
     now = supervisor.context.now()
@@ -160,24 +214,18 @@ def _begin_again(supervisor: Supervisor, command: PendingCommand, study: StudyRe
 
 def _find(supervisor: Supervisor, command: PendingCommand) -> StudyRecord:
     wanted = str(command.args.get("study") or "")
-    found = get_study(supervisor.context.connection, wanted)
-    if found is None:
+    study = get_study(supervisor.context.connection, wanted)
+    if study is None:
         raise RefusedError(f"no study {wanted!r}; gputui studies lists them")
-    return found
+    return study
 
 
 def _move(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, target: StudyState, cause: str) -> None:
-    """Move a study and answer, within the transaction in which it was read."""
+    """Move a study and answer, in the transaction that read it."""
     connection, now = supervisor.context.connection, supervisor.context.now()
     if study.state is not target:
         rows.move_study(connection, study, target, cause=cause, actor=command.actor, now=now)
-    _answer(supervisor, command, {"id": study.study_id, "state": target})
-
-
-def _answer(supervisor: Supervisor, command: PendingCommand, result: dict[str, Any]) -> None:
-    commands.give_answer(
-        supervisor.context.connection, command.command_id, "done", now=supervisor.context.now(), result=result
-    )
+    answer(supervisor, command, {"id": study.study_id, "state": target})
 
 
 def _spec(data: dict[str, Any]) -> StudySpec:

@@ -1,5 +1,5 @@
-"""Sinks of runs: metrics passed on to files and trackers while a run lives.
+"""Sinks of runs: live exports of metrics to files and trackers.
 
-In: the sinks of a run's specification. Out: one process per sink, started, found again after the agent's death, and
-heard at its end. Read `sinks.py` first.
+In: the sinks of a run's specification. Out: one process per sink, which is restarted, and adopted by the next agent.
+Read `sinks.py` first.
 """

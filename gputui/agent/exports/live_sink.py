@@ -1,7 +1,7 @@
-"""One sink of one run: its process, when that is started again, and what the run's page says about it.
+"""One sink of one run: its process, restarts, and reports on the run's page.
 
-Nothing is believed from memory alone. The lock of a sink says who writes it, and its file in the run's folder how far
-it is; the events of the run say what was reported.
+The state is outside the agent's memory: the lock of a sink says who writes it, its file in the run's folder how far it
+is, and the events of the run what was reported.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from gputui.agent.context import AgentContext
 from gputui.charts.units import duration
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
-from gputui.store.events import SINK_KINDS, EventKind, add_event, last_kind
+from gputui.store.events import SINK_KINDS, EventKind, Severity, add_event, last_kind
 from gputui.store.metrics.exported import is_exported
 from gputui.store.run_states import RunState
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = (2.0, 5.0, 15.0, 60.0, 300.0)
-"""Waits before a new start, after the first failure in a row, the second …"""
+"""Delays before a restart, by the number of consecutive failures."""
 
 PATIENCE_SECONDS = 900.0
-"""How long after a run's end a sink may write nothing before it is given up."""
+"""How long a sink may write nothing after the run's end before it is given up."""
 
 
 class SinkTrouble(NamedTuple):
-    """The newest event of a sink, where that is no good one: its kind, its time (UTC unix seconds), and the problem
-    where this agent met it."""
+    """The newest event of a sink if it reports a problem: its kind, its time (UTC unix seconds), and the problem if
+    this agent met it."""
 
     kind: str
     at: float
@@ -41,10 +41,10 @@ class SinkTrouble(NamedTuple):
 class LiveSink:
     """One sink of one run.
 
-    ``failures`` and ``refusals`` are in a row; a refusal is a lock held by a process that cannot be seen from here.
-    ``next_start`` and ``deadline`` are monotonic: the deadline is when the sink of a run that is over is given up, None
-    while the run is not over. ``written_at`` is UTC unix seconds. ``ended`` is how the last process ended, until what
-    follows from it is recorded.
+    ``failures`` and ``refusals`` are consecutive; a refusal is a lock held by a process that is invisible from here,
+    such as one on another host. ``next_start`` and ``deadline`` are monotonic; the deadline, when the sink is given up,
+    is None until the run is over. ``written_at`` is UTC unix seconds. ``ended`` is the outcome of the last process
+    until its consequences are recorded.
     """
 
     context: AgentContext
@@ -61,22 +61,22 @@ class LiveSink:
     written_at: float = 0.0
 
     def recall_trouble(self) -> None:
-        """Take over what an earlier agent reported, so that it is not reported twice, and its end is."""
+        """Restore a problem that a former agent reported, so that it is not reported twice and its end is reported."""
         last = last_kind(self.context.connection, self.run_id, SINK_KINDS, self.name)
         if last is not None and last[0] != "sink_recovered":
             self.trouble = SinkTrouble(*last)
 
     def is_complete(self) -> bool:
-        """Whether the run is over and everything is written."""
+        """Whether the run is over and fully exported."""
         remembered = self.place.read()
         if remembered is None or remembered.ended_at is None:
             return False
         return is_exported(self.context.connection, self.run_id, remembered.progress)
 
     def turn(self) -> bool:
-        """Start, follow or restart the process, whichever is due. Returns whether the sink is needed any longer.
+        """Start, follow or restart the process. Return whether the sink is still needed.
 
-        Raises sqlite3.Error where something could not be recorded; the next turn does it again.
+        Raises sqlite3.Error if something could not be recorded; the next turn repeats it.
         """
         state = self._run_state()
         if state is not None and not state.is_over:
@@ -94,12 +94,12 @@ class LiveSink:
         return is_needed
 
     def close(self) -> None:
-        """Let the process go on after this agent."""
+        """Release the process, which continues after this agent."""
         if self.process is not None:
             forget_child(self.process)
 
     def _follow(self, process: ChildProcess) -> bool:
-        """Notice what a running process wrote."""
+        """Check the progress of the running process."""
         if self.trouble is None and self.deadline is None:
             return True
         written_at = self._newly_written_at(since=0.0 if self.trouble is None else self.trouble.at)
@@ -113,7 +113,7 @@ class LiveSink:
         return True
 
     def _continue(self, ended: Ended | None) -> bool:
-        """Do what is due without a process."""
+        """Act on the outcome of the last process, or start a new one."""
         if self.deadline is not None and self.is_complete():
             self._report_recovery()
             return False
@@ -126,7 +126,7 @@ class LiveSink:
         return True
 
     def _start(self) -> bool:
-        # A process that ends at once and well is not started over and over.
+        # A process that succeeds at once must not be restarted immediately.
         self.next_start = self.context.monotonic() + RETRY_SECONDS[0]
         self.process = adopt(self.place.lock)
         if self.process is not None:
@@ -141,8 +141,8 @@ class LiveSink:
         return True
 
     def _leave_to_other(self) -> bool:
-        """A process that cannot be seen from here holds the lock: try again less and less often, and no longer once it
-        writes nothing after the run's end."""
+        """An invisible process holds the lock: retry with growing delays, and give up if it writes nothing after the
+        run's end."""
         self.next_start = self.context.monotonic() + _retry_seconds(self.refusals)
         if self.deadline is None:
             return True
@@ -181,14 +181,14 @@ class LiveSink:
         return None if row is None else RunState(row[0])
 
     def _newly_written_at(self, since: float = 0.0) -> float | None:
-        """When something was written last, where that is later than ``since`` and than what was known."""
+        """The time of the last write if it is later than ``since`` and the last known one."""
         remembered = self.place.read()
         if remembered is None or remembered.at <= max(self.written_at, since):
             return None
         return remembered.at
 
     def _note_written(self, at: float) -> None:
-        """Give more time to a sink that writes."""
+        """Extend the deadline of a sink that makes progress."""
         self.written_at = at
         if self.deadline is not None:
             self._extend_deadline()
@@ -204,7 +204,7 @@ class LiveSink:
             self._report("sink_recovered", "is written again; nothing is missing", "info")
             self.trouble = None
 
-    def _report(self, kind: EventKind, text: str, severity: str) -> None:
+    def _report(self, kind: EventKind, text: str, severity: Severity) -> None:
         add_event(
             self.context.connection,
             kind,
@@ -217,5 +217,5 @@ class LiveSink:
 
 
 def _retry_seconds(failures: int) -> float:
-    """How long to wait after so many failures in a row, at least one."""
+    """The delay after one or more consecutive failures."""
     return RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]

@@ -1,4 +1,4 @@
-"""The sinks of all runs: each has a process while its run lives, and until everything is written."""
+"""The sinks of all runs: each has a process until its run is over and fully exported."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gputui.runs.submission import SPEC_FILE, read_spec
 log = logging.getLogger(__name__)
 
 RECENT_SECONDS = 7 * 86400.0
-"""An agent that starts looks after the sinks of runs that ended within this time."""
+"""A new agent completes the sinks of runs that ended within this time."""
 
 
 @dataclass(slots=True)
 class Sinks:
-    """The sinks of one state directory, by run and form."""
+    """The sinks of one state directory, by run and format."""
 
     context: AgentContext
     sinks: dict[tuple[str, str], LiveSink] = field(default_factory=dict)
     newest_transition: int = 0
 
     def begin(self) -> None:
-        """Find the sinks of runs that live or ended lately. Raises sqlite3.Error."""
+        """Add the sinks of runs that are active or ended recently. Raises sqlite3.Error."""
         connection = self.context.connection
         (self.newest_transition,) = connection.execute(
             "SELECT coalesce(max(transition_id), 0) FROM transitions"
@@ -47,7 +47,7 @@ class Sinks:
             self._add_run(run_id)
 
     def turn(self) -> None:
-        """Give each sink its turn; called once a second. Raises sqlite3.Error after every sink had its turn."""
+        """Run each sink's turn; called once a second. Raises sqlite3.Error after the last one."""
         for transition_id, run_id in self.context.connection.execute(
             "SELECT transition_id, run_id FROM transitions WHERE transition_id > ? ORDER BY transition_id",
             (self.newest_transition,),
@@ -65,17 +65,17 @@ class Sinks:
             raise failed
 
     def is_busy(self) -> bool:
-        """Whether something of a run that is over is still to be written."""
+        """Whether a run that is over is not fully exported."""
         return any(sink.deadline is not None for sink in self.sinks.values())
 
     def close(self) -> None:
-        """Let the processes continue after this agent; the next one finds them."""
+        """Release the processes; they continue, and the next agent adopts them."""
         for sink in self.sinks.values():
             sink.close()
         self.sinks.clear()
 
     def _add_run(self, run_id: str) -> None:
-        """Add the sinks of a run that has begun, but those that are complete."""
+        """Add the incomplete sinks of a run that has started."""
         row = self.context.connection.execute(
             "SELECT iif(json_valid(spec), spec ->> '$.sinks', NULL) FROM runs WHERE run_id = ? AND attempt > 0",
             (run_id,),

@@ -1,4 +1,4 @@
-"""What the agent remembers of one living attempt in order to watch it."""
+"""The health state of one live attempt: its progress, the trend of its numbers, and what its processes do."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, 
 from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, ProgressLine, ProgressSilence, StepPace, StepProgress
 from gputui.recovery.watch.verdict import Verdict, judge
 from gputui.runs.attempt_processes import AttemptProcess
-from gputui.runs.process_readings import ProcessReading, reaches_out, read_process
+from gputui.runs.process_readings import ProcessReading, reaches_out, read_process, sockets_of
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import Cursor
 from gputui.store.metrics.watched import WatchedLine, earlier_starts, ended_for_hang, newest_lines
 
 LOOK_SECONDS = 2.0
-# Of a run whose lines come faster than a thousand a second, or were all left by a former agent, the newest are looked
-# at: a look must not keep the agent's loop busy for long.
+# Only the newest lines are read, so that a check is short even if lines arrive faster than a thousand a second.
 LINES_PER_LOOK = 2000
 HISTORY_LINES = 5000
-# A quarter of an hour in samples of half a minute is what a leak needs; a night's worth is kept.
+# A leak shows in a quarter of an hour of samples taken every 30 s; this is enough for a night.
 MEMORY_SAMPLES = 1500
 POWER_SAMPLES = 200
-# For so long every look must find the ranks stuck. With a short `hang_after` it is as short as that.
+# Ranks that write lines have written some by then.
+LONE_RANK_LINES = 20
+# How long every check must find the ranks stuck, or `hang_after` if that is shorter.
 STUCK_SECONDS = 10.0
-# So long where a look in the same silence found them at work: then its length says little, and work has pauses.
+# The same if a check during this silence found them at work, because work has pauses.
 STUCK_AFTER_WORK_SECONDS = 24.0
 
 
 @dataclass(slots=True)
 class ProcessSnapshot:
-    """One look at the processes of an attempt. ``ranks`` holds those that the launcher gave a rank, or, where there are
-    none, all of them as rank None; ``others`` the rest, such as torchrun itself. ``is_closed``: no rank is known to be
-    able to wait for anything beyond this machine."""
+    """The processes of an attempt at one time (monotonic seconds). ``ranks`` are those with a rank, or without any
+    such, all of them as rank None; ``others`` are the rest, such as torchrun. ``is_closed``: no rank has a connection
+    to another machine or to a program that is not the attempt's."""
 
     at: float
     ranks: dict[int | None, list[ProcessReading]]
@@ -51,15 +52,11 @@ class ProcessSnapshot:
 
 @dataclass(slots=True)
 class AttemptState:
-    """One attempt. ``progress_at`` is the monotonic time of its last progress; ``stuck_since`` since when every look
-    found it stuck; ``worked``: a look since then found it at work;
-    ``together_at``: the last look that found several ranks at work; ``was_open``: a look of this silence found a
-    connection beyond the machine; ``is_patient``: an earlier attempt was ended for a hang, so that ranks that
-    wait get all the time that history explains; ``is_grouped``: its ranks were seen connected, and ``lone_looks`` found
-    them without any connection, the last one at ``group_at``."""
+    """The health state of one attempt. Times are monotonic seconds. A silence is the time since the last progress."""
 
     record: Attempt
     course: StepProgress
+    # The last progress.
     progress_at: float
     cursor: Cursor = field(default_factory=dict)
     nonfinite: NonFinite = field(default_factory=NonFinite)
@@ -67,10 +64,15 @@ class AttemptState:
     straggler: Straggler = field(default_factory=Straggler)
     had_lines: bool = False
     last: ProcessSnapshot | None = None
+    # Since when every check found the attempt stuck.
     stuck_since: float | None = None
+    # Whether a check during this silence found it at work.
     worked: bool = False
+    # The last check that found several ranks at work.
     together_at: float = -math.inf
+    # Whether a check during this silence found a connection to a program that is not the attempt's.
     was_open: bool = False
+    # An earlier attempt was ended for a hang: waiting ranks get all the time that history explains.
     is_patient: bool = False
     memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
     memory_at: float = float("-inf")
@@ -82,13 +84,19 @@ class AttemptState:
     stack_dump: Job[None] | None = None
     metrics_search: Job[str | None] | None = None
     metrics_searched_at: float = -math.inf
+    # The last check for a process group, and how many of them found ranks without connections.
     group_at: float = -math.inf
-    lone_looks: int = 0
+    ungrouped_checks: int = 0
     is_grouped: bool = False
+    # Whether it was compared where the attempt's steps begin and where its checkpoint ends.
+    is_start_known: bool = False
+    # The lines with a step, and the ranks that they name; None for none.
+    step_lines: int = 0
+    line_ranks: set[int | None] = field(default_factory=set)
 
     @classmethod
     def begin(cls, connection: sqlite3.Connection, record: Attempt, clock: float, wall: float) -> AttemptState:
-        """Start from what the store knows, so that the next agent need not learn it again."""
+        """The state derived from stored lines, so that a new agent does not start from nothing."""
         pace = StepPace()
         for seconds in earlier_starts(connection, record.run_id, record.number):
             pace.add_start(seconds)
@@ -102,30 +110,30 @@ class AttemptState:
         watched.pending = watched.take(lines, clock)
         begun = record.started_at or record.created_at
         newest = watched.course.at if watched.course.lines else begun
-        # A script's time may count from elsewhere than 1970; such a time says nothing of the silence so far.
+        # A script's clock may not count from 1970; such a time says nothing about the silence so far.
         if newest is not None and newest >= begun:
             watched.progress_at = clock - max(0.0, wall - newest)
         return watched
 
     def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Anomaly]:
-        """The attempt's next lines: notes progress, and tells what is wrong with the numbers. ``arrived_at`` (unix
-        seconds) replaces the time of lines that have none."""
+        """Take in the attempt's next lines; return anomalies of their numbers. ``arrived_at`` (unix seconds) replaces
+        missing timestamps."""
         own = [line for line in lines if line.attempt == self.record.number]
         if not own:
             return []
         self.had_lines = True
         before, silent = self.course.lines, clock - self.progress_at
-        # What no agent has seen arrive is timed by the script's clock alone.
+        # Lines that arrived without an agent have only the script's timestamps.
         at_most = LONGEST_GAP_SECONDS if arrived_at is None else silent + LOOK_SECONDS
         if self.course.add((_line(line, arrived_at) for line in own), at_most):
             if before and arrived_at is not None:
-                # Lines that were held back in a buffer tell of shorter silences than there were.
+                # Timestamps of buffered lines hide the silence before their arrival.
                 self.course.pace.add_gap(max(0.0, silent - LOOK_SECONDS), before)
-            self.begin_anew(clock)
+            self.restart_silence(clock)
         return [finding for line in own for finding in self._numbers(line) if finding is not None]
 
-    def begin_anew(self, clock: float) -> None:
-        """Count silence from now on: there was progress, or none could have been seen."""
+    def restart_silence(self, clock: float) -> None:
+        """Measure the silence from now on, after progress or after a time when none could be seen."""
         self.progress_at = clock
         self.stuck_since = None
         self.worked = False
@@ -136,42 +144,50 @@ class AttemptState:
     def _numbers(self, line: WatchedLine) -> list[Anomaly | None]:
         if line.event is not None or line.step is None:
             return []
-        found: list[Anomaly | None] = []
+        self.step_lines += 1
+        self.line_ranks.add(line.rank)
+        anomalies: list[Anomaly | None] = []
         if not line.rank:
             loss, norm = line.values.get("loss"), line.values.get("grad_norm")
             if loss is not None:
-                found += [self.nonfinite.add(line.step, loss), self.spikes[0].add(line.step, loss)]
+                anomalies += [self.nonfinite.add(line.step, loss), self.spikes[0].add(line.step, loss)]
             if norm is not None:
-                found.append(self.spikes[1].add(line.step, norm))
+                anomalies.append(self.spikes[1].add(line.step, norm))
         if line.rank is not None:
             self.size = max(self.size, line.rank + 1)
-            found.append(self.straggler.add(line.rank, line.step, line.values, self.size))
-        return found
+            anomalies.append(self.straggler.add(line.rank, line.step, line.values, self.size))
+        return anomalies
+
+    @property
+    def lone_rank(self) -> int | None:
+        """The rank beyond 0 that all lines name, if one does and there are enough of them; else None."""
+        (rank,) = self.line_ranks if len(self.line_ranks) == 1 else (None,)
+        return rank or None if self.step_lines >= LONE_RANK_LINES else None
 
     def note_power(self, samples: Mapping[str, GpuSample]) -> None:
-        """What the GPUs draw while the run makes progress."""
+        """Record the GPUs' power while the run makes progress."""
         for uuid in self.record.gpus:
             sample = samples.get(uuid)
             if sample is not None and sample.power_watts is not None:
                 self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(sample.power_watts)
 
-    def judged(
-        self, look: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
+    def assess(
+        self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
     ) -> tuple[Verdict | None, bool]:
-        """What a look in an overdue silence makes of it, and whether that is certain: so that the attempt is stuck in
-        every look for long enough. ``hang_after`` is the policy's, in seconds."""
-        doings = self.doings(look, samples)
+        """The verdict on a silence, and whether it is certain, which means that every check found the attempt stuck for
+        long enough. ``hang_after`` is the policy's, in seconds."""
+        doings = self._doings(snapshot, samples)
         if doings is None:
             return None, False
-        if sum(not what.is_stuck for what in doings.values()) > 1:
-            self.together_at = look.at
-        self.was_open = self.was_open or not look.is_closed
+        if sum(not doing.is_stuck for doing in doings.values()) > 1:
+            self.together_at = snapshot.at
+        self.was_open = self.was_open or not snapshot.is_closed
         verdict = judge(
             quiet,
             doings,
-            launcher_stopped=any(process.state == "T" for process in look.others),
-            meets=self.had_lines or look.size > 1,
-            alone_seconds=look.at - self.together_at,
+            launcher_stopped=any(process.state == "T" for process in snapshot.others),
+            meets=self.had_lines or snapshot.size > 1,
+            alone_seconds=snapshot.at - self.together_at,
             is_closed=not self.was_open,
             is_patient=self.is_patient,
         )
@@ -180,47 +196,48 @@ class AttemptState:
             self.worked = self.worked or verdict is not None
             return verdict, False
         if self.stuck_since is None:
-            self.stuck_since = look.at
+            self.stuck_since = snapshot.at
         needed = min(STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS, hang_after)
         if not quiet.is_overdue:
             needed = verdict.for_seconds
-        return verdict, look.at - self.stuck_since >= needed and (quiet.is_overdue or quiet.may_be_evident)
+        return verdict, snapshot.at - self.stuck_since >= needed and (quiet.is_overdue or quiet.may_be_evident)
 
     def note_memory(self, sample: MemorySample) -> Leak | None:
-        """The leak that the samples up to this one show."""
+        """Add a sample; return the leak that the samples show, if any."""
         self.memory.append(sample)
         return find_leak(tuple(self.memory))
 
-    def doings(self, look: ProcessSnapshot, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
-        """What each rank did since the last look; None if there was none before."""
-        before, self.last = self.last, look
+    def _doings(self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
+        """What each rank did since the last snapshot; None for the first one."""
+        before, self.last = self.last, snapshot
         if before is None:
             return None
-        numbers: list[int | None] = list(range(look.size)) if look.size > 1 else list(look.ranks)
+        numbers: list[int | None] = list(range(snapshot.size)) if snapshot.size > 1 else list(snapshot.ranks)
+        seconds = snapshot.at - before.at
         return {
             rank: doing(
-                before.ranks.get(rank, ()), look.ranks.get(rank, ()), look.at - before.at, self._gpu(rank, samples)
+                before.ranks.get(rank, ()), snapshot.ranks.get(rank, ()), seconds, self._gpu_activity(rank, samples)
             )
             for rank in numbers
         }
 
-    def _gpu(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
+    def _gpu_activity(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
         uuids = self.record.gpus
         if not uuids:
             return None
-        # A single process may use any of its GPUs: the busiest tells.
+        # A single process may use any of its GPUs: the busiest counts.
         own = uuids if rank is None else (uuids[rank % len(uuids)],)
-        found = [(uuid, samples[uuid]) for uuid in own if uuid in samples]
-        if not found:
+        readings = [(uuid, samples[uuid]) for uuid in own if uuid in samples]
+        if not readings:
             return None
-        uuid, sample = max(found, key=lambda pair: pair[1].utilization_percent or 0.0)
+        uuid, sample = max(readings, key=lambda pair: pair[1].utilization_percent or 0.0)
         usual = statistics.median(self.powers[uuid]) if self.powers.get(uuid) else None
         share = sample.power_watts / usual if usual and sample.power_watts is not None else None
         return GpuActivity(sample.utilization_percent, sample.memory_utilization_percent, share)
 
 
-def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:
-    """Read an attempt's processes without its executor; also whether its ranks have connections beyond this machine."""
+def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:
+    """Read an attempt's processes, ``with_connections`` also whether its ranks have connections beyond it."""
     ranks: dict[int | None, list[ProcessReading]] = {}
     others: list[ProcessReading] = []
     size = 1
@@ -235,8 +252,9 @@ def look_at(processes: Sequence[AttemptProcess], at: float, *, with_connections:
             size = max(size, process.rank + 1, process.local_world_size or 1)
     if not ranks and others:
         return ProcessSnapshot(at, {None: others}, [], 1)
+    own = sockets_of(process.pid for process in processes) if with_connections else set()
     is_closed = with_connections and not any(
-        reaches_out(process.identity.pid) for process in processes if process.rank is not None
+        reaches_out(process.pid, own) for process in processes if process.rank is not None
     )
     return ProcessSnapshot(at, ranks, others, size, is_closed)
 

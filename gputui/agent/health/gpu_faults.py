@@ -1,5 +1,5 @@
-"""What the sampler has seen of a living or ended attempt's GPUs: evidence for its incident, and an end to an attempt
-whose GPU is gone while its ranks wait for it. Of heat the alerts tell."""
+"""GPU faults: evidence for an attempt's incident, and the end of an attempt that waits for a lost GPU. Heat is left to
+the alerts."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.events import add_event
 
 LOOK_SECONDS = 2.0
-# The sampler's own start may lie between an event and the attempt's first row.
+# Events shortly before an attempt's start count too.
 EARLY_SECONDS = 1.0
-# A rank that lost its GPU fails with its next call, within seconds; one that does not waits in the driver.
+# A rank that lost its GPU fails within seconds, unless it hangs in the driver.
 QUIET_SECONDS = 20.0
 _GONE = FIRMWARE_SILENT | {FALLEN_OFF_THE_BUS}
 
 
 def sightings(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
-    """What was recorded of these GPUs between two moments (UTC unix seconds)."""
-    found = reports(connection, gpus, since, until)
+    """Driver events and risen error counters of these GPUs between two times (UTC unix seconds)."""
+    seen = reports(connection, gpus, since, until)
     for uuid in gpus:
         row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
         if row is not None:
-            found += _risen(connection, uuid, row[0], since, until)
-    return found
+            seen += _risen(connection, uuid, row[0], since, until)
+    return seen
 
 
 def reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, until: float) -> list[Sighting]:
-    """What the driver reported of them by itself."""
+    """The driver's events about these GPUs."""
     return [
         Sighting(at, uuid, event, code)
         for at, uuid, event, code in connection.execute(
@@ -50,22 +50,22 @@ def reports(connection: sqlite3.Connection, gpus: Sequence[str], since: float, u
 
 
 def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float, until: float) -> list[Sighting]:
-    """Where a GPU's counter of ECC errors rose, and where row remapping failed."""
-    found: list[Sighting] = []
+    """Times when a GPU's counter of ECC errors rose or row remapping failed."""
+    rises: list[Sighting] = []
     counted: int | None = None
     failed: bool | None = None
     columns = ("ecc_uncorrected", "row_remap_failed")
     for at, errors, remap_failed in samples.between(connection, series.SLOW, gpu_id, columns, since, until):
         if errors is not None:
-            # The first value precedes this attempt; a smaller one means that the driver restarted.
+            # The first value is from before the attempt; a smaller one means that the driver restarted.
             if counted is not None and errors > counted:
-                found.append(Sighting(at, uuid, "ecc", errors - counted))
+                rises.append(Sighting(at, uuid, "ecc", errors - counted))
             counted = errors
         if remap_failed is not None:
             if remap_failed and failed is False:
-                found.append(Sighting(at, uuid, "remap"))
+                rises.append(Sighting(at, uuid, "remap"))
             failed = bool(remap_failed)
-    return found
+    return rises
 
 
 def hardware_evidence(
@@ -81,22 +81,23 @@ def hardware_evidence(
 
 @dataclass(slots=True)
 class GpuFaults:
-    """The GPUs of all living attempts. Nothing is kept that a successor could not find out again."""
+    """Checks the GPUs of all live attempts. Stateless across agents."""
 
     context: AgentContext
     due: float = float("-inf")
 
     def turn(self, living: Collection[LiveAttempt]) -> None:
-        """Look at the GPUs of all attempts that are alive, when it is time. Raises sqlite3.Error."""
+        """Check the GPUs of all live attempts if that is due. Raises sqlite3.Error."""
         now = self.context.monotonic()
         if now < self.due:
             return
         self.due = now + LOOK_SECONDS
         for attempt in living:
             if attempt.record.gpus:
-                self._look(attempt)
+                self._check(attempt)
 
-    def _look(self, attempt: LiveAttempt) -> None:
+    def _check(self, attempt: LiveAttempt) -> None:
+        """Report once that a GPU of an attempt is lost, and end an attempt that waits for it. Raises sqlite3.Error."""
         record = attempt.record
         fresh = get_attempt(self.context.connection, record.run_id, record.number)
         if fresh is None or fresh.stop_requested is not None:
@@ -106,35 +107,32 @@ class GpuFaults:
             is_ending = course is not None and course.is_ending
             course = attempt.gpu_progress = GpuProgress(fresh.last_step, self.context.monotonic(), is_ending)
         if not course.is_ending and self.context.monotonic() - course.moved_at >= QUIET_SECONDS:
-            gone = self._gone(fresh)
-            if gone is not None:
+            lost = self._lost_gpu(fresh)
+            if lost is not None:
                 course.is_ending = True
-                quiet = f"{gone.text}; no step was made for {QUIET_SECONDS:.0f} s"
-                # Whether the run's policy does anything at all.
+                quiet = f"{lost.text}; no step was made for {QUIET_SECONDS:.0f} s"
                 may_end = attempt.resolved is None or attempt.resolved.policy.enabled
-                self._tell(record, f"{quiet}: ending this attempt" if may_end else quiet)
+                with transaction(self.context.connection) as connection:
+                    add_event(
+                        connection,
+                        "gpu_unresponsive",
+                        f"{quiet}: ending this attempt" if may_end else quiet,
+                        now=self.context.now(),
+                        severity="error",
+                        run_id=record.run_id,
+                        attempt=record.number,
+                    )
                 if may_end:
                     attempt.executor.ask_to_end(at_once=True)
 
-    def _gone(self, record: Attempt) -> Observation | None:
-        """A GPU of the attempt that is off the bus or answers nothing, for as long as no step was made."""
+    def _lost_gpu(self, record: Attempt) -> Observation | None:
+        """A GPU of the attempt that has been off the bus or unresponsive since before QUIET_SECONDS; None if there is
+        none."""
         began = record.started_at if record.started_at is not None else record.created_at
         now = self.context.now()
-        seen = [
-            one
-            for one in reports(self.context.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
-            if one.what in ("lost", "returned") or one.code in _GONE
+        relevant = [
+            report
+            for report in reports(self.context.connection, record.gpus, began - EARLY_SECONDS, now - QUIET_SECONDS)
+            if report.what in ("lost", "returned") or report.code in _GONE
         ]
-        return next(iter(observations(seen, record.gpus, len(record.gpus), ended_at=now)), None)
-
-    def _tell(self, record: Attempt, text: str) -> None:
-        with transaction(self.context.connection) as connection:
-            add_event(
-                connection,
-                "gpu_unresponsive",
-                text,
-                now=self.context.now(),
-                severity="error",
-                run_id=record.run_id,
-                attempt=record.number,
-            )
+        return next(iter(observations(relevant, record.gpus, len(record.gpus), ended_at=now)), None)

@@ -1,8 +1,7 @@
-"""An incident's evidence, kept in the run's folder for whoever looks later: what was found, the end of every log, the
-GPUs around it, and what was decided.
+"""The incident folder: evidence, log tails, GPU samples and the decision, archived in the run's folder for people.
 
-Written in a job after the decision; nothing depends on it, and a full disk costs no more than the evidence.
-Secrets were taken out of the evidence when it was gathered; those that are known by their look are taken out here.
+A job writes it after the decision. Nothing depends on it, so a full disk costs only the archive. The evidence is
+redacted when it is collected; here, secrets that are recognized by their form are redacted too.
 """
 
 from __future__ import annotations
@@ -15,10 +14,12 @@ import os
 import sqlite3
 import threading
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from gputui.agent.jobs import Jobs
 from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
@@ -51,9 +52,8 @@ gpus.csv        the run's GPUs from 5 minutes before the end to 5 minutes after 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class IncidentArchive:
-    """What is to be kept. ``at`` is the end of the attempt, in UTC unix seconds."""
+class IncidentArchive(Struct, frozen=True):
+    """Content of an incident folder. ``at`` is the end of the attempt (UTC unix seconds)."""
 
     run_dir: Path
     run_id: str
@@ -70,41 +70,42 @@ def incident_folder(run_dir: Path, attempt: int) -> Path:
     return run_dir / "incidents" / str(attempt)
 
 
-def keep(keepsake: IncidentArchive, jobs: Jobs) -> None:
-    """Write it in a job; where the run had GPUs, their samples are completed when the time after it is over."""
-    jobs.start(f"keeping the evidence of {keepsake.run_id}", partial(_keep, keepsake), deadline_seconds=KEEP_SECONDS)
-    if keepsake.gpus:
-        later = threading.Timer(AROUND_SECONDS, _complete, (keepsake,))
+def start_archiving(archive: IncidentArchive, jobs: Jobs) -> None:
+    """Write the folder in a job; GPU samples are completed AROUND_SECONDS later."""
+    name = f"keeping the evidence of {archive.run_id}"
+    jobs.start(name, partial(_archive, archive), deadline_seconds=KEEP_SECONDS)
+    if archive.gpus:
+        later = threading.Timer(AROUND_SECONDS, _complete, (archive,))
         later.daemon = True
         later.start()
 
 
-def write(keepsake: IncidentArchive) -> None:
-    """Write the folder. Raises OSError, StoreError or sqlite3.Error; what was written until then stays."""
-    folder = incident_folder(keepsake.run_dir, keepsake.attempt)
-    # The run's own folder is not made: where it is gone, the run was removed meanwhile.
+def write(archive: IncidentArchive) -> None:
+    """Write the folder. Raises OSError, StoreError or sqlite3.Error and leaves what was written until then."""
+    folder = incident_folder(archive.run_dir, archive.attempt)
+    # The run's own folder is not created: it is missing if the run was removed.
     folder.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    summary = redact_text(keepsake.incident.summary)
+    summary = redact_text(archive.incident.summary)
     write_text(
         folder / "README.txt",
-        README.format(number=keepsake.attempt, run=keepsake.run_id, at=iso(keepsake.at), summary=summary),
+        README.format(number=archive.attempt, run=archive.run_id, at=iso(archive.at), summary=summary),
     )
-    write_text(folder / "decision.json", _json(_decision(keepsake)))
-    found = keepsake.evidence.to_json()
+    write_text(folder / "decision.json", _json(_decision(archive)))
+    found = archive.evidence.to_json()
     del found["tails"]
     write_text(folder / "evidence.json", _json(found))
-    write_gpus(keepsake, folder)
-    _write_logs(keepsake.evidence.tails, folder / "logs")
+    write_gpus(archive, folder)
+    _write_logs(archive.evidence.tails, folder / "logs")
 
 
-def write_gpus(keepsake: IncidentArchive, folder: Path) -> None:
-    """The samples that there are by now. Raises as `write` does."""
-    if not keepsake.gpus:
+def write_gpus(archive: IncidentArchive, folder: Path) -> None:
+    """Write the GPU samples that exist by now. Raises as `write` does."""
+    if not archive.gpus:
         return
-    since, until = keepsake.at - AROUND_SECONDS, keepsake.at + AROUND_SECONDS
-    with closing(open_reader(keepsake.database)) as connection:
-        rows = samples_between(connection, keepsake.gpus, since, until, GPU_ROWS)
+    since, until = archive.at - AROUND_SECONDS, archive.at + AROUND_SECONDS
+    with closing(open_reader(archive.database)) as connection:
+        rows = samples_between(connection, archive.gpus, since, until, GPU_ROWS)
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(WINDOW_COLUMNS)
@@ -112,42 +113,42 @@ def write_gpus(keepsake: IncidentArchive, folder: Path) -> None:
     write_text(folder / "gpus.csv", text.getvalue())
 
 
-def _keep(keepsake: IncidentArchive) -> None:
+def _archive(archive: IncidentArchive) -> None:
     try:
-        write(keepsake)
+        write(archive)
     except (OSError, StoreError, sqlite3.Error) as error:
-        log.warning("%s: the evidence of attempt %d is incomplete: %s", keepsake.run_id, keepsake.attempt, error)
+        log.warning("%s: the evidence of attempt %d is incomplete: %s", archive.run_id, archive.attempt, error)
     except Exception:
-        log.exception("%s: the evidence of attempt %d was not kept", keepsake.run_id, keepsake.attempt)
+        log.exception("%s: the evidence of attempt %d was not kept", archive.run_id, archive.attempt)
 
 
-def _complete(keepsake: IncidentArchive) -> None:
+def _complete(archive: IncidentArchive) -> None:
     try:
-        write_gpus(keepsake, incident_folder(keepsake.run_dir, keepsake.attempt))
+        write_gpus(archive, incident_folder(archive.run_dir, archive.attempt))
     except FileNotFoundError:
         return  # the run was removed
     except (OSError, StoreError, sqlite3.Error) as error:
-        log.warning("%s: the GPU samples of attempt %d: %s", keepsake.run_id, keepsake.attempt, error)
+        log.warning("%s: the GPU samples of attempt %d: %s", archive.run_id, archive.attempt, error)
 
 
 def _write_logs(tails: tuple[EvidenceLog, ...], folder: Path) -> None:
     folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    left = ALL_LOGS_CHARACTERS
+    remaining_characters = ALL_LOGS_CHARACTERS
     for tail in tails:
-        text = redact_text(tail.text[-min(LOG_CHARACTERS, left) :]) if left > 0 else ""
+        text = redact_text(tail.text[-min(LOG_CHARACTERS, remaining_characters) :]) if remaining_characters > 0 else ""
         if text:
             who = "launcher" if tail.rank is None else f"rank{tail.rank}"
             write_text(folder / f"{who}-{tail.stream}.txt", text)
-            left -= len(text)
+            remaining_characters -= len(text)
 
 
-def _decision(keepsake: IncidentArchive) -> dict[str, Any]:
-    plan = keepsake.plan
+def _decision(archive: IncidentArchive) -> dict[str, Any]:
+    plan = archive.plan
     return {
-        "run": keepsake.run_id,
-        "attempt": keepsake.attempt,
-        "ended_at": iso(keepsake.at),
-        "incident": asdict(keepsake.incident),
+        "run": archive.run_id,
+        "attempt": archive.attempt,
+        "ended_at": iso(archive.at),
+        "incident": msgspec.to_builtins(archive.incident),
         "decision": {
             "verdict": plan.verdict,
             "because": plan.because,
@@ -167,7 +168,7 @@ def _json(value: Any) -> str:
 
 
 def _bounded(value: Any) -> Any:
-    """Plain data with long texts cut at their beginning, and secrets that are known by their look taken out."""
+    """JSON data with redacted strings, of which only the last TEXT_CHARACTERS are kept."""
     if isinstance(value, str):
         return redact_text(value[-TEXT_CHARACTERS:])
     if isinstance(value, dict):
@@ -178,8 +179,8 @@ def _bounded(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file readable by its owner only. Raises OSError; one that cannot be written whole is not left behind."""
-    # O_NONBLOCK: a FIFO in its place is refused, not waited for.
+    """Write a private file. Raises OSError; a partial file is deleted."""
+    # O_NONBLOCK: opening a FIFO in its place fails instead of blocking.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, PRIVATE_FILE_MODE)
     try:

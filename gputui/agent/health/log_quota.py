@@ -1,4 +1,4 @@
-"""Bounding the disk that the logs of running attempts take, and reporting what was dropped from them."""
+"""The disk quota of running attempts' logs: trim long logs, and report what was dropped."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gputui.store.metrics import intake
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
-# A disk that writes hundreds of gigabytes of checkpoints is busy for minutes.
+# A disk may be busy for minutes with hundreds of gigabytes of checkpoints.
 DEADLINE_SECONDS = 3600.0
 
 
 class AttemptFolder(NamedTuple):
-    """An attempt, and where it is."""
+    """An attempt and its folder."""
 
     run_id: str
     number: int
     folder: Path
 
 
-class _Look(NamedTuple):
-    """An attempt whose logs are looked at, with the outputs that are read as metrics: pattern, and bytes read."""
+class _LogCheck(NamedTuple):
+    """An attempt whose logs are checked, with those that are read as metrics: pattern, and bytes read."""
 
     attempt: AttemptFolder
     outputs: list[tuple[str, int]]
@@ -45,8 +45,8 @@ _Found = list[tuple[AttemptFolder, Trimmed]]
 
 @dataclass(slots=True)
 class LogBounds:
-    """Looks at the logs now and then. ``unreported`` is what the last look found and is not stored yet; ``reported``
-    are the logs of which it is stored that they cannot be bounded."""
+    """Checks the logs periodically. ``unreported`` are results of the last check that are not stored yet; ``reported``
+    are logs that are reported as impossible to trim."""
 
     context: AgentContext
     quota: Quota = field(default_factory=Quota)
@@ -56,8 +56,8 @@ class LogBounds:
     reported: set[Path] = field(default_factory=set)
 
     def turn(self, now: float, attempts: Iterable[AttemptFolder]) -> None:
-        """Report what the last look found, and begin another when it is time; ``now`` is monotonic. Raises
-        sqlite3.Error with nothing forgotten."""
+        """Report the results of the last check, and start another if it is due; ``now`` is monotonic. Raises
+        sqlite3.Error without losing results."""
         if self.job is not None:
             if not self.job.is_over:
                 return
@@ -75,20 +75,20 @@ class LogBounds:
             self.unreported.pop(0)
         if now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
-            # Read here, not in the job: how far metrics were read only grows, so that an old answer keeps too much.
+            # The bytes read as metrics only grow, so a stale number is safe: it keeps too much.
             read = partial(intake.output_read, self.context.connection)
-            looks = [_Look(attempt, read(attempt.run_id, attempt.number)) for attempt in attempts]
-            work = partial(_bound_logs, looks, self.quota)
+            checks = [_LogCheck(attempt, read(attempt.run_id, attempt.number)) for attempt in attempts]
+            work = partial(_bound_logs, checks, self.quota)
             self.job = self.context.jobs.start("bounding the logs", work, deadline_seconds=DEADLINE_SECONDS)
 
     def _report(
-        self, attempt: AttemptFolder, path: Path, kind: Literal["log_trimmed", "log_unbounded"], what: str
+        self, attempt: AttemptFolder, path: Path, kind: Literal["log_trimmed", "log_unbounded"], text: str
     ) -> None:
         limit = bytes_text(self.quota.limit_bytes)
         add_event(
             self.context.connection,
             kind,
-            f"{path.relative_to(attempt.folder)} grew beyond {limit}, {what}",
+            f"{path.relative_to(attempt.folder)} grew beyond {limit}, {text}",
             now=self.context.now(),
             key=str(path),
             severity="warning",
@@ -97,10 +97,10 @@ class LogBounds:
         )
 
 
-def _bound_logs(looks: list[_Look], quota: Quota) -> _Found:
-    """Drop the middle of logs that are too long, but nothing of what is read as metrics and was not yet."""
+def _bound_logs(checks: list[_LogCheck], quota: Quota) -> _Found:
+    """Drop the middle of logs that are too long, except for metrics that are not read yet."""
     found = []
-    for attempt, outputs in looks:
+    for attempt, outputs in checks:
         try:
             logs = [one.path for one in rank_logs(attempt.folder)]
         except OSError as error:

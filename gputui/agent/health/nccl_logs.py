@@ -1,4 +1,4 @@
-"""Errors of the communication between GPUs in the logs of living attempts: NCCL complains long before a run ends."""
+"""NCCL errors in the logs of live attempts, which appear long before a run ends."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ from gputui.store.attempts import Attempt
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-# A log that grows faster is read from its end: the loop must not wait for it.
+# Of a log that grows faster, only the end is read.
 WINDOW_BYTES = 64 << 10
 LINE_CHARACTERS = 200
 
 
 @dataclass(slots=True)
 class NcclLogs:
-    """Reads on in each log from where it was before; ``places`` are byte offsets."""
+    """Reads new parts of each log; ``places`` are byte offsets."""
 
     context: AgentContext
     places: dict[Path, int] = field(default_factory=dict)
     due: float = float("-inf")
 
     def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
-        """New messages since the last look, by run; ``now`` is monotonic. Attempts on one GPU are skipped."""
+        """New messages since the last check, by run; ``now`` is monotonic. Attempts with one GPU are skipped."""
         if now < self.due:
             return {}
         self.due = now + LOOK_SECONDS
-        found: dict[str, list[str]] = {}
-        seen: set[Path] = set()
+        errors: dict[str, list[str]] = {}
+        read_paths: set[Path] = set()
         for record in records:
             if len(record.gpus) < 2:
                 continue
-            for one in rank_logs(attempt_dir(self.context.workspace, record.run_id, record.number)):
-                seen.add(one.path)
-                lines = self._read(one)
+            for rank_log in rank_logs(attempt_dir(self.context.workspace, record.run_id, record.number)):
+                read_paths.add(rank_log.path)
+                lines = self._read(rank_log)
                 if lines:
                     redactor = redactor_of(self.context.workspace, record.run_id)
-                    found.setdefault(record.run_id, []).extend(redactor.text(line)[:LINE_CHARACTERS] for line in lines)
-        self.places = {path: place for path, place in self.places.items() if path in seen}
-        return found
+                    errors.setdefault(record.run_id, []).extend(redactor.text(line)[:LINE_CHARACTERS] for line in lines)
+        self.places = {path: offset for path, offset in self.places.items() if path in read_paths}
+        return errors
 
-    def _read(self, one: RankLog) -> list[str]:
+    def _read(self, rank_log: RankLog) -> list[str]:
         try:
-            size = one.path.stat().st_size
-            place = self.places.get(one.path)
-            if place is None:
-                # An earlier agent's reports are not repeated.
-                self.places[one.path] = size
+            size = rank_log.path.stat().st_size
+            offset = self.places.get(rank_log.path)
+            if offset is None:
+                # Do not repeat what a former agent has reported.
+                self.places[rank_log.path] = size
                 return []
-            if size == place:
+            if size == offset:
                 return []
-            window = read_window(one.path, max(place, size - WINDOW_BYTES), WINDOW_BYTES)
+            window = read_window(rank_log.path, max(offset, size - WINDOW_BYTES), WINDOW_BYTES)
         except OSError as error:
-            log.warning("%s cannot be read: %s", one.path, error)
-            self.places.pop(one.path, None)
+            log.warning("%s cannot be read: %s", rank_log.path, error)
+            self.places.pop(rank_log.path, None)
             return []
-        self.places[one.path] = window.end
-        who = "" if one.rank is None else f"rank {one.rank}: "
+        self.places[rank_log.path] = window.end
+        who = "" if rank_log.rank is None else f"rank {rank_log.rank}: "
         return [f"{who}{line}" for line in nccl_trouble(window.text)]

@@ -1,4 +1,4 @@
-"""Looking for orphans now and then, and saying so once for each."""
+"""Periodic search for orphaned processes; each is reported once."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity
 from gputui.store.events import add_event, has_event
 
-# Long enough that the processes of an attempt that has just ended are gone by the second look.
+# An orphan is reported when the second scan finds it: by then, processes of an attempt that just ended are gone.
 LOOK_SECONDS = 30.0
 DEADLINE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class OrphanWatch:
-    """Orphans of the last scan, and those already reported."""
+    """Reports each orphan once, when two scans in a row find it: a process may outlive its attempt for a moment.
+    ``seen`` are the orphans of the last scan."""
 
     context: AgentContext
     next_at: float = 0.0
     seen: set[ProcessIdentity] = field(default_factory=set)
     reported: set[ProcessIdentity] = field(default_factory=set)
-    look: Job[list[orphans.MarkedProcess]] | None = None
+    scan: Job[list[orphans.MarkedProcess]] | None = None
 
     def turn(self, now: float) -> None:
-        """Look when it is time, and take what was found; ``now`` is monotonic. Raises sqlite3.Error, and OSError where
+        """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises sqlite3.Error, or OSError if
         procfs cannot be read."""
-        if self.look is None and now >= self.next_at:
+        if self.scan is None and now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
             find = partial(orphans.find_marked, self.context.workspace.runs)
-            self.look = self.context.jobs.start("looking for orphans", find, deadline_seconds=DEADLINE_SECONDS)
-        if self.look is None or not self.look.is_over:
+            self.scan = self.context.jobs.start("looking for orphans", find, deadline_seconds=DEADLINE_SECONDS)
+        if self.scan is None or not self.scan.is_over:
             return
-        look, self.look = self.look, None
-        found = look.result()
-        found = orphans.orphans(found, repository.standings(self.context.connection)) if found else []
-        for orphan in found:
+        scan, self.scan = self.scan, None
+        marked = scan.result()
+        current = orphans.orphans(marked, repository.run_statuses(self.context.connection)) if marked else []
+        for orphan in current:
             if orphan.identity in self.seen and orphan.identity not in self.reported:
-                self._tell(orphan)
+                self._report(orphan)
                 self.reported.add(orphan.identity)
-        self.seen = {orphan.identity for orphan in found}
+        self.seen = {orphan.identity for orphan in current}
         self.reported &= self.seen
 
-    def _tell(self, orphan: orphans.MarkedProcess) -> None:
+    def _report(self, orphan: orphans.MarkedProcess) -> None:
         pid = orphan.identity.pid
         if has_event(self.context.connection, "orphan", run_id=orphan.run_id, key=str(pid)):
             # A former agent reported it.
             return
-        held = self._gpu_bytes(orphan.identity)
-        memory = f" and holds {bytes_text(held)} of GPU memory" if held else ""
+        memory_bytes = self._gpu_bytes(orphan.identity)
+        memory = f" and holds {bytes_text(memory_bytes)} of GPU memory" if memory_bytes else ""
         add_event(
             self.context.connection,
             "orphan",
@@ -67,7 +68,7 @@ class OrphanWatch:
     def _gpu_bytes(self, identity: ProcessIdentity) -> int:
         return sum(
             process.memory_bytes or 0
-            for held in self.context.recorder.processes.values()
-            for process in held or ()
+            for processes in self.context.recorder.processes.values()
+            for process in processes or ()
             if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
         )

@@ -1,9 +1,8 @@
-"""Before a hung attempt is ended: keep what its processes can tell, in a job.
+"""Stack dumps of a hung attempt, taken by a job before the attempt is ended.
 
-A stack is asked for with SIGABRT: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the stacks of
-all threads to the rank's standard error from C, also while Python waits in a collective, and then ends the process. It
-is sent only to processes that handle it, and only here, where they are about to be ended. What is kept is redacted and
-bounded as all evidence.
+SIGABRT makes a process dump its stacks: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the
+stacks of all threads to standard error from C, even while Python waits in a collective, and then ends the process. The
+signal is sent only to processes that handle it. The dump is redacted and bounded like all evidence.
 """
 
 from __future__ import annotations
@@ -23,25 +22,24 @@ from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.runs.logs import rank_logs, tail_text
-from gputui.runs.process_readings import catches, describe
+from gputui.runs.process_readings import describe
+from gputui.runs.shim import catches
 
 log = logging.getLogger(__name__)
 
 PY_SPY_SECONDS = 5.0
 STACKS_SECONDS = 15.0
-# Over when all have ended; on a crowded machine a rank with many threads needs some seconds to write their stacks.
+# On a busy machine, a rank with many threads needs some seconds to write their stacks.
 ABORT_SECONDS = 10.0
-# More than is kept, so that what is cut is cut after it was redacted.
+# More than is kept, because text is cut after it was redacted.
 READ_BYTES = 256 * 1024
 POLL_SECONDS = 0.05
-
-
-# Over sooner but where the folder's file system hangs.
+# Reached only if the file system of the folder hangs.
 DEADLINE_SECONDS = 120.0
 
 
 class StackDump:
-    """What the processes of one hung attempt tell, written to ``folder``."""
+    """The dump of one hung attempt's processes, written to ``folder``."""
 
     def __init__(
         self, processes: Sequence[AttemptProcess], attempt_dir: Path, folder: Path, redactor: Redactor
@@ -52,7 +50,7 @@ class StackDump:
         self._folder = folder
 
     def write(self) -> None:
-        """Write it; the ranks have ended by then, or ABORT_SECONDS have passed."""
+        """Write the dump. Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             self._keep("processes.txt", describe(self._processes))
@@ -65,22 +63,22 @@ class StackDump:
             log.warning("%s: the evidence is incomplete: %s", self._folder, error)
 
     def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
-        """Keep the end of a text. Returns how many characters."""
-        kept = self._redactor.text(text)[-most:]
-        if kept:
-            write_text(self._folder / name, kept)
-        return len(kept)
+        """Write the redacted end of a text; return its number of characters."""
+        content = self._redactor.text(text)[-most:]
+        if content:
+            write_text(self._folder / name, content)
+        return len(content)
 
     def _spy(self, targets: Sequence[ProcessIdentity]) -> Iterator[str]:
-        """Keep stacks by py-spy, where it is installed and may look, and say for each process where they are."""
+        """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for each process."""
         program = shutil.which("py-spy")
         if program is None:
             yield "py-spy is not installed; the stacks are those that Python itself wrote, at the end of the logs here"
             return
         deadline = time.monotonic() + STACKS_SECONDS
         for process in targets:
-            left = min(PY_SPY_SECONDS, deadline - time.monotonic())
-            if left <= 0:
+            seconds = min(PY_SPY_SECONDS, deadline - time.monotonic())
+            if seconds <= 0:
                 yield f"{process.pid}: no time was left for it"
                 continue
             if not is_alive(process):
@@ -91,7 +89,7 @@ class StackDump:
                     [program, "dump", "--nonblocking", "--pid", str(process.pid)],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
-                    timeout=left,
+                    timeout=seconds,
                     check=False,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -104,18 +102,20 @@ class StackDump:
                 yield f"{process.pid}: py-spy cannot look at it: {words[-1] if words else f'code {done.returncode}'}"
 
     def _keep_logs(self) -> None:
-        """The end of every log, with the stacks in it; the attempt's own folder may be tidied up one day."""
-        left = ALL_LOGS_CHARACTERS
+        """Copy the end of every log, which contains the stacks."""
+        remaining_characters = ALL_LOGS_CHARACTERS
         for number, entry in enumerate(rank_logs(self._attempt_dir)):
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
-            if left > 0:
+            if remaining_characters > 0:
                 text = tail_text(entry.path, READ_BYTES)
-                left -= self._keep(f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, left))
+                remaining_characters -= self._keep(
+                    f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, remaining_characters)
+                )
 
 
 def abort(targets: Sequence[ProcessIdentity], launchers: Sequence[ProcessIdentity] = ()) -> None:
-    """Have processes write their stacks and end. Returns when they have, or after ABORT_SECONDS."""
-    # A launcher that sees one rank end sends SIGTERM to the others, which ends them before they have written.
+    """Make processes write their stacks and end. Return when they have ended, or after ABORT_SECONDS."""
+    # A launcher that sees one rank end would send SIGTERM to the others before they have written their stacks.
     for process in launchers:
         send_signal(process, signal.SIGSTOP)
     try:
@@ -126,21 +126,21 @@ def abort(targets: Sequence[ProcessIdentity], launchers: Sequence[ProcessIdentit
 
 
 def _abort(targets: Sequence[ProcessIdentity]) -> None:
-    asked = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
-    for process in asked:
+    signalled = [process for process in targets if is_alive(process) and catches(process.pid, signal.SIGABRT)]
+    for process in signalled:
         _without_core(process)
-    for process in asked:
+    for process in signalled:
         send_signal(process, signal.SIGABRT)
-        # One that is stopped gets it the moment it continues.
+        # A stopped process receives it when it continues.
         send_signal(process, signal.SIGCONT)
     deadline = time.monotonic() + ABORT_SECONDS
-    while time.monotonic() < deadline and any(is_alive(process) for process in asked):
+    while time.monotonic() < deadline and any(is_alive(process) for process in signalled):
         time.sleep(POLL_SECONDS)
 
 
 def _without_core(process: ProcessIdentity) -> None:
-    """A core dump of a training process is gigabytes. A limit of 1 byte also keeps programs that receive dumps through
-    a pipe from being started, which 0 does not: core(5)."""
+    """Disable the process's core dump, which may be gigabytes. A limit of 1 byte also disables handlers that receive
+    dumps through a pipe, which 0 does not: core(5)."""
     try:
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
         soft = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0
@@ -150,5 +150,5 @@ def _without_core(process: ProcessIdentity) -> None:
 
 
 def incident_folder(run_dir: Path, attempt: int, kind: str) -> Path:
-    """Where evidence on an incident of a living attempt is kept."""
+    """The folder of evidence on an incident of a live attempt."""
     return run_dir / "incidents" / f"{attempt}-{kind}"

@@ -1,10 +1,11 @@
-"""Whether a run that trains has no metrics because its profile does not say where they are."""
+"""Detects that a run trains without metrics because its profile does not say where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
@@ -18,10 +19,9 @@ PRINTED_LINES = 200
 _READ_BYTES = 256 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingTrace:
-    """Where the traces of training are: the output files of the attempt's first rank, its checkpoints, and where its
-    profile has metrics read from, in words. ``since`` (unix seconds) is when the attempt began."""
+class TrainingTrace(Struct, frozen=True):
+    """Traces of training: the output files of the attempt's first rank and its checkpoints. ``where`` describes the
+    sources of metrics in the profile. ``since`` (unix seconds) is the attempt's begin."""
 
     outputs: tuple[Path, ...]
     checkpoints: Path | None
@@ -43,8 +43,8 @@ def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> Traini
 
 
 def missing_metrics(trace: TrainingTrace) -> str | None:
-    """A sentence once the attempt has saved a checkpoint or printed PRINTED_LINES lines; None before. To be asked only
-    while there is no metrics line, and in a job: folders may be slow."""
+    """A sentence once the attempt has saved a checkpoint or printed PRINTED_LINES lines; None before. Call it in a job,
+    because folders may be slow, and only while there is no metrics line."""
     if trace.checkpoints is not None:
         try:
             newest = next(iter(look_in(trace.checkpoints, trace.pattern, most=1)), None)
@@ -67,5 +67,5 @@ def _readable(paths: Iterable[Path]) -> Iterable[bytes]:
 
 
 def _lines(content: bytes) -> int:
-    """Pieces of a progress bar, each behind a carriage return, count as lines."""
+    """Number of lines; updates of a progress bar, which end with a carriage return, count too."""
     return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")

@@ -1,7 +1,7 @@
-"""All that the agent remembers of a run while it is active: its attempt, its phase, and the GPUs that it has left.
+"""The state of an active run in memory: its attempt, its phase, and the GPUs that it is releasing.
 
-A run goes through the phases in the order of this file; what a phase needs to know is in the phase. Nothing else of the
-agent keeps a state by run. What must outlive the agent is in the store and in the run's folder, not here.
+A run goes through the phases in the order of this file, and a phase carries the data legal in it. The agent keeps no
+other state by run. What must outlive the agent is in the store and in the run's folder.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from gputui.agent.health.attempt_state import AttemptState
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.recovery.checkpoint_ledger import Rows
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
+from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Evidence, Observation
+from gputui.recovery.ledger_inputs import CheckpointSearch, Rows
 from gputui.redaction import BY_LOOK, Redactor
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
@@ -35,17 +37,17 @@ UNKILLABLE_SECONDS = 30.0
 
 @dataclass(slots=True)
 class GpuProgress:
-    """The newest step of an attempt and since when it is that (monotonic); ``is_ending``: it was found without a GPU
-    that it needs."""
+    """The newest step of an attempt and the time when it was first seen (monotonic). ``is_ending``: the attempt is
+    being ended because it lost a GPU."""
 
     step: int | None
     moved_at: float
     is_ending: bool = False
 
 
-class Looked(NamedTuple):
-    """``folder`` with its links resolved, and the ledger after a look into it. ``is_recorded``: others see there that
-    the attempt lives."""
+class CheckpointScan(NamedTuple):
+    """Result of a scan: the real path of the folder and the updated ledger. ``is_recorded``: the folder contains the
+    record that tells other runs about the live attempt."""
 
     folder: str
     rows: Rows
@@ -53,49 +55,47 @@ class Looked(NamedTuple):
 
 
 @dataclass(slots=True)
-class CheckpointLook:
-    """When an attempt's checkpoints are looked for next (monotonic), and the look that is under way."""
+class CheckpointWatch:
+    """The time of an attempt's next checkpoint scan (monotonic), and the scan that runs now."""
 
     due_at: float
     search: CheckpointSearch | None = None
-    job: Job[Looked] | None = None
+    job: Job[CheckpointScan] | None = None
     is_reported: bool = False
 
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """One attempt of which processes may exist."""
+    """An attempt that may have live processes."""
 
     record: Attempt
-    # The process that serves it.
     executor: ExecutorProcess
     # Memory in use on each of its GPUs before it began, by UUID.
     baseline_bytes: Mapping[str, int | None] = field(default_factory=dict)
     # When this executor was started (monotonic).
     served_since: float = float("-inf")
-    # Its run's specification, resolved; None if this gputui cannot understand it.
+    # The run's resolved specification; None if this version cannot read it.
     resolved: ResolvedRun | None = None
-    # Reads the state of its health from the store, after a restart of the agent; then ``watched`` is set.
+    # After a restart of the agent, the job that reads ``watched`` from the store.
     history: Job[AttemptState] | None = None
     watched: AttemptState | None = None
-    # After an unexpected error its health is not looked at until then (monotonic).
+    # Health checks are skipped until then after an unexpected error (monotonic).
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None
-    checkpoint_look: CheckpointLook | None = None
-    # Where it is, as stored; None on this machine, or if nothing was reported yet.
+    checkpoint_watch: CheckpointWatch | None = None
+    # The stored placement; None on this machine, or before the first report.
     placement: PlacementView | None = None
-    # When the reports of its executor were last read (monotonic); kept for attempts that are elsewhere.
+    # When the reports of a remote executor were last read (monotonic).
     reports_read_at: float = float("-inf")
 
 
-# --- what is read after its end --------------------------------------------------------------------------------------
+# --- postmortem -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Where to look: the attempt's folder, and where its checkpoints are, None if its profile names none.
-    ``unanswered`` is why the checkpoints' folder is not to be looked into: a look there did not end. ``shared_with``
-    are the runs that were on its GPU, too, shortly before the end."""
+class PostmortemTask(Struct, frozen=True):
+    """Input of a postmortem. ``checkpoints`` is None if the profile names none; ``unanswered`` is why their folder must
+    not be read, such as a file system that hangs. ``shared_with`` are runs that used its GPU shortly before the
+    end."""
 
     folder: Path
     attempt: Attempt
@@ -112,11 +112,10 @@ class Task:
     shared_with: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What was found, without the secrets in it. ``incident`` says why the attempt ended, should it have failed;
-    ``checkpoints`` is the ledger after it, with what may be resumed from where it did; None if the profile names no
-    checkpoints. ``unmatched``: nothing was ever found by their pattern."""
+class PostmortemResult(Struct, frozen=True):
+    """Result of a postmortem, redacted. ``incident`` is the cause if the attempt failed. ``checkpoints`` is the updated
+    ledger, with candidates to resume from after a failure; None if the profile names no checkpoints. ``unmatched``: the
+    pattern never matched a file."""
 
     evidence: Evidence
     incident: Incident
@@ -129,26 +128,26 @@ class Findings:
 
 @dataclass(slots=True)
 class Adopting:
-    """A predecessor left it with an attempt, which is not taken over yet."""
+    """The former agent, or a former executor, left an attempt that is not taken over yet."""
 
 
 @dataclass(slots=True)
 class Starting:
-    """Its executor was started; its command was not yet seen to do something. ``looked_at`` (monotonic) for that."""
+    """The executor was started; the command has shown no activity. ``looked_at`` is the last check (monotonic)."""
 
     looked_at: float = float("-inf")
 
 
 @dataclass(slots=True)
 class Running:
-    """Its command was seen to do something."""
+    """The command has shown activity."""
 
 
 @dataclass(slots=True)
 class Sweeping:
-    """Its executor has ended. What it left behind is ended since ``since`` (monotonic); ``is_reading_rest``: its
-    metrics files hold more than one turn can read. ``ended_clock`` (monotonic) and ``ended_at`` (UTC unix seconds):
-    when nothing of it was left."""
+    """The executor has ended; its leftover processes are being killed since ``since`` (monotonic).
+    ``is_reading_rest``: its metrics files hold more than one turn can read. ``ended_clock`` (monotonic) and
+    ``ended_at`` (UTC unix seconds) are the time when no process was left."""
 
     since: float | None = None
     is_reading_rest: bool = False
@@ -156,8 +155,8 @@ class Sweeping:
     ended_clock: float = 0.0
 
     def end_leftovers(self, left: list[ProcessIdentity], now: float) -> bool:
-        """End the processes that an executor left behind. True when there is no more to be done: what is left cannot be
-        killed. ``now`` is monotonic."""
+        """Signal the leftover processes: SIGTERM first, SIGKILL later. True if they have survived that for too long.
+        ``now`` is monotonic."""
         if self.since is None:
             self.since = now
             for process in left:
@@ -174,18 +173,18 @@ class Sweeping:
 
 @dataclass(slots=True)
 class Postmortem:
-    """What the attempt left is read by ``job``, as ``task`` says; where that fails, it is begun again from ``swept``.
-    ``is_reported``: the run's page shows it."""
+    """A job examines what the attempt left. If it fails, the run returns to ``swept``. ``is_reported``: the run's page
+    says so."""
 
     swept: Sweeping
-    task: Task
-    job: Job[Findings]
+    task: PostmortemTask
+    job: Job[PostmortemResult]
     is_reported: bool = False
 
 
 @dataclass(slots=True)
-class DiskLook:
-    """What is known of the room on a disk, and the look that is under way."""
+class DiskCheck:
+    """The last known free space of a disk as text, and the job that measures it now."""
 
     text: str
     job: Job[tuple[int, int]] | None = None
@@ -193,7 +192,8 @@ class DiskLook:
 
 @dataclass(slots=True)
 class ResumeCheck:
-    """Whether the checkpoint at ``path`` is still the one that was chosen; ``is_noticed``: its end was noticed."""
+    """A job that checks whether the checkpoint at ``path`` is still the chosen one. ``is_noticed``: the loop has seen
+    the job end."""
 
     path: str
     search: CheckpointSearch
@@ -203,13 +203,14 @@ class ResumeCheck:
 
 @dataclass(slots=True)
 class Waiting:
-    """No attempt: it waits for the next one. ``due_at`` (monotonic) is when its back-off ends, None once it is queued;
-    ``free_disk`` and ``pruning`` are preconditions that are being looked at. Of a queued run, ``resume_check`` is under
-    way; ``checked`` is the path that was found unchanged, None if it could not be looked at, and when (monotonic);
-    ``short_since`` (monotonic): GPUs are missing that only a person or a driver can bring back."""
+    """No attempt exists; the run waits for the next one. ``due_at`` (monotonic) is the end of its back-off, None once
+    it is queued. ``free_disk`` and ``pruning`` are preconditions that are being checked. Of a queued run, ``checked``
+    has the checkpoint that ``resume_check`` found unchanged (None if it could not be read) and the time of the check
+    (monotonic); ``short_since`` (monotonic) is set while GPUs are missing that only a person or the driver can bring
+    back."""
 
     due_at: float | None = None
-    free_disk: DiskLook | None = None
+    free_disk: DiskCheck | None = None
     pruning: Job[list[Path]] | None = None
     resume_check: ResumeCheck | None = None
     checked: tuple[str | None, float] | None = None
@@ -219,14 +220,14 @@ class Waiting:
 Phase = Adopting | Starting | Running | Sweeping | Postmortem | Waiting
 
 
-# --- the GPUs that it has left ----------------------------------------------------------------------------------------
+# --- release of GPUs --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class Releasing:
-    """GPUs that an ended attempt of the run had. Their memory must be back (``baseline_bytes``: what was in use before,
-    None where it is not known), and no process of ``attempt`` (None: of the run) left; without an answer, ``deadline``
-    (monotonic) counts. ``is_held``: processes live that nothing could end, and ``locks`` keep others from the GPUs."""
+    """GPUs of an ended attempt. They are free once their memory is back at ``baseline_bytes`` (None: unknown) and no
+    process of ``attempt`` (None: of the run) is left, or at ``deadline`` (monotonic) if the driver does not answer.
+    ``is_held``: unkillable processes hold them, and ``locks`` keep other homes from the GPUs."""
 
     attempt: int | None
     baseline_bytes: Mapping[str, int | None]
@@ -241,8 +242,8 @@ class Releasing:
 
 @dataclass(slots=True)
 class Trouble:
-    """An unexpected error: its part is left alone until ``until`` (monotonic); ``reported`` is the reported text,
-    None if all was well since."""
+    """An unexpected error: the run or part is skipped until ``until`` (monotonic). ``reported`` is the reported text,
+    None after a success."""
 
     until: float = float("-inf")
     reported: str | None = None
@@ -250,8 +251,8 @@ class Trouble:
 
 @dataclass(slots=True)
 class ActiveRun:
-    """One run. ``attempt`` is there from Starting to Postmortem. The GPUs of ended attempts are released beside the
-    wait for the next one, which may be over first: where a process cannot be killed, it takes other GPUs."""
+    """One run. ``attempt`` is set from Starting to Postmortem. GPUs of ended attempts are released while the run waits
+    for its next attempt, which may start on other GPUs before."""
 
     run_id: str
     phase: Phase | None = None
@@ -261,7 +262,7 @@ class ActiveRun:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing has to be remembered of it."""
+        """Whether the run has no state worth keeping."""
         is_waiting = self.phase is not None and self.phase != Waiting()
         return not is_waiting and self.attempt is None and not self.releasing and self.trouble.reported is None
 
@@ -282,20 +283,20 @@ class ActiveRuns:
         return self._runs.get(run_id)
 
     def of(self, run_id: str) -> ActiveRun:
-        """The run, which is active from now on."""
+        """The run; it becomes active if it was not."""
         return self._runs.setdefault(run_id, ActiveRun(run_id))
 
     def attempt(self, run_id: str) -> LiveAttempt | None:
-        """The run's attempt of which processes may exist."""
+        """The run's attempt that may have live processes."""
         run = self._runs.get(run_id)
         return None if run is None else run.attempt
 
     def attempts(self) -> list[LiveAttempt]:
-        """Every attempt of which processes may exist."""
+        """All attempts that may have live processes."""
         return [run.attempt for run in self._runs.values() if run.attempt is not None]
 
     def running(self) -> list[LiveAttempt]:
-        """Every attempt whose command has not ended, as far as is known."""
+        """All attempts whose command is not known to have ended."""
         return [
             run.attempt
             for run in self._runs.values()
@@ -309,12 +310,12 @@ class ActiveRuns:
         return [(run, run.phase) for run in self._runs.values() if isinstance(run.phase, Waiting)]
 
     def waiting_of(self, run_id: str) -> Waiting:
-        """The wait of a run that has no attempt."""
+        """The waiting phase of a run without attempt, entered if it was in no phase."""
         run = self.of(run_id)
         if not isinstance(run.phase, Waiting):
             run.phase = Waiting()
         return run.phase
 
     def forget_idle(self) -> None:
-        """Forget the runs of which nothing is to be remembered."""
+        """Drop runs without state."""
         self._runs = {run_id: run for run_id, run in self._runs.items() if not run.is_idle}

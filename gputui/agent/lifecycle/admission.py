@@ -1,8 +1,9 @@
-"""Starting: which queued runs may start on which GPUs, and the reason of those that cannot."""
+"""Admission of queued runs: start those that may on free GPUs, and store what the others wait for."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
-from gputui.agent.lifecycle.ending import owe_notices
+from gputui.agent.lifecycle.ending import add_notices
 from gputui.agent.lifecycle.release import GpuRelease
 from gputui.agent.lifecycle.run_files import notice_of, policy_of
 from gputui.agent.lifecycle.scheduler import (
@@ -24,7 +25,6 @@ from gputui.agent.lifecycle.scheduler import (
     schedule,
 )
 from gputui.agent.recording.recorder import Recorder
-from gputui.config import Workspace
 from gputui.gpu.model import GpuProcess
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.kinds import SHARED_OOM
@@ -45,56 +45,57 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs
 from gputui.studies.sharing import trials_on_gpu
 
-# A driver that is loaded, or a GPU that is reset, is back within minutes.
+# A GPU that is reset, or whose driver is reloaded, is back within minutes.
 MISSING_SECONDS = 300.0
-# How long what the trials of a study took at most is taken for known.
+# A run waits for its file system without a word for this long.
+ANSWER_SECONDS = 2.0
+# How long the memory peaks of a study's trials are cached.
 PEAKS_SECONDS = 5.0
 
 
 def waits_for_predecessor(connection: sqlite3.Connection, run: Run) -> str | None:
-    """Why a run that was launched to follow others does not start yet; None once all of them have succeeded, or it has
-    started before. Raises sqlite3.Error."""
+    """Why a run that follows others does not start yet; None once all of them succeeded, or if it has started before.
+    Raises sqlite3.Error."""
     for run_id in spec_of(run).after if not run.attempt else ():
-        found = get_run(connection, run_id)
-        if found is None:
+        predecessor = get_run(connection, run_id)
+        if predecessor is None:
             return f"waits for {run_id}, which was removed; gputui stop {run.run_id} ends that"
-        if found.state is RunState.SUCCEEDED:
+        if predecessor.state is RunState.SUCCEEDED:
             continue
-        if found.state.is_over:
-            return f"waits for {run_id}, which {found.state}; gputui resume {run_id}, or gputui stop {run.run_id}"
+        if predecessor.state.is_over:
+            return f"waits for {run_id}, which {predecessor.state}; gputui resume {run_id}, or gputui stop {run.run_id}"
         return f"waits for {run_id} to succeed"
     return None
 
 
 @dataclass(slots=True)
 class Admission:
-    """The way from the queue to a prepared attempt, which ``spawn`` brings to life, given its executor, the
-    descriptors of the GPUs' locks and the memory in use on each before (bytes).
-
-    ``may_start`` says whether the checkpoint that a run begins from is still the one that was chosen.
-    """
+    """Takes runs from the queue and starts their attempts."""
 
     context: AgentContext
     runs: ActiveRuns
     guard: ErrorBarrier
-    draining: GpuRelease
+    release: GpuRelease
+    # Starts an attempt, given its executor, the descriptors of its GPU locks, and the memory used before by GPU.
     spawn: Callable[[Attempt, Executor, Sequence[int], Mapping[str, int | None]], None]
+    # Whether the checkpoint that a run begins from is still the chosen one.
     may_start: Callable[[Run], bool]
     locks: GpuLocks = field(init=False)
-    # By study: when its trials' peaks were looked up (monotonic), and what they are by kind of GPU.
+    # By study: the time of the query (monotonic), and the peaks in bytes by GPU model.
     _peaks: dict[str, tuple[float, dict[str, int]]] = field(init=False, default_factory=dict)
+    # When the ends of a run's metrics files were first asked for, by run (monotonic).
+    _survey_began_at: dict[str, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.locks = GpuLocks.of(self.context.workspace, os.environ)
 
-    def standings(self) -> list[GpuAvailability] | None:
-        """The availability of each GPU for the scheduler, or None before the first inventory."""
-        draining = self.draining
-        return standings(self.context, draining.uuids(), self.locks.holder, draining.held())
+    def availability(self) -> list[GpuAvailability] | None:
+        """The availability of each GPU, or None before the first inventory."""
+        return gpu_availability(self.context, self.release.uuids(), self.locks.holder, self.release.held())
 
     def turn(self) -> bool:
-        """Start queued runs that may, as many as a turn has time for, and write down what the others wait for; whether
-        none is left that may start. Raises sqlite3.Error."""
+        """Start as many runs as a turn has time for, and store what the others wait for. True if none is left that may
+        start. Raises sqlite3.Error."""
         waiting = [run for run in queued_runs(self.context.connection) if self.is_understood(run)]
         queued = {run.run_id for run in waiting}
         for active, phase in self.runs.waiting():
@@ -108,14 +109,14 @@ class Admission:
         executors = self.context.executors
         outcomes = schedule(
             waiting,
-            self.standings(),
+            self.availability(),
             paused=paused,
             cpu=cpu,
             places_gpus=lambda run: executors.of(spec_of(run).target).places_gpus,
             predecessor=lambda run: waits_for_predecessor(self.context.connection, run),
             share_of=self._share_of,
         )
-        self._note_short(outcomes)
+        self._track_missing_gpus(outcomes)
         is_done, is_one_started = True, False
         reasons: list[tuple[str, str]] = []
         for outcome in outcomes:
@@ -126,11 +127,11 @@ class Admission:
                 elif not self.guard.is_resting(run_id):
                     is_one_started = True
                     with self.guard.around(run_id):
-                        if self.may_start(outcome.run):
+                        if self.may_start(outcome.run) and self._answers(outcome.run):
                             self._start(outcome)
-            elif self._is_short_for_good(outcome):
+            elif self._has_missed_gpus_long(outcome):
                 with self.guard.around(run_id):
-                    self._do_without(outcome)
+                    self._continue_with_fewer(outcome)
             elif outcome.run.waiting_for != outcome.reason:
                 reasons.append((outcome.reason, run_id))
         if reasons:
@@ -139,36 +140,36 @@ class Admission:
         return is_done
 
     def is_understood(self, run: Run) -> bool:
-        """Whether the run's row can be understood; the run fails where it cannot, and no other with it."""
+        """Whether the run's specification can be read. If not, the run fails, and no other run with it."""
         try:
             return spec_of(run) is not None and run.params is not None
         except SpecError as error:
             with self.guard.around(run.run_id):
-                why = f"this gputui cannot read it: {error}; update gputui and restart it, or launch it again"
-                give_up(self.context, run, why)
+                reason = f"this gputui cannot read it: {error}; update gputui and restart it, or launch it again"
+                give_up(self.context, run, reason)
             return False
 
     def _may_share(self, run: Run) -> bool:
-        """Whether the run is a trial that is to share its GPU: not where memory ran out when it did so."""
+        """Whether the run is a trial that shares its GPU. It stops to do so after an out-of-memory error."""
         spec = spec_of(run)
         is_meant = spec.trials_per_gpu > 1 and spec.study_id is not None and gpus_wanted(run) == 1
         return is_meant and not met_incident(self.context.connection, run.run_id, SHARED_OOM)
 
     def _share_of(self, run: Run, gpu: GpuAvailability) -> int:
-        """How many trials of the run's study may be on a GPU at a time. Raises sqlite3.Error."""
+        """Number of the study's trials that may use a GPU at a time. Raises sqlite3.Error."""
         facts, now = self.context.recorder.facts.get(gpu.uuid), self.context.monotonic()
         spec = spec_of(run)
         if facts is None or spec.study_id is None or not self._may_share(run):
             return 1
-        known = self._peaks.get(spec.study_id)
-        if known is None or now - known[0] >= PEAKS_SECONDS:
-            known = now, study_peaks(self.context.connection, spec.study_id)
-            self._peaks[spec.study_id] = known
+        cached = self._peaks.get(spec.study_id)
+        if cached is None or now - cached[0] >= PEAKS_SECONDS:
+            cached = now, study_peaks(self.context.connection, spec.study_id)
+            self._peaks[spec.study_id] = cached
         foreign = _foreign_bytes(self.context.recorder, gpu.uuid)
-        return trials_on_gpu(spec.trials_per_gpu, gpu.total_bytes, foreign, known[1].get(facts.name))
+        return trials_on_gpu(spec.trials_per_gpu, gpu.total_bytes, foreign, cached[1].get(facts.name))
 
-    def _note_short(self, outcomes: Sequence[Start | Wait]) -> None:
-        """Note since when runs lack GPUs that only a person or a driver can bring back."""
+    def _track_missing_gpus(self, outcomes: Sequence[Start | Wait]) -> None:
+        """Keep the time since when runs lack GPUs that only a person or the driver can bring back."""
         short = {
             outcome.run.run_id for outcome in outcomes if isinstance(outcome, Wait) and outcome.in_service is not None
         }
@@ -180,9 +181,8 @@ class Admission:
             if phase.short_since is None:
                 phase.short_since = self.context.monotonic()
 
-    def _is_short_for_good(self, wait: Wait) -> bool:
-        """Whether GPUs that a run held stayed away for so long that it must do without. While the driver does not
-        answer at all, they are not known to be gone."""
+    def _has_missed_gpus_long(self, wait: Wait) -> bool:
+        """Whether GPUs that a run held are missing for MISSING_SECONDS. An unresponsive driver does not count."""
         inventory = self.context.recorder.inventory
         active = self.runs.get(wait.run.run_id)
         since = active.phase.short_since if active is not None and isinstance(active.phase, Waiting) else None
@@ -190,19 +190,20 @@ class Admission:
             return False
         return self.context.monotonic() - since >= MISSING_SECONDS
 
-    def _do_without(self, wait: Wait) -> None:
-        """Go on with fewer GPUs by the rule of exclude_gpu, where the run's policy has that; else stop."""
-        run, left = wait.run, wait.in_service or 0
-        gone = [gpu for gpu in self.standings() or () if run.run_id in gpu.holders and gpu.out_of_service]
-        names = ", ".join(gpu.name for gpu in gone)
-        why = f"{'; '.join(f'{gpu.name} {gpu.blocked_by}' for gpu in gone)}, for {MISSING_SECONDS / 60:.0f} min"
+    def _continue_with_fewer(self, wait: Wait) -> None:
+        """Continue with fewer GPUs by the rule of exclude_gpu if the run's policy has that action; else fail the
+        run."""
+        run, remaining = wait.run, wait.in_service or 0
+        missing = [gpu for gpu in self.availability() or () if run.run_id in gpu.holders and gpu.out_of_service]
+        names = ", ".join(gpu.name for gpu in missing)
+        reason = f"{'; '.join(f'{gpu.name} {gpu.blocked_by}' for gpu in missing)}, for {MISSING_SECONDS / 60:.0f} min"
         ladder = policy_of(run).ladder("gpu_lost")
         if not any(action.name == "exclude_gpu" for rung in ladder for action in rung):
-            give_up(self.context, run, f"{why}; its policy does not exclude GPUs")
+            give_up(self.context, run, f"{reason}; its policy does not exclude GPUs")
             return
-        result = go_on_with_fewer(spec_of(run), run.params, gpus_wanted(run), left, names)
+        result = go_on_with_fewer(spec_of(run), run.params, gpus_wanted(run), remaining, names)
         if isinstance(result, SkippedAction):
-            give_up(self.context, run, f"{why}; {result.why}")
+            give_up(self.context, run, f"{reason}; {result.why}")
             return
         with transaction(self.context.connection) as connection:
             repository.set_next_attempt(
@@ -212,11 +213,24 @@ class Admission:
                 resume_from=run.resume_from,
                 not_before=run.not_before,
             )
-            repository.set_gpu_count(connection, run.run_id, left)
-            text = f"{why}: {result.note}"
+            repository.set_gpu_count(connection, run.run_id, remaining)
+            text = f"{reason}: {result.note}"
             add_event(connection, "gpus_reduced", text, now=self.context.now(), severity="warning", run_id=run.run_id)
 
+    def _answers(self, run: Run) -> bool:
+        """Whether the ends of the run's metrics files are known, behind which the new attempt's lines begin. They are
+        read in the background, because the file system may not answer."""
+        awaited = self.context.ingest.survey(run.run_id)
+        if awaited is None:
+            return True
+        began_at = self._survey_began_at.setdefault(run.run_id, self.context.monotonic())
+        text = f"waits for {awaited} to answer"
+        if self.context.monotonic() - began_at >= ANSWER_SECONDS and run.waiting_for != text:
+            repository.set_waiting_for(self.context.connection, run.run_id, text)
+        return False
+
     def _start(self, start: Start) -> None:
+        self._survey_began_at.pop(start.run.run_id, None)
         facts = self.context.recorder.facts
         indices = [facts[uuid].index for uuid in start.uuids]
         disk = spec_of(start.run).disk_bytes
@@ -225,18 +239,20 @@ class Admission:
         if start.uuids and self._may_share(start.run):
             group = group_of(self.context.workspace, spec_of(start.run).study_id or "")
         try:
-            held = self.locks.take(start.uuids, group)
+            gpu_locks = self.locks.take(start.uuids, group)
         except GpuHeldError as error:
-            # Taken since it was looked at; the next turn sees that.
+            # Taken since the schedule was made; the next turn sees that.
             repository.set_waiting_for(self.context.connection, start.run.run_id, f"waits: {error}")
             return
         try:
-            # Asked before anything is written.
+            # Raises ExecutorGoneError before anything is written.
             executor.program(self.context.workspace.run_dir(start.run.run_id))
-            if executor.places_gpus and disk is not None and (free := free_disk_bytes(self.context.workspace)) < disk:
-                raise attempt_launch.LaunchError(
-                    f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
-                )
+            if executor.places_gpus and disk is not None:
+                free = shutil.disk_usage(self.context.workspace.state).free
+                if free < disk:
+                    raise attempt_launch.LaunchError(
+                        f"needs {disk / 2**30:.1f} GiB of disk, {free / 2**30:.1f} GiB are free"
+                    )
             record = attempt_launch.prepare_attempt(
                 self.context.connection,
                 self.context.ingest,
@@ -247,20 +263,20 @@ class Admission:
                 self.context.now(),
                 replaced=start.replaced,
                 taken_from=start.taken_from,
-                lock_files=held.paths,
+                lock_files=gpu_locks.paths,
                 lock_group=group,
                 executor=executor,
             )
             leases = repository.leases(self.context.connection)
-            # What fellows hold says nothing of what is back after this one.
+            # On a shared GPU, the memory of other trials says nothing about this one's.
             baseline = {
                 uuid: sample.memory_used_bytes
                 if len(leases[uuid].run_ids) == 1 and (sample := self.context.recorder.fast.get(uuid))
                 else None
                 for uuid in start.uuids
             }
-            self.spawn(record, executor, held.descriptors, baseline)
-            for problem in held.problems:
+            self.spawn(record, executor, gpu_locks.descriptors, baseline)
+            for problem in gpu_locks.problems:
                 add_event(
                     self.context.connection,
                     "gpu_lock_unusable",
@@ -272,7 +288,7 @@ class Admission:
         except (attempt_launch.LaunchError, ExecutorGoneError) as error:
             self._cannot_start(start.run, error)
         finally:
-            held.close()
+            gpu_locks.close()
 
     def _cannot_start(self, run: Run, error: Exception) -> None:
         folder = self.context.workspace.run_dir(run.run_id)
@@ -298,40 +314,31 @@ class Admission:
                 )
 
 
-def give_up(context: AgentContext, run: Run, why: str) -> None:
-    """End a run that cannot start (again) as failed, and owe its notices. Raises sqlite3.Error."""
+def give_up(context: AgentContext, run: Run, reason: str) -> None:
+    """End a run that cannot start (again) as failed, and send its notices. Raises sqlite3.Error."""
     notice, now = notice_of(context.workspace, run.run_id), context.now()
-    kind, summary = last_incident(context.connection, run.run_id) or ("unknown", "it could not be started")
-    with transaction(context.connection) as connection:
-        repository.move(connection, run, RunState.FAILED, cause=why, now=now)
-        repository.release_leases(connection, run.run_id)
-        owe_notices(connection, notice, run, kind, summary, why, verdict="stop", now=now)
-        add_event(connection, "failed", why, now=now, severity="error", run_id=run.run_id)
-
-
-def last_incident(connection: sqlite3.Connection, run_id: str) -> tuple[str, str] | None:
-    """Kind and summary of a run's newest incident, or None if it met none."""
-    row = connection.execute(
-        "SELECT kind, summary FROM incidents WHERE run_id = ? ORDER BY incident_id DESC LIMIT 1", (run_id,)
+    row = context.connection.execute(
+        "SELECT kind, summary FROM incidents WHERE run_id = ? ORDER BY incident_id DESC LIMIT 1", (run.run_id,)
     ).fetchone()
-    return None if row is None else (row[0], row[1])
+    kind, summary = row or ("unknown", "it could not be started")
+    with transaction(context.connection) as connection:
+        repository.move(connection, run, RunState.FAILED, cause=reason, now=now)
+        repository.release_leases(connection, run.run_id)
+        add_notices(connection, notice, run, kind, summary, reason, verdict="stop", now=now)
+        add_event(connection, "failed", reason, now=now, severity="error", run_id=run.run_id)
 
 
-def free_disk_bytes(workspace: Workspace) -> int:
-    """What a run may still write into the home."""
-    status = os.statvfs(workspace.state)
-    return status.f_bavail * status.f_frsize
-
-
-def standings(
+def gpu_availability(
     context: AgentContext,
     draining: Collection[str],
     holder_of: Callable[[str], str | None] = lambda _uuid: None,
     held: Collection[str] = (),
 ) -> list[GpuAvailability] | None:
-    """Every GPU that the driver lists, then those that are leased and not listed; None before the first inventory.
-    ``draining`` are the UUIDs of those whose memory is not back yet; ``holder_of`` says who else holds the lock of one.
-    ``held`` are those of ``draining`` that processes keep which nothing could end. Raises sqlite3.Error."""
+    """All GPUs that the driver lists, then leased ones that it does not list; None before the first inventory.
+
+    ``draining`` are the UUIDs of GPUs that are being released, ``held`` those among them that unkillable processes
+    hold. ``holder_of`` returns the other home that holds the lock of a GPU. Raises sqlite3.Error.
+    """
     connection, recorder = context.connection, context.recorder
     inventory = recorder.inventory
     if inventory is None:
@@ -340,7 +347,7 @@ def standings(
     # Held by executors of this home.
     in_use = repository.leases_in_use(connection)
     failed = quarantined(connection)
-    found = []
+    gpus = []
     for gpu in inventory.gpus:
         sample = recorder.fast.get(gpu.uuid)
         blocked_by = None
@@ -356,25 +363,25 @@ def standings(
         elif gpu.mig_mode:
             blocked_by = "is split by MIG"
         else:
-            stranger = _stranger(recorder, gpu.uuid)
-            if stranger is not None:
-                blocked_by = f"is used by {stranger.user or 'another user'} (pid {stranger.pid})"
+            foreign = _foreign_process(recorder, gpu.uuid)
+            if foreign is not None:
+                blocked_by = f"is used by {foreign.user or 'another user'} (pid {foreign.pid})"
             elif gpu.uuid not in in_use and (other := holder_of(gpu.uuid)) is not None:
                 blocked_by = f"is held by {other}"
         total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
         used = sample.memory_used_bytes if sample else None
         free = None if total is None or used is None else total - used
-        # Only a person ends these, at an unknown time.
+        # Only a person can end these states.
         is_out = gpu.uuid in failed or bool(gpu.mig_mode) or (sample is not None and sample.state != "ok")
         is_drained_soon = gpu.uuid in draining and gpu.uuid not in held
         is_settling = gpu.uuid not in failed and (sample is None or (sample.state == "ok" and is_drained_soon))
         run_ids, shared_by = holders.get(gpu.uuid, ((), None))
-        found.append(
+        gpus.append(
             GpuAvailability(gpu.uuid, gpu.index, run_ids, blocked_by, free, is_out, is_settling, total, shared_by)
         )
     listed = {gpu.uuid for gpu in inventory.gpus}
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
-    return found + [
+    return gpus + [
         GpuAvailability(uuid, None, held.run_ids, missing, out_of_service=True, shared_by=held.shared_by)
         for uuid, held in holders.items()
         if uuid not in listed
@@ -382,18 +389,18 @@ def standings(
 
 
 def _foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
-    """How much of a GPU's memory is no run's of this home: the driver's and that of other processes; None if that is
-    not known."""
+    """A GPU's memory that no run of this home uses: the driver's and that of other processes; None if unknown."""
     processes, sample = recorder.processes.get(uuid), recorder.fast.get(uuid)
     if processes is None:
         return None
-    held = [process.memory_bytes for process in processes if recorder.owner(process) is None]
-    known = [size for size in held if size is not None]
+    sizes = [process.memory_bytes for process in processes if recorder.owner(process) is None]
+    known_sizes = [size for size in sizes if size is not None]
     reserved = sample.memory_reserved_bytes if sample is not None else None
-    return sum(known) + (reserved or 0) if len(known) == len(held) else None
+    return sum(known_sizes) + (reserved or 0) if len(known_sizes) == len(sizes) else None
 
 
-def _stranger(recorder: Recorder, uuid: str) -> GpuProcess | None:
+def _foreign_process(recorder: Recorder, uuid: str) -> GpuProcess | None:
+    """A process on the GPU that belongs to no run of this home, except for graphics with little memory."""
     for process in recorder.processes.get(uuid) or ():
         heavy = process.kind != "G" or (process.memory_bytes or 0) >= FOREIGN_BUSY_BYTES
         if heavy and recorder.owner(process) is None:

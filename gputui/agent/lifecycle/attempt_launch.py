@@ -1,4 +1,5 @@
-"""Preparing an attempt: intent first, then its executor, so that a successor can tell at any moment what was meant."""
+"""Prepare an attempt: its plan is on disk and in the store before its executor starts, so that the agent can be killed
+at any time."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import logging
 import socket
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict, replace
+
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.run_files import metrics_bytes
 from gputui.config import PRIVATE_DIR_MODE, Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import Redactor
@@ -38,26 +39,19 @@ log = logging.getLogger(__name__)
 # More than any executor writes.
 RECORD_BYTES = 1 << 16
 NEWEST_CHECKPOINT = "{newest checkpoint}"
-"""Stands in attempt.json for the checkpoint that the executor finds where the attempt runs."""
+"""Placeholder in attempt.json for the checkpoint that the courier finds on the target."""
 
 
 class LaunchError(Exception):
-    """The attempt cannot be started now; the text says why. Nothing was changed."""
+    """The attempt cannot be started now; the message says why. Nothing was changed."""
 
 
 class UnusableSpecError(LaunchError):
-    """The run's files describe nothing that can be started, now or later."""
+    """The run's specification cannot be started, now or later."""
 
 
 def attempt_dir(workspace: Workspace, run_id: str, number: int) -> Path:
     return workspace.run_dir(run_id) / "attempts" / str(number)
-
-
-def free_port() -> int:
-    """A TCP port on loopback that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def prepare_attempt(
@@ -75,62 +69,50 @@ def prepare_attempt(
     lock_group: str | None = None,
     executor: Executor,
 ) -> Attempt:
-    """Write down the next attempt: its folder, its leases, its row and where its metrics begin. What the run leased
-    besides ``uuids`` is given up; ``replaced`` says why. ``taken_from`` are leases that end, each a run and a GPU.
-    ``lock_files`` are what its ``executor`` holds meanwhile: with a ``lock_group`` together with others of that, with
-    which its leases are shared, too.
+    """Prepare the next attempt: its folder, leases, row, and the position where its metrics begin. Leases of the run
+    besides ``uuids`` end; ``replaced`` says why. ``taken_from`` are other runs' leases that end, each a run and a GPU.
+    ``lock_files`` are held by ``executor``. A ``lock_group`` shares them, and the leases, within a study.
 
-    Raises LaunchError (UnusableSpecError where trying again is in vain) or sqlite3.Error with nothing changed but, at
-    worst, an unused folder.
+    Raises LaunchError (UnusableSpecError if a retry is pointless) or sqlite3.Error. At worst an unused folder remains.
     """
-    folder = workspace.run_dir(run.run_id) / "attempts"
+    run_dir = workspace.run_dir(run.run_id)
     try:
-        folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-        # A number is never used twice, even where a row was lost: torchrun truncates the logs it finds.
-        used = [
-            int(entry.name) for entry in folder.iterdir() if entry.name.isdigit() and (entry / "attempt.json").exists()
-        ]
-        number = max([run.attempt, *used]) + 1
-        spec = read_spec(workspace.run_dir(run.run_id) / SPEC_FILE)
-        extra = next_attempt.get(connection, run.run_id).env
-        spec = replace(spec, env={**spec.env, **extra})
-        real = restore(run.params, spec.params)
-        visible = tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices)
-        placement = (
-            Placement.here(visible, ranks_for(spec, len(uuids)), free_port())
-            if executor.places_gpus
-            else executor.placement(spec)
-        )
+        number = _new_number(run_dir / "attempts", run)
+        spec = read_spec(run_dir / SPEC_FILE)
+        spec = replace(spec, env={**spec.env, **next_attempt.get(connection, run.run_id).env})
+        if executor.places_gpus:
+            visible = tuple(uuids) if spec.visible == "uuid" else tuple(str(index) for index in indices)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                placement = Placement.here(visible, spec.ranks_on(len(uuids)), port=int(probe.getsockname()[1]))
+        else:
+            placement = executor.placement(spec)
         build = partial(
             build_launch,
             spec,
             run_id=run.run_id,
-            run_dir=str(workspace.run_dir(run.run_id)),
+            run_dir=str(run_dir),
             attempt=number,
-            params=real,
+            params=restore(run.params, spec.params),
             placement=placement,
         )
         launch = build(checkpoint=run.resume_from)
-        elsewhere = (
-            {}
-            if executor.places_gpus
-            else _elsewhere(
-                spec,
-                workspace.run_dir(run.run_id),
-                build,
+        for_courier: dict[str, Any] = {}
+        if not executor.places_gpus:
+            launch = without_gpus(launch)
+            history = (
                 []
                 if executor.sees_checkpoints(spec.target or {})
-                else checkpoint_survey.course_elsewhere(connection, workspace, run),
-                # What a person starts is the code as it is.
-                keeps_code=run.not_before is not None,
+                else checkpoint_survey.attempts_to_resume(connection, workspace, run)
             )
-        )
-        if elsewhere:
-            launch = without_gpus(launch)
+            # A start by a person uses the current code, a restart the code of the attempt before.
+            for_courier = _courier_fields(spec, run_dir, build, history, keeps_code=run.not_before is not None)
+        folder = run_dir / "attempts" / str(number)
+        ends = ingest.ends(run.run_id)
         for below in ("", "nodes", FIRST_NODE):
-            (folder / str(number) / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+            (folder / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         write_private(
-            folder / str(number) / "attempt.json",
+            folder / "attempt.json",
             {
                 **launch.to_json(),
                 "output": f"{FIRST_NODE}/{OUTPUT}",
@@ -144,8 +126,8 @@ def prepare_attempt(
                 "lock_group": lock_group,
                 "shell": None if spec.shell is None else asdict(spec.shell),
                 "agent": agent_for_executor(workspace),
-                "metrics_bytes": metrics_bytes(spec, workspace.run_dir(run.run_id)),
-                **elsewhere,
+                "metrics_bytes": ingest.sizes(run.run_id, ends),
+                **for_courier,
             },
         )
     except ValueError as error:
@@ -165,10 +147,8 @@ def prepare_attempt(
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         next_attempt.take_away(connection, run.run_id)
-        folder_of_checkpoints = checkpoint_directory(spec_of(run), workspace.run_dir(run.run_id))
-        checkpoint_survey.attempt_begins(connection, run, number, folder_of_checkpoints)
-        output = rank_output(spec, len(uuids), folder / str(number))
-        ingest.begin_attempt(run.run_id, number, output)
+        checkpoint_survey.attempt_begins(connection, run, number, checkpoint_directory(spec_of(run), run_dir))
+        ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""
         where = where if spec.target is None else f" on {spec.target['name']}"
@@ -186,46 +166,48 @@ def prepare_attempt(
     return attempt
 
 
-def _elsewhere(
-    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], course: list[dict[str, Any]], *, keeps_code: bool
+def _new_number(folder: Path, run: Run) -> int:
+    """The next attempt's number. None is used twice, even if a row was lost: torchrun truncates existing logs."""
+    folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
+    numbers = [
+        int(entry.name) for entry in folder.iterdir() if entry.name.isdigit() and (entry / "attempt.json").exists()
+    ]
+    return max([run.attempt, *numbers]) + 1
+
+
+def _courier_fields(
+    spec: RunSpec, run_dir: Path, build: Callable[..., Launch], history: list[dict[str, Any]], *, keeps_code: bool
 ) -> dict[str, Any]:
-    """What a courier must know besides: the target, what to ask of it, and how the attempt continues from a checkpoint
-    that is found there, with NEWEST_CHECKPOINT in its place. ``course`` are the attempts whose checkpoints may be taken
-    at its first start, none where it is to begin as specified; ``keeps_code``, whether it has the code of the one
-    before."""
+    """Fields of attempt.json for a courier: the target, the requested resources, and how to resume from a checkpoint
+    that it finds there, with NEWEST_CHECKPOINT as placeholder. ``history`` are the attempts whose checkpoints the first
+    start may use; ``keeps_code``: use the code of the previous attempt."""
     folder = checkpoint_directory(spec, run_dir)
     resume = None
     if spec.checkpoints is not None:
         again = without_gpus(build(checkpoint=NEWEST_CHECKPOINT))
         resume = {"folder": str(folder), "pattern": spec.checkpoints.pattern, "argv": again.argv, "env": again.env}
     return {
-        # Limits and environment are those of the target; who may read what it writes is for its launcher to say.
+        # Limits and environment are those of the target; file permissions are those of the launching shell.
         "shell": None if spec.shell is None or spec.shell.umask is None else {"umask": spec.shell.umask},
         "target": dict(spec.target or {}),
         "asks": {"gpus": spec.gpus.count, "ranks": spec.nproc},
         "metrics": [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None],
         "resume": resume,
         "checkpoints": None if folder is None else str(folder),
-        "course": course if resume is not None else [],
+        "course": history if resume is not None else [],
         "keeps_code": keeps_code,
     }
 
 
-def ranks_for(spec: RunSpec, gpus_given: int) -> int:
-    """Ranks on this machine: as many per GPU as the profile has, on as many GPUs as there are."""
-    asked = len(spec.gpus.uuids) or spec.gpus.count
-    return max(1, spec.nproc * gpus_given // asked) if asked and gpus_given else spec.nproc
-
-
 def rank_output(spec: RunSpec, gpus_given: int, folder: Path) -> str:
-    """Where the first rank's output is below the attempt's ``folder``, as `MetricsIngest.begin_attempt` takes it."""
-    output = LAUNCHERS[spec.launcher].rank_output(ranks_for(spec, gpus_given))
+    """Path of the first rank's output below the attempt's ``folder``, as `MetricsIngest.begin_attempt` expects it."""
+    output = LAUNCHERS[spec.launcher].rank_output(spec.ranks_on(gpus_given))
     return str(node_folder(folder).relative_to(folder) / output)
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A record that the executor wrote, or None while there is none. A damaged one counts as an empty record: something
-    was written, so the executor has ended."""
+    """A record that the executor wrote, or None if there is none. A damaged one counts as an empty record, because the
+    executor did write it."""
     try:
         value = read_foreign_json(path, RECORD_BYTES)
     except OSError:

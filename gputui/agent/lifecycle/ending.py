@@ -1,28 +1,31 @@
-"""End an attempt in one transaction: its state, its incident, the decision, and the effects of the decision."""
+"""The end of an attempt in one transaction: its state, its incident, the decision, and the effects of the decision."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
+from msgspec.structs import asdict, replace
+
 from gputui.agent.context import AgentContext
-from gputui.agent.health.incident_folder import IncidentArchive, keep
+from gputui.agent.health.incident_folder import IncidentArchive, start_archiving
 from gputui.agent.lifecycle import checkpoint_survey, profile_phases
-from gputui.agent.lifecycle.active_run import Findings, Task
+from gputui.agent.lifecycle.active_run import PostmortemResult, PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.charts import units
+from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
+from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.decide import RecoveryPlan, decide
 from gputui.recovery.findings import reports_of
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM
+from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import NoticeTarget
 from gputui.redaction import redact_text
@@ -35,6 +38,7 @@ from gputui.runs.spec import spec_of
 from gputui.store.attempts import Attempt, get_attempt, read_attempts
 from gputui.store.events import add_event, has_event
 from gputui.store.hardware import quarantine
+from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run, get_run
@@ -43,6 +47,7 @@ KILLED = "killed because it did not stop in time"
 
 
 def current_rows(connection: sqlite3.Connection, attempt: Attempt) -> tuple[Run, Attempt]:
+    """The run and the attempt as they are stored now. Raises sqlite3.Error."""
     run = get_run(connection, attempt.run_id)
     fresh = get_attempt(connection, attempt.run_id, attempt.number)
     assert run is not None and fresh is not None
@@ -50,14 +55,16 @@ def current_rows(connection: sqlite3.Connection, attempt: Attempt) -> tuple[Run,
 
 
 class Ending:
-    """Ends attempts. It holds nothing: an agent that dies here is followed by one that does the same again."""
+    """Writes the end of attempts. Stateless, so that the successor of a killed agent repeats it."""
 
     def __init__(self, context: AgentContext, resolved: ResolvedRun) -> None:
         self.context = context
         self.resolved = resolved
 
-    def attempt_ended(self, task: Task, findings: Findings, around: MachineContext | None = None) -> None:
-        """Write an attempt's end and what follows from it. Raises sqlite3.Error with nothing changed."""
+    def attempt_ended(
+        self, task: PostmortemTask, findings: PostmortemResult, machine: MachineContext | None = None
+    ) -> None:
+        """Write an attempt's end and its consequences. Raises sqlite3.Error with nothing changed."""
         run, attempt = current_rows(self.context.connection, task.attempt)
         if task.survivors:
             self._note_survivors(attempt, task.survivors, self.context.now())
@@ -67,44 +74,48 @@ class Ending:
             case "succeeded":
                 self._succeeded(run, attempt, task, findings)
             case "failed":
-                self._failed(run, attempt, task, findings, around)
+                self._failed(run, attempt, task, findings, machine)
 
     # --- the three ends -------------------------------------------------------------------------------------------
 
-    def _stopped(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
+    def _stopped(self, run: Run, attempt: Attempt, task: PostmortemTask, findings: PostmortemResult) -> None:
         ended_at = task.ended_at
         record = task.exit_record or {}
-        # A launcher that is asked to end kills those of its ranks that do not end within its own grace.
+        # A launcher that is asked to end kills ranks that exceed its own grace period.
         forced = bool(record.get("forced")) or any(report.forced for report in reports_of(findings.evidence))
-        how = repository.stop_reason_of_study(self.context.connection, run.run_id)
-        if how is None:
-            how = "stopped" if not forced else "killed" if attempt.stop_requested == KILL else KILLED
-            how += self._lost_by_stop(run, attempt, task, findings)
+        cause = repository.stop_reason_of_study(self.context.connection, run.run_id)
+        if cause is None:
+            cause = "stopped" if not forced else "killed" if attempt.stop_requested == KILL else KILLED
+            cause += self._lost_by_stop(run, attempt, task, findings)
         with transaction(self.context.connection) as connection:
             self._close(attempt, "stopped", ended_at, {**record, "forced": forced} if record else None)
             self._enter_checkpoints(task, findings)
-            repository.move(connection, run, RunState.STOPPED, cause=how, now=ended_at)
-            add_event(connection, "stopped", how, now=ended_at, run_id=run.run_id, attempt=attempt.number)
+            repository.move(connection, run, RunState.STOPPED, cause=cause, now=ended_at)
+            add_event(connection, "stopped", cause, now=ended_at, run_id=run.run_id, attempt=attempt.number)
             if attempt.stop_requested == "restart":
                 self._requeue_from_start(run)
             elif attempt.stop_requested == profile_phases.INTENT:
                 self._requeue_next_phase(run, attempt)
 
-    def _lost_by_stop(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> str:
-        """What a stop gave up, where no checkpoint holds any of it, as the end of a sentence: a script that does not
-        save when it gets SIGTERM loses what it did since its last checkpoint."""
-        last = attempt.last_step
-        if spec_of(run).checkpoints is None or task.checkpoints is None or findings.checkpoints is None or last is None:
+    def _lost_by_stop(self, run: Run, attempt: Attempt, task: PostmortemTask, findings: PostmortemResult) -> str:
+        """The steps that a stop lost if no checkpoint can be resumed from, as the end of a sentence; else ''."""
+        last_step = attempt.last_step
+        if (
+            spec_of(run).checkpoints is None
+            or task.checkpoints is None
+            or findings.checkpoints is None
+            or last_step is None
+        ):
             return ""
         if candidates(findings.checkpoints.rows, task.checkpoints.attempts):
             return ""
-        first = min(
+        first_step = min(
             row.first_step for row in read_attempts(self.context.connection, run.run_id) if row.first_step is not None
         )
-        count = last - first + 1
+        count = last_step - first_step + 1
         steps = "1 step is" if count == 1 else f"{units.count(count)} steps are"
-        where = f"{task.checkpoints.pattern} in {task.checkpoints.folder}"
-        return f"; no usable checkpoint matches {where}, so that its {steps} lost"
+        searched = f"{task.checkpoints.pattern} in {task.checkpoints.folder}"
+        return f"; no usable checkpoint matches {searched}, so that its {steps} lost"
 
     def _requeue_from_start(self, run: Run) -> None:
         stopped = get_run(self.context.connection, run.run_id)
@@ -113,62 +124,74 @@ class Ending:
             self.context.connection, run.run_id, params=dict(spec_of(run).params), resume_from=None, not_before=None
         )
         repository.set_gpu_count(self.context.connection, run.run_id, None)
-        # Not when the attempt ended: that is by the clock of where it ran.
+        # Not the attempt's end, which is by the clock of the machine where it ran.
         now = self.context.now()
         repository.move(self.context.connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
     def _requeue_next_phase(self, run: Run, attempt: Attempt) -> None:
-        following = profile_phases.next_phase(self.context.connection, spec_of(run), attempt)
+        next_phase = profile_phases.next_phase(self.context.connection, spec_of(run), attempt)
         stopped = get_run(self.context.connection, run.run_id)
         assert stopped is not None
-        if following is None:
-            # Its checkpoint was removed meanwhile, and gputui resume chooses another.
+        if next_phase is None:
+            # Its checkpoint was removed; gputui resume chooses another.
             return
         repository.set_next_attempt(
             self.context.connection,
             run.run_id,
-            params={**run.params, **following.phase.params},
-            resume_from=following.checkpoint,
+            params={**run.params, **next_phase.phase.params},
+            resume_from=next_phase.checkpoint,
             not_before=None,
         )
         now = self.context.now()
         repository.move(self.context.connection, stopped, RunState.QUEUED, cause=profile_phases.INTENT, now=now)
 
-    def _succeeded(self, run: Run, attempt: Attempt, task: Task, findings: Findings) -> None:
+    def _succeeded(self, run: Run, attempt: Attempt, task: PostmortemTask, findings: PostmortemResult) -> None:
         ended_at = task.ended_at
-        took = ""
+        cause = "finished"
         if attempt.started_at is not None:
-            # What lay between its attempts is not its doing.
-            trained = (run.ended_seconds or 0.0) + max(0.0, ended_at - attempt.started_at)
-            took = f" after {units.duration(trained)}"
-        tries = "" if attempt.number == 1 else f" in {attempt.number} attempts"
+            # The time between its attempts does not count.
+            trained_seconds = (run.ended_seconds or 0.0) + max(0.0, ended_at - attempt.started_at)
+            cause += f" after {units.duration(trained_seconds)}"
+        if attempt.number > 1:
+            cause += f" in {attempt.number} attempts"
         with transaction(self.context.connection) as connection:
             self._close(attempt, "succeeded", ended_at, task.exit_record)
             self._enter_checkpoints(task, findings, is_whole=True)
             self._settle_last_decision(run.run_id, "succeeded")
-            repository.move(connection, run, RunState.SUCCEEDED, cause=f"finished{took}{tries}", now=ended_at)
-            add_event(
-                connection,
-                "succeeded",
-                f"finished{took}{tries}",
-                now=ended_at,
-                run_id=run.run_id,
-                attempt=attempt.number,
-            )
+            repository.move(connection, run, RunState.SUCCEEDED, cause=cause, now=ended_at)
+            add_event(connection, "succeeded", cause, now=ended_at, run_id=run.run_id, attempt=attempt.number)
+            self._note_left_behind(attempt, task.exit_record, ended_at)
+
+    def _note_left_behind(self, attempt: Attempt, exit_record: Mapping[str, Any] | None, ended_at: float) -> None:
+        """An event about what the command left running, such as an upload: it was ended with the attempt."""
+        names = [str(name) for name in (exit_record or {}).get("left_behind") or ()]
+        if not names:
+            return
+        which = clean(", ".join(dict.fromkeys(names)))
+        count = "1 process" if len(names) == 1 else f"{len(names)} processes"
+        add_event(
+            self.context.connection,
+            "left_behind",
+            f"ended {count} that it left in the background ({which}): let the script wait for what it starts",
+            now=ended_at,
+            severity="warning",
+            run_id=attempt.run_id,
+            attempt=attempt.number,
+        )
 
     def _failed(
         self,
         run: Run,
         attempt: Attempt,
-        task: Task,
-        findings: Findings,
-        around: MachineContext | None,
+        task: PostmortemTask,
+        findings: PostmortemResult,
+        machine: MachineContext | None,
     ) -> None:
         ended_at = task.ended_at
         incident = findings.incident
-        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, around, task.checkpoints)
-        is_owed = plan.effect.notify or plan.verdict == "stop"
-        notice = self.resolved.notice if is_owed else None
+        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, machine, task.checkpoints)
+        must_notify = plan.effect.notify or plan.verdict == "stop"
+        notice = self.resolved.notice if must_notify else None
         now = self.context.now()
         with transaction(self.context.connection) as connection:
             self._close(attempt, "failed", ended_at, task.exit_record)
@@ -209,10 +232,10 @@ class Ending:
                 target = RunState.STOPPED if incident.kind == "stopped_outside" else RunState.FAILED
                 repository.move(connection, run, target, cause=f"{incident.summary}; {plan.reason}", now=now)
             take_effect(connection, run, attempt, incident, plan, now)
-            owe_notices(
+            add_notices(
                 connection, notice, run, incident.kind, incident.summary, plan.reason, verdict=plan.verdict, now=now
             )
-        keep(
+        start_archiving(
             IncidentArchive(
                 run_dir=self.context.workspace.run_dir(run.run_id),
                 run_id=run.run_id,
@@ -236,35 +259,45 @@ class Ending:
         incident: Incident,
         checkpoints: CheckpointChoice | None,
         ended_at: float,
-        around: MachineContext | None,
+        machine: MachineContext | None,
         search: CheckpointSearch | None,
     ) -> RecoveryPlan:
         rows = () if checkpoints is None else checkpoints.rows
         contradiction = None if search is None else out_of_order(rows, search.attempts)
-        if around is not None and contradiction is not None:
+        if machine is not None and contradiction is not None:
             names = " and ".join(contradiction)
             why = f"the steps in their names do not follow the order in which they were written ({names})"
-            around = replace(around, no_pruning=why)
+            machine = replace(machine, no_pruning=why)
         attempts = read_attempts(self.context.connection, run.run_id)
         transitions = read_transitions(self.context.connection, run.run_id)
+        steps_start_again = has_event(self.context.connection, "steps_restarted", run_id=run.run_id)
         past = past_decisions(
             attempts,
             read_incidents(self.context.connection, run.run_id),
             read_decisions(self.context.connection, run.run_id),
             transitions,
             rows,
+            steps_start_again=steps_start_again,
         )
         return decide(
             incident,
             past,
-            progress_of(attempts, attempt.number, rows, transitions, ended_at=ended_at),
+            progress_of(
+                attempts,
+                attempt.number,
+                rows,
+                transitions,
+                StepTimes(self.context.connection, run.run_id),
+                ended_at=ended_at,
+                steps_start_again=steps_start_again,
+            ),
             spec_of(run),
             run.params,
             self.resolved.policy,
             None if checkpoints is None else checkpoints.infos,
             run_id=run.run_id,
             attempt=attempt.number,
-            around=around,
+            machine=machine,
             unreadable=None if checkpoints is None else checkpoints.unreadable,
             doubted=None if checkpoints is None else checkpoints.doubted,
         )
@@ -282,7 +315,12 @@ class Ending:
         )
 
     def _enter_checkpoints(
-        self, task: Task, findings: Findings, plan: RecoveryPlan | None = None, *, is_whole: bool = False
+        self,
+        task: PostmortemTask,
+        findings: PostmortemResult,
+        plan: RecoveryPlan | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
         if task.checkpoints is None or findings.checkpoints is None:
             return
@@ -293,8 +331,8 @@ class Ending:
     def _note_unmatched(
         self, search: CheckpointSearch, unmatched: UnmatchedPattern | None, attempt: Attempt, *, is_whole: bool
     ) -> None:
-        """Say once that a run's checkpoints are not where its profile says. An attempt that did not end as it should
-        may have had none yet; what it saved elsewhere shows more."""
+        """Warn once per run that no file matches the profile's checkpoint pattern. An attempt that did not finish may
+        have saved none yet, so that it counts only if it saved files with a similar name."""
         if unmatched is None or not (is_whole or unmatched.lookalike is not None):
             return
         if has_event(self.context.connection, "checkpoints_unmatched", run_id=attempt.run_id, key=search.pattern):
@@ -359,18 +397,18 @@ class Ending:
         )
 
     def _note_survivors(self, attempt: Attempt, survivors: Sequence[int], now: float) -> None:
-        """Say who cannot be ended, and what ends him."""
-        listed = [str(pid) for pid in survivors]
-        are = "process " + listed[0] if len(listed) == 1 else "processes " + ", ".join(listed)
+        """Report unkillable processes and the remedy."""
+        pids = [str(pid) for pid in survivors]
+        processes = "process " + pids[0] if len(pids) == 1 else "processes " + ", ".join(pids)
         if all(is_of_another_user(pid) for pid in survivors):
-            remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(listed)} ends them"
+            remedy = f"another user's, as sudo's are: sudo kill -9 {' '.join(pids)} ends them"
         else:
             remedy = "stuck in the kernel: a hung driver or disk is likely, and a reboot needed if it lasts"
         held = "; the GPUs are held until then" if attempt.gpus else ""
         add_event(
             self.context.connection,
             "process_unkillable",
-            f"{are} cannot be killed ({remedy}){held}",
+            f"{processes} cannot be killed ({remedy}){held}",
             now=now,
             severity="error",
             run_id=attempt.run_id,
@@ -378,10 +416,10 @@ class Ending:
         )
 
 
-def surroundings(
+def machine_context(
     workspace: Workspace, resolved: ResolvedRun, attempt: Attempt, gpus: Sequence[GpuAvailability]
 ) -> MachineContext:
-    """What a decision needs to know of the machine."""
+    """The state of the machine as input of a decision."""
     spec, run_dir = resolved.spec, workspace.run_dir(attempt.run_id)
     folder = checkpoint_directory(spec, run_dir)
     needed = spec.gpus.memory_bytes
@@ -393,14 +431,14 @@ def surroundings(
         and gpu.uuid not in attempt.gpus
         and (needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed)
     ]
-    later = [
+    usable_later = [
         gpu.uuid for gpu in gpus if not gpu.out_of_service and gpu.uuid not in attempt.gpus and gpu.uuid not in spares
     ]
     return MachineContext(
         gpus=attempt.gpus,
-        # A profile that names its GPUs means those.
+        # A run whose profile names its GPUs must not use others.
         spares=() if spec.gpus.uuids else tuple(spares),
-        later=() if spec.gpus.uuids else tuple(later),
+        later=() if spec.gpus.uuids else tuple(usable_later),
         notifies=resolved.notice is not None,
         no_pruning=None
         if folder is None or folder.is_relative_to(run_dir)
@@ -416,7 +454,7 @@ def take_effect(
     plan: RecoveryPlan,
     now: float,
 ) -> None:
-    """Write what a plan does to GPUs and to the next attempt. Belongs into the transaction of the decision."""
+    """Write the plan's effects on GPUs and on the next attempt, in the transaction of the decision."""
     effect = plan.effect
     reason = f"{KINDS[incident.kind].title} under {run.run_id}"
     quarantine(connection, effect.quarantine, run_id=run.run_id, attempt=attempt.number, reason=reason, now=now)
@@ -434,17 +472,21 @@ def take_effect(
         )
     if plan.verdict == "retry":
         if incident.kind == SHARED_OOM:
-            # It needs a GPU alone, waits for one as others do, and holds none meanwhile.
+            # It needs an exclusive GPU, and must not keep its shared one while it waits.
             repository.release_leases(connection, run.run_id)
         if effect.gpu_count is not None:
             repository.set_gpu_count(connection, run.run_id, effect.gpu_count)
         repository.take_leases(connection, run.run_id, effect.replacements, now)
         next_attempt.put(
-            connection, run.run_id, env=effect.env, preconditions=[asdict(one) for one in effect.preconditions], now=now
+            connection,
+            run.run_id,
+            env=effect.env,
+            preconditions=[asdict(precondition) for precondition in effect.preconditions],
+            now=now,
         )
 
 
-def owe_notices(
+def add_notices(
     connection: sqlite3.Connection,
     notice: NoticeTarget | None,
     run: Run,
@@ -455,15 +497,15 @@ def owe_notices(
     verdict: str,
     now: float,
 ) -> None:
-    """Store a notification. Belongs in the transaction of its event."""
+    """Store a notification to send, in the transaction of its event."""
     if notice is None:
         return
-    does = "continues" if verdict == "retry" else "stopped"
+    state_words = "continues" if verdict == "retry" else "stopped"
     reason = redact_text(reason)
-    named: dict[Way, object] = {"command": notice.command, "webhook": notice.webhook}
-    ways = [way for way, value in named.items() if value]
+    targets: dict[Way, object] = {"command": notice.command, "webhook": notice.webhook}
+    ways = [way for way, target in targets.items() if target]
     message = {
-        "text": f"{run.run_id} {does}: {summary}; {reason}",
+        "text": f"{run.run_id} {state_words}: {summary}; {reason}",
         "run_id": run.run_id,
         "attempt": run.attempt,
         "kind": kind,

@@ -1,11 +1,12 @@
-"""Starting and Running: an executor serves the attempt, as far as is known. A run is running once its metrics have a
-step (`note_report`), or for a command without steps once it lives and writes (`step`)."""
+"""The phases Starting and Running: an executor serves the attempt. A run counts as running once its metrics have a step
+(`note_report`), or, for a command without steps, once it has lived for a while and written output (`step`)."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import Adopting, LiveAttempt, Phase, Running, Starting, Sweeping
@@ -22,47 +23,38 @@ from gputui.store.placements import PlacementView
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
-# A command without steps counts as running once it has lived so long and written something; a silent one later.
+# The age at which a command without steps counts as running if it has written output, and if it has not.
 ALIVE_SECONDS = 5.0
 SILENT_SECONDS = 60.0
-# How often files are looked at that tell whether the command does something, and where an attempt elsewhere is.
+# Poll interval for a command's output and for the reports of a remote executor.
 ALIVE_LOOK_SECONDS = 1.0
-# A replaceable executor is started again this long after it was, at the earliest.
+# Minimum time between two starts of a replaceable executor.
 REPLACE_SECONDS = 5.0
 
 
 def step(attempt: LiveAttempt, phase: Starting | Running, context: AgentContext) -> Phase:
-    """Store what the executor reports, and whether its command does something. Sweeping once the executor has ended;
-    Adopting instead if another one may take its place. Raises sqlite3.Error."""
+    """Store the executor's reports and whether the command shows activity. Return the next phase: Sweeping once the
+    executor has ended, or Adopting if another one takes its place. Raises sqlite3.Error."""
     folder = attempt_dir(context.workspace, attempt.record.run_id, attempt.record.number)
-    # Determined before its reports are read: what it wrote last must not be missed.
+    # Checked before the reports are read, so that the last one is not missed.
     is_alive = attempt.executor.is_alive
     _note_reports(attempt, folder, context, is_alive=is_alive)
-    if not is_alive:
-        return _after_executor(attempt, phase, folder, context)
-    return _after_start(attempt, phase, folder, context) if isinstance(phase, Starting) else phase
-
-
-def _after_executor(attempt: LiveAttempt, phase: Starting | Running, folder: Path, context: AgentContext) -> Phase:
-    """The phase after the executor's end. One that may be replaced has served the attempt to its end only if it left
-    exit.json; otherwise another takes its place, but not at once if it lived for less than REPLACE_SECONDS."""
+    if is_alive:
+        # An exit.json changes nothing while its executor lives.
+        if isinstance(phase, Running) or context.monotonic() - phase.looked_at < ALIVE_LOOK_SECONDS:
+            return phase
+        phase.looked_at = context.monotonic()
+        return Running() if _is_seen_alive(attempt, folder, context) else phase
     if not attempt.executor.kind.is_replaceable or (folder / "exit.json").exists():
         return Sweeping()
+    # A replaceable executor without exit.json has not served the attempt to its end.
     attempt.executor.release()
     return phase if context.monotonic() < attempt.served_since + REPLACE_SECONDS else Adopting()
 
 
-def _after_start(attempt: LiveAttempt, phase: Starting, folder: Path, context: AgentContext) -> Starting | Running:
-    """Running once the command was seen to do something. An exit.json changes nothing while its executor lives."""
-    if context.monotonic() - phase.looked_at < ALIVE_LOOK_SECONDS:
-        return phase
-    phase.looked_at = context.monotonic()
-    return Running() if _is_seen_alive(attempt, folder, context) else phase
-
-
 def _note_reports(attempt: LiveAttempt, folder: Path, context: AgentContext, *, is_alive: bool) -> None:
-    """Store the executor's reports on the start of the command and, of an attempt that is elsewhere, on its place.
-    Those of an attempt elsewhere may change for days: they are read once a second, and after the executor's end."""
+    """Store the executor's reports on the start of the command and, for a remote attempt, on its placement. Reports on
+    a remote attempt may change for days: they are read once a second, and after the executor's end."""
     if not attempt.executor.kind.places_gpus:
         if is_alive and context.monotonic() - attempt.reports_read_at < ALIVE_LOOK_SECONDS:
             return
@@ -93,20 +85,20 @@ def _note_placement(attempt: LiveAttempt, folder: Path, context: AgentContext) -
             job = f"job {placement.job}: " if placement.job else ""
             text = f"{job}{placement.state}{where}{reason}"
             add_event(connection, "placed", text, now=context.now(), key=placement.state, run_id=run_id, attempt=number)
-    # Only what was stored is known: a failed transaction is tried again.
+    # Set last, so that a failed transaction is tried again.
     attempt.placement = placement
 
 
 def _note_start(attempt: LiveAttempt, folder: Path, context: AgentContext) -> None:
-    """Store when the command was started and by which process, and which limits of the launching shell it lacks."""
+    """Store when the command started, its executor's identity, and which limits of the launching shell it lacks."""
     started = read_record(folder / "started.json")
     if started is None or (attempt.executor.kind.is_replaceable and started.get("at") is None):
-        # The executor is there; what it serves has not begun where it is to run.
+        # The courier runs, but the command has not started on the target.
         return
     run_id, number = attempt.record.run_id, attempt.record.number
     at = time_in(started.get("at")) or context.now()
     refused = [str(name) for name in started.get("refused") or ()]
-    # One transaction: once the attempt has a start, no later look notes the rest.
+    # One transaction, because nothing is read again once the attempt has a start.
     with transaction(context.connection) as connection:
         repository.set_attempt_started(connection, run_id, number, at)
         if "resumed_from" in started:
@@ -146,7 +138,7 @@ def _note_choice_there(connection: sqlite3.Connection, attempt: Attempt, path: o
 
 
 def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) -> bool:
-    """Whether the command lives and writes: then it is running, whether it reports steps or not."""
+    """Whether the command has lived long enough, and written output, to count as running; if so, store that."""
     record = attempt.record
     if record.started_at is None:
         return False
@@ -163,7 +155,7 @@ def _is_seen_alive(attempt: LiveAttempt, folder: Path, context: AgentContext) ->
 
 
 def _has_bytes(path: Path) -> bool:
-    """Whether the file is there and not empty."""
+    """Whether the file exists and is not empty."""
     try:
         return path.stat().st_size > 0
     except OSError:
@@ -171,14 +163,14 @@ def _has_bytes(path: Path) -> bool:
 
 
 def note_report(connection: sqlite3.Connection, report: IngestReport, now: float) -> None:
-    """Record what one round of reading metrics showed: runs whose first step was read are running, and each note
-    becomes an event, once a run. ``now`` is UTC unix seconds. Raises sqlite3.Error."""
+    """Store the results of reading metrics: runs with a first step are running, and each note becomes an event once per
+    run. ``now`` is UTC unix seconds. Raises sqlite3.Error."""
     if report.progress:
         with transaction(connection):
             for progress in report.progress:
                 _note_running(connection, progress.run_id, progress.attempt, cause="first step read", now=now)
     for run_id, note in report.notes:
-        # What is true of all of a run is found again by each agent.
+        # Each agent finds notes about a whole run again.
         if not has_event(connection, note.kind, run_id=run_id, key=note.key):
             add_event(
                 connection, note.kind, note.text, now=now, key=note.key, severity="warning", run_id=run_id
@@ -186,7 +178,7 @@ def note_report(connection: sqlite3.Connection, report: IngestReport, now: float
 
 
 def _note_running(connection: sqlite3.Connection, run_id: str, attempt: int, *, cause: str, now: float) -> None:
-    """Move a run that is starting with this attempt to running, inside the caller's transaction."""
+    """Move a run that is starting this attempt to running, inside the caller's transaction."""
     run = get_run(connection, run_id)
     if run is not None and run.state is RunState.STARTING and run.attempt == attempt:
         repository.move(connection, run, RunState.RUNNING, cause=cause, now=now)

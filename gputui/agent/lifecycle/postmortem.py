@@ -1,36 +1,30 @@
-"""Postmortem: a job reads what an ended attempt left; then its end is written, or the reading is repeated."""
+"""The phase Postmortem: a job examines logs and checkpoints of an ended attempt, then the loop writes its end."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.gpu_faults import hardware_evidence
 from gputui.agent.jobs import JobTimeoutError
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRun, Findings, Postmortem, Sweeping, Task
+from gputui.agent.lifecycle.active_run import ActiveRun, Postmortem, PostmortemResult, PostmortemTask, Sweeping
 from gputui.agent.lifecycle.attempt_launch import attempt_dir
-from gputui.agent.lifecycle.ending import Ending, current_rows, surroundings
+from gputui.agent.lifecycle.ending import Ending, current_rows, machine_context
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.recovery import checkpoint_writers
-from gputui.recovery.checkpoint_ledger import NUMERIC_TROUBLE, attempt_ended, candidates
-from gputui.recovery.checkpoint_search import (
-    CheckpointChoice,
-    CheckpointSearch,
-    UnmatchedPattern,
-    choose,
-    surveyed,
-    trouble_began,
-    unmatched,
-)
+from gputui.recovery.attempt_steps import trouble_of, unsound_since
+from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
+from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern, choose, surveyed, unmatched
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
-from gputui.recovery.machine_actions import ranks
+from gputui.recovery.ledger_inputs import UNKNOWN_TROUBLE, CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
@@ -42,9 +36,9 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 
 REPORT_AFTER_SECONDS = 1.0
-# Hundreds of gigabytes of checkpoints are read in minutes; a file system that does not answer is not waited for longer.
+# Enough to read hundreds of gigabytes of checkpoints; after that, the file system counts as unresponsive.
 EXAMINE_SECONDS = 1800.0
-# Who has left a GPU longer ago took no memory of it in the end.
+# A run that left the GPU earlier did not contribute to an out-of-memory error.
 SHARED_SECONDS = 30.0
 
 
@@ -55,22 +49,22 @@ def evidence_to_read(
     kind: Executor,
     exit_record: Mapping[str, Any] | None,
     survivors: Sequence[int],
-) -> Task:
-    """What is to be looked at, once the rest of the metrics is read. ``survivors`` are processes that nothing can
-    kill. Raises SpecError and sqlite3.Error."""
+) -> PostmortemTask:
+    """The input of a postmortem, once all metrics are read. ``survivors`` are unkillable processes. Raises SpecError
+    and sqlite3.Error."""
     connection, workspace = context.connection, context.workspace
     run, fresh = current_rows(connection, attempt)
     folder = attempt_dir(workspace, run.run_id, attempt.number)
     ended_at = time_in((exit_record or {}).get("ended_at")) or context.now()
     stays = fellows(connection, run.run_id, attempt.number)
     near = [stay.run_id for stay in stays if stay.end is None or stay.end > ended_at - SHARED_SECONDS]
-    return Task(
+    return PostmortemTask(
         folder=folder,
         attempt=fresh,
         exit_record=exit_record,
         survivors=tuple(survivors),
         launcher=resolved.spec.launcher,
-        # What runs elsewhere does not end with this machine.
+        # A reboot of this machine does not end a remote attempt.
         rebooted=not kind.is_replaceable and is_of_former_boot(fresh, folder),
         ended_at=ended_at,
         checkpoints=checkpoint_survey.search_of(
@@ -86,8 +80,8 @@ def evidence_to_read(
     )
 
 
-def begin_postmortem(swept: Sweeping, task: Task, context: AgentContext) -> Postmortem:
-    """Read what the attempt left, in a job."""
+def begin_postmortem(swept: Sweeping, task: PostmortemTask, context: AgentContext) -> Postmortem:
+    """Start the job that examines the attempt."""
     name = f"reading what {task.attempt.run_id} left"
     return Postmortem(swept, task, context.jobs.start(name, partial(examine, task), deadline_seconds=EXAMINE_SECONDS))
 
@@ -95,9 +89,9 @@ def begin_postmortem(swept: Sweeping, task: Task, context: AgentContext) -> Post
 def step(
     run: ActiveRun, phase: Postmortem, context: AgentContext, gpus: Callable[[], Sequence[GpuAvailability] | None]
 ) -> Postmortem | None:
-    """None once it is written why the attempt ended and what follows. ``gpus`` is the availability of each GPU.
+    """Return None once the attempt's end and the decision are stored. ``gpus`` returns the availability of each GPU.
 
-    Raises sqlite3.Error where that cannot be written now. Raises what the job raised, and JobTimeoutError where it does
+    Raises sqlite3.Error if the database cannot be written now. Raises the job's error, or JobTimeoutError if it does
     not end even without the checkpoints: the run is then swept again.
     """
     task = phase.task
@@ -116,14 +110,13 @@ def step(
         raise
     assert run.attempt is not None and run.attempt.resolved is not None
     resolved = run.attempt.resolved
-    around = surroundings(context.workspace, resolved, task.attempt, gpus() or ())
-    Ending(context, resolved).attempt_ended(task, findings, around)
+    machine = machine_context(context.workspace, resolved, task.attempt, gpus() or ())
+    Ending(context, resolved).attempt_ended(task, findings, machine)
     return None
 
 
 def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
-    """Checkpoints are read whole, so that the look may take minutes in which the run still counts as running. One that
-    is stopped meanwhile needs none of them."""
+    """Wait for the job, which may read checkpoints for minutes. A run that is stopped meanwhile does not need them."""
     task, begun_at = phase.task, phase.job.begun_at
     if begun_at is not None and context.monotonic() - begun_at < REPORT_AFTER_SECONDS:
         return phase
@@ -142,7 +135,7 @@ def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
 
 
 def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[Observation, ...]:
-    """That for which gputui set out to end an attempt."""
+    """The observations for which gputui asked an attempt to end."""
     return tuple(
         Observation(row.kind, row.at, row.text, row.rank, row.step)
         for row in watched.observations(connection, run_id, attempt)
@@ -159,17 +152,22 @@ def seen_by_driver(
     *,
     is_shared: bool = False,
 ) -> tuple[Observation, ...]:
-    """The driver's reports about the attempt's GPUs. A lost GPU is why gputui itself asked an attempt to end
-    that no person did. Of a GPU that ``is_shared`` nothing tells whose program made an error; its own log does."""
-    nproc = ranks(spec_of(run), len(attempt.gpus))
-    found = hardware_evidence(connection, attempt, nproc, ended_at=ended_at)
-    found = tuple(one for one in found if not (is_shared and one.kind == "illegal_access"))
+    """The driver's reports about the attempt's GPUs. After a stop by gputui, a lost GPU is its reason. On a GPU that
+    ``is_shared``, an illegal access does not count, because it may be another program's."""
+    nproc = spec_of(run).ranks_on(len(attempt.gpus))
+    observations = hardware_evidence(connection, attempt, nproc, ended_at=ended_at)
+    observations = tuple(
+        observation for observation in observations if not (is_shared and observation.kind == "illegal_access")
+    )
     was_asked = bool((exit_record or {}).get("stop_requested"))
-    return tuple(replace(one, ended_run=True) if was_asked and one.kind == "gpu_lost" else one for one in found)
+    return tuple(
+        replace(observation, ended_run=True) if was_asked and observation.kind == "gpu_lost" else observation
+        for observation in observations
+    )
 
 
-def examine(task: Task) -> Findings:
-    """Read logs, error files and checkpoints. Files that cannot be read are named in the evidence."""
+def examine(task: PostmortemTask) -> PostmortemResult:
+    """Read logs, error files and checkpoints, and classify. The evidence names unreadable files."""
     record = None if task.exit_record is None else ExitRecord.from_json(task.exit_record)
     if record is not None and task.survivors:
         record = replace(record, survivors=tuple(sorted({*record.survivors, *task.survivors})))
@@ -181,7 +179,7 @@ def examine(task: Task) -> Findings:
         ended_at=task.ended_at,
         last_step=task.attempt.last_step,
         rebooted=task.rebooted,
-        # What ended well before it could be ended did not need to be.
+        # A command that ended well by itself was not ended for an observation.
         observed=() if record is not None and record.clean and not record.stop_requested else task.observed,
         shared_with=task.shared_with,
     )
@@ -190,21 +188,21 @@ def examine(task: Task) -> Findings:
     evidence = Evidence.from_json(task.redactor.value(evidence.to_json()))
     failed = outcome(evidence, stop_intended=task.attempt.stop_requested is not None) == "failed"
     search = task.checkpoints
-    found = None if search is None else _checkpoints(search, task, incident if failed else None)
-    return Findings(evidence, incident, found, _unmatched(task, found))
+    choice = None if search is None else _checkpoints(search, task, incident if failed else None)
+    return PostmortemResult(evidence, incident, choice, _unmatched(task, choice))
 
 
-def _unmatched(task: Task, found: CheckpointChoice | None) -> UnmatchedPattern | None:
-    if task.checkpoints is None or found is None or found.rows or task.unanswered is not None:
+def _unmatched(task: PostmortemTask, choice: CheckpointChoice | None) -> UnmatchedPattern | None:
+    if task.checkpoints is None or choice is None or choice.rows or task.unanswered is not None:
         return None
     try:
         return unmatched(task.checkpoints)
     except OSError:
-        return None  # what cannot be read shows nothing
+        return None
 
 
-def _checkpoints(search: CheckpointSearch, task: Task, incident: Incident | None) -> CheckpointChoice:
-    """The ledger after the attempt; of one that failed also what may be resumed from."""
+def _checkpoints(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
+    """The ledger after the attempt; after a failure, also the candidates to resume from."""
     kind, step = (None, None) if incident is None else (incident.kind, incident.step)
     try:
         if task.unanswered is not None:
@@ -212,12 +210,15 @@ def _checkpoints(search: CheckpointSearch, task: Task, incident: Incident | None
         rows = surveyed(search)
         checkpoint_writers.write_record(search.home, search.run_id, search.attempts, search.folder, task.ended_at)
     except OSError as error:
-        # What the ledger holds is there still, on a disk that does not answer now.
+        # The recorded checkpoints still exist, on a disk that does not answer now.
         rows = attempt_ended(search.rows, search.attempts, task.attempt.number, kind, step)
         is_lost = bool(candidates(rows, search.attempts))
         return CheckpointChoice(rows, unreadable=f"{search.folder}: {error.strerror or error}" if is_lost else None)
-    began_at = trouble_began(search, task.attempt.number, step) if kind in NUMERIC_TROUBLE else None
-    rows = attempt_ended(rows, search.attempts, task.attempt.number, kind, step, began_at)
+    if kind not in NUMERIC_INCIDENTS and (bad_step := unsound_since(search, task.attempt.number)) is not None:
+        # It ended for another reason, such as a stop by a person who saw it: what it saved since is as bad.
+        kind, step = "nan_loss", bad_step
+    trouble = trouble_of(search, rows, task.attempt.number, step) if kind in NUMERIC_INCIDENTS else UNKNOWN_TROUBLE
+    rows = attempt_ended(rows, search.attempts, task.attempt.number, kind, step, trouble)
     if incident is None:
         return CheckpointChoice(rows)
     return choose(rows, search.attempts, task.checkpoints_wanted, folder=search.folder)

@@ -1,4 +1,4 @@
-"""Phases of a profile: parameters change once the checkpoint of a step is there, and the run continues from that."""
+"""Phases of a profile: once the checkpoint of a given step exists, the run continues from it with other parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
 
 INTENT = "phase"
-"""Why an attempt is asked to stop whose phase is over."""
+"""The stop request of an attempt whose phase is over."""
 
 
 class NextPhase(NamedTuple):
-    """The phase that follows (``number`` counts from 1), and the checkpoint that it continues from."""
+    """The next phase (``number`` counts from 1) and the checkpoint to continue from."""
 
     number: int
     phase: Phase
@@ -24,11 +24,11 @@ class NextPhase(NamedTuple):
 
 
 def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) -> NextPhase | None:
-    """What follows the phase of an attempt, once the attempt has written the checkpoint at which it ends, or a later
-    one where that was removed; None until then, and in the last phase. Raises sqlite3.Error."""
+    """The phase after the attempt's, once the attempt has written the checkpoint that ends its phase, or a later one;
+    None before, and in the last phase. Raises sqlite3.Error."""
     begun = 0
     if attempt.resumed_from is not None:
-        # The name counts as in the profile; the ledger's step is that of the metrics, which count from 0.
+        # Names count steps as the profile does; the ledger counts like the metrics, from 0.
         step = explicit_step(PurePath(attempt.resumed_from).name)
         begun = attempt.resumed_step or 0 if step is None else step
     number = sum(phase.until is not None and phase.until <= begun for phase in spec.phases)

@@ -1,5 +1,4 @@
-"""Rebuild the rows of runs from their folders, where the database was lost or set aside: runs that are alive keep their
-supervisor."""
+"""Rebuild the rows of runs from their folders after the database was lost, so that live runs stay supervised."""
 
 from __future__ import annotations
 
@@ -8,10 +7,12 @@ import logging
 import shutil
 import sqlite3
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import incident_folder
@@ -40,11 +41,11 @@ _CAUSE = "read back from its folder"
 
 
 def rebuild(context: AgentContext) -> int:
-    """Add the runs whose folders the database does not know; returns how many.
+    """Add the runs whose folders the database does not know; return their number.
 
-    A run comes back as its newest attempt left it. One that has ended stays ended, because what was decided then, or
-    asked for by a person, is lost with the database; one that has not ended is adopted like any other. A folder that a
-    killed agent was making for a launch is deleted: the command is carried out again.
+    A run has the state in which its newest attempt left it. An ended run stays ended, because the decision is lost with
+    the database; a live one is adopted. The folder of a launch that a killed agent did not complete is deleted, because
+    the launch command is repeated.
     """
     connection, now = context.connection, context.now()
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
@@ -69,22 +70,21 @@ def rebuild(context: AgentContext) -> int:
 
 
 def _is_cut_launch(folder: Path, tickets: Set[int]) -> bool:
-    """Whether a launch was cut off before its run was stored: the folder is empty, or has only the specification, which
-    is still the same file as the ticket. ``tickets``: their inodes. Raises OSError."""
+    """Whether a launch was interrupted before its run was stored: the folder is empty, or contains only a specification
+    that is still hard-linked to a ticket. ``tickets``: inodes of the tickets. Raises OSError."""
     content = list(folder.iterdir())
     is_made_for_launch = [entry.name for entry in content] == [SPEC_FILE] and content[0].lstat().st_ino in tickets
     return is_made_for_launch or not content
 
 
 class _DamagedPlanError(Exception):
-    """An attempt.json that does not hold what `attempt_launch` writes, or not of this run."""
+    """An attempt.json that is damaged or belongs to another run."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """What the folder of an attempt holds. ``created_at`` is UTC unix seconds. ``shares_gpus``: it holds their locks
-    together with others. ``metrics_bytes`` is how long each
-    metrics file was when it began. ``exit_record`` is None while its executor has not ended."""
+class _Attempt(Struct, frozen=True):
+    """An attempt as read from its folder. ``created_at`` is UTC unix seconds. ``shares_gpus``: it shares their locks
+    with other trials. ``metrics_bytes`` is the size of each metrics file at its begin. ``exit_record`` is None while
+    its executor runs."""
 
     number: int
     created_at: float
@@ -97,7 +97,7 @@ class _Attempt:
     exit_record: Mapping[str, Any] | None
 
     def ended_at(self, now: float) -> float:
-        """UTC unix seconds; ``now`` where nothing says when."""
+        """UTC unix seconds; ``now`` if it is unknown."""
         at = (self.exit_record or {}).get("ended_at")
         return float(at) if isinstance(at, int | float) and at else now
 
@@ -110,7 +110,7 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
         if not entry.name.isdigit() or not plan.exists():
             continue
         exit_record = read_record(entry / "exit.json")
-        # An agent that was killed right after it wrote the plan started nothing.
+        # An agent may be killed after it wrote the plan and before it started the executor.
         was_started = exit_record is not None or (entry / "started.json").exists()
         if was_started or processes_of(folder, int(entry.name)):
             attempts.append(_read_attempt(plan, exit_record))
@@ -147,7 +147,7 @@ def _insert(
     attempts: list[_Attempt],
     now: float,
 ) -> None:
-    """The rows of one run, its attempts and its leases."""
+    """Insert the rows of one run, its attempts and its leases."""
     newest = attempts[-1] if attempts else None
     (sequence,) = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()
     labels = read_labels(folder)
@@ -197,8 +197,8 @@ def _insert_attempt(
 
 
 def _insert_incident(connection: sqlite3.Connection, folder: Path, attempt: int) -> None:
-    """What an attempt met, as its evidence says: what was saved after numbers went wrong must not be resumed from.
-    Nothing if there is no evidence, or none that can be understood."""
+    """Restore an attempt's incident from its incident folder, if that is readable. Without it, checkpoints that were
+    saved after a NaN loss would count as sound."""
     try:
         decided = read_foreign_json(incident_folder(folder, attempt) / "decision.json")
         met = decided["incident"]
@@ -227,7 +227,7 @@ def _end_attempt(connection: sqlite3.Connection, run_id: str, attempt: _Attempt,
 
 
 def _outcome(exit_record: Mapping[str, Any]) -> tuple[RunState, str]:
-    """The state of a run whose newest attempt ended, and why."""
+    """State and cause of a run whose newest attempt has ended."""
     if exit_record.get("stop_requested"):
         return RunState.STOPPED, "stopped"
     if exit_record.get("code") == 0:

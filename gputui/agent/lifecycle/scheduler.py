@@ -1,28 +1,36 @@
-"""Which queued run starts on which GPUs: a pure function of the queue and the availability of each GPU."""
+"""The scheduler: which queued run starts on which GPUs, as a pure function of queue and GPU availability."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.units import index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 
-# A foreign process below this is a display server or a context that shares a GPU peacefully.
+# A foreign process with less memory is a display server, or a context that does not disturb.
 FOREIGN_BUSY_BYTES = 1 << 30
 LEAST_CPU_RANKS = 16
 _PLURALS = {"is": "are", "has": "have", "still holds": "still hold"}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuAvailability:
-    """One GPU as the scheduler sees it: one that the driver lists, or one that it does not list although a run leases
-    it, which has no ``index``. ``blocked_by`` says why nothing may start on it now, None when it may;
-    ``out_of_service`` that waiting does not help; ``is_settling`` that it ends by itself within seconds; ``holders``
-    are the runs that lease it, trials of the study ``shared_by`` where they share it; ``free_bytes`` and
-    ``total_bytes`` are None when the driver does not say."""
+class GpuAvailability(Struct, frozen=True):
+    """One GPU that the driver lists or a run leases.
+
+    Attributes:
+        index: None if the driver does not list it.
+        holders: the runs that lease it.
+        blocked_by: why nothing may start on it now; None if it is usable.
+        free_bytes, total_bytes: None if the driver does not report them.
+        out_of_service: blocked until a person or the driver brings it back.
+        is_settling: blocked for a few seconds only.
+        shared_by: the study whose trials share it.
+    """
 
     uuid: str
     index: int | None
@@ -39,10 +47,9 @@ class GpuAvailability:
         return self.uuid if self.index is None else f"GPU {self.index}"
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """This run starts now, on these GPUs. ``replaced`` says of each GPU that it held and does not get again why;
-    ``taken_from`` names the runs whose leases on some of them end, each with a GPU."""
+class Start(Struct, frozen=True):
+    """The run starts now on these GPUs. ``replaced`` has the reason for each GPU that it held and loses; ``taken_from``
+    are other runs' leases that end, each a run and a GPU."""
 
     run: Run
     uuids: tuple[str, ...]
@@ -50,10 +57,9 @@ class Start:
     taken_from: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """This run waits, and why. ``in_service`` is set where a run continues after an incident and GPUs that it held are
-    out of service, so that fewer than it needs are left: so many."""
+class Wait(Struct, frozen=True):
+    """The run waits. ``in_service`` is the number of usable GPUs if a recovering run cannot get enough because some
+    that it held are out of service; else None."""
 
     run: Run
     reason: str
@@ -64,26 +70,33 @@ PAUSED = "waits for the queue, which is paused; gputui queue resume opens it"
 
 
 def gpus_wanted(run: Run) -> int:
-    """How many GPUs the run's next attempt has: what its specification asks for, unless exclude_gpu left fewer."""
+    """Number of GPUs of the run's next attempt: as in its specification, unless exclude_gpu reduced it."""
     request = spec_of(run).gpus
     return run.gpu_count or len(request.uuids) or request.count
 
 
-@dataclass(frozen=True, slots=True)
-class CpuRoom:
-    """How many ranks of runs without GPUs may run at a time, and how many do."""
+def is_recovering(run: Run) -> bool:
+    """Whether the run continues after an incident: only recovery sets the time of the next attempt."""
+    return run.not_before is not None
 
-    limit: int
+
+class CpuRoom(Struct, frozen=True):
+    """The limit of ranks of runs without GPUs that run at a time, and their current number."""
+
+    limit: int = sys.maxsize
     running: int = 0
 
     @classmethod
     def of(cls, cores: int, running: int) -> CpuRoom:
-        """A rank for each core; on small machines more, for such runs may as well wait for a disk or a network."""
+        """One rank per core, but more on small machines, because such runs often wait for a disk or a network."""
         return cls(max(cores, LEAST_CPU_RANKS), running)
 
 
+_UNLIMITED = CpuRoom()
+
+
 ShareOf = Callable[[Run, GpuAvailability], int]
-"""How many trials of the run's study may be on a GPU at a time, the run included; 1: it has the GPU alone."""
+"""Number of trials of the run's study that may use a GPU at a time, the run included; 1: exclusive use."""
 
 
 def schedule(
@@ -91,186 +104,183 @@ def schedule(
     gpus: Sequence[GpuAvailability] | None,
     *,
     paused: bool = False,
-    cpu: CpuRoom | None = None,
+    cpu: CpuRoom = _UNLIMITED,
     places_gpus: Callable[[Run], bool] = lambda _: True,
     predecessor: Callable[[Run], str | None] = lambda _: None,
     share_of: ShareOf = lambda _run, _gpu: 1,
 ) -> list[Start | Wait]:
-    """Strictly in the order of ``queue``, but that runs which still lease GPUs come first: no other run can have those,
-    and they are given back only after another attempt. A run that must wait holds back later ones from any GPU that it
-    could use itself, so that a large run is never starved by small ones; one that the GPUs in service could never
-    satisfy blocks no other. A run that continues after an incident returns to the GPUs that it leases, and gets others
-    for those that are lost, in quarantine or in use by others. Of runs that wait for GPUs which they lease from each
-    other, so that none would ever start, the first gets what it needs. A trial shares a GPU only with others of its
-    study, where ``share_of`` says so, and not with those of a GPU that an earlier run waits for. Runs without GPUs
-    start while there is room for their ranks; one that waits for that holds back later ones without GPUs.
+    """Decide for each run of ``queue``, in order, whether it starts now.
 
-    ``places_gpus`` says of a run whether it runs here; where it does not, nothing of this machine is waited for.
-    ``predecessor`` gives the reason why a run waits for another to succeed first; such a run blocks no other.
-    ``gpus`` is None while the sampler has not reported yet. While ``paused``, only runs start that go on after an
-    incident.
+    - Runs that still lease GPUs come first: no other run can have those GPUs, and they become free only after the next
+      attempt.
+    - A waiting run reserves every GPU that it could use, so that small runs never starve a large one. A run that the
+      GPUs in service can never satisfy reserves none.
+    - A recovering run returns to the GPUs that it leases. Those that are lost, in quarantine or used by others are
+      replaced.
+    - If runs deadlock, each waiting for GPUs that another leases, the first gets what it needs.
+    - A trial shares a GPU only with trials of its study, up to ``share_of``, and not if an earlier run waits for it.
+    - Runs without GPUs start while ``cpu`` has room for their ranks; one that waits holds back later ones.
+
+    ``places_gpus`` is False for a run on another machine, which waits for nothing here. ``predecessor`` returns why a
+    run waits for another one to succeed; such a run reserves nothing. ``gpus`` is None before the sampler's first
+    report. While ``paused``, only recovering runs start.
     """
-    outcome: list[Start | Wait] = []
-    taken: set[str] = set()
-    ranks = 0 if cpu is None else cpu.running
-    places = _Places(gpus or (), share_of)
-    for run in sorted(queue, key=lambda run: not places.is_kept_for(run)):
-        if paused and not goes_on(run):
-            outcome.append(Wait(run, PAUSED))
-        elif (why := predecessor(run)) is not None:
-            outcome.append(Wait(run, why))
+    outcomes: list[Start | Wait] = []
+    reserved: set[str] = set()
+    pool = _GpuPool(gpus or (), share_of)
+    for run in sorted(queue, key=lambda run: not pool.has_lease_of(run)):
+        outcome: Start | Wait
+        if paused and not is_recovering(run):
+            outcome = Wait(run, PAUSED)
+        elif (reason := predecessor(run)) is not None:
+            outcome = Wait(run, reason)
         elif not places_gpus(run):
-            outcome.append(Start(run, ()))
+            outcome = Start(run, ())
         elif not gpus_wanted(run):
-            # More ranks than there is ever room for have it to themselves.
-            if cpu is None or not ranks or ranks + spec_of(run).nproc <= cpu.limit:
-                ranks += spec_of(run).nproc
-                outcome.append(Start(run, ()))
-            else:
-                ranks = cpu.limit
-                outcome.append(
-                    Wait(run, f"waits: {cpu.limit} ranks of runs without GPUs run at a time on this machine")
-                )
+            outcome, cpu = _place_on_cpu(run, cpu)
         elif gpus is None:
-            outcome.append(Wait(run, "waits for the first look at the GPUs"))
+            outcome = Wait(run, "waits for the first look at the GPUs")
         else:
-            outcome.append(_place(run, places, taken))
-    return outcome if gpus is None else _without_deadlock(outcome, places)
+            outcome, newly_reserved = _place_on_gpus(run, pool, reserved)
+            reserved |= newly_reserved
+        outcomes.append(outcome)
+    return outcomes if gpus is None else _without_deadlock(outcomes, pool)
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """The GPUs, and who may share one."""
+def _place_on_cpu(run: Run, cpu: CpuRoom) -> tuple[Start | Wait, CpuRoom]:
+    """Decide for one run without GPUs, and return the room for later ones."""
+    ranks = spec_of(run).nproc
+    # A run with more ranks than the limit starts when no other runs.
+    if not cpu.running or cpu.running + ranks <= cpu.limit:
+        return Start(run, ()), replace(cpu, running=cpu.running + ranks)
+    reason = f"waits: {cpu.limit} ranks of runs without GPUs run at a time on this machine"
+    return Wait(run, reason), replace(cpu, running=cpu.limit)
+
+
+class _GpuPool(Struct, frozen=True):
+    """The GPUs, and the rule for sharing them."""
 
     gpus: Sequence[GpuAvailability]
     share_of: ShareOf
 
     def is_open(self, gpu: GpuAvailability, run: Run) -> bool:
-        """Whether its leases let the run have the GPU, alone or with others."""
+        """Whether the GPU's leases admit the run, exclusively or shared."""
         others = [holder for holder in gpu.holders if holder != run.run_id]
         if not others:
             return True
-        is_fellow = gpu.shared_by is not None and gpu.shared_by == spec_of(run).study_id
-        return is_fellow and len(others) < self.share_of(run, gpu)
+        is_same_study = gpu.shared_by is not None and gpu.shared_by == spec_of(run).study_id
+        return is_same_study and len(others) < self.share_of(run, gpu)
 
-    def is_kept_for(self, run: Run) -> bool:
-        """Whether the run leases a GPU to which it may return."""
+    def has_lease_of(self, run: Run) -> bool:
+        """Whether the run leases a GPU that it may use again."""
         return any(run.run_id in gpu.holders and self.is_open(gpu, run) for gpu in self.gpus)
 
+    def held_by(self, run: Run) -> list[GpuAvailability]:
+        return [gpu for gpu in self.gpus if run.run_id in gpu.holders]
 
-def _without_deadlock(outcomes: list[Start | Wait], places: _Places) -> list[Start | Wait]:
-    """The same, but that one run of those that wait for each other starts where it can: with all GPUs that they lease
-    and no other run gets now."""
-    gpus = places.gpus
-    stuck = _deadlocked(outcomes, gpus)
+    def candidates(self, run: Run) -> list[GpuAvailability]:
+        """The GPUs that the run may ever get, those that it leases first."""
+        request, held = spec_of(run).gpus, self.held_by(run)
+        return held + [gpu for gpu in self.gpus if gpu not in held and (not request.uuids or gpu.uuid in request.uuids)]
+
+    def blocked_by(self, gpu: GpuAvailability, run: Run) -> str | None:
+        """Why the run cannot start on a GPU now; None if it can."""
+        if gpu.blocked_by is not None:
+            return gpu.blocked_by
+        if not self.is_open(gpu, run):
+            others = [holder for holder in gpu.holders if holder != run.run_id]
+            return f"is leased to {others[0]}" if len(others) == 1 else f"is shared by {len(others)} trials"
+        needed = spec_of(run).gpus.memory_bytes
+        if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
+            return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"
+        return None
+
+
+def _place_on_gpus(run: Run, pool: _GpuPool, reserved: Collection[str]) -> tuple[Start | Wait, set[str]]:
+    """Decide for one run that needs GPUs, and return those that later runs cannot have. ``reserved`` are those that
+    earlier runs get or wait for."""
+    wanted, held, candidates = gpus_wanted(run), pool.held_by(run), pool.candidates(run)
+    blocks = {gpu.uuid: pool.blocked_by(gpu, run) for gpu in candidates}
+    for uuid in blocks.keys() & reserved:
+        blocks[uuid] = blocks[uuid] or "is promised to an earlier run"
+    # Prefer unused GPUs to shared ones, and those that few share.
+    free = sorted(
+        (gpu for gpu in candidates if blocks[gpu.uuid] is None), key=lambda gpu: (gpu not in held, len(gpu.holders))
+    )
+    # Its own GPUs are free within seconds: it waits for them instead of moving to others.
+    free_soon = [gpu for gpu in held if gpu in free or gpu.is_settling]
+    if len(free_soon) >= wanted > sum(gpu in free for gpu in held):
+        return Wait(run, _wait_reason(held, blocks, wanted)), set()
+    if len(free) >= wanted:
+        chosen = {gpu.uuid for gpu in free[:wanted]}
+        replaced = tuple(f"{gpu.name} {reason}" for gpu in held if (reason := blocks[gpu.uuid]) is not None)
+        return Start(run, tuple(gpu.uuid for gpu in pool.gpus if gpu.uuid in chosen), replaced), chosen
+    needed_bytes = spec_of(run).gpus.memory_bytes
+    large_enough = [
+        gpu for gpu in candidates if needed_bytes is None or gpu.total_bytes is None or gpu.total_bytes >= needed_bytes
+    ]
+    in_service = sum(not gpu.out_of_service for gpu in large_enough)
+    reason = _wait_reason(candidates, blocks, wanted)
+    if in_service >= wanted:
+        return Wait(run, reason), {gpu.uuid for gpu in large_enough}
+    is_short = is_recovering(run) and any(gpu.out_of_service for gpu in held)
+    return Wait(run, reason, in_service if is_short else None), set()
+
+
+def _without_deadlock(outcomes: list[Start | Wait], pool: _GpuPool) -> list[Start | Wait]:
+    """Let one of the deadlocked runs start if it can, with GPUs that the others lease."""
+    deadlocked = _deadlocked(outcomes, pool)
     started = {uuid for outcome in outcomes if isinstance(outcome, Start) for uuid in outcome.uuids}
-    holders = {gpu.uuid: gpu.holders for gpu in gpus}
-    for run in stuck:
-        others = {other.run_id for other in stuck} - {run.run_id}
-        left = [replace(gpu, holders=tuple(one for one in gpu.holders if one not in others)) for gpu in gpus]
-        placed = _place(run, replace(places, gpus=left), set(started))
-        if isinstance(placed, Start):
-            taken = tuple((holder, uuid) for uuid in placed.uuids for holder in holders[uuid] if holder in others)
-            start = replace(placed, taken_from=taken)
+    holders = {gpu.uuid: gpu.holders for gpu in pool.gpus}
+    for run in deadlocked:
+        others = {other.run_id for other in deadlocked} - {run.run_id}
+        released = [
+            replace(gpu, holders=tuple(holder for holder in gpu.holders if holder not in others)) for gpu in pool.gpus
+        ]
+        start, _ = _place_on_gpus(run, replace(pool, gpus=released), started)
+        if isinstance(start, Start):
+            leases = tuple((holder, uuid) for uuid in start.uuids for holder in holders[uuid] if holder in others)
+            start = replace(start, taken_from=leases)
             return [start if outcome.run is run else outcome for outcome in outcomes]
     return outcomes
 
 
-def _deadlocked(outcomes: Sequence[Start | Wait], gpus: Sequence[GpuAvailability]) -> list[Run]:
-    """The runs that go on after an incident and would wait for ever, were each to keep what it leases: what is in
-    service and not leased by them will be free one day, and is not enough."""
-    runs = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and goes_on(outcome.run)]
-    stuck = [run for run in runs if any(run.run_id in gpu.holders for gpu in gpus)]
-    while True:
-        names = {run.run_id for run in stuck}
-        left = [
-            run
-            for run in stuck
-            if gpus_wanted(run)
-            > sum(
-                not gpu.out_of_service and (run.run_id in gpu.holders or names.isdisjoint(gpu.holders))
-                for gpu in gpus
-                if run.run_id in gpu.holders or not spec_of(run).gpus.uuids or gpu.uuid in spec_of(run).gpus.uuids
-            )
-        ]
-        if len(left) == len(stuck):
-            return stuck
-        stuck = left
+def _deadlocked(outcomes: Sequence[Start | Wait], pool: _GpuPool) -> list[Run]:
+    """Recovering runs that would wait forever if each kept its leases: the GPUs in service that none of them leases do
+    not suffice, even when all are free."""
+    waiting = [outcome.run for outcome in outcomes if isinstance(outcome, Wait) and is_recovering(outcome.run)]
+    deadlocked = [run for run in waiting if pool.held_by(run)]
+    # A run that can get enough GPUs ends at some time and releases its leases, which may free others.
+    while satisfiable := [run for run in deadlocked if _could_ever_start(run, deadlocked, pool)]:
+        deadlocked = [run for run in deadlocked if run not in satisfiable]
+    return deadlocked
 
 
-def _place(run: Run, places: _Places, taken: set[str]) -> Start | Wait:
-    """What becomes of one run; adds to ``taken`` what later ones cannot have."""
-    request, wanted, gpus = spec_of(run).gpus, gpus_wanted(run), places.gpus
-    own = [gpu for gpu in gpus if run.run_id in gpu.holders]
-    pool = own + [gpu for gpu in gpus if gpu not in own and (not request.uuids or gpu.uuid in request.uuids)]
-    fitting = [gpu for gpu in pool if gpu.uuid not in taken and _fits(gpu, run, places)]
-    # What nobody has is better than what is shared, and what few share better than what many do.
-    fitting.sort(key=lambda gpu: (gpu not in own, len(gpu.holders)))
-    fitting_own = [gpu for gpu in own if gpu in fitting]
-    # Its own GPUs are as good as free: it waits for them rather than move to others.
-    soon = [gpu for gpu in own if gpu in fitting or gpu.is_settling]
-    if len(soon) >= wanted > len(fitting_own):
-        return Wait(run, _why(own, fitting_own, wanted, run, places))
-    if len(fitting) >= wanted:
-        chosen = {gpu.uuid for gpu in fitting[:wanted]}
-        taken.update(chosen)
-        left = [f"{gpu.name} {_obstacle(gpu, run, places)}" for gpu in own if gpu not in fitting]
-        return Start(run, tuple(gpu.uuid for gpu in gpus if gpu.uuid in chosen), tuple(left))
-    in_service = [gpu for gpu in pool if not gpu.out_of_service and _is_large_enough(gpu, run)]
-    if len(in_service) >= wanted:
-        taken.update(gpu.uuid for gpu in pool)
-    is_short = goes_on(run) and len(in_service) < wanted and any(gpu.out_of_service for gpu in own)
-    return Wait(run, _why(pool, fitting, wanted, run, places), len(in_service) if is_short else None)
+def _could_ever_start(run: Run, waiting: Sequence[Run], pool: _GpuPool) -> bool:
+    """Whether the GPUs in service suffice for a run without those that other ``waiting`` runs lease."""
+    others = {other.run_id for other in waiting} - {run.run_id}
+    available = [gpu for gpu in pool.candidates(run) if run.run_id in gpu.holders or others.isdisjoint(gpu.holders)]
+    return sum(not gpu.out_of_service for gpu in available) >= gpus_wanted(run)
 
 
-def goes_on(run: Run) -> bool:
-    """Whether the run continues by itself after an incident: only recovery says when the next attempt may start."""
-    return run.not_before is not None
-
-
-def _fits(gpu: GpuAvailability, run: Run, places: _Places) -> bool:
-    if gpu.blocked_by is not None or not places.is_open(gpu, run):
-        return False
-    needed = spec_of(run).gpus.memory_bytes
-    return needed is None or gpu.free_bytes is None or gpu.free_bytes >= needed
-
-
-def _is_large_enough(gpu: GpuAvailability, run: Run) -> bool:
-    """Whether the run's memory could ever be free on the GPU."""
-    needed = spec_of(run).gpus.memory_bytes
-    return needed is None or gpu.total_bytes is None or gpu.total_bytes >= needed
-
-
-def _why(
-    candidates: Sequence[GpuAvailability], fitting: Sequence[GpuAvailability], wanted: int, run: Run, places: _Places
-) -> str:
+def _wait_reason(candidates: Sequence[GpuAvailability], blocks: Mapping[str, str | None], wanted: int) -> str:
+    """``waits for 2 GPUs (1 free; GPU 0 is lost)``. ``blocks`` has the reason for each blocked GPU by UUID."""
     noun = "GPU" if wanted == 1 else "GPUs"
-    alike: dict[str, list[GpuAvailability]] = {}
+    by_reason: dict[str, list[GpuAvailability]] = {}
     for gpu in candidates:
-        if gpu not in fitting:
-            alike.setdefault(_obstacle(gpu, run, places), []).append(gpu)
-    obstacles = [words for obstacle, held in alike.items() for words in _held_words(held, obstacle)]
-    detail = "; ".join(obstacles[:3]) + ("; …" if len(obstacles) > 3 else "")
-    return f"waits for {wanted} {noun} ({len(fitting)} free" + (f"; {detail})" if detail else ")")
+        if (reason := blocks[gpu.uuid]) is not None:
+            by_reason.setdefault(reason, []).append(gpu)
+    free = sum(blocks[gpu.uuid] is None for gpu in candidates)
+    parts = [words for reason, blocked in by_reason.items() for words in _blocked_words(blocked, reason)]
+    detail = "; ".join(parts[:3]) + ("; …" if len(parts) > 3 else "")
+    return f"waits for {wanted} {noun} ({free} free" + (f"; {detail})" if detail else ")")
 
 
-def _held_words(gpus: Sequence[GpuAvailability], obstacle: str) -> list[str]:
+def _blocked_words(gpus: Sequence[GpuAvailability], reason: str) -> list[str]:
     """``GPU 0 is lost``, ``GPUs 0–3 are leased to vit-1``; GPUs without an index one by one."""
     indices = sorted(gpu.index for gpu in gpus if gpu.index is not None)
-    words = [f"{gpu.name} {obstacle}" for gpu in gpus if gpu.index is None or len(indices) == 1]
+    words = [f"{gpu.name} {reason}" for gpu in gpus if gpu.index is None or len(indices) == 1]
     if len(indices) < 2:
         return words
-    plural = re.sub(r"^(is|has|still holds)\b", lambda verb: _PLURALS[verb[0]], obstacle)
+    plural = re.sub(r"^(is|has|still holds)\b", lambda verb: _PLURALS[verb[0]], reason)
     return [f"GPUs {index_ranges(indices)} {plural}", *words]
-
-
-def _obstacle(gpu: GpuAvailability, run: Run, places: _Places) -> str:
-    if gpu.blocked_by is not None:
-        return gpu.blocked_by
-    if not places.is_open(gpu, run):
-        others = [holder for holder in gpu.holders if holder != run.run_id]
-        return f"is leased to {others[0]}" if len(others) == 1 else f"is shared by {len(others)} trials"
-    needed = spec_of(run).gpus.memory_bytes
-    if needed is not None and gpu.free_bytes is not None and gpu.free_bytes < needed:
-        return f"has {gpu.free_bytes / 2**30:.1f} of {needed / 2**30:.1f} GiB free"
-    return "is promised to an earlier run"

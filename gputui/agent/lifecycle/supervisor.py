@@ -1,7 +1,7 @@
-"""Supervision: starts what may start, notices what ended, adopts what a predecessor started.
+"""The supervisor: starts queued runs, steps active runs through their phases, and adopts those of a former agent.
 
-The database says what is meant, executors say what is: nothing here is believed from memory alone, so that an agent
-that was killed at any line is followed by one that carries on.
+The database has the intent, executors have the facts. No decision depends on memory alone, so that the successor of an
+agent that was killed at any line continues.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import os
 import selectors
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
+
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier, Parts
@@ -40,7 +43,8 @@ from gputui.agent.lifecycle.run_files import resolved_run
 from gputui.agent.lifecycle.waiting import Preconditions, RecoveryWaits, ResumeChecks
 from gputui.agent.notify.outbox import Outbox
 from gputui.gpu.model import Occupant
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch
+from gputui.recovery.checkpoint_search import CheckpointChoice
+from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
@@ -54,11 +58,11 @@ from gputui.store.database import is_locked
 from gputui.store.events import add_event
 from gputui.store.memory_peaks import peak_bytes
 from gputui.store.run_states import RunState
-from gputui.store.runs import KILL, Run, get_run, runs_in, unknown_runs
+from gputui.store.runs import KILL, Run, active_run_count, get_run, runs_in, unknown_runs
 
 log = logging.getLogger(__name__)
 
-# Of one turn, for the metrics that attempts which ended have left unread.
+# Budget per turn for unread metrics of ended attempts.
 READ_SECONDS = 0.02
 
 
@@ -71,17 +75,19 @@ class Supervisor:
     runs: ActiveRuns = field(default_factory=ActiveRuns)
     needs_schedule: bool = True
     has_more_to_start: bool = False
-    # By the command that waits for what is found.
+    # Runs that this round has not stepped yet, the next one last: a round may take several turns.
+    unstepped: list[str] = field(default_factory=list)
+    # Searches for checkpoints, by the id of the command that waits for the result.
     searches: dict[int, tuple[CheckpointSearch, Job[CheckpointChoice]]] = field(default_factory=dict)
-    # How often what a command does could not be written, by the command's number.
+    # Number of failed writes by command id.
     failed_writes: dict[int, int] = field(default_factory=dict)
     removal: Removal = field(init=False)
     guard: ErrorBarrier = field(init=False)
     parts: Parts = field(init=False)
-    draining: GpuRelease = field(init=False)
-    watching: HealthMonitor = field(init=False)
-    gpu_trouble: GpuFaults = field(init=False)
-    starting: Admission = field(init=False)
+    release: GpuRelease = field(init=False)
+    health: HealthMonitor = field(init=False)
+    gpu_faults: GpuFaults = field(init=False)
+    admission: Admission = field(init=False)
     waits: RecoveryWaits = field(init=False)
     outbox: Outbox = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
@@ -93,20 +99,20 @@ class Supervisor:
         self.surveys = CheckpointSurveys(context)
         self.guard = ErrorBarrier(context, self.runs)
         self.parts = Parts(self.guard)
-        self.draining = GpuRelease(context, self.runs, GpuLocks.of(context.workspace, os.environ))
-        self.gpu_trouble = GpuFaults(context)
-        self.resume_checks = ResumeChecks(context, self.runs, self._give_up)
-        self.starting = Admission(
-            context, self.runs, self.guard, self.draining, self._spawn, self.resume_checks.may_start
+        self.release = GpuRelease(context, self.runs, GpuLocks.of(context.workspace, os.environ))
+        self.gpu_faults = GpuFaults(context)
+        self.resume_checks = ResumeChecks(context, self.runs, partial(give_up, context))
+        self.admission = Admission(
+            context, self.runs, self.guard, self.release, self._spawn, self.resume_checks.may_start
         )
-        self.waits = RecoveryWaits(context, self.runs, Preconditions(context), self.guard, self.starting.is_understood)
+        self.waits = RecoveryWaits(context, self.runs, Preconditions(context), self.guard, self.admission.is_understood)
         self.outbox = Outbox(context)
-        self.watching = HealthMonitor(context)
+        self.health = HealthMonitor(context)
 
     # --- adoption -------------------------------------------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Take over what a predecessor left: every run of which processes may exist."""
+        """Adopt every run of a former agent that may have live processes."""
         states = [state for state in RunState if state.has_attempt]
         for run in (*runs_in(self.context.connection, *states), *unknown_runs(self.context.connection)):
             self.runs.of(run.run_id).phase = Adopting()
@@ -114,17 +120,17 @@ class Supervisor:
         self._adopt_releases()
 
     def _adopt_releases(self) -> None:
-        """Go on releasing the GPUs of attempts that have ended."""
+        """Continue to release the GPUs of ended attempts."""
         connection = self.context.connection
         leased: dict[str, list[str]] = {}
-        for uuid, held in repository.leases(connection).items():
-            for run_id in held.run_ids:
+        for uuid, lease in repository.leases(connection).items():
+            for run_id in lease.run_ids:
                 leased.setdefault(run_id, []).append(uuid)
         for run_id, uuids in leased.items():
             holder = get_run(connection, run_id)
             if self.runs.attempt(run_id) is None and (holder is None or holder.state.is_over):
-                self.draining.begin(run_id, None if holder is None else holder.attempt, dict.fromkeys(uuids))
-        # A run that recovers may have left a GPU, and its lease, to a process that cannot be killed.
+                self.release.begin(run_id, None if holder is None else holder.attempt, dict.fromkeys(uuids))
+        # A recovering run may have left a GPU, and its lease, to an unkillable process.
         going_on = json.dumps([state for state in RunState if not state.is_over])
         ended = connection.execute(
             "SELECT a.run_id, a.number, a.gpus FROM attempts AS a JOIN runs AS r USING (run_id) "
@@ -134,10 +140,10 @@ class Supervisor:
         scan = self.context.scanner.scan() if ended else None
         for run_id, number, gpus in ended:
             if scan is not None and scan.processes_of(self.context.workspace.run_dir(run_id), number):
-                self.draining.begin(run_id, number, dict.fromkeys(json.loads(gpus)))
+                self.release.begin(run_id, number, dict.fromkeys(json.loads(gpus)))
 
     def _adopt_more(self) -> None:
-        """Take over runs that were not yet; one that cannot be is tried again later."""
+        """Adopt runs that are still in the phase Adopting; a failure is retried later."""
         for active in self.runs:
             if isinstance(active.phase, Adopting) and not self.guard.is_resting(active.run_id):
                 with self.guard.around(active.run_id):
@@ -165,35 +171,38 @@ class Supervisor:
                 repository.move(connection, run, target, cause=cause, now=self.context.now())
         kind = self._kind(run)
         if record.executor is not None:
-            known: ProcessIdentity | None = ProcessIdentity(*record.executor)
+            executor_process: ProcessIdentity | None = ProcessIdentity(*record.executor)
         else:
-            known = find(kind, self.context.workspace.run_dir(run_id), record.number)
+            executor_process = find(kind, self.context.workspace.run_dir(run_id), record.number)
         folder = attempt_launch.attempt_dir(self.context.workspace, run_id, record.number)
-        if known is not None and is_alive(known) and has_open(known.pid, folder / "attempt.lock") is False:
-            self._leave_to_original(active, run, known)
+        if (
+            executor_process is not None
+            and is_alive(executor_process)
+            and has_open(executor_process.pid, folder / "attempt.lock") is False
+        ):
+            self._leave_to_original(active, run, executor_process)
             return
-        executor = ExecutorProcess(known, kind)
+        executor = ExecutorProcess(executor_process, kind)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
-        if known is None and not begun:
-            # An executor that was killed too may have found no room for its record.
+        if executor_process is None and not begun:
+            # An executor that was killed too may have had no disk space for its record.
             begun = bool(kind.processes(self.context.scanner.scan(), self.context.workspace.run_dir(run_id), record))
         is_lost = kind.is_replaceable and not executor.is_alive and not (folder / "exit.json").exists()
-        if is_lost or (known is None and not begun):
-            # Its starter died between the row and the executor, which itself refuses to run twice.
+        if is_lost or (executor_process is None and not begun):
+            # The former agent died before it started the executor. An executor refuses to run twice.
             self._spawn(record, kind)
-            asked = self.runs.attempt(run_id)
-            if record.stop_requested is not None and asked is not None:
-                # The one before may have died of it.
-                asked.executor.ask_to_end(at_once=record.stop_requested == KILL)
+            live = self.runs.attempt(run_id)
+            if record.stop_requested is not None and live is not None:
+                live.executor.ask_to_end(at_once=record.stop_requested == KILL)
             return
         self._watch(LiveAttempt(record, executor))
-        if known is not None and record.executor is None:
-            repository.set_executor(connection, run_id, record.number, known)
+        if executor_process is not None and record.executor is None:
+            repository.set_executor(connection, run_id, record.number, executor_process)
         if record.stop_requested is not None:
             executor.ask_to_end(at_once=record.stop_requested == KILL)
 
     def _leave_to_original(self, active: ActiveRun, run: Run, process: ProcessIdentity) -> None:
-        """Stop a run whose process serves the folder that this run's is a copy of: it is none of ours."""
+        """Stop a run whose folder is a copy: its process serves the original folder, and must not be touched."""
         now = self.context.now()
         cause = f"this is a copy: its process, pid {process.pid}, belongs to the folder that it was copied from"
         with transaction(self.context.connection) as connection:
@@ -206,33 +215,40 @@ class Supervisor:
     # --- one turn of the loop -------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Everything that may have become due. Called often; does nothing when nothing changed."""
+        """Do everything that is due. Called often; cheap if nothing changed."""
         self.parts.do("noticing ends", self.notice_ends)
         self.advance()
 
     def notice_ends(self) -> None:
-        """See which attempts have begun or ended, each run alone. What the end of one run cannot write does not keep
-        the others from ending. Raises the first sqlite3.OperationalError, or at once where the database is locked."""
+        """Step runs with an attempt through their phases, as many as the turn has time for. A failed write of one run
+        does not keep the others from ending. Raises the first sqlite3.OperationalError, or at once if the database is
+        locked."""
         self.runs.forget_idle()
         self._adopt_more()
         first: sqlite3.OperationalError | None = None
-        # However many end at once, they share what one turn may take.
-        read_until = self.context.monotonic() + (0.0 if self.context.log.is_behind else READ_SECONDS)
-        for run in self.runs:
-            if run.attempt is not None and not self.guard.is_resting(run.run_id):
-                try:
-                    with self.guard.around(run.run_id):
-                        self.step(run, run.attempt, read_until)
-                except sqlite3.OperationalError as error:
-                    if is_locked(error):
-                        raise
-                    first = first or error
+        # All attempts that end in this turn share one budget.
+        read_until = self.context.monotonic() + (0.0 if self.context.write_ahead_log.is_behind else READ_SECONDS)
+        if not self.unstepped:
+            self.unstepped = [run.run_id for run in self.runs][::-1]
+        while self.unstepped:
+            run = self.runs.get(self.unstepped.pop())
+            if run is None or run.attempt is None or self.guard.is_resting(run.run_id):
+                continue
+            try:
+                with self.guard.around(run.run_id):
+                    self.step(run, run.attempt, read_until)
+            except sqlite3.OperationalError as error:
+                if is_locked(error):
+                    raise
+                first = first or error
+            if self.context.turn.is_spent():
+                break
         if first is not None:
             raise first
 
     def step(self, run: ActiveRun, attempt: LiveAttempt, read_until: float) -> None:
-        """Bring a run with an attempt to its next phases, as far as they are reached now. Raises what a phase does,
-        with the run in a phase that is tried again."""
+        """Advance a run with an attempt to its next phase, if that is reached. Raises what the phase raises; the phase
+        is then tried again."""
         if isinstance(run.phase, Starting | Running):
             run.phase = execution.step(attempt, run.phase, self.context)
         if isinstance(run.phase, Sweeping):
@@ -242,22 +258,22 @@ class Supervisor:
                 if self._fail_unreadable(run.run_id, attempt):
                     self._leave_attempt(run, attempt)
         elif isinstance(run.phase, Postmortem):
-            run.phase = postmortem.step(run, run.phase, self.context, self.starting.standings)
+            run.phase = postmortem.step(run, run.phase, self.context, self.admission.availability)
             if run.phase is None:
                 self._leave_attempt(run, attempt)
 
     def _leave_attempt(self, run: ActiveRun, attempt: LiveAttempt) -> None:
-        """Nothing of the attempt is left but its GPUs; the store says whether the run waits for another."""
+        """Drop an ended attempt and begin to release its GPUs."""
         run.attempt = run.phase = None
         record = attempt.record
         baseline = {uuid: attempt.baseline_bytes.get(uuid) for uuid in record.gpus}
-        self.draining.begin(record.run_id, record.number, baseline)
+        self.release.begin(record.run_id, record.number, baseline)
         self.needs_schedule = True
 
     def _fail_unreadable(self, run_id: str, attempt: LiveAttempt) -> bool:
-        """The processes of a run that this gputui cannot understand have ended: it fails, and gives its GPUs back."""
+        """End the attempt of a run whose specification this version cannot read; False if it can."""
         run = get_run(self.context.connection, run_id)
-        if run is None or self.starting.is_understood(run):
+        if run is None or self.admission.is_understood(run):
             return False
         repository.end_attempt(
             self.context.connection,
@@ -270,22 +286,26 @@ class Supervisor:
         return True
 
     def advance(self) -> None:
-        """What follows from the state of all runs, part by part. Raises sqlite3.Error where nothing can be written."""
+        """Act on the state of all runs, part by part. Raises sqlite3.Error if nothing can be written."""
         parts = self.parts
         self.context.jobs.turn()
         running = self.runs.running()
-        parts.do("watching", lambda: self.watching.turn(running))
+        parts.do("watching", lambda: self.health.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
-        parts.do("GPU trouble", lambda: self.gpu_trouble.turn(running))
+        parts.do("GPU trouble", lambda: self.gpu_faults.turn(running))
         parts.do("notices", self.outbox.turn)
-        is_one_drained = parts.do("draining", self.draining.turn)
+        is_one_drained = parts.do("draining", self.release.turn)
         is_one_over = parts.do("waits", self.waits.turn)
-        if is_one_drained or is_one_over or self.resume_checks.is_one_over() or self.needs_schedule:
+        is_one_checked = self.resume_checks.is_one_over() or self.context.ingest.has_ended_survey()
+        self.needs_schedule = self.needs_schedule or bool(is_one_drained or is_one_over or is_one_checked)
+        if self.needs_schedule and self.context.turn.postpones("starting"):
+            self.has_more_to_start = True
+        elif self.needs_schedule:
             self.needs_schedule = False
-            is_done = parts.do("starting", self.starting.turn)
+            is_done = parts.do("starting", self.admission.turn)
             self.has_more_to_start = is_done is False
-            # What failed is tried again, though nothing is hurried for it.
+            # A part that failed is tried again in the next turn.
             self.needs_schedule = not is_done
 
     def _end_phases(self, running: Sequence[LiveAttempt]) -> None:
@@ -300,10 +320,10 @@ class Supervisor:
             following = profile_phases.next_phase(self.context.connection, resolved.spec, live.record)
             if following is not None:
                 why = f"phase {following.number} of {len(resolved.spec.phases)} begins"
-                self.stop(run, intent=profile_phases.INTENT, actor="agent", now_at_once=False, reason=why)
+                self.stop(run, intent=profile_phases.INTENT, actor="agent", at_once=False, reason=why)
 
     def folders(self) -> list[AttemptFolder]:
-        """Every attempt that is alive, with its folder."""
+        """The folders of all live attempts."""
         records = [attempt.record for attempt in self.runs.attempts()]
         return [
             AttemptFolder(
@@ -315,35 +335,39 @@ class Supervisor:
         ]
 
     def running(self) -> list[Attempt]:
-        """Every attempt whose command has not ended, as far as is known."""
+        """All attempts whose command is not known to have ended."""
         return [attempt.record for attempt in self.runs.running()]
 
     def next_due(self) -> float | None:
-        """Monotonic time of the next thing that is only a matter of time, or None."""
+        """Monotonic time of the next timed action, or None."""
         if (
-            self.has_more_to_start
-            or self.watching.waiting
-            or (self.is_reading_rest() and not self.context.log.is_behind)
+            self.unstepped
+            or self.has_more_to_start
+            or self.health.waiting
+            or (self.is_reading_rest() and not self.context.write_ahead_log.is_behind)
         ):
             return self.context.monotonic()
         if any(isinstance(run.phase, Sweeping) and run.phase.since is not None for run in self.runs):
             return self.context.monotonic() + LOOK_SECONDS
-        pause, due = self.draining.next_look_seconds(), self.waits.next_due()
+        pause, due = self.release.next_look_seconds(), self.waits.next_due()
         if pause is None:
             return due
         return self.context.monotonic() + pause if due is None else min(due, self.context.monotonic() + pause)
 
     def is_reading_rest(self) -> bool:
-        """Whether an attempt that ended has left metrics that are not read yet."""
+        """Whether an ended attempt has unread metrics."""
         return any(isinstance(run.phase, Sweeping) and run.phase.is_reading_rest for run in self.runs)
 
     def is_busy(self) -> bool:
         """Whether a run needs an agent."""
-        states = [state for state in RunState if not state.is_over]
-        marks = ", ".join("?" * len(states))
-        row = self.context.connection.execute(f"SELECT count(*) FROM runs WHERE state IN ({marks})", states).fetchone()  # noqa: S608
-        owing = notices.is_owing(self.context.connection) or self.removal.is_owing()
-        return bool(row[0] or self.runs.attempts() or self.runs.releasing() or self.context.jobs.is_busy or owing)
+        return bool(
+            active_run_count(self.context.connection)
+            or self.runs.attempts()
+            or self.runs.releasing()
+            or self.context.jobs.is_busy
+            or notices.is_owing(self.context.connection)
+            or self.removal.has_lines_left()
+        )
 
     # --- what the command handlers call -------------------------------------------------------------------------------
 
@@ -353,18 +377,18 @@ class Supervisor:
         *,
         intent: str,
         actor: str,
-        now_at_once: bool,
+        at_once: bool,
         reason: str | None = None,
         note: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask a run to end; what follows is noticed like any other end. ``reason`` is why, where a study asks; ``note``
-        writes within the transaction."""
+        """Ask a run to end; its end is noticed like any other. ``reason`` is given by a study; ``note`` writes in the
+        same transaction."""
         now = self.context.now()
         live = self.runs.attempt(run.run_id)
         with transaction(self.context.connection):
-            # One that is not taken over yet is asked once it is.
+            # An attempt that is not adopted yet is asked at its adoption.
             if run.state.has_attempt:
-                noted = KILL if now_at_once else intent
+                noted = KILL if at_once else intent
                 repository.request_stop(self.context.connection, run.run_id, run.attempt, noted)
                 if run.state is not RunState.STOPPING:
                     cause = reason or intent
@@ -378,7 +402,7 @@ class Supervisor:
                         attempt=run.attempt,
                     )
                 if live is None:
-                    # It was not taken over as long as its state was none that is known.
+                    # It was not adopted while its state was unknown.
                     self.runs.of(run.run_id).phase = Adopting()
             else:
                 cause = reason or f"stopped by {actor}"
@@ -387,42 +411,39 @@ class Supervisor:
                 add_event(self.context.connection, "stopped", cause, now=now, run_id=run.run_id)
             note()
         if live is not None:
-            live.executor.ask_to_end(at_once=now_at_once)
-            if live.checkpoint_look is not None:
-                # What a stop would lose is shown: of a fast run that is little.
-                live.checkpoint_look.due_at = self.context.monotonic()
+            live.executor.ask_to_end(at_once=at_once)
+            if live.checkpoint_watch is not None:
+                # An up-to-date ledger shows what the stop would lose.
+                live.checkpoint_watch.due_at = self.context.monotonic()
         self.needs_schedule = True
 
     def repeat_stops(self) -> None:
-        """After adoption: a stop whose signal may not have been sent is sent again; an executor ignores the second."""
+        """After adoption, repeat stop signals that may not have been sent; an executor ignores the second."""
         for run in runs_in(self.context.connection, RunState.STOPPING):
             live = self.runs.attempt(run.run_id)
             if live is not None:
                 live.executor.ask_to_end(at_once=live.record.stop_requested == KILL)
 
     def occupants(self) -> list[Occupant]:
-        """Our ranks on their GPUs, for the simulated source."""
-        found: list[Occupant] = []
+        """The ranks of runs on their GPUs, for simulated GPUs."""
+        occupants: list[Occupant] = []
         holders = [live for live in self.runs.attempts() if live.record.gpus]
         if not holders:
-            return found
+            return occupants
         scan = self.context.scanner.scan()
         for live in holders:
             uuids = live.record.gpus
-            held = peak_bytes(self.context.connection, live.record.run_id, live.record.number)
+            memory_bytes = peak_bytes(self.context.connection, live.record.run_id, live.record.number)
             for process in scan.processes_of(self.context.workspace.run_dir(live.record.run_id), live.record.number):
                 if process.rank is not None:
                     uuid = uuids[process.rank % len(uuids)]
-                    found.append(Occupant(uuid, process.pid, live.record.run_id, process.rank, held))
-        return found
+                    occupants.append(Occupant(uuid, process.pid, live.record.run_id, process.rank, memory_bytes))
+        return occupants
 
     # --- starting -------------------------------------------------------------------------------------------------
 
-    def _give_up(self, run: Run, why: str) -> None:
-        give_up(self.context, run, why)
-
     def _kind(self, run: Run) -> Executor:
-        """Where a run runs; one whose row cannot be understood is looked for here."""
+        """The run's executor; the local one if its specification cannot be read."""
         try:
             return self.context.executors.of(spec_of(run).target)
         except SpecError:
@@ -435,7 +456,7 @@ class Supervisor:
         locks: Sequence[int] = (),
         baseline_bytes: Mapping[str, int | None] | None = None,
     ) -> None:
-        # Until it is watched it is to be taken over, as from an agent that died here.
+        # If this fails, the attempt is adopted like that of an agent that died here.
         self.runs.of(record.run_id).phase = Adopting()
         try:
             run_dir = self.context.workspace.run_dir(record.run_id)
@@ -443,10 +464,10 @@ class Supervisor:
         except (OSError, ExecutorGoneError) as error:
             if isinstance(error, OSError) and error.errno in PASSING:
                 raise
-            # Noticed like one that was lost at once: the policy tells how often that is tried again.
+            # Handled like an executor that died at once: the policy decides about a retry.
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
             started = None
-        # What runs is looked after, also where that cannot be written now.
+        # Watched before its identity is stored, which may fail.
         executor = ExecutorProcess(started, kind)
         now = self.context.monotonic()
         self._watch(LiveAttempt(replace(record, executor=started), executor, baseline_bytes or {}, now))

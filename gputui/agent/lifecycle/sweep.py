@@ -1,5 +1,4 @@
-"""Sweeping: the executor has ended. Nothing of its attempt may be left alive, and all that it wrote must be read,
-before it is judged why it ended."""
+"""The phase Sweeping: after the executor's end, kill leftover processes and read all metrics, before the postmortem."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
 from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read
 from gputui.agent.lifecycle.run_files import resolved_run
+from gputui.metrics.report import IngestReport
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.runs import get_run
 
@@ -17,60 +17,68 @@ READING_SECONDS = 5.0
 
 
 def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_until: float) -> Sweeping | Postmortem:
-    """What is left of the attempt ends, its metrics are read until ``read_until`` (monotonic), and its GPUs are read
-    once more; Postmortem when all of that is done. Raises SpecError if the run's row cannot be understood, and
+    """Kill leftover processes, read metrics until ``read_until`` (monotonic), and await another sample of the GPUs.
+    Return Postmortem when all is done. Raises SpecError if the run's specification cannot be read, and
     sqlite3.Error."""
-    # What a former turn had no time for, before processes are looked for again.
+    # Finish reading first: scanning for processes is expensive.
     if phase.is_reading_rest and not _read_rest(attempt, phase, context, read_until):
         return phase
     record = attempt.record
     exit_record = read_record(attempt_dir(context.workspace, record.run_id, record.number) / "exit.json")
     attempt.executor.release()
     run_dir = context.workspace.run_dir(record.run_id)
-    left = [one.identity for one in attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)]
-    # The executor has tried all that can be tried on its survivors.
+    identities = [
+        process.identity for process in attempt.executor.kind.processes(context.scanner.scan(), run_dir, record)
+    ]
+    # The executor has already sent SIGKILL to its survivors.
     survivors = (exit_record or {}).get("survivors")
     given_up = survivors if isinstance(survivors, list) else []
-    if any(process.pid not in given_up for process in left) and not phase.end_leftovers(left, context.monotonic()):
+    if any(process.pid not in given_up for process in identities) and not phase.end_leftovers(
+        identities, context.monotonic()
+    ):
         return phase
     has_failed = exit_record is None or exit_record.get("code") != 0
     if record.gpus and has_failed and not _gpus_were_read(attempt, phase, context):
         return phase
-    # Only now nothing can write any more.
+    # From here on, no process can write more.
     if not _read_rest(attempt, phase, context, read_until):
         return phase
     if attempt.resolved is None:
         run = get_run(context.connection, record.run_id)
         assert run is not None
         attempt.resolved = resolved_run(context.workspace, run)
-    pids = [process.pid for process in left]
+    pids = [process.pid for process in identities]
     task = evidence_to_read(context, attempt.resolved, record, attempt.executor.kind, exit_record, pids)
     return begin_postmortem(phase, task, context)
 
 
 def _read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, read_until: float) -> bool:
-    """Store what the attempt's metrics files hold by now; whether that was all of it."""
-    left_seconds = max(0.0, read_until - context.monotonic())
-    phase.is_reading_rest = not read_rest(context, attempt.record, left_seconds)
-    return not phase.is_reading_rest
+    """Store the rest of the attempt's metrics; True if nothing is left."""
+    report = _rest(context, attempt.record, max(0.0, read_until - context.monotonic()))
+    phase.is_reading_rest = report.more
+    return not report.more and not report.awaits
 
 
 def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext) -> bool:
-    """Whether the GPUs were read after an attempt's unrequested end: a GPU that was lost together with the attempt is
-    its cause. Not waited for long, for the driver may hang."""
+    """Whether the GPUs were sampled after an unrequested end, or READING_SECONDS have passed because the driver hangs.
+    A GPU that was lost together with the attempt is its cause."""
     if phase.ended_at is None:
         fresh = get_attempt(context.connection, attempt.record.run_id, attempt.record.number)
         if fresh is not None and fresh.stop_requested is not None:
             return True
         phase.ended_at, phase.ended_clock = context.now(), context.monotonic()
-    # What is dated in the future was read before the clock was set back.
+    # A sample from the future was taken before the clock was set back.
     was_read = phase.ended_at < context.recorder.fast_at <= context.now()
     return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
 
 
 def read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
-    """Store what the attempt's metrics files hold by now, for so long; whether that was all of it. Raises
-    sqlite3.Error."""
+    """Store the rest of the attempt's metrics within a budget; True if nothing is left. Raises sqlite3.Error."""
+    report = _rest(context, attempt, budget_seconds)
+    return not report.more and not report.awaits
+
+
+def _rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> IngestReport:
     report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
     note_report(context.connection, report, context.now())
-    return not report.more
+    return report

@@ -1,49 +1,52 @@
-"""Waiting: a recovering run waits for the end of its back-off, then for the preconditions of its next attempt; a queued
-run starts only from the checkpoint that was chosen. Between the choice and the start minutes or days may pass, in which
-another run may have written a file of the same name."""
+"""The phase Waiting: a recovering run waits for the end of its back-off and for the preconditions of its next attempt.
+Before a queued run starts from a checkpoint, a job checks that it is still the chosen one: days may pass in the queue,
+and another run may write a file of the same name."""
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
-from gputui.agent.lifecycle.active_run import ActiveRuns, DiskLook, ResumeCheck, Waiting
+from gputui.agent.lifecycle.active_run import ActiveRuns, DiskCheck, ResumeCheck, Waiting
 from gputui.agent.lifecycle.admission import give_up
 from gputui.agent.lifecycle.checkpoint_survey import search_of, write
 from gputui.charts import units
 from gputui.recovery.checkpoint_removal import prune
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, choose, is_unchanged, surveyed
+from gputui.recovery.checkpoint_search import CheckpointChoice, choose, is_unchanged, surveyed
+from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
 from gputui.store.checkpoints import CheckpointRow
-from gputui.store.events import EventKind, add_event
+from gputui.store.events import EventKind, Severity, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
 
 POLL_SECONDS = 1.0
-"""How often a run whose back-off is over looks whether its preconditions are met."""
+"""Poll interval for the preconditions of a run whose back-off is over."""
 
 LOOK_SECONDS = 30.0
 PRUNE_SECONDS = 1800.0
-"""The kept ones are validated first, at any size."""
+"""Pruning first validates the checkpoints to keep, of any size."""
 
-# Where another is to be chosen, checkpoints are read whole.
+# Choosing another checkpoint reads whole files.
 DEADLINE_SECONDS = 900.0
-# What was looked at so lately is not looked at again; what could not be, not before.
+# How long the result of a check is valid.
 CHECKED_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class RecoveryWaits:
-    """The waits of all runs. ``is_understood`` fails a run whose row cannot be understood."""
+    """The waits of all recovering runs. ``is_understood`` fails a run whose specification cannot be read."""
 
     context: AgentContext
     runs: ActiveRuns
@@ -52,12 +55,12 @@ class RecoveryWaits:
     is_understood: Callable[[Run], bool]
 
     def next_due(self) -> float | None:
-        """Monotonic time at which the first wait ends, or None."""
+        """Monotonic time when the first wait ends, or None."""
         return min((phase.due_at for _, phase in self.runs.waiting() if phase.due_at is not None), default=None)
 
     def turn(self) -> bool:
-        """End the waits that are over; whether one was. A wait is counted by the monotonic clock from the moment it is
-        first seen, so that a wall clock that is set back does not prolong it."""
+        """End the waits that are over; True if there was one. A wait is measured by the monotonic clock, so that
+        setting the wall clock back does not prolong it."""
         is_one_over = False
         recovering: dict[str, float | None] = dict(
             self.context.connection.execute(
@@ -70,12 +73,11 @@ class RecoveryWaits:
         now = self.context.monotonic()
         for run_id, not_before in recovering.items():
             waiting = self.runs.waiting_of(run_id)
-            left = max(0.0, (not_before or 0.0) - self.context.now())
+            seconds_left = max(0.0, (not_before or 0.0) - self.context.now())
             if waiting.due_at is None:
-                waiting.due_at = now + left
-            if min(waiting.due_at, now + left) > now:
+                waiting.due_at = now + seconds_left
+            if min(waiting.due_at, now + seconds_left) > now:
                 continue
-            # Whatever keeps it now is looked at again then.
             waiting.due_at = now + POLL_SECONDS
             if not self.guard.is_resting(run_id):
                 with self.guard.around(run_id):
@@ -83,11 +85,17 @@ class RecoveryWaits:
         return is_one_over
 
     def _end_wait(self, run_id: str, waiting: Waiting) -> bool:
-        """Queue a run whose time is over, where nothing else keeps it; whether nothing does."""
+        """Queue a run whose back-off is over if its preconditions are met; fail it if they never will be. True if it
+        was queued."""
         run = get_run(self.context.connection, run_id)
         if run is None or not self.is_understood(run):
             return False
-        if self._must_wait(run, waiting):
+        unmet = self.preconditions.check(run, waiting)
+        if unmet is not None:
+            if unmet.is_final:
+                give_up(self.context, run, unmet.why)
+            elif run.waiting_for != unmet.why:
+                repository.set_waiting_for(self.context.connection, run.run_id, unmet.why)
             return False
         with transaction(self.context.connection):
             repository.move(
@@ -95,21 +103,9 @@ class RecoveryWaits:
             )
         return True
 
-    def _must_wait(self, run: Run, waiting: Waiting) -> bool:
-        """Whether a run whose wait is over still has to wait for something; it fails where that is in vain."""
-        unmet = self.preconditions.look(run, waiting)
-        if unmet is None:
-            return False
-        if unmet.is_final:
-            give_up(self.context, run, unmet.why)
-        elif run.waiting_for != unmet.why:
-            repository.set_waiting_for(self.context.connection, run.run_id, unmet.why)
-        return True
 
-
-@dataclass(frozen=True, slots=True)
-class Unmet:
-    """Why the run must wait; ``is_final``: it waited in vain, and cannot continue."""
+class Unmet(Struct, frozen=True):
+    """Why the run must wait; ``is_final``: the time limit has passed, and it cannot continue."""
 
     why: str
     is_final: bool = False
@@ -117,13 +113,13 @@ class Unmet:
 
 @dataclass(slots=True)
 class Preconditions:
-    """The preconditions of all recovering runs. Folders of checkpoints are read in jobs alone: they may lie on a file
-    system that does not answer."""
+    """Checks the preconditions of recovering runs. Only jobs read folders of checkpoints, whose file system may
+    hang."""
 
     context: AgentContext
 
-    def look(self, run: Run, waiting: Waiting) -> Unmet | None:
-        """Why the run must still wait, or None when it may start. Raises sqlite3.Error."""
+    def check(self, run: Run, waiting: Waiting) -> Unmet | None:
+        """Why the run must still wait, or None if it may start. Raises sqlite3.Error."""
         wanted = next_attempt.get(self.context.connection, run.run_id)
         waited = self.context.now() - wanted.since
         left = list(wanted.preconditions)
@@ -167,15 +163,15 @@ class Preconditions:
         leased = [uuid for uuid, held in holders.items() if run.run_id in held.run_ids]
         for uuid in leased:
             if self.context.recorder.inventory is not None and uuid not in facts:
-                # It is missing; the scheduler says what becomes of that.
+                # It is missing, which is for the scheduler to handle.
                 continue
             sample, limit = self.context.recorder.fast.get(uuid), None
             if uuid in facts:
                 limit = facts[uuid].temperature_slowdown_celsius
             if sample is None:
-                # An agent that has just begun has read nothing yet.
+                # The agent has just started.
                 return f"for a reading of {uuid}"
-            # What cannot be measured cannot be waited for.
+            # An unknown temperature cannot be waited for.
             if sample.temperature_celsius is None or limit is None:
                 continue
             if sample.temperature_celsius > limit - margin_celsius:
@@ -186,13 +182,13 @@ class Preconditions:
         return None
 
     def _no_room(self, run: Run, waiting: Waiting, needed: int, or_share: float = 1.0) -> str | None:
-        """Why there is no room, None if there is: for ``needed`` bytes, or that share of the disk if less."""
+        """Why the disk lacks room for ``needed`` bytes, or for that share of the disk if it is less; None if it has."""
         folder = self._checkpoints(run)
         if folder is None:
             return None
         room = waiting.free_disk
         if room is None:
-            room = waiting.free_disk = DiskLook(f"for {folder} to answer")
+            room = waiting.free_disk = DiskCheck(f"for {folder} to answer")
         if room.job is None:
             room.job = self.context.jobs.start(
                 f"looking at {folder}", partial(disk_bytes, folder), deadline_seconds=LOOK_SECONDS
@@ -228,9 +224,10 @@ class Preconditions:
         if not job.is_over:
             return "for old checkpoints to be removed"
         waiting.pruning = None
+        kind: EventKind = "checkpoints_pruned"
+        severity: Severity = "info"
         try:
-            kind: EventKind = "checkpoints_pruned"
-            text, severity = f"removed {len(job.result())} old checkpoints", "info"
+            text = f"removed {len(job.result())} old checkpoints"
         except OSError as error:
             kind, text, severity = "checkpoints_not_pruned", f"cannot prune: {error}", "warning"
         add_event(self.context.connection, kind, text, now=self.context.now(), severity=severity, run_id=run.run_id)
@@ -242,14 +239,14 @@ class Preconditions:
 
 @dataclass(slots=True)
 class ResumeChecks:
-    """The checks of all queued runs, each in a job. ``give_up`` ends a run that cannot start, with the reason."""
+    """Checks the checkpoints of queued runs, each in a job. ``give_up`` fails a run, with the reason."""
 
     context: AgentContext
     runs: ActiveRuns
     give_up: Callable[[Run, str], None]
 
     def is_one_over(self) -> bool:
-        """Whether a check has ended since this was last asked."""
+        """Whether a check has ended since the last call."""
         checks = [phase.resume_check for _, phase in self.runs.waiting()]
         over = [check for check in checks if check is not None and not check.is_noticed and check.job.is_over]
         for check in over:
@@ -257,16 +254,16 @@ class ResumeChecks:
         return bool(over)
 
     def may_start(self, run: Run) -> bool:
-        """Whether the run may start now. Where its checkpoint is another by now, the next best takes its place; the run
-        ends if there is none. Raises sqlite3.Error."""
+        """Whether the run may start now. A checkpoint that has changed is replaced by the next best one; without one,
+        the run fails. Raises sqlite3.Error."""
         path = run.resume_from
         if path is None:
             return True
         waiting = self.runs.waiting_of(run.run_id)
         check = waiting.resume_check
-        found, at = waiting.checked or (None, float("-inf"))
-        is_late = self.context.monotonic() - at >= CHECKED_SECONDS
-        if path == found and not is_late:
+        checked_path, checked_at = waiting.checked or (None, float("-inf"))
+        is_late = self.context.monotonic() - checked_at >= CHECKED_SECONDS
+        if path == checked_path and not is_late:
             waiting.checked = None
             return True
         if check is None or check.path != path:
@@ -278,8 +275,8 @@ class ResumeChecks:
             choice = check.job.result()
         except OSError as error:
             waiting.checked = (None, self.context.monotonic())
-            why = f"waits until {Path(path).name} can be read: {error.strerror or error}"
-            repository.set_waiting_for(self.context.connection, run.run_id, why)
+            reason = f"waits until {Path(path).name} can be read: {error.strerror or error}"
+            repository.set_waiting_for(self.context.connection, run.run_id, reason)
             return False
         if choice is None:
             return True
@@ -291,9 +288,9 @@ class ResumeChecks:
         search = search_of(context.connection, context.workspace, run, context.now(), executors=context.executors)
         row = None if search is None else next((row for row in search.rows if row.path == path), None)
         if search is None or row is None:
-            # Chosen before there was a ledger: there is nothing to compare it with.
+            # The ledger does not have it, so there is nothing to compare it with.
             return True
-        job = context.jobs.start(f"looking at {path}", partial(again, search, row), deadline_seconds=DEADLINE_SECONDS)
+        job = context.jobs.start(f"looking at {path}", partial(recheck, search, row), deadline_seconds=DEADLINE_SECONDS)
         waiting.resume_check = ResumeCheck(path, search, job)
         return False
 
@@ -326,19 +323,19 @@ class ResumeChecks:
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:
-    """What may still be written into a folder, which need not exist yet, and the size of its disk. Raises OSError."""
+    """Free and total bytes of the disk of a folder, which need not exist yet. Raises OSError."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    usage = shutil.disk_usage(folder)
+    return usage.free, usage.total
 
 
-def again(search: CheckpointSearch, row: CheckpointRow) -> CheckpointChoice | None:
-    """None if a checkpoint is as it was when it was chosen; else what is to be chosen in its place. Raises what
-    `surveyed` raises, and OSError where there may be others that cannot be read now."""
+def recheck(search: CheckpointSearch, row: CheckpointRow) -> CheckpointChoice | None:
+    """None if the checkpoint is unchanged since it was chosen, else the choice of another one. Raises what `surveyed`
+    raises, and OSError if some checkpoints cannot be read now."""
     if is_unchanged(row):
         return None
     choice = choose(surveyed(search), search.attempts, 1, folder=search.folder)
-    if choice.unreadable is not None:
+    if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
     return choice

@@ -1,5 +1,4 @@
 """Notifications: incidents and alerts sent by a command or a webhook.
 
-In: rows of notifications that are owed. Out: deliveries with a deadline, tried again with a back-off, never by the
-loop itself. Read `outbox.py` first.
+In: rows of notifications to send. Out: deliveries by jobs, with a deadline and retries. Read `outbox.py` first.
 """

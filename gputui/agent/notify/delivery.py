@@ -1,4 +1,4 @@
-"""Telling somebody: by a command or a webhook, with a deadline."""
+"""Delivery of a notification by a command or a webhook, with a deadline."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gputui.recovery.policies import NoticeTarget
 
 COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
-LAST_WORDS = 200
-# What it left in the background may hold its standard error open, so that only looking tells the end of a command.
-LOOK_SECONDS = 0.05
+STDERR_CHARACTERS = 200
+# Poll interval for the end of a command: stderr does not end with it if background processes hold it open.
+POLL_SECONDS = 0.05
 PIECE_BYTES = 1 << 16
 
 
 def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = COMMAND_SECONDS) -> None:
-    """Run the command with the message's text as its last argument and all of it as JSON on its standard input.
+    """Run the command with the message's text as its last argument and the message as JSON on stdin.
 
-    It is over when the command itself has ended; what it left in the background, as mail programs do, is its own. Where
-    it takes longer than ``seconds``, it is killed with its process group.
+    Background processes that it leaves, as mail programs do, are not waited for. After ``seconds``, its process group
+    is killed.
 
-    Raises OSError, and subprocess.SubprocessError where it fails or takes too long.
+    Raises OSError, or subprocess.SubprocessError if it fails or takes too long.
     """
     command = [*notice.command, str(message["text"])]
     with os.fdopen(os.memfd_create("message"), "w+b") as text:
@@ -41,46 +41,45 @@ def run_command(notice: NoticeTarget, message: Mapping[str, Any], seconds: float
     assert process.stderr is not None
     with process.stderr as errors:
         try:
-            words = _last_words(process, errors.fileno(), seconds)
+            tail = _wait(process, errors.fileno(), seconds)
         except BaseException:
-            # Not reaped yet, so that the number is still its own.
+            # Not reaped yet, so that its PID cannot be another's.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
     if code := process.wait():
-        raise subprocess.CalledProcessError(code, command, stderr=words)
+        raise subprocess.CalledProcessError(code, command, stderr=tail)
 
 
-def _last_words(process: subprocess.Popen[bytes], errors: int, seconds: float) -> bytes:
-    """Wait for a process to end, and keep the end of what it says. Raises subprocess.TimeoutExpired."""
+def _wait(process: subprocess.Popen[bytes], errors: int, seconds: float) -> bytes:
+    """Wait for the end of a process; return the end of its stderr. Raises subprocess.TimeoutExpired."""
     deadline = time.monotonic() + seconds
-    words = b""
+    tail = b""
     with selectors.DefaultSelector() as selector:
         selector.register(errors, selectors.EVENT_READ)
         while True:
-            # Asked first: then all of its output can be read.
+            # Checked before the read, so that no output is missed.
             has_ended = process.poll() is not None
-            left = deadline - time.monotonic()
-            if selector.select(0.0 if has_ended else max(0.0, min(left, LOOK_SECONDS))):
+            seconds_left = deadline - time.monotonic()
+            if selector.select(0.0 if has_ended else max(0.0, min(seconds_left, POLL_SECONDS))):
                 piece = os.read(errors, PIECE_BYTES)
-                words = (words + piece)[-PIECE_BYTES:]
+                tail = (tail + piece)[-PIECE_BYTES:]
                 if not piece:
                     selector.unregister(errors)
             elif has_ended:
-                return words
-            if left <= 0:
+                return tail
+            if seconds_left <= 0:
                 if has_ended:
-                    return words
+                    return tail
                 raise subprocess.TimeoutExpired(process.args, seconds)
 
 
 def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBHOOK_SECONDS) -> None:
     """Send the message as JSON. Raises OSError, ValueError or http.client.HTTPException.
 
-    The deadline of a socket is one for each piece, and a server may send its answer a byte at a time; so the whole is
-    done in a thread that the agent no longer waits for.
+    A thread sends it, and is abandoned at the deadline: a socket's timeout counts anew for each byte of the answer.
     """
-    # With its TLS library it takes 6 MB, which few agents ever need.
+    # Imported here because it takes 6 MB with TLS, which few agents need.
     import urllib.request
 
     request = urllib.request.Request(  # noqa: S310 - the policy allows http and https only
@@ -105,11 +104,13 @@ def post(notice: NoticeTarget, message: Mapping[str, Any], seconds: float = WEBH
 
 
 def describe(error: Exception) -> str:
-    """What went wrong, without the command or the address, which may hold secrets."""
+    """Message for an error of delivery, without the command or the address, which may contain secrets."""
     if isinstance(error, subprocess.TimeoutExpired):
         return f"the command took longer than {error.timeout:.0f} s"
     if isinstance(error, subprocess.CalledProcessError):
         words = (error.stderr or b"").decode("utf-8", "replace").strip().splitlines()
-        return f"the command ended with code {error.returncode}" + (f": {words[-1][:LAST_WORDS]}" if words else "")
+        return f"the command ended with code {error.returncode}" + (
+            f": {words[-1][:STDERR_CHARACTERS]}" if words else ""
+        )
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
     return f"the command or the webhook cannot be reached: {reason}"

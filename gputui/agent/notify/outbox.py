@@ -1,4 +1,4 @@
-"""Send what somebody is owed, by a command or a webhook: each in a job, with a deadline and again if need be."""
+"""The outbox: sends stored notifications by a command or a webhook, each in a job, with retries."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct
 
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
@@ -17,52 +19,47 @@ from gputui.redaction import Redactor, secrets_in
 from gputui.runs import notices
 from gputui.runs.notices import Owed
 from gputui.runs.repository import transaction
-from gputui.store.events import EventKind, add_event
+from gputui.store.events import EventKind, Severity, add_event
 
-# After each failure; after as many tries and one it is given up. A mail server that restarts is back by then.
+# Delays after failures; after one more failure the message is given up. A mail server restarts faster.
 AGAIN_SECONDS = (10.0, 60.0, 300.0, 900.0)
 
-# Of all jobs, so that mail servers which do not answer hold up nothing else.
+# Fewer than all jobs, so that unresponsive servers do not block other jobs.
 AT_ONCE = 4
-# More than a command or a webhook gets.
+# More than the deadline of a command or a webhook.
 SEND_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sending:
+class _Sending(Struct, frozen=True):
     owed: Owed
     notice: NoticeTarget
     job: Job[None]
 
     def trouble(self) -> str | None:
-        """Why it could not be sent, without secrets; None if it was. Only when the job is over."""
+        """Why it could not be sent, redacted; None if it was. The job must be over."""
         try:
             self.job.result()
         except Exception as error:
-            return Redactor(_secrets_of(self.notice)).text(describe(error))
+            webhook = {self.notice.webhook} if self.notice.webhook else set()
+            return Redactor(secrets_in(os.environ, {}, self.notice.command) | webhook).text(describe(error))
         return None
-
-
-def _secrets_of(notice: NoticeTarget) -> set[str]:
-    """What a failing command may say in its last words, and an error of the webhook."""
-    return secrets_in(os.environ, {}, notice.command) | ({notice.webhook} if notice.webhook else set())
 
 
 @dataclass(slots=True)
 class Outbox:
-    """The messages of one state directory. ``alerts_by`` is where alerts are sent now, None where nowhere
-    know; ``under_way`` are those that are being sent, or were and could not be noted yet, by their number."""
+    """The messages of one state directory. ``alerts_by`` returns where alerts are sent, or None; ``under_way`` are
+    messages that are being sent, or whose result is not stored yet, by id."""
 
     context: AgentContext
     alerts_by: Callable[[], NoticeTarget | None] = lambda: None
     under_way: dict[int, _Sending] = field(default_factory=dict)
 
     def turn(self) -> None:
-        """Note how sending ended, and begin to send what is due. Raises sqlite3.Error."""
+        """Store results, and start to send what is due. Raises sqlite3.Error."""
         for sending in list(self.under_way.values()):
             if sending.job.is_over:
                 self._settle(sending.owed, sending.trouble())
-                # What could not be noted must not be sent again.
+                # Deleted last: a message whose result cannot be stored must not be sent again.
                 del self.under_way[sending.owed.notice_id]
         for owed in notices.due(self.context.connection, self.context.now()):
             if owed.notice_id not in self.under_way and len(self.under_way) < AT_ONCE:
@@ -70,7 +67,7 @@ class Outbox:
 
     def _begin(self, owed: Owed) -> None:
         if owed.tries > len(AGAIN_SECONDS):
-            # The agents that tried did not live to say how it ended.
+            # Each agent that tried died before it stored a result.
             self._give_up(owed, "no agent outlived it")
             return
         notice = self.alerts_by() if owed.run_id is None else notice_of(self.context.workspace, owed.run_id)
@@ -103,12 +100,12 @@ class Outbox:
                     text = f"not notified: {trouble}; trying again in {duration(seconds)}"
                     self._event(owed, "notice_delayed", text, "warning")
 
-    def _give_up(self, owed: Owed, why: str) -> None:
+    def _give_up(self, owed: Owed, reason: str) -> None:
         with transaction(self.context.connection):
             notices.note_given_up(self.context.connection, owed.notice_id, self.context.now())
-            self._event(owed, "notice_failed", f"not notified: {why}; given up", "error")
+            self._event(owed, "notice_failed", f"not notified: {reason}; given up", "error")
 
-    def _event(self, owed: Owed, kind: EventKind, text: str, severity: str) -> None:
+    def _event(self, owed: Owed, kind: EventKind, text: str, severity: Severity) -> None:
         subject = None if owed.alert_id is None else f"alert {owed.alert_id}"
         now, connection = self.context.now(), self.context.connection
         add_event(

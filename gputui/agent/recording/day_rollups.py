@@ -1,4 +1,4 @@
-"""Days out of hours: renewed whenever an hour of theirs is put together, in the same transaction."""
+"""Daily rollups, computed from hours in the transaction that writes an hour."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = frozenset({"memory_used_bytes", "disk_used_bytes"})
 
 
 def renew(connection: sqlite3.Connection, source: int, hours: Iterable[int]) -> None:
-    """Put together the days in which hours of a source begin (UTC unix seconds). Raises sqlite3.Error."""
+    """Recompute the days of a source that contain ``hours`` (UTC unix seconds). Raises sqlite3.Error."""
     query = _HOST_DAY if source == HOST_ID else _GPU_DAY
     for day in sorted({hour // DAY * DAY for hour in hours}):
         connection.execute(query, {"gpu_id": source, "day": float(day), "end": float(day + DAY)})
@@ -21,11 +21,13 @@ def renew(connection: sqlite3.Connection, source: int, hours: Iterable[int]) -> 
 
 def _query(kind: str, kept: Sequence[Kept], own: Sequence[tuple[str, str]]) -> str:
     parts = [("at", ":day"), ("sample_count", "sum(sample_count)")]
-    for one in kept:
-        means = _mean(f"{one.column}_mean", one.digits)
-        parts.append((f"{one.column}_mean", f"CAST({means} AS INTEGER)" if one.column in _WHOLE else means))
+    for column in kept:
+        means = _mean(f"{column.column}_mean", column.digits)
+        parts.append((f"{column.column}_mean", f"CAST({means} AS INTEGER)" if column.column in _WHOLE else means))
         parts += [
-            (f"{one.column}_{part}", f"{part}({one.column}_{part})") for part in ("min", "max") if part in one.parts
+            (f"{column.column}_{part}", f"{part}({column.column}_{part})")
+            for part in ("min", "max")
+            if part in column.parts
         ]
     parts += own
     names, values = zip(*parts, strict=True)
@@ -37,7 +39,7 @@ def _query(kind: str, kept: Sequence[Kept], own: Sequence[tuple[str, str]]) -> s
 
 
 def _mean(name: str, digits: int) -> str:
-    """Each hour counts as much as it has samples; one that knew nothing counts for nothing."""
+    """SQL for the mean of an hourly column, weighted by samples; hours without a value are left out."""
     return f"round(sum({name} * sample_count) / sum(CASE WHEN {name} NOTNULL THEN sample_count END), {digits})"
 
 

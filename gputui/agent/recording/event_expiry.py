@@ -1,5 +1,4 @@
-"""Forgetting what happened long ago: alerts that are over, events, what the driver reported, answered commands and sent
-messages. What belongs to a run that is still there is forgotten with the run, but for its alerts."""
+"""Expiry of old alerts, events, driver events and commands. Events of an existing run are deleted with the run."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from dataclasses import dataclass
 
 from gputui.runs.repository import transaction
 
-# So many rows make a slice, a few milliseconds.
+# Rows of one slice, which takes a few milliseconds.
 ROWS_AT_ONCE = 500
 EVERY_SECONDS = 3600.0
 
-# Table, its key, and which rows may go; the one parameter is before when.
+# Table, key, and the condition of expired rows; ?1 is the oldest time to keep.
 _OLD = (
     ("alerts", "alert_id", "raised_at < ?1 AND cleared_at < ?1"),
     ("events", "event_id", "at < ?1 AND (run_id IS NULL OR run_id NOT IN (SELECT run_id FROM runs))"),
@@ -23,8 +22,8 @@ _OLD = (
 
 
 @dataclass(slots=True)
-class Forgetting:
-    """``clock`` gives monotonic seconds."""
+class EventExpiry:
+    """Deletes expired rows once an hour, in slices. ``clock`` returns monotonic seconds."""
 
     connection: sqlite3.Connection
     clock: Callable[[], float]
@@ -32,19 +31,19 @@ class Forgetting:
     table: int = 0
 
     def turn(self, age_seconds: float | None, now: float, deadline: float) -> None:
-        """Once an hour, and until nothing is left, forget what is older, one slice at least and no more than fit before
-        ``deadline`` (monotonic); ``now`` is UTC unix seconds. Raises sqlite3.Error."""
+        """Delete at least one slice of due rows, and more until ``deadline`` (monotonic). ``now`` is UTC unix seconds;
+        ``age_seconds`` None keeps everything. Raises sqlite3.Error."""
         if age_seconds is None or self.clock() < self.due:
             return
         while self.table < len(_OLD):
             table, key, condition = _OLD[self.table]
             with transaction(self.connection) as connection:
-                gone = connection.execute(
+                deleted = connection.execute(
                     f"DELETE FROM {table} WHERE {key} IN "  # noqa: S608 - names of our own
                     f"(SELECT {key} FROM {table} WHERE {condition} LIMIT {ROWS_AT_ONCE})",
                     (now - age_seconds,),
                 ).rowcount
-            if gone < ROWS_AT_ONCE:
+            if deleted < ROWS_AT_ONCE:
                 self.table += 1
             if self.clock() >= deadline:
                 return

@@ -1,4 +1,4 @@
-"""Write samples to a rotated file in a thread: the agent does not wait for a disk."""
+"""Samples written to a rotated file by a thread, so that the agent never waits for the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gputui.config import PRIVATE_FILE_MODE
 
 log = logging.getLogger(__name__)
 
-# While the file cannot be written, so many messages wait; older ones are counted as lost.
+# Messages kept while the file cannot be written; older ones are counted as lost.
 WAITING_MESSAGES = 1200
 RETRY_SECONDS = 1.0
 CLOSING_SECONDS = 5.0
@@ -22,9 +22,9 @@ KEPT_FILES = 10
 
 
 class RotatedFile:
-    """A file of lines: ``path`` is the one that is written, ``path``.1 the one before it, up to KEPT_FILES of them.
+    """A file of lines with its predecessors ``path``.1, ``path``.2 up to KEPT_FILES. For one thread.
 
-    Used by one thread. Raises OSError if it cannot be written; what was written in part is ended first then.
+    Methods raise OSError if the file cannot be written. The next write first ends a line that was written in part.
     """
 
     def __init__(self, path: Path, rotate_bytes: int | None, header: bytes = b"") -> None:
@@ -64,14 +64,14 @@ class RotatedFile:
 
     def _append(self, text: bytes) -> None:
         assert self._descriptor is not None
-        left = memoryview(text)
+        remaining = memoryview(text)
         try:
-            while left:
-                written = os.write(self._descriptor, left)
+            while remaining:
+                written = os.write(self._descriptor, remaining)
                 self._size += written
-                left = left[written:]
+                remaining = remaining[written:]
         except OSError:
-            self._is_torn = len(left) < len(text) or self._is_torn
+            self._is_torn = len(remaining) < len(text) or self._is_torn
             raise
 
     def _rotate(self) -> None:
@@ -88,7 +88,7 @@ class RotatedFile:
 
 
 class FileOutput:
-    """Takes messages in one thread and writes them in another."""
+    """Accepts messages in one thread and writes them in another."""
 
     def __init__(self, path: Path, form: Format, rotate_bytes: int | None) -> None:
         self._path, self._form = path, form
@@ -102,12 +102,12 @@ class FileOutput:
         self._thread = threading.Thread(target=self._run, name="file-output", daemon=True)
 
     def start(self) -> None:
-        """Raises OSError if the file cannot be opened: then nothing was started."""
+        """Open the file and start the thread. Raises OSError if the file cannot be opened."""
         self._file.write(b"")
         self._thread.start()
 
     def take(self, messages: Iterable[Message], indices: Mapping[str, int]) -> None:
-        """Queue what was read; never blocks."""
+        """Queue messages without blocking."""
         for message in messages:
             if len(self._waiting) >= WAITING_MESSAGES:
                 self._waiting.popleft()
@@ -116,7 +116,7 @@ class FileOutput:
         self._wake.set()
 
     def close(self) -> None:
-        """Write what waits, for a few seconds at most."""
+        """Write queued messages, for at most CLOSING_SECONDS."""
         self._ending.set()
         self._wake.set()
         self._thread.join(CLOSING_SECONDS)
@@ -134,7 +134,7 @@ class FileOutput:
                 return
 
     def _drain(self) -> bool:
-        """Write what waits; False when the file cannot be written now."""
+        """Write queued messages; return False if the file cannot be written now."""
         while self._waiting:
             message, indices = self._waiting.popleft()
             text = b"".join(encoded(line, self._form) for line in lines(message, indices))

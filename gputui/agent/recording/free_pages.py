@@ -1,5 +1,5 @@
-"""Free pages of the database, given back to the file system a few at a time: a run of millions of lines leaves most of
-the file empty. Some are kept, for they are soon used again."""
+"""Free pages of the database, returned to the file system a few at a time. Removing a run of millions of lines leaves
+most of the file empty."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from gputui.agent.slices import TURN_SECONDS, SliceSize
 from gputui.store.database import pragma
 
-# Free pages below this, or below a tenth of the file, are kept: an hour of eight GPUs at 10 Hz frees 6000 when it is
-# packed, and the next one takes them.
+# Free pages below this, or below a tenth of the file, are kept: new samples soon use them.
 KEPT_FREE_PAGES = 8192
 _INCREMENTAL = 2
 
 
 @dataclass(slots=True)
 class FreePages:
-    """Works only on a file that was created to allow it. ``clock`` gives monotonic seconds."""
+    """Acts only on a database that was created with incremental auto-vacuum. ``clock`` returns monotonic seconds."""
 
     connection: sqlite3.Connection
     clock: Callable[[], float]
@@ -28,7 +27,7 @@ class FreePages:
         self.size = SliceSize(self.clock, 256, 32, 4096)
 
     def turn(self) -> bool:
-        """Give back pages for a few milliseconds; whether there are more. Raises sqlite3.Error."""
+        """Return pages for a few milliseconds; True if more remain. Raises sqlite3.Error."""
         deadline = self.clock() + TURN_SECONDS
         while self._is_too_many():
             self.size.run(self._give_back)
@@ -41,5 +40,5 @@ class FreePages:
         return free > max(KEPT_FREE_PAGES, pages // 10) and pragma(self.connection, "auto_vacuum") == _INCREMENTAL
 
     def _give_back(self, count: int) -> None:
-        # Not execute, which steps once: that would give back one page.
+        # Not execute(): it steps the statement once, which frees one page.
         self.connection.executescript(f"PRAGMA incremental_vacuum({count})")

@@ -1,4 +1,4 @@
-"""The record over months: samples put together in time, and what is too old or too much deleted."""
+"""Retention of the hardware history: roll up samples, sum energy, and delete what exceeds the limits in record.yaml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gputui.agent.recording import run_energy
-from gputui.agent.recording.event_expiry import Forgetting
+from gputui.agent.recording.event_expiry import EventExpiry
 from gputui.agent.recording.pruning import Pruning
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.sample_rollups import Rollups
@@ -22,29 +22,30 @@ from gputui.store.retention import Retention
 
 log = logging.getLogger(__name__)
 
-# What is to be done is done in slices of some milliseconds, for about so long in one turn.
+# Budget of one turn, which is spent in slices of some milliseconds.
 TURN_SECONDS = 0.015
 PRUNE_SECONDS = 30.0
 ENERGY_SECONDS = 10.0
-# A clock that was set, or not checked yet, decides about no sample's age for so long.
+# How long the wall clock must run evenly before it decides the age of samples.
 TRUST_SECONDS = 3600.0
 JUMP_SECONDS = 60.0
 
 
 def seconds_since_boot() -> float:
-    """A clock that cannot be set and runs while the machine sleeps: clock_gettime(2)."""
+    """Seconds since boot, including sleep. Unlike the wall clock it cannot be set; see clock_gettime(2)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(slots=True)
 class ClockTrust:
-    """Whether the wall clock has gone evenly for long enough. A machine that slept is no reason for doubt."""
+    """Detects jumps of the wall clock by comparison with the time since boot."""
 
     _offset: float | None = None
     _since: float = 0.0
 
-    def look(self, wall: float, boot: float) -> bool:
-        """``wall`` is UTC unix seconds, ``boot`` those since the machine was started."""
+    def check(self, wall: float, boot: float) -> bool:
+        """Whether the wall clock has run evenly for TRUST_SECONDS. ``wall`` is UTC unix seconds, ``boot`` seconds since
+        boot."""
         offset = wall - boot
         if self._offset is None or abs(offset - self._offset) > JUMP_SECONDS:
             self._since = boot
@@ -53,8 +54,9 @@ class ClockTrust:
 
 
 @dataclass(slots=True)
-class RecordKeeping:
-    """``settings`` is the machine's record.yaml; ``wall`` gives UTC unix seconds."""
+class HistoryRetention:
+    """Keeps the hardware history within the limits in ``settings``, the machine's record.yaml. ``wall`` returns UTC
+    unix seconds, ``clock`` monotonic seconds."""
 
     connection: sqlite3.Connection
     settings: Path
@@ -67,7 +69,7 @@ class RecordKeeping:
     trust: ClockTrust = field(default_factory=ClockTrust)
     rollups: Rollups = field(init=False)
     pruning: Pruning = field(init=False)
-    forgetting: Forgetting = field(init=False)
+    expiry: EventExpiry = field(init=False)
     _energy_at: float = 0.0
     _prune_at: float = 0.0
     _read: tuple[int, int, int] | None = None
@@ -77,12 +79,12 @@ class RecordKeeping:
     def __post_init__(self) -> None:
         self.rollups = Rollups(self.connection, self.interval_seconds, self.clock)
         self.pruning = Pruning(self.connection, self.clock)
-        self.forgetting = Forgetting(self.connection, self.clock)
+        self.expiry = EventExpiry(self.connection, self.clock)
 
     def turn(self, now: float) -> None:
-        """Whatever is due; ``now`` is monotonic. On a full disk nothing is done, and it is tried again."""
-        trusted = self.trust.look(self.wall(), self.boot())
-        # A span whose samples are not all stored yet must not be put together; on a full disk deleting may make room.
+        """Do what is due; ``now`` is monotonic. On a full disk, log it once and try again in the next turn."""
+        trusted = self.trust.check(self.wall(), self.boot())
+        # Spans are rolled up only when all their samples are stored. Deletion goes on: it may make room.
         is_whole = not self.recorder.is_waiting
         deadline = self.clock() + TURN_SECONDS
         try:
@@ -92,20 +94,20 @@ class RecordKeeping:
                 self._energy_at = now + ENERGY_SECONDS
                 run_energy.settle(self.connection, self.wall())
             if now >= self._prune_at:
-                self._look_at_settings()
+                self._reload_settings()
                 if trusted:
-                    self.forgetting.turn(self.retention.events_seconds, self.wall(), deadline)
-                done = self.pruning.turn(self.retention, self.wall(), deadline, ages_hold=trusted)
+                    self.expiry.turn(self.retention.events_seconds, self.wall(), deadline)
+                done = self.pruning.turn(self.retention, self.wall(), deadline, is_clock_trusted=trusted)
                 if done:
                     self._prune_at = now + PRUNE_SECONDS
-                    self._tell_size()
+                    self._warn_if_too_large()
             self._is_stuck = False
         except sqlite3.OperationalError as error:
             if not self._is_stuck:
                 log.warning("the record is not tidied until the database can be written: %s", error)
             self._is_stuck = True
 
-    def _look_at_settings(self) -> None:
+    def _reload_settings(self) -> None:
         found = file_identity(self.settings)
         if found == self._read:
             return
@@ -120,7 +122,7 @@ class RecordKeeping:
             text = f"{error.problems[0]}; samples are kept as before"
             add_event(self.connection, "retention_unusable", text, now=self.wall(), severity="warning")
 
-    def _tell_size(self) -> None:
+    def _warn_if_too_large(self) -> None:
         limit, used = self.retention.size_bytes, room(self.connection).used_bytes
         too_large = limit is not None and used > limit
         if too_large and not self._is_too_large:

@@ -1,7 +1,7 @@
-"""Deleting samples, minutes and hours that are older, or more, than is to be kept: a slice at a time, the oldest first.
+"""Delete samples, minutes and hours beyond the limits of age and size: a slice at a time, the oldest first.
 
-Samples are deleted only after the hour that they lie in has been rolled up. Freed pages are used again, or given back
-to the file system (`gputui.agent.recording.free_pages`).
+Samples are deleted only after their hour was rolled up. Freed pages are reused, or returned to the file system
+(`gputui.agent.recording.free_pages`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gputui.store.retention import Retention
 from gputui.store.rollups import DAY, HOUR
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 
-# So many of one source make a slice, about 10 ms with eight GPUs.
+# Samples of one source in a slice, which takes about 10 ms with eight GPUs.
 TICKS_AT_ONCE = 600
-# What remains begins at a multiple of it, and is read from there on.
+# The remaining samples begin at a multiple of this.
 EDGE_SECONDS = 600
-# Below the limit by so much, so that not every second has something to delete.
+# Delete until the size is this fraction below the limit, so that not every second has something to delete.
 SIZE_SLACK = 0.02
 
 # A limit before every sample.
@@ -32,45 +32,44 @@ class _Rows(NamedTuple):
     """The rows of one source, a GPU or the host, in a table of samples, minutes or hours."""
 
     table: str
-    # Which of the table's rows, and the values in that condition.
+    # The SQL condition that selects the rows, and its values.
     condition: str
     values: tuple[int, ...]
 
     def oldest(self, connection: sqlite3.Connection) -> float | None:
-        """Their oldest time (UTC unix seconds), None if there are none."""
+        """The oldest time (UTC unix seconds), None without rows."""
         query = f"SELECT min(at) FROM {self.table} WHERE {self.condition}"  # noqa: S608
         at: float | None = connection.execute(query, self.values).fetchone()[0]
         return at
 
     def behind(self, connection: sqlite3.Connection, count: int) -> float | None:
-        """The time of the first row behind the ``count`` oldest, None if there are no more."""
+        """The time of the first row after the ``count`` oldest ones, None if there are no more."""
         query = f"SELECT at FROM {self.table} WHERE {self.condition} ORDER BY at LIMIT 1 OFFSET {count}"  # noqa: S608
         row = connection.execute(query, self.values).fetchone()
         return None if row is None else float(row[0])
 
     def delete(self, connection: sqlite3.Connection, before: float) -> None:
-        """Delete those before a time."""
+        """Delete the rows before a time."""
         connection.execute(f"DELETE FROM {self.table} WHERE {self.condition} AND at < ?", (*self.values, before))  # noqa: S608
 
 
 @dataclass(slots=True)
 class Pruning:
-    """Deletes slices of the record until no more than is to be kept is left."""
+    """Deletes slices of the history until it is within its limits. ``clock`` returns monotonic seconds."""
 
     connection: sqlite3.Connection
-    # Gives monotonic seconds, to bound a turn.
     clock: Callable[[], float]
 
-    def turn(self, retention: Retention, now: float, deadline: float, *, ages_hold: bool) -> bool:
-        """Delete at least a slice, and more until the clock shows ``deadline``; True when nothing is left to delete.
-        ``now`` is UTC unix seconds; ``ages_hold`` says that it can be trusted. Raises sqlite3.Error."""
-        while self._slice(retention, now if ages_hold else None):
+    def turn(self, retention: Retention, now: float, deadline: float, *, is_clock_trusted: bool) -> bool:
+        """Delete at least a slice, and more until ``deadline`` (monotonic); True when nothing is left to delete.
+        ``now`` is UTC unix seconds; unless ``is_clock_trusted``, only the size counts. Raises sqlite3.Error."""
+        while self._slice(retention, now if is_clock_trusted else None):
             if self.clock() >= deadline:
                 return False
         return True
 
     def _slice(self, retention: Retention, now: float | None) -> bool:
-        """Delete one slice; False if there is nothing to delete. Without ``now`` nothing is too old."""
+        """Delete one slice; False if there is nothing to delete. If ``now`` is None, nothing is too old."""
 
         def older_than(kept_seconds: float | None) -> float:
             return _NOTHING if now is None or kept_seconds is None else now - kept_seconds
@@ -87,9 +86,9 @@ class Pruning:
 
     def _cut_samples(self, limit: float) -> bool:
         """Delete the oldest samples before ``limit``: about TICKS_AT_ONCE of each source, and at least those up to the
-        next edge, where what remains begins. False if there are none."""
-        series = [(HOST, HOST_ID), *((one, gpu_id) for one in (GPU, SLOW) for gpu_id in self._gpu_ids())]
-        sources = [_Rows(one.table, *one.key(gpu_id)) for one, gpu_id in series]
+        next multiple of EDGE_SECONDS. False if there are none."""
+        series = [(HOST, HOST_ID), *((kind, gpu_id) for kind in (GPU, SLOW) for gpu_id in self._gpu_ids())]
+        sources = [_Rows(kind.table, *kind.key(gpu_id)) for kind, gpu_id in series]
         begins, slice_ends = [], []
         for rows in sources:
             at = rows.oldest(self.connection)
@@ -111,21 +110,20 @@ class Pruning:
 
     def _cut_minutes(self, limit: float) -> bool:
         """Delete the oldest day of minutes before ``limit``; False if there is none."""
-        sources = self._spans("host_minutes", "gpu_minutes")
-        cut = self._day_end(sources, limit)
-        if cut is None:
-            return False
-        with transaction(self.connection) as connection:
-            for rows in sources:
-                rows.delete(connection, cut)
-            self._delete_process_sets(cut)
-            connection.execute("UPDATE record_bounds SET minutes_since = max(minutes_since, ?)", (cut,))
-        return True
+        return self._cut_day("minutes", limit, "UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)")
 
     def _cut_hours(self, limit: float) -> bool:
         """Delete the oldest day of hours before ``limit``, and its row of days once all of its hours are gone; False if
         there is none."""
-        sources = self._spans("host_hours", "gpu_hours")
+        return self._cut_day(
+            "hours",
+            limit,
+            "DELETE FROM host_days WHERE at <= :day_before",
+            "DELETE FROM gpu_days WHERE at <= :day_before",
+        )
+
+    def _cut_day(self, span: str, limit: float, *statements: str) -> bool:
+        sources = self._spans(f"host_{span}", f"gpu_{span}")
         cut = self._day_end(sources, limit)
         if cut is None:
             return False
@@ -133,8 +131,8 @@ class Pruning:
             for rows in sources:
                 rows.delete(connection, cut)
             self._delete_process_sets(cut)
-            connection.execute("DELETE FROM host_days WHERE at <= ?", (cut - DAY,))
-            connection.execute("DELETE FROM gpu_days WHERE at <= ?", (cut - DAY,))
+            for statement in statements:
+                connection.execute(statement, {"cut": cut, "day_before": cut - DAY})
         return True
 
     def _spans(self, host_table: str, gpu_table: str) -> list[_Rows]:
@@ -145,8 +143,8 @@ class Pruning:
         ]
 
     def _day_end(self, sources: Iterable[_Rows], limit: float) -> float | None:
-        """Where the day of the oldest row ends, or the last whole hour before ``limit`` if that is earlier; None if no
-        row lies before that."""
+        """The end of the oldest row's day, or the last full hour before ``limit`` if that is earlier; None if no row is
+        older."""
         begins = [at for rows in sources if (at := rows.oldest(self.connection)) is not None]
         if not begins:
             return None
@@ -154,7 +152,7 @@ class Pruning:
         return end if end > min(begins) else None
 
     def _delete_process_sets(self, before: float) -> None:
-        """Delete the sets of processes before a time, but for each GPU's newest: that one is the answer after it."""
+        """Delete the sets of processes before a time except each GPU's newest, which is still valid at that time."""
         for gpu_id in self._gpu_ids():
             self.connection.execute(
                 "DELETE FROM gpu_process_sets WHERE gpu_id = ? AND at < "
@@ -167,7 +165,7 @@ class Pruning:
 
 
 def _rolled_up_until(connection: sqlite3.Connection) -> float:
-    """Up to when every source's samples are in hours (UTC unix seconds); before every sample if a source has none."""
+    """The time up to which the samples of every source are rolled up into hours (UTC unix seconds)."""
     row = connection.execute("SELECT min(until), count(*) FROM rollup_marks WHERE span_seconds = ?", (HOUR,)).fetchone()
     sources = 1 + connection.execute("SELECT count(*) FROM gpus").fetchone()[0]
     return float(row[0]) if row[0] is not None and row[1] == sources else _NOTHING

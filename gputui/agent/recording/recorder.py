@@ -1,4 +1,5 @@
-"""From the sampler's messages to rows: the history of the hardware, and what the scheduler needs to know now."""
+"""The recorder: writes the sampler's messages to the hardware history and keeps the newest in memory for the
+scheduler."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from gputui.gpu.model import (
     FastTick,
@@ -33,19 +35,19 @@ log = logging.getLogger(__name__)
 
 Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
 
-# While the database cannot be written (full disk, locked), so many messages wait; older ones are counted as lost.
+# Messages kept while the database cannot be written; older ones are counted as lost.
 BACKLOG_MESSAGES = 1200
 
-# A GPU whose every kernel fails reports thousands of XIDs; the newest tell as much.
+# A GPU on which every kernel fails reports thousands of XIDs; the newest suffice.
 REPORTED_KEPT = 256
 
-# A change of a process's memory below this is not a new set of processes.
+# Smaller changes of a process's memory do not make a new set of processes.
 MEMORY_GRAIN_BYTES = 64 << 20
 
-_PROCESS_FIELDS = [field.name for field in fields(GpuProcess)]
-_HOST_COLUMNS = [field.name for field in fields(HostSample) if field.name != "kind"]
-_FAST_COLUMNS = [field.name for field in fields(GpuSample) if field.name not in ("uuid", "detail", "throttle_reasons")]
-_SLOW_COLUMNS = [field.name for field in fields(GpuSlowSample) if field.name != "uuid"]
+_PROCESS_FIELDS = list(GpuProcess.__struct_fields__)
+_HOST_COLUMNS = list(HostSample.__struct_fields__)
+_FAST_COLUMNS = [name for name in GpuSample.__struct_fields__ if name not in ("uuid", "detail", "throttle_reasons")]
+_SLOW_COLUMNS = [name for name in GpuSlowSample.__struct_fields__ if name != "uuid"]
 
 
 def _insert(table: str, columns: list[str]) -> str:
@@ -58,36 +60,32 @@ _INSERT_SLOW = _insert(series.SLOW.table, ["at", "gpu_id", *_SLOW_COLUMNS])
 
 
 class ProcessOwners:
-    """Which run and rank a PID belongs to, from its environment tag or the process tree above it. Neither
-    changes in the life of a process, so each is read once. ``runs`` is the folder of this home's runs: a run of another
-    home is a stranger here."""
+    """Run and rank of a process, from its environment tag or its ancestors. Neither changes while the process lives, so
+    each is read once. ``runs`` is the folder of this home's runs; runs of other homes do not count."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = str(runs)
         self._known: dict[tuple[int, int], Owner | None] = {}
 
     def of(self, process: GpuProcess) -> Owner | None:
-        """(run id, rank) or None for a process that is not of ours."""
+        """The owner, or None for a process that belongs to no run of this home."""
         if process.start_ticks is None:
             return None
         key = (process.pid, process.start_ticks)
         if key not in self._known:
-            self._known[key] = self._look(process)
+            owner, stat = owner_of(process.pid, self._runs), read_stat(process.pid)
+            # Read after the owner: the PID may have been reused.
+            is_same = stat is not None and stat.start_ticks == process.start_ticks
+            self._known[key] = owner if is_same else None
         return self._known[key]
 
     def keep_only(self, processes: Iterable[GpuProcess]) -> None:
         alive = {(process.pid, process.start_ticks) for process in processes}
         self._known = {key: owner for key, owner in self._known.items() if key in alive}
 
-    def _look(self, process: GpuProcess) -> Owner | None:
-        owner = owner_of(process.pid, self._runs)
-        stat = read_stat(process.pid)
-        return None if stat is None or stat.start_ticks != process.start_ticks else owner
-
 
 def _digits(name: str) -> int | None:
-    """To how many digits after the point a value is stored: no more than its source knows.
-    None for what is no real number."""
+    """Decimals that a value is stored with, by the resolution of its source; None if it is not a float."""
     if name.endswith("_bytes_per_second"):
         return 0
     if name in ("cpu_percent", "load_1m"):
@@ -123,7 +121,7 @@ class Recorder:
         self.host: HostSample | None = None
         self.slow: dict[str, GpuSlowSample] = {}
         self.reported: deque[GpuEvent] = deque(maxlen=REPORTED_KEPT)
-        """What the driver reported by itself, until somebody takes it from here."""
+        """Driver events that the lifecycle has not consumed yet."""
 
     @property
     def facts(self) -> dict[str, GpuFacts]:
@@ -131,14 +129,14 @@ class Recorder:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something that was taken is not stored yet."""
+        """Whether messages are not stored yet."""
         return bool(self._waiting)
 
     def owner(self, process: GpuProcess) -> Owner | None:
         return self._owners.of(process)
 
     def take(self, messages: Iterable[Message]) -> None:
-        """Remember what was read; `flush` writes it."""
+        """Queue messages for `flush`, and keep the newest of each kind."""
         for message in messages:
             if isinstance(message, FastTick):
                 self.fast = {sample.uuid: sample for sample in message.gpus}
@@ -160,11 +158,11 @@ class Recorder:
             self._waiting.append(message)
 
     def flush(self, *, heartbeat: bool = False) -> bool:
-        """Write what waits, and if there is any that the agent lives. False when the database cannot be written now;
-        nothing is forgotten then."""
+        """Write queued messages and, with ``heartbeat``, that the agent is alive. If the database cannot be written,
+        return False and keep the queue."""
         if not self._waiting:
             return True
-        known = dict(self._ids)
+        ids = dict(self._ids)
         sets = dict(self._process_sets)
         try:
             with transaction(self._connection):
@@ -181,11 +179,11 @@ class Recorder:
                         severity="warning",
                     )
         except sqlite3.OperationalError as error:
-            self._ids, self._process_sets = known, sets
+            self._ids, self._process_sets = ids, sets
             if self._stopped_at is None:
                 self._stopped_at, self._stopped_by = self._wall(), str(error)
                 if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                    # Not for want of room or of a lock: the tables are not those that this program writes.
+                    # Neither a full disk nor a lock: the tables do not match this program.
                     self._stopped_by = f"the tables do not fit gputui {VERSION}: {error}"
                     log.error("nothing is recorded: %s; this is a defect of gputui, please report it", self._stopped_by)
                 else:
@@ -241,12 +239,16 @@ class Recorder:
                 )
 
     def _write_processes(self, tick: ProcessTick) -> None:
-        for uuid, held in tick.processes.items():
+        for uuid, processes in tick.processes.items():
             gpu_id = self._ids.get(uuid)
             if gpu_id is None:
                 continue
-            listed = None if held is None else [self._process_json(process) for process in held]
-            key = None if held is None else tuple((p.pid, (p.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for p in held)
+            listed = None if processes is None else [self._process_json(process) for process in processes]
+            key = (
+                None
+                if processes is None
+                else tuple((p.pid, (p.memory_bytes or 0) // MEMORY_GRAIN_BYTES) for p in processes)
+            )
             text = None if listed is None else json.dumps(listed)
             self._connection.execute(
                 "UPDATE gpus SET processes = ?, processes_at = ? WHERE gpu_id = ?", (text, tick.at, gpu_id)

@@ -1,7 +1,7 @@
-"""The energy of each attempt, summed from the counters of its GPUs while they are read.
+"""The energy of each attempt, summed from the energy counters of its GPUs.
 
-How far the readings were counted is written with the sum, so that none counts twice and none is missed; the sum
-outlives the readings.
+The sum is stored together with the time up to which readings are counted, so that each reading counts once. It outlives
+the readings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import json
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.runs.repository import transaction
 from gputui.store import samples
@@ -19,16 +21,15 @@ from gputui.store.costs import consumed_joules, own_seconds
 from gputui.store.series import SLOW
 
 BORDER_SECONDS = 120.0
-"""Where an attempt begins or ends between two readings further apart than this, what lies between is not counted: how
-much of it is the attempt's is unknown. Within an attempt the distance does not matter, for the counter went on."""
+"""If an attempt begins or ends between two readings further apart than this, the difference does not count, because the
+attempt's part of it is unknown. Within an attempt any distance counts."""
 
 READINGS_AT_ONCE = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyTally:
-    """One GPU of one attempt: time (UTC unix seconds) and counter of the newest reading that was counted, the counter
-    None before the first, and the sum so far."""
+class EnergyTally(Struct, frozen=True):
+    """Sum for one GPU of one attempt, with time (UTC unix seconds) and counter of the newest counted reading. The
+    counter is None before the first one."""
 
     until: float
     counter_joules: float | None = None
@@ -43,24 +44,24 @@ def with_reading(
     ended: float | None,
     others: Sequence[tuple[float, float]] = (),
 ) -> EnergyTally:
-    """The tally with the next reading of an attempt that ran from ``began`` to ``ended``; ``others`` had the GPU, too,
-    from their begin to their end, and get their equal part. Pure."""
+    """Add a reading to the tally of an attempt that ran from ``began`` to ``ended``. ``others`` are the begins and ends
+    of attempts that shared the GPU; each gets an equal part. Pure."""
     before = tally.counter_joules
     if before is None:
         return replace(tally, until=at, counter_joules=counter_joules)
     apart = at - tally.until
     end = at if ended is None else min(at, ended)
-    inside = end - max(tally.until, began)
-    is_border = inside < apart
+    overlap = end - max(tally.until, began)
+    is_border = overlap < apart
     energy = tally.energy_joules
-    if inside > 0 and not (is_border and apart > BORDER_SECONDS):
-        own = own_seconds(end - inside, end, others)
+    if overlap > 0 and not (is_border and apart > BORDER_SECONDS):
+        own = own_seconds(end - overlap, end, others)
         energy = (energy or 0.0) + consumed_joules((tally.until, before), (at, counter_joules)) * own / apart
     return EnergyTally(at, counter_joules, energy)
 
 
 def settle(connection: sqlite3.Connection, now: float) -> None:
-    """Count what was read since the last time. Raises sqlite3.Error."""
+    """Add new readings to the sums of all attempts. Raises sqlite3.Error."""
     attempts = connection.execute(
         "SELECT run_id, number, gpus, started_at, ended_at FROM attempts AS a WHERE started_at NOTNULL "
         "AND iif(json_valid(gpus), json_array_length(gpus), 0) > (SELECT count(*) FROM attempt_energy AS e "
@@ -90,7 +91,7 @@ def _count_readings(
         if ended is not None and at >= ended:
             break
     if tally.counter_joules is None:
-        # No reading is stored with an earlier time from here on: a GPU without a counter is not read again.
+        # A GPU without a counter is not scanned again: no reading with an earlier time can follow.
         tally = replace(tally, until=max(tally.until, last - BORDER_SECONDS))
     is_read_out = until > last and now > last
     is_settled = ended is not None and (tally.until >= ended or is_read_out)
@@ -105,7 +106,7 @@ def _count_readings(
 def _readings(
     connection: sqlite3.Connection, uuid: str, after: float, last: float
 ) -> tuple[list[tuple[float, float]], float]:
-    """The counter of a GPU after a moment and up to ``last``, as far as it is read at once, and how far that is."""
+    """Up to READINGS_AT_ONCE counter values of a GPU after a time and up to ``last``, and the time that they reach."""
     row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
     end = math.nextafter(last, math.inf)
     if row is None:

@@ -1,7 +1,7 @@
-"""What the sampler tells as lines of a file: NDJSON, or one CSV table. Pure.
+"""The sampler's messages as lines of NDJSON or of one CSV table. Pure.
 
-A line is one GPU, the host, or one report of the driver at one moment; `kind` says which: ``gpu``, ``gpu_slow``,
-``host`` or ``gpu_event``. Unknown is null, or an empty cell.
+A line describes a GPU, the host, or a driver event at one time. Its ``kind`` is ``gpu``, ``gpu_slow``, ``host`` or
+``gpu_event``. An unknown value is null, or an empty cell.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
 from typing import Any, Literal
+
+from msgspec.structs import asdict
 
 from gputui.gpu.model import FastTick, GpuEvent, GpuSample, GpuSlowSample, Inventory, ProcessTick, SlowTick
 from gputui.store.json_shapes import iso
@@ -22,16 +23,13 @@ Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
 Line = dict[str, Any]
 
 _LEADING = ("time", "at", "kind", "gpu", "uuid")
-CSV_COLUMNS = tuple(
-    dict.fromkeys(
-        (*_LEADING, *(f.name for kind in (GpuSample, GpuSlowSample, HostSample, GpuEvent) for f in fields(kind)))
-    )
-)
+_KINDS = (GpuSample, GpuSlowSample, HostSample, GpuEvent)
+CSV_COLUMNS = tuple(dict.fromkeys((*_LEADING, *(name for kind in _KINDS for name in kind.__struct_fields__))))
 
 
 def lines(message: Message, indices: Mapping[str, int]) -> Iterator[Line]:
-    """The lines of a message; ``indices`` gives a GPU's index by its UUID. Lists of processes are not among them: they
-    name what other people run."""
+    """The lines of a message; ``indices`` maps UUIDs to GPU indices. Lists of processes are left out, because they name
+    other users' programs."""
     if isinstance(message, FastTick | SlowTick):
         kind = "gpu" if isinstance(message, FastTick) else "gpu_slow"
         for sample in message.gpus:
@@ -45,7 +43,7 @@ def lines(message: Message, indices: Mapping[str, int]) -> Iterator[Line]:
 
 
 def encoded(line: Line, form: Format) -> bytes:
-    """A line with its end."""
+    """A line as bytes, with its newline."""
     if form == "ndjson":
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
     cells = [line.get(column) for column in CSV_COLUMNS]

@@ -1,9 +1,8 @@
-"""Minutes, hours and days out of samples, as time passes.
+"""Rollups of samples into minutes, hours and days.
 
-Samples of a span that is over are put together from what is stored, a slice at a time, and the mark up to which that
-was done moves in the transaction of the span's row: an agent that is killed is followed by one that begins the span
-again. A span that is computed again, because the clock was set back, gives the same row with its added samples.
-A day is put together from its hours whenever one of them is.
+A span that is over is computed from stored samples, a slice at a time. A mark of progress moves in the transaction that
+writes the span's row, so the successor of a killed agent repeats the span. A span that is repeated because the clock
+was set back gives the same row plus its new samples. A day is computed from its hours whenever one of them changes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 from gputui.store.span_summary import GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Gathered, names
 
-# One such slice takes about 3 ms; a longer backlog waits for the next turn.
+# Rows of one slice, which takes about 3 ms.
 ROWS_AT_ONCE = 1000
 
 _GPU_COLUMNS = ("state", "throttle_reasons", *(kept.column for kept in GPU_KEPT))
@@ -43,7 +42,7 @@ _HOST_NAMES = ["at", "sample_count", *names(HOST_KEPT)]
 
 @dataclass(slots=True)
 class _Open:
-    """The span that a source's slices are being gathered into: ``at`` is its begin, ``read_until`` how far it is."""
+    """A span of which not all slices are read yet. ``at`` is its begin, ``read_until`` the end of the last slice."""
 
     source: int
     at: int
@@ -53,31 +52,27 @@ class _Open:
 
 @dataclass(slots=True)
 class Rollups:
-    """``interval_seconds`` is how often samples are taken; ``clock`` gives monotonic seconds, to bound a turn."""
+    """Computes the rollups of all sources. ``interval_seconds`` is the sampling interval; ``clock`` returns monotonic
+    seconds. ``is_behind``: spans that are over are not rolled up yet."""
 
     connection: sqlite3.Connection
     interval_seconds: float
     clock: Callable[[], float]
+    is_behind: bool = True
     _done: tuple[int, int] | None = None
-    _behind: bool = field(default=True)
+    # The unfinished span by its length.
     _open: dict[int, _Open] = field(default_factory=dict)
-    """By the length of the span: that in which the last slice ended."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether spans that are over still wait to be put together."""
-        return self._behind
 
     def turn(self, now: float, deadline: float) -> None:
-        """Put together what is over by ``now`` (UTC unix seconds), until the clock shows ``deadline``. Raises
-        sqlite3.Error with nothing of the unfinished part changed."""
-        # The counter's first reading after a span belongs to it in part.
+        """Roll up the spans that are over by ``now`` (UTC unix seconds), until ``deadline`` (monotonic). Raises
+        sqlite3.Error without a partial change."""
+        # A span's energy needs the first counter reading after it.
         over_by = now - max(SLOW_SECONDS, self.interval_seconds) * 2
         closed = (int(over_by // MINUTE) * MINUTE, int(over_by // HOUR) * HOUR)
-        if closed == self._done and not self._behind:
+        if closed == self._done and not self.is_behind:
             return
         if self._done is not None and closed < self._done:
-            # The clock was set back: samples may come to what has been gathered.
+            # The clock was set back: gathered spans may get more samples.
             self._open.clear()
         self._done = closed
         sources = [HOST_ID, *(row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus ORDER BY gpu_id"))]
@@ -85,15 +80,15 @@ class Rollups:
             for source in sources:
                 while (mark := self._mark(span, source)) != end:
                     if self.clock() >= deadline:
-                        self._behind = True
+                        self.is_behind = True
                         return
                     self._advance(span, source, mark, end)
-        self._behind = False
+        self.is_behind = False
 
     def _advance(self, span: int, source: int, mark: int, end: int) -> None:
-        """One slice of one source, from its mark on."""
+        """Roll up one slice of one source after its mark."""
         if mark > end:
-            # The clock was set back: what is sampled from here on belongs to spans that were done already.
+            # The clock was set back: new samples belong to spans that are done already.
             self._move(span, source, end)
             return
         opened = self._open.pop(span, None)
@@ -105,7 +100,7 @@ class Rollups:
         until = end if len(rows) < ROWS_AT_ONCE else rows.pop()[0]
         done, opened = self._gather(span, source, rows, until, opened)
         with transaction(self.connection):
-            self._store(span, source, [self._summary(span, source, one) for one in done])
+            self._store(span, source, [self._summary(span, source, span_open) for span_open in done])
             self._move(span, source, int(until // span) * span if opened is None else opened.at)
         if opened is not None:
             self._open[span] = opened
@@ -113,7 +108,7 @@ class Rollups:
     def _gather(
         self, span: int, source: int, rows: Sequence[Row], until: float, opened: _Open | None
     ) -> tuple[list[_Open], _Open | None]:
-        """The spans that are complete with these rows, which are all up to ``until``, and the one that is not."""
+        """Add rows, which are complete up to ``until``; return the spans that are over, and the unfinished one."""
         done: list[_Open] = []
         for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span):
             if opened is None or opened.at != at:
@@ -130,8 +125,8 @@ class Rollups:
                 return [*done, opened], None
         return done, opened
 
-    def _summary(self, span: int, source: int, one: _Open) -> tuple[int, list[object]]:
-        gathered, at = one.gathered, one.at
+    def _summary(self, span: int, source: int, span_open: _Open) -> tuple[int, list[object]]:
+        gathered, at = span_open.gathered, span_open.at
         if source == HOST_ID:
             return at, [at, gathered.samples, *gathered.summary()]
         longest = max(60.0, 3 * self.interval_seconds)
@@ -163,7 +158,7 @@ class Rollups:
             return
         columns = _HOST_NAMES if source == HOST_ID else _GPU_NAMES
         (raw_since,) = self.connection.execute("SELECT raw_since FROM record_bounds").fetchone()
-        # A span whose samples were deleted keeps the row that was made of all of them.
+        # A span whose samples were deleted keeps the row that was computed from all of them.
         lasting = [values for at, values in made if at < raw_since]
         for clash, some in (("IGNORE", lasting), ("REPLACE", [values for at, values in made if at >= raw_since])):
             self.connection.executemany(

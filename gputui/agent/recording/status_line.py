@@ -1,4 +1,4 @@
-"""What `gputui --record` prints: the state of things in one line, for a person or as JSON."""
+"""The status line of `gputui --record`, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shape = dict[str, Any]
 
 
 def record_shape(recorder: Recorder, active_runs: int, now: float) -> Shape:
-    """The machine now. Units are in the names; unknown is null."""
+    """The machine's current state. Keys contain the unit; an unknown value is None."""
     indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
     gpus = totals(recorder.fast.values(), indices)
     host = recorder.host
@@ -36,7 +36,7 @@ def record_shape(recorder: Recorder, active_runs: int, now: float) -> Shape:
 
 
 def record_line(shape: Shape) -> str:
-    """The same for a person."""
+    """The same as text."""
     host = (
         f"cpu {units.percent(shape['cpu_percent'])}  ram {units.gibibytes(shape['host_memory_used_bytes'])}"
         f"/{units.gibibytes(shape['host_memory_total_bytes'])} GiB"

@@ -1,5 +1,5 @@
-"""The write-ahead log, moved into the database by a job: that waits for the disk, which may be busy for seconds with
-somebody's checkpoint, and a commit by itself does not.
+"""Checkpoints of SQLite's write-ahead log, done by a job. A commit does not wait for the disk, but a checkpoint does,
+and a run that saves may keep the disk busy for seconds.
 
 https://www.sqlite.org/wal.html#ckpt
 """
@@ -19,20 +19,20 @@ from gputui.agent.jobs import Job, Jobs
 log = logging.getLogger(__name__)
 
 MOVED_AT_BYTES = 4 << 20
-# What can wait, waits while the log is as long as this; metrics wait only for a job that is moving it.
+# Deferrable writes wait while the log is this long; metrics wait only while a job moves it.
 LONG_BYTES = 12 << 20
-# The loop moves the log by itself once it has so many pages: it must not grow without end where no job gets to it.
+# A commit of the loop moves a log of this size itself, so that the log is bounded even if no job runs.
 LIMIT_PAGES = 8192
 _KEPT_BYTES = 1 << 20
 _DEADLINE_SECONDS = 600.0
-# A reader that looks at an old state keeps the log from being emptied.
+# A reader of an old state keeps the log from being emptied.
 _AGAIN_SECONDS = 0.5
 _FAILED_SECONDS = 20.0
 
 
 @dataclass(slots=True)
 class WriteAheadLog:
-    """The log of the agent's connection. ``clock`` gives monotonic seconds."""
+    """The write-ahead log of the agent's connection. ``clock`` returns monotonic seconds."""
 
     connection: sqlite3.Connection
     database: Path
@@ -43,23 +43,23 @@ class WriteAheadLog:
 
     def __post_init__(self) -> None:
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {LIMIT_PAGES}")
-        # An emptied log becomes a short file again, so that its length tells what is to be moved. What is kept of it is
-        # room for what must be written on a full disk.
+        # An emptied log is truncated, so that its size says how much is to be moved. The rest is kept as a reserve for
+        # a full disk.
         self.connection.execute(f"PRAGMA journal_size_limit = {_KEPT_BYTES}")
 
     @property
     def is_long(self) -> bool:
-        """Whether what can wait should, for the job is behind."""
+        """Whether deferrable writes should wait until a job has moved the log."""
         return self._bytes() >= LONG_BYTES
 
     @property
     def is_behind(self) -> bool:
-        """Whether a job is moving a long log, to which nothing that can be read later should be added: the log starts
-        again only once all of it is moved, and at its limit a commit would have to move it."""
+        """Whether a job is moving a long log. Metrics should not be added meanwhile: the log restarts only once all of
+        it is moved, and at its limit a commit has to move it."""
         return self._job is not None and not self._job.is_over and self.is_long
 
     def turn(self) -> None:
-        """Have the log moved when it is time."""
+        """Start a job to move the log if that is due."""
         if self._job is not None:
             if not self._job.is_over:
                 return
@@ -76,12 +76,12 @@ class WriteAheadLog:
             )
 
     def _bytes(self) -> int:
-        # Never opened: closing it would take this process's locks from it.
+        # Not opened, because closing the file would drop this process's POSIX locks on it.
         path = self.database.with_name(self.database.name + "-wal")
         return path.stat().st_size if path.exists() else 0
 
 
 def move(database: Path) -> None:
-    """Move what no reader keeps in the log into the database. Raises sqlite3.Error."""
+    """Move as much of the log into the database as readers allow. Raises sqlite3.Error."""
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=1.0)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

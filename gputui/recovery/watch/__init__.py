@@ -1,4 +1,4 @@
-"""Detectors for attempts that are alive: hangs, numbers that diverge, slow ranks, leaks. Pure.
+"""Detectors for live attempts: hangs, diverging numbers, slow ranks, leaks. Pure.
 
 In: metrics lines, two readings of the ranks' processes, the time. Out: a finding, or None. Read `verdict` first.
 """

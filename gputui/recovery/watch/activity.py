@@ -1,16 +1,17 @@
-"""What each rank does while nothing is heard of it, from two looks at its processes and its GPU. Pure."""
+"""The activity of a rank during a silence, from two snapshots of its processes and its GPU. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from gputui.runs.process_readings import ProcessReading
 
 
 class Doing(StrEnum):
-    """What a rank was seen to do between two looks."""
+    """What a rank did between two snapshots."""
 
     COMPUTING = "computes"
     IO = "reads or writes"
@@ -22,27 +23,27 @@ class Doing(StrEnum):
 
     @property
     def is_stuck(self) -> bool:
-        """Neither computes nor does input or output."""
+        """Whether the rank neither computes nor does input or output."""
         return self in (Doing.WAITING, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
 
 
-# Shares of one core. Ranks that wait in gloo or for a GPU by blocking were measured below 0.01; helpers of a rank (a
-# watchdog, an experiment tracker's client) take some hundredths.
+# Share of one core. Ranks that block in gloo or on a GPU were measured below 0.01; helper threads (a watchdog, the
+# client of an experiment tracker) take some hundredths.
 BUSY_CPU_SHARE = 0.10
-# A rank that waits for a core because the machine is crowded is not idle.
+# A rank that waits for a core on a busy machine is not idle.
 BUSY_QUEUE_SHARE = 0.10
 # Heartbeats and log lines are far below, a slow network disk far above.
 BUSY_IO_BYTES_PER_SECOND = 16 * 1024
-# An NCCL kernel that waits keeps the GPU 100 % "utilised" but leaves its memory alone, and draws little power.
+# A waiting NCCL kernel shows 100 % utilisation, but hardly uses memory and draws little power.
 SPIN_UTILIZATION_PERCENT = 90.0
 SPIN_MEMORY_UTILIZATION_PERCENT = 2.0
 SPIN_POWER_SHARE = 0.7
 IDLE_UTILIZATION_PERCENT = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class GpuActivity:
-    """A rank's GPU now; ``power_share`` is relative to what it drew while the run made steps. None is unknown."""
+class GpuActivity(Struct, frozen=True):
+    """The current load of a rank's GPU. ``power_share`` is relative to its power while the run made steps. None is
+    unknown."""
 
     utilization_percent: float | None
     memory_utilization_percent: float | None
@@ -52,7 +53,7 @@ class GpuActivity:
 def doing(
     earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
 ) -> Doing:
-    """What a rank, which is one or several processes, did in the ``seconds`` between two looks."""
+    """What a rank, which is one or several processes, did in the ``seconds`` between two snapshots."""
     if not later:
         return Doing.GONE
     if seconds <= 0:
@@ -70,8 +71,7 @@ def doing(
         moved += process.io_bytes - ((was.io_bytes or 0) if was else 0)
     if any(process.state == "D" for process in later) or moved / seconds >= BUSY_IO_BYTES_PER_SECOND:
         return Doing.IO
-    # The main process decides: one whose workers alone are stopped still shows by itself what it does. One that is
-    # held back by being stopped again and again gets on.
+    # The main process decides, not its workers. A process that is stopped only now and then still uses the CPU.
     if min(later, key=lambda process: process.start_ticks).state == "T" and cpu / seconds < BUSY_CPU_SHARE:
         return Doing.STOPPED
     if gpu is not None and gpu.utilization_percent is not None and gpu.utilization_percent > IDLE_UTILIZATION_PERCENT:
@@ -82,8 +82,8 @@ def doing(
 
 
 def _spins(gpu: GpuActivity) -> bool:
-    """Whether a busy GPU only waits for another one. Told only where memory traffic is known and nothing speaks
-    against it: a kernel that computes in registers alone would otherwise look the same."""
+    """Whether a busy GPU only waits for another one. All values must be known and agree: a kernel that computes in
+    registers looks similar."""
     if gpu.utilization_percent is None or gpu.utilization_percent < SPIN_UTILIZATION_PERCENT:
         return False
     if gpu.memory_utilization_percent is None or gpu.memory_utilization_percent > SPIN_MEMORY_UTILIZATION_PERCENT:

@@ -1,43 +1,42 @@
-"""Host memory that grows steadily towards the machine's limit. Pure."""
+"""Detection of host memory leaks: steady growth towards the machine's limit. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-# Below it, caches that fill and the first epoch look the same as a leak.
+from msgspec import Struct
+
+# In less time, filling caches and the first epoch look like a leak.
 LEAST_SECONDS = 900.0
 LEAST_SAMPLES = 24
 LEAST_GROWTH_BYTES = 256 << 20
-# Told when the memory would be full within a night, and sooner than after nearly as long again as it was seen to grow:
-# a cache that may take half of what is left grows as evenly, and ends before that.
+# Reported if the memory would be full within a night, and within this share of the time that it was seen to grow: a
+# cache that may take half of the remaining memory grows as steadily, but stops earlier.
 HORIZON_SECONDS = 12 * 3600.0
 HORIZON_SHARE = 0.8
-# The end is near when so small a share of what the run holds and could still get is left, or so little time.
+# The limit is near if only this share of the reachable memory is left, or this much time.
 NEAR_SHARE = 0.10
 NEAR_SECONDS = 300.0
-# A leak that began late is looked for in the newest half, quarter … of the samples, down to this time.
+# A leak that began late is searched in the newest half, quarter … of the samples, down to this duration.
 LEAST_RECENT_SECONDS = 3600.0
-# From each part of the time to the next it must have grown, by at least this share of an even growth: what levels off,
-# or only goes up and down, is no leak.
+# Memory must grow from each part of the time to the next by at least this share of even growth: memory that levels off,
+# or goes up and down, is no leak.
 PARTS = 8
 EVEN_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class MemorySample:
-    """At ``at`` (monotonic seconds) the run's processes held so much private memory, and the host had so much left."""
+class MemorySample(Struct, frozen=True):
+    """Private memory of the run's processes and available memory of the host at ``at`` (monotonic seconds)."""
 
     at: float
     held_bytes: int
     available_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A steady growth, and when it meets the limit. ``is_near``: that is so soon that a run had better save now."""
+class Leak(Struct, frozen=True):
+    """Steady growth, and the time to the limit. ``is_near``: the run should save now."""
 
     bytes_per_second: float
     full_in_seconds: float
@@ -48,7 +47,7 @@ _held = operator.attrgetter("held_bytes")
 
 
 def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
-    """The leak that samples of one attempt, in their order, show; None if there is none that matters."""
+    """The leak in an attempt's samples, which are in order; None if there is no relevant one."""
     while True:
         leak = _steady(samples)
         half = samples[len(samples) // 2 :]
@@ -58,8 +57,8 @@ def find_leak(samples: Sequence[MemorySample]) -> Leak | None:
 
 
 def _steady(samples: Sequence[MemorySample]) -> Leak | None:
-    """The leak that all of the samples together show. What is compared is the least of each part: memory that is given
-    back now and then, as by caches that are emptied, brings it down again."""
+    """The leak over all samples. The minima of the parts are compared, so that memory that is freed now and then, such
+    as caches, does not count."""
     if len(samples) < LEAST_SAMPLES or samples[-1].at - samples[0].at < LEAST_SECONDS:
         return None
     bounds = [len(samples) * part // PARTS for part in range(PARTS + 1)]
@@ -70,7 +69,7 @@ def _steady(samples: Sequence[MemorySample]) -> Leak | None:
     first, last = floor(0), floor(PARTS - 1)
     growth = last.held_bytes - first.held_bytes
     if growth < LEAST_GROWTH_BYTES:
-        # The common case costs no look at what lies between.
+        # The common case ends early.
         return None
     floors = [first, *map(floor, range(1, PARTS - 1)), last]
     if any(

@@ -1,5 +1,5 @@
-"""Numbers that go wrong in a live run: a loss that is no number, one that jumped, gradients that explode, a rank
-that is slower than the others. Each detector is fed line by line and speaks once. Pure."""
+"""Detectors of anomalous numbers: NaN losses, loss and gradient spikes, slow ranks. Each is fed line by line and
+reports once. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# A loss of mixed precision may be infinite for a step while the scaler finds its scale.
+from msgspec import Struct
+
+# With mixed precision, the loss may be infinite for a step while the scaler finds its scale.
 NON_FINITE_LINES = 5
 BASELINE_LINES = 200
 LEAST_BASELINE = 50
@@ -21,19 +23,17 @@ LEVELS_KEPT = 400
 # A rank at less than 0.7 of the others' speed for some windows: the threshold of NVRx's straggler detection.
 STRAGGLER_SPEED = 0.7
 STRAGGLER_WINDOWS = 3
-# By chance alone a sum of 20 is reached once in e^20 windows or less often, where the limit lies half a deviation or
-# more above what is usual.
+# By chance, a sum of 20 is reached at most once in e^20 windows if the limit is half a deviation or more above the
+# usual.
 STRAGGLER_CERTAIN = 20.0
 STRAGGLER_RECENT = 60
 STRAGGLER_LEAST_NOISE = 0.05
-# One window counts no more than that of a rank that takes e times as long: a hiccup says nothing of its speed.
+# A single window counts at most as much as that of a rank that takes e times as long, so that a hiccup does not decide.
 STRAGGLER_MOST = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    """Something that a run's numbers show: nan_loss, loss_spike, gradient_spike or straggler. ``step`` is where it
-    began."""
+class Anomaly(Struct, frozen=True):
+    """An anomaly of a run: nan_loss, loss_spike, gradient_spike or straggler. ``step`` is its begin."""
 
     kind: str
     text: str
@@ -43,7 +43,7 @@ class Anomaly:
 
 @dataclass(slots=True)
 class NonFinite:
-    """A loss that is not finite for some lines in a row."""
+    """Detects a loss that is not finite for NON_FINITE_LINES consecutive lines."""
 
     count: int = 0
     began: int | None = None
@@ -63,7 +63,7 @@ class NonFinite:
 
 @dataclass(slots=True)
 class Levels:
-    """The course of a value over the whole run, as medians of blocks of lines; their number stays bounded."""
+    """A value over the whole run, as a bounded number of medians of blocks of lines."""
 
     blocks: list[float] = field(default_factory=list)
     lines_each: int = LEAST_BASELINE
@@ -80,16 +80,15 @@ class Levels:
             self.lines_each *= 2
 
     def highest(self, otherwise: float) -> float:
-        """The highest level since the first tenth of the course, in which a run is not yet settled."""
+        """The highest level after the first tenth of the run, in which values are not settled yet."""
         return max(self.blocks[(len(self.blocks) + 9) // 10 :], default=otherwise)
 
 
 @dataclass(slots=True)
 class Spike:
-    """A value that rose far above its recent course and stays there. Most jumps end by themselves: one counts only when
-    it lasts ``persistence`` lines. It must exceed the median ``times`` over, and by SPIKE_DEVIATIONS, and lie above
-    every level that the run has had since its first tenth: a learning rate that restarts brings the loss back to
-    where it was."""
+    """Detects a value that rose far above its recent level and stays there for ``persistence`` lines. It must exceed
+    ``times`` the median, the median by SPIKE_DEVIATIONS, and every level since the first tenth of the run: a restarted
+    learning rate brings the loss back to an earlier level."""
 
     kind: str
     name: str
@@ -104,14 +103,14 @@ class Spike:
         if not math.isfinite(value):
             return None
         recent = self.recent
-        # The common cases cost no sorting, and the most common one no look at every value.
+        # The common cases need no sorting, and the most common one no scan of all values.
         if len(recent) < LEAST_BASELINE or (
             self.high == 0 and (value <= recent[0] or value <= recent[-1] or value <= max(recent))
         ):
             self._take(value)
             return None
         middle = statistics.median(self.recent)
-        spread = MAD_TO_DEVIATION * statistics.median(abs(one - middle) for one in self.recent)
+        spread = MAD_TO_DEVIATION * statistics.median(abs(recent - middle) for recent in self.recent)
         limit = middle + max(SPIKE_DEVIATIONS * spread, (self.times - 1.0) * abs(middle))
         # Noise grows with the level.
         before = self.levels.highest(middle)
@@ -146,19 +145,18 @@ def gradient_spike() -> Spike:
 
 @dataclass(slots=True)
 class Straggler:
-    """A rank that needs much longer for its own part of a step (step_time less comm_time) than the others.
+    """Detects a rank that needs much longer for its own part of a step (step_time less comm_time) than the others.
 
-    A window is complete when each rank has reported its times again; the median of a rank's reports counts.
-    How much longer than the others' median a rank took is summed up over its windows, in units of its own noise and
-    less the limit, and never below zero (Page's cumulative sum, 1954): the more the work of ranks differs from step to
-    step, as with samples of different lengths, the longer it takes to be sure.
+    A window is complete when each rank has reported its times; the median of a rank's reports counts. The excess over
+    the others' median is summed over the windows, in units of the rank's noise and less the limit, and never below zero
+    (Page's cumulative sum, 1954). So the more the work of ranks varies, the longer it takes to be sure.
     """
 
     reported: dict[int, list[float]] = field(default_factory=dict)
     ranks: dict[int, _Ratios] = field(default_factory=dict)
 
     def add(self, rank: int, step: int | None, values: Mapping[str, float], size: int) -> Anomaly | None:
-        """``size`` is how many ranks there are. Lines without both times say nothing."""
+        """Add a line. ``size`` is the number of ranks; lines without both times are ignored."""
         step_time, comm_time = values.get("step_time"), values.get("comm_time")
         if size < 2 or step_time is None or comm_time is None or not math.isfinite(step_time - comm_time):
             return None
@@ -180,26 +178,26 @@ class Straggler:
 
 @dataclass(slots=True)
 class _Ratios:
-    """How one rank compares with the others, window by window, as logarithms. ``windows`` are those in a row in which
-    it was too slow."""
+    """Logarithms of a rank's time relative to the others, by window. ``windows`` is the number of consecutive windows
+    in which it was too slow."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=STRAGGLER_RECENT))
     total: float = 0.0
     windows: int = 0
-    is_told: bool = False
+    is_reported: bool = False
 
     def add(self, ratio: float) -> bool:
-        """Whether it has just become certain that the rank is slow."""
+        """Add a window; True when the rank is first certain to be slow."""
         self.recent.append(ratio)
         excess = min(ratio, STRAGGLER_MOST) + math.log(STRAGGLER_SPEED)
         self.windows = self.windows + 1 if excess > 0 else 0
         if self.total == 0 and excess <= 0:
-            # The common case costs no sorting.
+            # The common case needs no sorting.
             return False
         middle = statistics.median(self.recent)
-        noise = MAD_TO_DEVIATION * statistics.median(abs(one - middle) for one in self.recent)
-        # Noise that is known from a few windows alone may be much larger than it looks.
+        noise = MAD_TO_DEVIATION * statistics.median(abs(recent - middle) for recent in self.recent)
+        # Noise estimated from a few windows may be much too small.
         self.total = max(0.0, self.total + excess / max(noise, STRAGGLER_LEAST_NOISE, 1.5 / len(self.recent)))
         is_slow = self.total > STRAGGLER_CERTAIN and self.windows >= STRAGGLER_WINDOWS
-        newly, self.is_told = is_slow and not self.is_told, self.is_told or is_slow
+        newly, self.is_reported = is_slow and not self.is_reported, self.is_reported or is_slow
         return newly

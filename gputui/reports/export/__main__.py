@@ -1,7 +1,7 @@
-"""`python -m gputui.reports.export`: one sink of a run's profile, as the agent starts it.
+"""`python -m gputui.reports.export`: one sink of a run, started by the agent.
 
-Targets are read from the run's private specification, for they may hold a password, which no command line may. It ends
-by itself: well when the run is over and written, else with one line for the agent.
+It reads targets from the run's private specification, because they may contain a password, which must not be on a
+command line. It ends with code 0 when the run is over and written, else with one line for the agent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sqlite3
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -27,9 +28,9 @@ from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError
 
-WELL, FAILED, ELSEWHERE = 0, 3, 5
-# Of 1000: when memory runs out, this goes before any training.
-_FIRST_TO_GO = b"800"
+EXIT_OK, EXIT_FAILED, EXIT_HELD_ELSEWHERE = 0, 3, 5
+# Of 1000: the kernel kills this process before any training.
+_OOM_SCORE = b"800"
 _NICE = 10
 
 
@@ -38,20 +39,21 @@ def main() -> int:
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--run", required=True)
     parser.add_argument("--to", choices=tuple(FORMATS), required=True)
-    parser.add_argument("--tell", type=int, required=True, help="descriptor for the last words")
+    parser.add_argument("--tell", type=int, required=True, help="descriptor for the error")
     arguments = parser.parse_args()
-    _step_back()
+    os.nice(_NICE)
+    with suppress(OSError):  # not allowed everywhere
+        Path("/proc/self/oom_score_adj").write_bytes(_OOM_SCORE)
     code, words = follow(arguments.state, arguments.run, cast("Format", arguments.to))
     if words:
-        try:
+        # If the agent is gone, the next one gets the same error.
+        with suppress(OSError):
             os.write(arguments.tell, words.encode("utf-8", "replace")[:4096])
-        except OSError:
-            return code  # the agent that started it is gone; the next one meets the same
     return code
 
 
 def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
-    """Follow a run to its end: an exit code, and what went wrong, in one line."""
+    """Follow a run to its end. Returns the exit code and an error in one line."""
     workspace = Workspace(profiles=state, state=state)
     run_dir = workspace.run_dir(run_id)
     shown: str = name
@@ -59,9 +61,9 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         spec = read_spec(run_dir / SPEC_FILE)
         template = spec.sinks.get(name)
         if template is None:
-            return FAILED, f"the run's profile has no sink {name}"
+            return EXIT_FAILED, f"the run's profile has no sink {name}"
         if prefix := FORMATS[name].environment:
-            # What the profile says for its script about reaching the tracking server.
+            # The tracking server's settings, from the profile or the launching shell.
             given = {**(spec.shell.environment if spec.shell is not None else {}), **spec.env}
             os.environ.update({key: value for key, value in given.items() if key.startswith(prefix)})
         target = sink_target(template, spec.params, run_id=run_id, run_dir=str(run_dir))
@@ -69,30 +71,21 @@ def follow(state: Path, run_id: str, name: Format) -> tuple[int, str]:
         followed = Target(run_id, run_dir, name, target)
         Follower(workspace.database, followed, guard=signal.alarm, is_agents=True).run()
     except HeldElsewhereError:
-        return ELSEWHERE, ""
+        return EXIT_HELD_ELSEWHERE, ""
     except SpecError as error:
-        return (FAILED, str(error)) if run_dir.exists() else (WELL, "")
+        return (EXIT_FAILED, str(error)) if run_dir.exists() else (EXIT_OK, "")
     except OSError as error:
-        return FAILED, _one_line(str(cannot_write(Path(error.filename or shown), error)))
+        return EXIT_FAILED, _one_line(str(cannot_write(Path(error.filename or shown), error)))
     except (ExportError, StoreError, sqlite3.Error) as error:
-        return FAILED, _one_line(str(error))
+        return EXIT_FAILED, _one_line(str(error))
     except Exception as error:
-        # A library of another's making may raise anything.
-        return FAILED, _one_line(f"{type(error).__name__}: {error}")
-    return WELL, ""
+        # A tracker's library may raise anything.
+        return EXIT_FAILED, _one_line(f"{type(error).__name__}: {error}")
+    return EXIT_OK, ""
 
 
 def _one_line(text: str) -> str:
     return redact_text(" ".join(text.split()))[:500]
-
-
-def _step_back() -> None:
-    """Leave processor and memory to the training."""
-    os.nice(_NICE)
-    try:
-        Path("/proc/self/oom_score_adj").write_bytes(_FIRST_TO_GO)
-    except OSError:
-        return  # not everywhere allowed
 
 
 if __name__ == "__main__":

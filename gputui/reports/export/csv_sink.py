@@ -1,7 +1,6 @@
-"""CSV: a row per line, a column per metric. A metric that appears later gets a column: the file is rewritten beside
-itself and put in its place.
+"""CSV: a row per line, a column per metric. For a new metric the file is rewritten with another column and replaced.
 
-Exactly once: the position is the number of rows, and what lies behind them is cut off before it is written again.
+Exactly once: the position is the number of rows, and rows behind it are removed before they are written again.
 """
 
 from __future__ import annotations
@@ -20,11 +19,13 @@ from gputui.store.metrics.exported import Item
 from gputui.store.metrics.queries import StoredLine
 
 KEYS = ("attempt", "rank", "step", "time")
-MOST_COLUMNS = 5000
+MAX_COLUMNS = 5000
 _PIECE_BYTES = 1 << 20
 
 
 class CsvSink:
+    """A CSV file with the columns KEYS and one per metric."""
+
     def __init__(self, subject: Subject, target: str, key: str) -> None:
         self._about = subject.about(key)
         self._first_names = tuple(dict.fromkeys(map(_unicode, subject.metrics)))
@@ -79,8 +80,8 @@ class CsvSink:
         return {"rows": self._rows}
 
     def _end_of_row(self, wanted: int) -> int | None:
-        """Where so many rows end, in bytes; None if there are fewer. Takes the names of the columns from the file.
-        Rows are numbers alone, so that only the first line can hold a quoted line break. Raises ExportError."""
+        """The end of the row ``wanted`` in bytes; None if there are fewer rows. Reads the names of the columns. Rows
+        are numbers, so only the first line can contain a quoted line break. Raises ExportError."""
         with self._file.path.open("rb") as file:
             head = _head(file)
             if head is None:
@@ -99,10 +100,8 @@ class CsvSink:
 
     def _add_columns(self, new: Sequence[str]) -> None:
         names = [*self._names, *new]
-        if len(names) > MOST_COLUMNS:
-            raise ExportError(
-                f"more than {MOST_COLUMNS} metrics do not fit in a table; use jsonl, or name those wanted"
-            )
+        if len(names) > MAX_COLUMNS:
+            raise ExportError(f"more than {MAX_COLUMNS} metrics do not fit in a table; use jsonl, or name those wanted")
         path = self._file.path
         beside = path.with_name(f".{path.name}.new")
         try:
@@ -124,7 +123,7 @@ class CsvSink:
 
 
 def _head(file: io.BufferedReader) -> list[str] | None:
-    """The first row, and the file behind it; None if there is no whole one of ours."""
+    """The first row; the file is then behind it. None without a complete header of an export."""
     text = ""
     while line := file.readline():
         text += line.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""A run into a sink while it lives: what is new since the last look is written, then remembered.
+"""Export a run into a sink while it is active: new items are written, then the position is stored.
 
-The run knows nothing of it. The store is only read, what is written is on the disk before it is remembered, and a sink
-takes back what was written and not remembered; so a process may be killed anywhere, and the next one continues.
+The run is not affected, and the store is only read. An item is on the disk before its position is stored, and a sink
+removes items behind its position. So a process can be killed at any time, and the next one continues.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.memory import MemoryPlace, Remembered
@@ -24,22 +27,21 @@ from gputui.store.metrics.exported import ExportProgress, HistoryLostError, RunG
 from gputui.store.runs import RunLookupError
 
 PIECE_LINES = 2000
-# Of a core; a form that is costly to bring up to date is brought up to date less often while the run lives.
+# The share of a core; a costly format is updated less often while the run is active.
 CPU_SHARE = 0.002
-# While it catches up, and the run lives.
+# The same while the sink catches up with an active run.
 CATCHING_UP_SHARE = 0.25
-LOOK_SECONDS = 2.0
-# A disk or a server that hangs in one write; the process then ends by SIGALRM, and the next one tries again.
+POLL_SECONDS = 2.0
+# The limit for a write to a disk or server that hangs. SIGALRM then ends the process, and the next one tries again.
 WRITE_SECONDS = 900
 
 
 class StoreReplacedError(Exception):
-    """The database is another file now."""
+    """The database file was replaced."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is followed where to. ``target`` is absolute; ``metrics`` are names, empty for all."""
+class Target(Struct, frozen=True):
+    """The run and the target of an export. ``target`` is absolute; ``metrics`` are names, empty for all."""
 
     run_id: str
     run_dir: Path
@@ -50,9 +52,9 @@ class Target:
 
 @dataclass(slots=True)
 class Follower:
-    """One sink of one run. ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this process, ``clock``
-    monotonic seconds. ``guard`` ends a process that is not back within so many seconds; 0 calls it off. ``is_agents``:
-    an agent started this process, and may end it."""
+    """A sink of a run. ``wall`` gives UTC unix seconds, ``cpu`` the processor time of this process, ``clock`` monotonic
+    seconds. ``guard`` ends the process after so many seconds; 0 cancels it. ``is_agents``: an agent started this
+    process and may end it."""
 
     database: Path
     target: Target
@@ -64,7 +66,7 @@ class Follower:
     is_agents: bool = False
 
     def run(self) -> int:
-        """Until the run is over and everything is written, or the run is gone. Returns how much this process has
+        """Export until the run is over and everything is written, or the run is gone. Returns how much this process has
         written. Raises ExportError, HeldElsewhereError, OSError, StoreError or sqlite3.Error."""
         with closing(open_reader(self.database)) as connection:
             try:
@@ -97,7 +99,7 @@ class Follower:
         known = Remembered(created_at, ExportProgress(), sink.origin(), self.wall())
         if not FORMATS[self.target.name].is_address:
             Path(self.target.target).parent.mkdir(parents=True, exist_ok=True)
-        # From now on the target is this sink's, however far `begin` gets.
+        # From now on the target belongs to this sink, even if `begin` fails.
         place.write(known)
         return known
 
@@ -133,19 +135,19 @@ class Follower:
     def _begin(self, place: MemoryPlace, sink: Sink, known: Remembered) -> Remembered:
         self.guard(WRITE_SECONDS)
         begun = sink.begin(known.position)
-        # Its time stays: nothing has been written yet, and who watches takes a new one for a success.
-        progress = ExportProgress() if begun.is_anew else known.progress
+        # `at` does not change: nothing has been written yet, and a new time would look like a success.
+        progress = ExportProgress() if begun.is_new else known.progress
         fresh = replace(known, progress=progress, position=begun.position, ended_at=None)
         place.write(fresh)
         return fresh
 
     def _pause(self, connection: sqlite3.Connection, spent_seconds: float, inode: int) -> None:
-        """Wait for so long that the work takes its share of a core, but not longer than the run lives."""
+        """Wait so long that the work takes its share of a core, but at most until the run ends."""
         seconds = max(FORMATS[self.target.name].seconds, spent_seconds / CPU_SHARE)
         until = self.clock() + seconds
         self.guard(0)
         while (left := until - self.clock()) > 0:
-            self.wait(min(LOOK_SECONDS, left))
+            self.wait(min(POLL_SECONDS, left))
             try:
                 if self.database.stat().st_ino != inode:
                     raise StoreReplacedError

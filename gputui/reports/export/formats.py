@@ -1,30 +1,29 @@
-"""The forms in which a run goes to other tools, and what each needs. Imports none of their libraries."""
+"""The formats of exports and what each needs. Imports none of their libraries."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeGuard
+
+from msgspec import Struct
 
 Format = Literal["csv", "jsonl", "parquet", "sqlite", "tensorboard", "mlflow", "wandb"]
 
 
-@dataclass(frozen=True, slots=True)
-class FormatFacts:
-    """One form. A new one is a row here, its sink's file, a row in docs/metrics.md and a test.
+class FormatFacts(Struct, frozen=True):
+    """A format. A new one needs a row here, a file for its sink, a row in docs/metrics.md and a test.
 
     Attributes:
-        sink: the class below this package that writes it, a `sink.Sink` made from a subject, a target and a key;
-            imported when it is needed.
-        place: where a profile's sink writes by default, None if the profile must name a place.
-        packages: must be installed beside gputui, and come with its ``extra``; ``sqlite_packages`` too where the target
-            is an address that begins with ``sqlite:``.
+        sink: the class in this package, a `sink.Sink` made from a subject, a target and a key; imported when needed.
+        place: the default target of a profile's sink; None if the profile must name one.
+        packages: required packages, which the ``extra`` of gputui installs; ``sqlite_packages`` as well for a target
+            that begins with ``sqlite:``.
         is_folder: the target is a folder, not a file.
         is_address: the target is an address, not a path.
-        unit: what is counted of it: lines of a file, steps of a tracker, or rows of tables.
-        seconds: pass at least between two looks for something new.
-        environment: variables that begin so are passed on from the profile and the launching shell, "" for none.
+        unit: what is counted: lines of a file, steps of a tracker, or rows of tables.
+        seconds: the minimum time between two updates.
+        environment: the prefix of variables to pass on from the profile and the launching shell, "" for none.
     """
 
     sink: str
@@ -53,7 +52,7 @@ FORMATS: Mapping[Format, FormatFacts] = {
     ),
     "mlflow": FormatFacts(
         "mlflow_sink:MlflowSink", None,
-        # mlflow-skinny cannot write to SQLite without the two.
+        # mlflow-skinny needs the two to write to SQLite.
         packages=("mlflow",), extra="trackers", sqlite_packages=("sqlalchemy", "alembic"),
         is_address=True, unit="step", seconds=10.0, environment="MLFLOW_",
     ),
@@ -69,7 +68,7 @@ def is_format(name: str) -> TypeGuard[Format]:
 
 
 def missing_package(name: str, target: str) -> str | None:
-    """What is missing to write this form, and how it is installed; None if all is there."""
+    """What is missing for this format and how to install it; None if nothing is."""
     if not is_format(name):
         return f"this gputui does not write {name}"
     facts = FORMATS[name]

@@ -1,6 +1,6 @@
-"""JSON lines: each line as the run wrote it, with run and attempt, and between them what gputui did.
+"""JSON lines: each line of the run, with run and attempt, and the events of gputui in between.
 
-Exactly once: the position is the file's length, and what lies behind it is cut off before it is written again.
+Exactly once: the position is the length of the file, and what lies behind it is removed before it is written again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class JsonlSink:
         there = self._file.open()
         if size and there and not self._file.starts_with(self._mark()):
             raise ExportError(f"{self._file.path} is not the file that was written there; move it away")
-        is_anew = size == 0 or there < size
-        self._file.cut(0 if is_anew else size)
-        if is_anew:
+        is_new = size == 0 or there < size
+        self._file.cut(0 if is_new else size)
+        if is_new:
             self._file.append(self._head())
             self.written += 1
-        return Begun({"bytes": self._file.size}, is_anew)
+        return Begun({"bytes": self._file.size}, is_new)
 
     def write(self, items: Sequence[Item], has_more: bool) -> Position:
         if not self._file.is_still_there():
@@ -55,13 +55,13 @@ class JsonlSink:
 
     def _head(self) -> bytes:
         launched = {"profile": self._about.profile, "params": cleaned(self._about.params)}
-        return _encoded({**self._who(), "event": f"{NOTE}run", **launched})
+        return _encoded({**self._identity(), "event": f"{NOTE}run", **launched})
 
     def _mark(self) -> bytes:
-        """The first line of a file of this run."""
-        return _encoded(self._who()).rstrip(b"}\n") + b","
+        """The beginning of a file of this run."""
+        return _encoded(self._identity()).rstrip(b"}\n") + b","
 
-    def _who(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return {"run": self._about.run_id, "time": self._about.created_at}
 
     def _shape(self, item: Item) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class JsonlSink:
         return {**head, **cleaned(self._wanted(item))}
 
     def _wanted(self, line: StoredLine) -> dict[str, Any]:
-        """The line without metrics that were not asked for."""
+        """The line without metrics that were not requested."""
         if not self._about.metrics:
             return dict(line.data)
         kept = {*self._about.metrics, *NOT_METRICS}

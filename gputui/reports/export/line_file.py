@@ -1,4 +1,4 @@
-"""A file of lines that one process appends to, and cuts back to where its predecessor had got."""
+"""A file of lines that one process appends to, after truncating it to the position of its predecessor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gputui.reports.export.sink import ExportError, TargetTakenError
 
 
 class LineFile:
-    """Bytes are on the disk when `append` returns. Who may read it is for the user's umask, as with every export.
+    """Bytes are on the disk when `append` returns. The umask sets the permissions.
 
     Raises OSError.
     """
@@ -20,13 +20,13 @@ class LineFile:
         self.size = 0
 
     def refuse_taken(self) -> None:
-        """Raises ExportError if something is there already."""
+        """Raise ExportError if the file has content."""
         self.refuse_other_than_files()
         if self.path.exists() and self.path.stat().st_size > 0:
             raise TargetTakenError(f"{self.path} exists already; move it away or choose another place")
 
     def refuse_other_than_files(self) -> None:
-        """Raises ExportError if a folder is there, or a device: to replace one would harm the machine."""
+        """Raise ExportError for a folder or a device; replacing one would harm the machine."""
         try:
             is_other = self.path.exists() and not self.path.is_file()
         except OSError as error:
@@ -36,7 +36,7 @@ class LineFile:
             raise ExportError(f"{self.path} is {what}; choose another place")
 
     def open(self) -> int:
-        """Make it, or open what is there. Returns its size in bytes."""
+        """Create or open the file. Returns its size in bytes."""
         self.close()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._descriptor = os.open(self.path, flags, 0o666)
@@ -47,7 +47,7 @@ class LineFile:
         return os.pread(self._descriptor, len(head), 0) == head
 
     def cut(self, size: int) -> None:
-        """Take back what lies behind so many bytes."""
+        """Truncate the file."""
         os.ftruncate(self._descriptor, size)
         self.size = size
 
@@ -60,7 +60,7 @@ class LineFile:
         os.fdatasync(self._descriptor)
 
     def is_still_there(self) -> bool:
-        """Whether the name still means the file that is written to."""
+        """Whether the path still leads to the open file."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except OSError:
@@ -77,7 +77,7 @@ def cannot_write(path: Path, error: OSError) -> ExportError:
 
 
 def refuse_full_folder(target: Path) -> None:
-    """Raise ExportError unless a folder is new or empty: TensorBoard and W&B take all in one folder for one run."""
+    """Raise ExportError unless a folder is new or empty: TensorBoard and W&B treat a whole folder as one run."""
     try:
         if target.is_dir() and any(target.iterdir()):
             raise ExportError(f"{target} is not empty; choose another place")

@@ -1,13 +1,14 @@
-"""What a sink that follows a run remembers between two processes: how far it read, and how far it wrote.
+"""The stored progress of a sink: how far it has read and written.
 
-One file beside the run, replaced whole; a lock makes sure that two processes never write the same target.
+It is one file in the run's folder, replaced as a whole. A lock keeps two processes from writing one target.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.reports.export.formats import Format
@@ -19,11 +20,10 @@ from gputui.store.metrics.exported import ExportProgress
 FOLDER = "sinks"
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """``created_at`` is when the run was made, as of the sink's start: the target knows the run by it,
-    and a database that was lost and read back from the folders tells another. ``at`` is when something was written
-    last; both are UTC unix seconds. ``ended_at``: the run ended then, and everything until then is written."""
+class Remembered(Struct, frozen=True):
+    """The progress of a sink. ``created_at`` is the creation of the run when the sink started: the target knows the run
+    by it, and it changes if a lost database is rebuilt from the folders. ``at`` is the last write. ``ended_at``: the
+    run ended then, and everything until then is written. Times are UTC unix seconds."""
 
     created_at: float
     progress: ExportProgress
@@ -32,8 +32,7 @@ class Remembered:
     ended_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlace:
+class MemoryPlace(Struct, frozen=True):
     """The files of one sink of one run."""
 
     run_dir: Path
@@ -53,20 +52,20 @@ class MemoryPlace:
 
     @property
     def log(self) -> Path:
-        """What its libraries say."""
+        """The output of its libraries."""
         return self.run_dir / FOLDER / f"{self.stem}.log"
 
     def make(self) -> None:
-        """Raises OSError, FileNotFoundError if the run's folder is gone."""
+        """Create the folder. Raises OSError, FileNotFoundError if the run's folder is gone."""
         (self.run_dir / FOLDER).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
 
     def take(self, *, is_agents: bool) -> int:
-        """Lock it for this process, which an agent started or a person, until the descriptor is closed or the process
+        """Lock it for this process, which an agent or a person started, until the descriptor is closed or the process
         ends. Raises HeldElsewhereError or OSError."""
         return process_lock.take(self.lock, is_agents=is_agents)
 
     def read(self) -> Remembered | None:
-        """What was remembered; None if nothing was, or nothing that can be understood."""
+        """The stored progress; None if there is none or it is invalid."""
         try:
             data = json.loads(self.position.read_text("utf-8"))
             ended_at = data["ended_at"]
@@ -81,7 +80,7 @@ class MemoryPlace:
             return None
 
     def write(self, remembered: Remembered) -> None:
-        """Replace it whole. Raises OSError."""
+        """Store the progress. Raises OSError."""
         record = {
             "created_at": remembered.created_at,
             "progress": remembered.progress.to_json(),

@@ -1,4 +1,4 @@
-"""Everything that a run has by now, once."""
+"""Export a run once, with everything that it has so far."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ PIECE_LINES = 2000
 
 
 def export(connection: sqlite3.Connection, subject: Subject, name: Format, target: str, *, replace: bool) -> int:
-    """Write a run to an absolute target. A file is there whole or not at all. ``replace``: a file that is there is
-    replaced, and a tracker gets another run beside one that it has. Returns the lines or steps.
+    """Write a run to an absolute target; returns the lines or steps. A file is written completely or not at all.
+    ``replace``: an existing file is replaced, and a tracker gets another run.
 
-    Raises ExportError with nothing left behind but, where a tracker refuses, what it took until then.
+    Raises ExportError. Nothing is left behind, except in a tracker that failed.
     """
     if FORMATS[name].is_folder or FORMATS[name].is_address:
-        key = (
-            secrets.token_hex(8)
-            if replace
-            else key_of(name, subject.run.run_id, subject.run.created_at, target, subject.wanted)
-        )
+        run = subject.run
+        key = secrets.token_hex(8) if replace else key_of(name, run.run_id, run.created_at, target, subject.wanted)
         sink = make_sink(name, subject, target, key)
         if not (replace and FORMATS[name].is_address):
             sink.refuse_taken()

@@ -1,4 +1,4 @@
-"""Parquet: a run's metric lines as one file, a line a row."""
+"""Parquet: a run's metric lines as one file, a row per line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _PARQUET_ROWS = 50_000
 
 
 class ParquetSink(WholeFileSink):
+    """A Parquet file with a row per line and a column per metric."""
+
     def fill(self, subject: Subject, file: IO[bytes]) -> int:
         """The columns of a CSV export, numbers as doubles, the time as a UTC timestamp."""
         import pyarrow

@@ -1,37 +1,37 @@
-"""What every form of export can do: take a run's lines and notes piece by piece, and go on after it was killed."""
+"""The protocol of exports: a sink takes a run's lines and notes in pieces, and continues after it was killed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from gputui.redaction import BY_LOOK
 from gputui.store.metrics.exported import Item, Note
 from gputui.store.metrics.queries import StoredLine
 
 Position = Mapping[str, Any]
-"""What a sink remembers of what it has written, as plain JSON."""
+"""How far a sink has written, as plain JSON."""
 
 PROJECT = "gputui"
-"""The experiment or project of trackers that runs go to."""
+"""The experiment or project in trackers."""
 
 NOTE = "gputui."
-"""Begins the names of what gputui adds."""
+"""The prefix of names that gputui adds."""
 
 
 class ExportError(Exception):
-    """It cannot be exported; the text says why and what to do."""
+    """The export failed. The text has the reason and a remedy."""
 
 
 class TargetTakenError(ExportError):
-    """The target holds something already, which an export does not replace unasked."""
+    """The target has content that an export does not replace by default."""
 
 
-@dataclass(frozen=True, slots=True)
-class StudyOfRun:
-    """The study that a run is a trial of, and when it began (UTC unix seconds). ``folder`` is the study's own."""
+class StudyOfRun(Struct, frozen=True):
+    """The study of a trial, and its start (UTC unix seconds)."""
 
     study_id: str
     trial: int
@@ -39,10 +39,9 @@ class StudyOfRun:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """The run that is written. ``params`` are the launch's, secrets taken out; ``metrics`` are the names wanted, empty
-    for all; ``key`` is unique to this run and target and stays the same. ``study`` is None if it is no trial."""
+class About(Struct, frozen=True):
+    """The exported run. ``params`` are those of the launch without secrets; ``metrics`` are the requested names, empty
+    for all; ``key`` is unique to this run and target, and constant."""
 
     run_id: str
     name: str
@@ -59,8 +58,8 @@ class About:
         return {name: numbers[name] for name in self.metrics if name in numbers} if self.metrics else numbers
 
     def point(self, line: StoredLine) -> tuple[int, float, dict[str, float]] | None:
-        """(step, unix seconds, values) of a line, None if it has no step or nothing wanted. Values of ranks other
-        than the first go under ``rank<N>/``: trackers know no ranks."""
+        """(step, unix seconds, values) of a line; None without a step or values. Values of ranks other than the first
+        are named ``rank<N>/``, because trackers have no ranks."""
         if line.step is None or not (values := self.values(line)):
             return None
         if line.rank:
@@ -68,43 +67,40 @@ class About:
         return line.step, self.created_at if line.at is None else line.at, values
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A sink is ready. ``is_anew``: it holds nothing, so that everything is to be written from the first line."""
+class Begun(Struct, frozen=True):
+    """A sink is ready. ``is_new``: it is empty, so everything must be written from the first line."""
 
     position: Position
-    is_anew: bool
+    is_new: bool
 
 
 class Sink(Protocol):
-    """One target. Every method raises ExportError or OSError; what fails is begun again by a new process.
+    """A target. Every method may raise ExportError or OSError; then a new process begins again.
 
-    ``written`` counts what this object has written: lines of a file, or steps for a tracker.
+    ``written`` counts what this object has written: lines of a file, or steps of a tracker.
     """
 
     written: int
 
     def refuse_taken(self) -> None:
-        """Raise ExportError where something lies at the target that is not this run's."""
+        """Raise ExportError if the target has content that is not this run's."""
 
     def origin(self) -> Position:
-        """The position of a sink that was never begun; `begin` with it takes the target for its own."""
+        """The position of a new sink; `begin` with it takes over the target."""
 
     def begin(self, position: Position) -> Begun:
-        """Open the target and take back what was written after ``position``."""
+        """Open the target and remove what was written after ``position``."""
 
     def write(self, items: Sequence[Item], has_more: bool) -> Position:
-        """Write, and return once nothing of it is lost if this process or the machine dies. ``has_more``: the next
-        piece follows at once."""
+        """Write items, and return when a crash cannot lose them. ``has_more``: another piece follows at once."""
 
     def finish(self, state: str, ended_at: float) -> Position:
-        """There is no more for now: the run is over, or ``state`` says that it is not. A new process may `begin` it
-        again, where the run is resumed."""
+        """There is nothing more for now: the run is over, or ``state`` says otherwise. A new process may `begin` again
+        if the run is resumed."""
 
 
 def cleaned(value: Any) -> Any:
-    """Plain JSON without what looks like a secret, and without what is not Unicode, such as a file's name in another
-    encoding: none of the forms can hold that."""
+    """Plain JSON without secrets and without invalid Unicode, such as a file name in another encoding."""
     return _unicode(BY_LOOK.value(value))
 
 
@@ -117,7 +113,7 @@ def _unicode(value: Any) -> Any:
 
 
 def sentence(note: Note) -> str:
-    """A note in words."""
+    """A note as a sentence."""
     data = note.data
     if note.kind == "attempt":
         parts = [f"attempt {note.attempt} begins"]

@@ -1,4 +1,4 @@
-"""The sink of a form and target. Its library is imported here and not before."""
+"""Create the sink of a format and target. Imports its library only then."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ def make_sink(name: Format, subject: Subject, target: str, key: str | None = Non
 
 
 def key_of(name: Format, run_id: str, created_at: float, target: str, metrics: Sequence[str] = ()) -> str:
-    """What tells the writing of a run's metrics, or of some, to an absolute target from all others; the same in every
-    process."""
+    """A key for the export of a run's metrics to an absolute target, the same in every process."""
     return _digest(run_id, repr(created_at), name, target, *metrics)
 
 
 def memory_key_of(name: Format, run_id: str, target: str, metrics: Sequence[str] = ()) -> str:
-    """What tells one sink of a run from its others, in the run's own folder. Nothing that only the database knows is
-    in it, so that a run whose database was lost finds again what its sinks remember."""
+    """A key for one sink of a run within the run's folder. It does not depend on the database, so that a run whose
+    database was lost finds the progress of its sinks."""
     return _digest(run_id, name, target, *metrics)
 
 
 def absolute_target(name: Format, target: str, base: Path) -> str:
-    """A target from the folder that it is relative to, so that every process means the same place."""
+    """A target relative to ``base``, made absolute."""
     if not FORMATS[name].is_address:
         return str(base / Path(target).expanduser())
     if target.startswith(_SQLITE) and not target.startswith(f"{_SQLITE}/"):

@@ -1,6 +1,6 @@
-"""SQLite: a file of one run with a table for each kind of thing and foreign keys between them, written whole each time.
+"""SQLite: a file of one run with a table for each kind of data and foreign keys, rewritten as a whole.
 
-The tables are made by sqlite-utils; the two long ones are filled by plain statements.
+sqlite-utils creates the tables; plain statements fill them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import IO, Any
+
+from msgspec import Struct
 
 from gputui.redaction import redact_params
 from gputui.reports.export.sink import cleaned
@@ -20,10 +21,9 @@ from gputui.store.database import one_moment
 Row = Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """``columns`` and their types (bytes: any), the primary key, and which columns refer to which tables. ``query``
-    selects the columns of a run from gputui's database; the tables without one need more than that."""
+class _Table(Struct, frozen=True):
+    """``columns`` with their types (bytes: any), the primary key, and the tables that columns refer to. ``query``
+    selects the columns of a run from gputui's database; tables without one are computed."""
 
     columns: Mapping[str, type]
     key: str | None = None
@@ -37,7 +37,7 @@ _SAMPLE = {
     "sm_clock_mhz": float,
 }  # fmt: skip
 
-# In the order in which they are made: a table comes behind those that it refers to.
+# In the order of creation: a table follows those that it refers to.
 TABLES: Mapping[str, _Table] = {
     "runs": _Table(
         {"run_id": str, "name": str, "profile": str, "state": str, "priority": int, "created_at": float,
@@ -116,7 +116,7 @@ TABLES: Mapping[str, _Table] = {
     ),
 }  # fmt: skip
 
-# The samples of each attempt's GPUs while it lived, and before the oldest of these the minutes.
+# The samples of each attempt's GPUs, and minutes from before the oldest sample.
 _SAMPLES = f"""
 WITH held AS (
     SELECT a.number AS attempt, g.gpu_id, g.uuid, coalesce(a.started_at, a.created_at) AS since,
@@ -134,8 +134,10 @@ FROM held AS h JOIN gpu_samples AS s ON s.gpu_id = h.gpu_id AND s.at >= h.since 
 
 
 class SqliteSink(WholeFileSink):
+    """A SQLite file with TABLES."""
+
     def fill(self, subject: Subject, file: IO[bytes]) -> int:
-        """The rows of all tables. Raises sqlite3.Error, too."""
+        """Fill all tables. Also raises sqlite3.Error."""
         import sqlite_utils
 
         written = 0
@@ -143,13 +145,14 @@ class SqliteSink(WholeFileSink):
             for name, table in TABLES.items():
                 refers = [(column, other) for column, other in (table.refers or {}).items()]
                 made.table(name).create(dict(table.columns), pk=table.key, foreign_keys=refers)
-                known = _attempts(made) if "attempt" in table.columns and name != "attempts" else None
-                position = list(table.columns).index("attempt") if known is not None else None
+                rows = _rows(subject, name, table)
+                if "attempt" in table.columns and name != "attempts":
+                    rows = _without_lost_attempts(rows, list(table.columns).index("attempt"), _attempts(made))
                 places = ", ".join("?" for _ in table.columns)
                 with made.conn:
                     cursor = made.conn.executemany(
                         f"INSERT INTO [{name}] VALUES ({places})",  # noqa: S608 - fixed words
-                        _known_attempts(_rows(subject, name, table), position, known),
+                        rows,
                     )
                     written += max(0, cursor.rowcount)
                 for index in table.indexes:
@@ -174,7 +177,7 @@ def _rows(subject: Subject, name: str, table: _Table) -> Iterator[Row]:
 
 
 def _metrics(subject: Subject) -> Iterator[Row]:
-    """SQLite has no NaN: what is not finite is named beside, so that no mean counts it."""
+    """SQLite has no NaN, so non-finite values are named in a separate column, and means ignore them."""
     wanted = frozenset(subject.wanted)
     shown: dict[str, str] = {}
     for line in subject.lines():
@@ -193,12 +196,10 @@ def _attempts(made: Any) -> frozenset[int]:
     return frozenset(number for (number,) in made.conn.execute("SELECT attempt FROM attempts"))
 
 
-def _known_attempts(rows: Iterator[Row], position: int | None, known: frozenset[int] | None) -> Iterator[Row]:
-    """What is of no attempt that is there, as of a history that was lost, is of none."""
+def _without_lost_attempts(rows: Iterator[Row], position: int, known: frozenset[int]) -> Iterator[Row]:
+    """Replace unknown attempts, from a history that was lost, by NULL."""
     for row in rows:
-        if position is not None and known is not None and row[position] not in known:
-            row = (*row[:position], None, *row[position + 1 :])
-        yield row
+        yield row if row[position] in known else (*row[:position], None, *row[position + 1 :])
 
 
 def _plain(value: Any) -> Any:

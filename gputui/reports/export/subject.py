@@ -1,26 +1,27 @@
-"""What is exported: a run, what it was launched with, and its metric lines."""
+"""The subject of an export: a run, its parameters and its lines."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.redaction import redact_params
 from gputui.reports.export.sink import About, StudyOfRun
 from gputui.store import json_columns
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import StoredLine
-from gputui.store.runs import Run, find_run
+from gputui.store.runs import Run, find_run, has_live_trials
 from gputui.store.studies import get_study
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A run as exports want it. ``metrics`` are the names to write; ``lines`` begins a new walk over its lines each
-    time it is called. ``wanted`` are the names that were asked for, empty for all; ``connection`` reads the store."""
+class Subject(Struct, frozen=True):
+    """A run for exports. ``metrics`` are the names to write; ``lines`` starts a new iteration over its lines.
+    ``wanted`` are the requested names, empty for all; ``connection`` reads the store."""
 
     connection: sqlite3.Connection
     run: Run
@@ -30,9 +31,14 @@ class Subject:
     wanted: tuple[str, ...] = ()
     names: Callable[[], tuple[str, ...]] = tuple
 
-    def now(self) -> Subject:
-        """The same with the metrics that there are by now."""
+    def with_current_metrics(self) -> Subject:
+        """The subject with the metrics that exist now, if none were requested."""
         return self if self.wanted else replace(self, metrics=self.names())
+
+    def is_last_of_study(self) -> bool:
+        """Whether no other trial of its study is alive now. Raises sqlite3.Error."""
+        study_id = self.run.study_id
+        return study_id is None or not has_live_trials(self.connection, study_id, besides=self.run.run_id)
 
     def about(self, key: str) -> About:
         """A sink's view of the run; ``key`` identifies its target."""
@@ -47,7 +53,7 @@ class Subject:
 
 
 def read_subject(connection: sqlite3.Connection, run_id: str, metrics: tuple[str, ...] = ()) -> Subject:
-    """The run and its metrics, or those named. Parameters are the launch's without secrets."""
+    """The run, with all metrics or those named. Parameters are those of the launch without secrets."""
     run = find_run(connection, run_id)
     spec = json_columns.mapping(run.spec_json)
     params = dict(run.params if spec is json_columns.UNREADABLE else spec.get("params") or {})

@@ -1,11 +1,11 @@
-"""TensorBoard event files in a folder of the run's own.
+"""TensorBoard event files in a separate folder for the run.
 
 An attempt that continues from a checkpoint repeats steps. It begins with a START record, by which TensorBoard discards
-what the attempt before it wrote from that step on: a curve is that of the training which led to the result. Texts fall
-under the same rule, so that each tells the whole story again.
+what the previous attempt wrote from that step on: a curve shows the training that led to the result. Texts follow the
+same rule, so each contains the whole history.
 
-Exactly once: the position is the length of the newest event file. A process that follows another cuts that file there
-and begins the next one, for TensorBoard may have read beyond the cut and reads files in the order of their names.
+Exactly once: the position is the length of the newest event file. A new process truncates that file there and begins
+another, because TensorBoard may have read beyond the position and reads files in the order of their names.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _STORY_SENTENCES = 100
 
 
 class TensorBoardSink:
+    """Event files ``events.out.tfevents.gputui.<number>``, a new one for each process."""
+
     def __init__(self, subject: Subject, target: str, key: str) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
         from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
@@ -39,7 +41,7 @@ class TensorBoardSink:
         self._target = Path(target)
         self._file: LineFile | None = None
         self._number = 0
-        # The attempt that was begun last, and the newest step.
+        # The newest attempt and step.
         self._attempt = 0
         self._step = 0
         self._story: list[str] = []
@@ -54,18 +56,18 @@ class TensorBoardSink:
     def begin(self, position: Position) -> Begun:
         number, size = int(position["file"]), int(position["bytes"])
         self._target.mkdir(parents=True, exist_ok=True)
-        is_anew = number == 0 or not self._is_whole(number, size)
+        is_new = number == 0 or not self._is_whole(number, size)
         for path in self._target.glob(_name("*")):
-            if is_anew or int(path.name.rpartition(".")[2]) > number:
+            if is_new or int(path.name.rpartition(".")[2]) > number:
                 path.unlink()
-        if is_anew:
+        if is_new:
             number = 0
         else:
             last = LineFile(self._path(number))
             last.open()
             last.cut(size)
             last.close()
-        known = self.origin() if is_anew else position
+        known = self.origin() if is_new else position
         self._attempt, self._step = int(known["attempt"]), int(known["step"])
         self._story = [str(text) for text in known["story"]]
         self._number = number + 1
@@ -73,10 +75,10 @@ class TensorBoardSink:
         self._file.open()
         self._file.cut(0)
         head = [self._event(wall_time=self._about.created_at, file_version=_FILE_VERSION)]
-        if is_anew:
+        if is_new:
             head.append(self._parameters(0))
         self._file.append(b"".join(self._record(event) for event in head))
-        return Begun(self._position(), is_anew)
+        return Begun(self._position(), is_new)
 
     def write(self, items: Sequence[Item], has_more: bool) -> Position:
         assert self._file is not None
@@ -94,7 +96,7 @@ class TensorBoardSink:
         for index, item in enumerate(items):
             if isinstance(item, Note):
                 self._story = [*self._story, sentence(item)][-_STORY_SENTENCES:]
-                yield self._told(self._step, item.at)
+                yield self._story_text(self._step, item.at)
                 continue
             point = self._about.point(item)
             if point is None:
@@ -106,7 +108,7 @@ class TensorBoardSink:
                     log = self._session_log(status=self._session_log.START)
                     yield self._event(wall_time=at, step=first, session_log=log)
                     yield self._parameters(first)
-                    yield self._told(first, at)
+                    yield self._story_text(first, at)
                 self._attempt = item.attempt
             self._step = step
             self.written += 1
@@ -116,18 +118,18 @@ class TensorBoardSink:
     def _parameters(self, step: int) -> Any:
         return self._text(f"{NOTE}parameters", _table(cleaned(self._about.params)), step, self._about.created_at)
 
-    def _told(self, step: int, at: float) -> Any:
+    def _story_text(self, step: int, at: float) -> Any:
         return self._text(f"{NOTE}story", "\n".join(f"- {text}" for text in self._story), step, at)
 
     def _text(self, tag: str, text: str, step: int, at: float) -> Any:
-        """A text as TensorBoard's text dashboard wants it."""
+        """A text for TensorBoard's text dashboard."""
         metadata = self._metadata(plugin_data=self._metadata.PluginData(plugin_name="text"))
         tensor = self._tensor(dtype=self._string, string_val=[text.encode()])
         value = self._summary.Value(tag=tag, metadata=metadata, tensor=tensor)
         return self._event(wall_time=at, step=step, summary=self._summary(value=[value]))
 
     def _record(self, event: Any) -> bytes:
-        """An event as it lies in the file: length, its checksum, the event, its checksum."""
+        """An event in its file: length, checksum, event, checksum."""
         data = event.SerializeToString()
         head = struct.pack("<Q", len(data))
         return b"".join((head, struct.pack("<I", self._crc(head)), data, struct.pack("<I", self._crc(data))))
@@ -153,13 +155,13 @@ class TensorBoardSink:
 
 
 def _name(number: str) -> str:
-    """An event file's name. Unlike others' it names no host and no time: the next process, in another container
-    perhaps, must find the same file."""
+    """The name of an event file. It has no host and no time, so that another process, perhaps in another container,
+    finds the same file."""
     return f"events.out.tfevents.gputui.{number}"
 
 
 def _first_step(items: Sequence[Item], attempt: int, step: int) -> int:
-    """The lowest step with which an attempt begins: its ranks' first lines come in any order."""
+    """The first step of an attempt. The first lines of its ranks come in any order."""
     lines = (item for item in items if isinstance(item, StoredLine))
     return min((line.step for line in lines if line.attempt == attempt and line.step is not None), default=step)
 

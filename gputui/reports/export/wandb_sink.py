@@ -1,7 +1,7 @@
-"""An offline run of Weights & Biases below a folder, for ``wandb sync``; nothing is sent anywhere.
+"""An offline run of Weights & Biases in a folder, for ``wandb sync``; nothing is sent.
 
-Exactly once: an offline run cannot be continued, so the next process rewrites it from the first
-line and takes away the folder that was left unfinished. The run's id stays the same.
+Exactly once: an offline run cannot be continued, so a new process rewrites it from the first line and removes the
+unfinished one. The ID of the run stays the same.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from gputui.store.metrics.queries import StoredLine
 
 
 class WandbSink:
+    """An offline run in ``<target>/wandb``. It has no position: each process writes the run from its first line."""
+
     def __init__(self, subject: Subject, target: str, key: str) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else it reports its own errors over the network
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its own errors over the network
         import wandb
 
         self._wandb: Any = wandb
@@ -55,7 +57,7 @@ class WandbSink:
                 x_disable_meta=True, x_disable_stats=True,
             ),
         )  # fmt: skip
-        # Its own step only ever grows, while a resumed run repeats steps.
+        # W&B's own step must increase, but a resumed run repeats steps.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         return Begun({}, True)
@@ -72,7 +74,7 @@ class WandbSink:
     def finish(self, state: str, ended_at: float) -> Position:
         self._run.summary[f"{NOTE}state"] = state
         self._run.finish(exit_code=1 if state == "failed" else 0)
-        self._wandb.teardown()  # its process has ended then, with everything written
+        self._wandb.teardown()  # ends its process, which flushes everything
         folder = self._target / "wandb"
         if not any(folder.glob(f"offline-run-*-{self._about.key}/run-{self._about.key}.wandb")):
             raise ExportError(f"wandb has written nothing in {folder}")

@@ -1,6 +1,5 @@
-"""A file that is written whole each time and put in place of the one before, so that whoever opens it always finds a
-complete one. It cannot be appended to, and is brought up to date seldom: once a minute, later less often, and at the
-end."""
+"""A file that is rewritten and replaced as a whole, so that readers always find a complete one. It is updated rarely:
+once a minute, later less often, and at the end."""
 
 from __future__ import annotations
 
@@ -18,6 +17,8 @@ from gputui.store.metrics.exported import Item
 
 
 class WholeFileSink(ABC):
+    """A sink whose updates write everything again. Subclasses define `fill`."""
+
     def __init__(self, subject: Subject, target: str, key: str) -> None:
         self._subject = subject
         self._target = Path(target)
@@ -25,7 +26,7 @@ class WholeFileSink(ABC):
 
     @abstractmethod
     def fill(self, subject: Subject, file: IO[bytes]) -> int:
-        """Write all of the run into an empty file. Returns the rows. Raises ExportError or OSError."""
+        """Write the whole run into an empty file. Returns the rows. Raises ExportError or OSError."""
 
     def refuse_taken(self) -> None:
         LineFile(self._target).refuse_taken()
@@ -42,7 +43,7 @@ class WholeFileSink(ABC):
         beside = self._target.with_name(f".{self._target.name}.{os.getpid()}.new")
         try:
             with beside.open("wb") as file:
-                self.written = self.fill(self._subject, file)
+                self.written = self.fill(self._subject.with_current_metrics(), file)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(self._target)

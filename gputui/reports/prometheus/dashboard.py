@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 _WIDTH = 24
 _HEIGHT = 8
 _SCHEMA_VERSION = 39
-"""Of Grafana 10 and later; older ones are asked to migrate."""
+"""The schema of Grafana 10 and later."""
 
 
-@dataclass(frozen=True, slots=True)
-class DashboardPanel:
-    """One graph. ``unit`` is Grafana's name of it; ``queries`` are pairs of an expression and a legend."""
+class DashboardPanel(Struct, frozen=True):
+    """A graph. ``unit`` is a name of Grafana; ``queries`` are pairs of expression and legend."""
 
     title: str
     unit: str

@@ -1,4 +1,4 @@
-"""A moment as Prometheus metrics: base units in the names, and what is unknown is absent, never 0. Pure.
+"""Metrics for Prometheus: base units in the names; unknown values are absent, never 0. Pure.
 
 Names and units follow https://prometheus.io/docs/practices/naming/: seconds, bytes, ratios from 0 to 1, hertz.
 """
@@ -131,7 +131,7 @@ def _counter(
 
 
 def _family(family: Any, rows: Iterable[tuple[Sequence[str], Any]]) -> Iterator[Metric]:
-    """The family with the values that are known; none at all where none is."""
+    """The family with all known values; nothing without any."""
     for labels, value in rows:
         if value is not None:
             family.add_metric([clean(label) for label in labels], float(value))
@@ -153,35 +153,35 @@ def _gpus(moment: ScrapeMoment) -> Iterator[Metric]:
     all_gpus = moment.gpus
     yield from _gauge(
         "gpu_info", "What the GPU is.", (*_GPU_LABELS, "model", "pci_bus_id"),
-        [((*_of_gpu(gpu), gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for gpu in all_gpus],
+        [((*_gpu_labels(gpu), gpu.name, str(gpu.facts.get("pci_bus_id") or "")), 1) for gpu in all_gpus],
     )  # fmt: skip
     yield from _gauge(
         "gpu_up", "1 while the driver answers for this GPU.", _GPU_LABELS,
-        [(_of_gpu(gpu), gpu.state == "ok") for gpu in all_gpus],
+        [(_gpu_labels(gpu), gpu.state == "ok") for gpu in all_gpus],
     )  # fmt: skip
     yield from _gauge(
         "gpu_quarantined", "1 when no run gets this GPU, because it failed.", _GPU_LABELS,
-        [(_of_gpu(gpu), gpu.uuid in moment.quarantined) for gpu in all_gpus],
+        [(_gpu_labels(gpu), gpu.uuid in moment.quarantined) for gpu in all_gpus],
     )  # fmt: skip
-    # An old sample is not the present: only GPUs that answer now have values.
+    # Old samples are outdated: only GPUs that answer now have values.
     fresh = [gpu for gpu in all_gpus if gpu.state == "ok"]
     for name, text, value in _GPU_GAUGES:
-        yield from _gauge(f"gpu_{name}", text, _GPU_LABELS, [(_of_gpu(gpu), value(gpu)) for gpu in fresh])
+        yield from _gauge(f"gpu_{name}", text, _GPU_LABELS, [(_gpu_labels(gpu), value(gpu)) for gpu in fresh])
     for name, text, value in _GPU_COUNTERS:
-        yield from _counter(f"gpu_{name}", text, _GPU_LABELS, [(_of_gpu(gpu), value(gpu)) for gpu in fresh])
+        yield from _counter(f"gpu_{name}", text, _GPU_LABELS, [(_gpu_labels(gpu), value(gpu)) for gpu in fresh])
     yield from _gauge(
         "gpu_throttled", "1 for each reason that holds the clocks back.", (*_GPU_LABELS, "reason"),
-        [((*_of_gpu(gpu), reason), 1) for gpu in fresh for reason in gpu.throttle_reasons or ()],
+        [((*_gpu_labels(gpu), reason), 1) for gpu in fresh for reason in gpu.throttle_reasons or ()],
     )  # fmt: skip
     yield from _gauge(
         "gpu_lease", "1 for each run that holds the GPU, with the rank on it.", (*_GPU_LABELS, *_RUN_LABELS, "rank"),
-        [((*_of_gpu(gpu), run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
+        [((*_gpu_labels(gpu), run_id, name or run_id, _rank(rank_among(gpu.processes, run_id))), 1)
          for gpu in all_gpus if gpu.run_id is not None
          for run_id, name in ((gpu.run_id, gpu.run_name), *gpu.shared_with)],
     )  # fmt: skip
     yield from _gauge(
         "gpu_processes", "Processes that hold memory of the GPU.", _GPU_LABELS,
-        [(_of_gpu(gpu), None if gpu.processes is None else len(gpu.processes)) for gpu in fresh],
+        [(_gpu_labels(gpu), None if gpu.processes is None else len(gpu.processes)) for gpu in fresh],
     )  # fmt: skip
     index = {gpu.uuid: str(gpu.index) for gpu in all_gpus}
     yield from _counter(
@@ -190,7 +190,7 @@ def _gpus(moment: ScrapeMoment) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _of_gpu(gpu: GpuView) -> tuple[str, str]:
+def _gpu_labels(gpu: GpuView) -> tuple[str, str]:
     return str(gpu.index), gpu.uuid
 
 
@@ -212,15 +212,15 @@ def _runs(moment: ScrapeMoment) -> Iterator[Metric]:
     )
     yield from _gauge(
         "run_state", "1 for the state that the run is in.", (*_RUN_LABELS, "profile", "state"),
-        [((*_of_run(run), run.profile, run.state), 1) for run in runs],
+        [((*_run_labels(run), run.profile, run.state), 1) for run in runs],
     )  # fmt: skip
     yield from _gauge(
-        "run_attempt", "Number of the newest attempt.", _RUN_LABELS, [(_of_run(run), run.attempt) for run in runs]
+        "run_attempt", "Number of the newest attempt.", _RUN_LABELS, [(_run_labels(run), run.attempt) for run in runs]
     )
     yield from _gauge(
-        "run_gpus", "GPUs that the run holds.", _RUN_LABELS, [(_of_run(run), len(run.gpus)) for run in runs]
+        "run_gpus", "GPUs that the run holds.", _RUN_LABELS, [(_run_labels(run), len(run.gpus)) for run in runs]
     )
-    names = {run.run_id: _of_run(run) for run in runs}
+    names = {run.run_id: _run_labels(run) for run in runs}
     yield from _counter(
         "run_incidents", "Incidents of the run.", (*_RUN_LABELS, "kind"),
         [((*names[run_id], kind), number) for (run_id, kind), number in moment.incidents.items()
@@ -229,26 +229,26 @@ def _runs(moment: ScrapeMoment) -> Iterator[Metric]:
     labels = (*_RUN_LABELS, "rank")
     lines = [(run, line) for run in runs for line in moment.ranks.get(run.run_id, ())]
     yield from _gauge(
-        "run_step", "Newest step.", labels, [((*_of_run(run), _rank(line.rank)), line.step) for run, line in lines]
+        "run_step", "Newest step.", labels, [((*_run_labels(run), _rank(line.rank)), line.step) for run, line in lines]
     )
     yield from _gauge(
         "run_step_age_seconds", "Since that step was written.", labels,
-        [((*_of_run(run), _rank(line.rank)), None if line.at is None else max(0.0, moment.at - line.at))
+        [((*_run_labels(run), _rank(line.rank)), None if line.at is None else max(0.0, moment.at - line.at))
          for run, line in lines],
     )  # fmt: skip
     for metric, name, text in _RANK_GAUGES:
         yield from _gauge(
             f"run_{name}", text, labels,
-            [((*_of_run(run), _rank(line.rank)), _value(line, metric)) for run, line in lines],
+            [((*_run_labels(run), _rank(line.rank)), _value(line, metric)) for run, line in lines],
         )  # fmt: skip
 
 
-def _of_run(run: Run) -> tuple[str, str]:
+def _run_labels(run: Run) -> tuple[str, str]:
     return run.run_id, run.name
 
 
 def _value(line: RankLine, metric: str) -> float | None:
-    """A value as it was written, NaN and infinities too: a divergence is there to be alerted on."""
+    """A value as it was written, including NaN and infinities, so that a divergence can raise an alert."""
     return line.values.get(metric)
 
 

@@ -1,10 +1,12 @@
-"""What a scrape tells: one consistent look at the store."""
+"""The content of a scrape: a consistent snapshot of the store."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from gputui.store import alerts
 from gputui.store.agent import AgentView, read_agent
@@ -15,11 +17,10 @@ from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run, read_runs
 
 HOST_FRESH_SECONDS = 30.0
-"""An older sample of the host says nothing about now."""
+"""An older sample of the host is outdated."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScrapeMoment:
+class ScrapeMoment(Struct, frozen=True):
     """Everything that is exposed. ``ranks`` and ``incidents`` are by run; ``xids`` count by (GPU UUID, XID)."""
 
     at: float
@@ -27,17 +28,17 @@ class ScrapeMoment:
     gpus: tuple[GpuView, ...] = ()
     host: HostView | None = None
     runs: tuple[Run, ...] = ()
-    ranks: Mapping[str, tuple[RankLine, ...]] = field(default_factory=dict)
-    incidents: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    ranks: Mapping[str, tuple[RankLine, ...]] = msgspec.field(default_factory=dict)
+    incidents: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    xids: Mapping[tuple[str, int], int] = msgspec.field(default_factory=dict)
     quarantined: frozenset[str] = frozenset()
     alerts: tuple[AlertView, ...] = ()
-    run_counts: Mapping[str, int] = field(default_factory=dict)
+    run_counts: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 def read_moment(connection: sqlite3.Connection, now: float) -> ScrapeMoment:
-    """Read it in one transaction. Runs that are over are counted by state; only the others have series of their own, so
-    that the number of series stays bounded. Raises sqlite3.Error."""
+    """Read a snapshot in one transaction. Runs that are over are only counted by state, so that the number of series is
+    bounded. Raises sqlite3.Error."""
     connection.execute("BEGIN")
     try:
         runs = tuple(read_runs(connection, active_only=True))

@@ -1,32 +1,31 @@
 """Alert rules for Prometheus, as data.
 
-A rule that measures the same as one of `gputui.alerts.rules` takes its limits, duration and severity from there, as
-shipped: ``alerts.yaml`` does not change them. The others have numbers of their own; some of them report what only a
-machine outside can notice, that gputui itself is gone.
+A rule that corresponds to one of `gputui.alerts.rules` takes its limits, duration and severity from there, as shipped:
+``alerts.yaml`` does not change them. Others have their own numbers; some report what only another machine can notice,
+that gputui itself is gone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import yaml
+from msgspec import Struct
 
 from gputui.alerts import rules as own
 
 Severity = Literal["warning", "critical"]
 
 
-@dataclass(frozen=True, slots=True)
-class PrometheusRule:
+class PrometheusRule(Struct, frozen=True):
     """One alert.
 
     Attributes:
-        name: in CamelCase, as is usual there.
-        expression: PromQL; the alert is about each series that it returns.
+        name: in CamelCase, as usual in Prometheus.
+        expression: PromQL; the alert concerns each series that it returns.
         duration: how long it must return the series, such as ``5m``.
         severity: the label that routes the alert.
-        summary: one sentence, in which ``{{ $labels.… }}`` are labels of the series.
+        summary: a sentence with labels of the series as ``{{ $labels.… }}``.
     """
 
     name: str

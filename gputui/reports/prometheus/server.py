@@ -6,9 +6,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -22,12 +22,11 @@ _BUSY_MILLISECONDS = 2000
 
 
 class AddressError(ValueError):
-    """An address cannot be listened on; the text says why."""
+    """An address is invalid or in use. The text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen. Port 0 means any free one."""
+class Address(Struct, frozen=True):
+    """The address to listen on. Port 0 is any free one."""
 
     host: str
     port: int
@@ -47,7 +46,7 @@ def parse_address(text: str) -> Address:
 
 
 class StoreCollector(Collector):
-    """Reads the store for each scrape. If it is unreadable, reports only that."""
+    """Reads the store for each scrape. If it is unreadable, only that is reported."""
 
     def __init__(self, database: Path, wall: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -73,7 +72,7 @@ class StoreCollector(Collector):
 
 
 def serve(database: Path, address: Address) -> Address:
-    """Listen in a thread of its own that ends with the process; returns the address in use. Raises AddressError."""
+    """Listen in a thread that ends with the process; returns the actual address. Raises AddressError."""
     registry = CollectorRegistry()
     registry.register(StoreCollector(database))
     try:

@@ -1,4 +1,4 @@
-"""Reports on finished runs: quality gates, cost, performance, scaling, and one HTML page.
+"""Reports on runs: quality gates, cost, performance, scaling, and one HTML page.
 
-In: `facts` of runs, read once. Out: JSON files and a page that needs no other file. Read `facts`, then `making`.
+In: `facts` of runs, read once. Out: JSON files and a self-contained page. Read `facts`, then `report`.
 """

@@ -1,34 +1,31 @@
-"""What runs cost, and what of it came to nothing: ``cost_analysis.json``. Pure.
+"""The costs of runs and what was wasted: ``cost_analysis.json``. Pure.
 
-What was lost to failures and what GPUs idled away may overlap (a GPU idles while a failed run starts again), so the two
-are not to be added.
+Time lost to failures and idle time may overlap (a GPU idles while a failed run restarts), so they must not be added.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from gputui.reports.summary.facts import RunFacts
+from msgspec import Struct
+
+from gputui.reports.summary.facts import RunFacts, number
 from gputui.reports.summary.performance import identity_shape
-from gputui.reports.summary.plain import number
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a kilowatt-hour and a GPU-hour cost; None is not asked for. ``currency`` is only shown."""
+class Prices(Struct, frozen=True):
+    """The prices of a kilowatt-hour and a GPU-hour; None is left out. ``currency`` is only displayed."""
 
     per_kwh: float | None = None
     per_gpu_hour: float | None = None
     currency: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CostFigures:
-    """One run, or several together. ``is_partial``: energy or price leave something out that is unknown, so that they
-    are at least so much."""
+class CostFigures(Struct, frozen=True):
+    """The costs of one or several runs. ``is_partial``: energy or price lack an unknown part, so they are lower
+    bounds."""
 
     gpu_hours: float | None = None
     energy_kwh: float | None = None
@@ -39,12 +36,12 @@ class CostFigures:
 
     @property
     def lost_share(self) -> float | None:
-        """Of the GPU-hours, the share that failures cost."""
+        """The share of GPU-hours lost to failures."""
         return _share(self.lost_gpu_hours, self.gpu_hours)
 
     @property
     def idle_share(self) -> float | None:
-        """Of the GPU-hours, the share in which a GPU did nothing."""
+        """The share of GPU-hours in which a GPU was idle."""
         return _share(self.idle_gpu_hours, self.gpu_hours)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,7 +58,7 @@ class CostFigures:
 
 
 def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
-    """One run. Where nothing failed, failures cost nothing; where what they cost is unknown, it is None."""
+    """The costs of one run. Failures cost 0 if there were none, None if their cost is unknown."""
     hours, energy = run.cost.gpu_hours, run.cost.energy_kwh
     idle = None if run.gpus.idle_share is None or hours is None else hours * run.gpus.idle_share
     parts = [(energy, prices.per_kwh), (hours, prices.per_gpu_hour)]
@@ -79,22 +76,22 @@ def cost_of(run: RunFacts, prices: Prices) -> CostFigures:
 
 
 def together(costs: Sequence[CostFigures]) -> CostFigures:
-    """The sum of what is known."""
-    hours = _sum(one.gpu_hours for one in costs)
-    energy = _sum(one.energy_kwh for one in costs)
-    price = _sum(one.price for one in costs)
+    """The sum of known costs."""
+    hours = _sum(cost.gpu_hours for cost in costs)
+    energy = _sum(cost.energy_kwh for cost in costs)
+    price = _sum(cost.price for cost in costs)
     return CostFigures(
         hours,
         energy,
         price,
-        any(one.is_partial for one in costs),
-        _sum(one.lost_gpu_hours for one in costs),
-        _sum(one.idle_gpu_hours for one in costs),
+        any(cost.is_partial for cost in costs),
+        _sum(cost.lost_gpu_hours for cost in costs),
+        _sum(cost.idle_gpu_hours for cost in costs),
     )
 
 
 def cost_shape(runs: Sequence[RunFacts], prices: Prices) -> dict[str, Any]:
-    """All runs, and each."""
+    """The JSON of all runs together and of each."""
     costs = [cost_of(run, prices) for run in runs]
     return {
         "currency": prices.currency,

@@ -1,4 +1,4 @@
-"""What a report is made of: frozen values, read once from the store. Unknown is None.
+"""The facts of a run for reports: frozen values, read once from the store. Unknown is None.
 
 Times are UTC unix seconds, durations seconds, energies joules, memory bytes.
 """
@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from gputui.charts.picture import Drawing
 from gputui.store.costs import RunCost
 
+IDLE_PERCENT = 5.0
+"""A GPU with a lower utilisation is idle; drivers report a few percent for a screen or a copy."""
+MAX_PICTURED = 20
+"""The runs of a report that have pictures, newest first; a page of them is about 2 MB."""
+SIGNIFICANT_DIGITS = 9
+"""No figure is more exact."""
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How values lie: the mean, the nearest-rank 5th, 50th, 95th and 99th percentile, both ends, and of how many."""
+
+class Spread(Struct, frozen=True):
+    """The distribution of values: mean, nearest-rank percentiles, minimum, maximum and count."""
 
     mean: float
     p05: float
@@ -30,7 +38,7 @@ class Spread:
 
 
 def spread(values: Iterable[tuple[float, int]]) -> Spread | None:
-    """The spread of (value, how often) pairs; what is not finite is left out. None if there is nothing."""
+    """The distribution of (value, count) pairs, without non-finite values; None without any."""
     pairs = sorted((value, number) for value, number in values if number > 0 and math.isfinite(value))
     if not pairs:
         return None
@@ -46,9 +54,8 @@ def spread(values: Iterable[tuple[float, int]]) -> Spread | None:
     return Spread(mean, p05, p50, p95, p99, pairs[0][0], pairs[-1][0], total)
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best finite value of a metric and where it was; ``is_more_better`` says which way was taken as better."""
+class Best(Struct, frozen=True):
+    """The best finite value of a metric and its step; ``is_more_better``: larger is better."""
 
     name: str
     value: float
@@ -56,38 +63,34 @@ class Best:
     is_more_better: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EpochLoss:
-    """The mean training loss of one epoch over ``count`` lines; NaN where one of them was not finite."""
+class EpochLoss(Struct, frozen=True):
+    """The mean training loss of one epoch over ``count`` lines; NaN if one of them was not finite."""
 
     epoch: int
     loss: float
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The newest held-out loss, and the mean training loss of the steps since the one before it."""
+class Validation(Struct, frozen=True):
+    """The newest validation loss, and the mean training loss since the previous one."""
 
     step: int | None
     loss: float
     train_loss: float
 
 
-@dataclass(frozen=True, slots=True)
-class RateCheck:
-    """How far the learning rate was off its schedule: the largest difference in percent, at which step, of how many
-    lines that could be compared."""
+class RateCheck(Struct, frozen=True):
+    """The deviation of the learning rate from its schedule: the largest one in percent, its step, and the number of
+    compared lines."""
 
     worst_percent: float
     step: int | None
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Values of a run's own lines. Steps that a later attempt did again count for the times and not for what was
-    learned. ``data_share`` and ``comm_share`` are shares of the step time, the means over the ranks that tell them."""
+class Measured(Struct, frozen=True):
+    """Figures from a run's lines. Steps that a later attempt repeats count for times but not for losses. ``data_share``
+    and ``comm_share`` are shares of the step time, averaged over ranks."""
 
     step_seconds: Spread | None = None
     samples_per_second: float | None = None
@@ -105,9 +108,8 @@ class Measured:
     best: tuple[Best, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """What the GPUs did while the run had them. ``idle_share`` is the share of samples below ``IDLE_PERCENT``."""
+class GpuUse(Struct, frozen=True):
+    """The use of the GPUs while the run had them. ``idle_share`` is the share of samples below ``IDLE_PERCENT``."""
 
     utilization_percent: Spread | None = None
     power_watts: Spread | None = None
@@ -115,17 +117,8 @@ class GpuUse:
     idle_share: float | None = None
 
 
-IDLE_PERCENT = 5.0
-"""A GPU that is used less than this does nothing for the run; drivers tell a few percent for a screen or a copy."""
-
-
-MOST_PICTURED = 20
-"""Of more runs in a report the newest have pictures; a page of them is about 2 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """What failures cost a run, see `gputui.recovery.cost`. ``unknown`` of the ``incidents`` lack a figure."""
+class Lost(Struct, frozen=True):
+    """The cost of failures, see `gputui.recovery.cost`. ``unknown`` of the ``incidents`` have no figure."""
 
     gpu_hours: float | None
     seconds: float | None
@@ -134,13 +127,11 @@ class Lost:
     unknown: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """All that a report needs of one run. ``launched`` are the launch's parameters, secrets in them redacted already;
-    ``like`` tells which runs may be compared with each other for how they scale: same profile, same parameters but for
-    those in which the number of GPUs shows. ``lost`` is None if nothing failed. ``thresholds`` are those of its
-    profile for quality gates, by their names. ``process_count`` is how many processes it has without GPUs, else 0.
-    ``took_seconds`` is the sum of its attempts. ``name``, ``tags`` and ``note`` are what a person calls it."""
+class RunFacts(Struct, frozen=True):
+    """A run in a report. ``launched`` are the parameters of the launch without secrets. Runs with the same ``like``
+    (profile and parameters, except those that depend on the number of GPUs) are compared for scaling. ``lost`` is None
+    without failures. ``thresholds`` are those of the profile for quality gates. ``process_count`` is the number of
+    processes without GPUs, else 0. ``took_seconds`` is the sum of its attempts."""
 
     run_id: str
     name: str
@@ -156,11 +147,20 @@ class RunFacts:
     like: str
     cost: RunCost
     lost: Lost | None = None
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    measured: Measured = field(default_factory=Measured)
-    gpus: GpuUse = field(default_factory=GpuUse)
+    thresholds: Mapping[str, float] = msgspec.field(default_factory=dict)
+    measured: Measured = msgspec.field(default_factory=Measured)
+    gpus: GpuUse = msgspec.field(default_factory=GpuUse)
     pictures: Sequence[Drawing] = ()
     process_count: int = 0
     took_seconds: float | None = None
     tags: tuple[str, ...] = ()
     note: str | None = None
+
+
+def number(value: float | None) -> float | int | None:
+    """A figure for JSON, rounded to its significant digits; None if it is unknown or not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    if isinstance(value, int) or value == 0:
+        return value
+    return round(value, max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value)))))

@@ -1,4 +1,4 @@
-"""Files of a report: all of them whole, or none of them."""
+"""The files of a report, written all or none."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 class ReportError(Exception):
-    """It cannot be written; the text says why and what to do."""
+    """The report cannot be written. The text has the reason and a remedy."""
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write files into a folder, which is made where it is missing. Everything is on the disk under other names before
-    the first takes its place. Raises ReportError."""
+    """Write files into a folder, which is created if necessary. All of them are on the disk under other names before
+    the first is renamed. Raises ReportError."""
     beside = {name: folder / f".{name}.{os.getpid()}.new" for name in contents}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,29 +1,28 @@
-"""Quality gates: is a run good enough? Each passes, fails, or is skipped where there is nothing to judge. Pure."""
+"""Quality gates: whether a run is good enough. Each passes, fails, or is skipped without data. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from gputui.charts.units import short_number
-from gputui.reports.summary.facts import RunFacts
-from gputui.reports.summary.plain import number
+from gputui.reports.summary.facts import RunFacts, number
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 
 Outcome = Literal["pass", "fail", "skip"]
 
 LOSS_FLOOR = 0.1
-"""Differences of losses are shares of the loss, but of at least this share of the first epoch's: a model that has
-converged to almost nothing doubles its loss by noise."""
+"""Differences of losses are relative to the loss, but to at least this share of the first epoch's loss: noise can
+double the loss of a converged model."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateVerdict:
-    """What a gate says of a run. ``figure`` is what was compared with ``threshold``, both in ``unit``; None if it is
-    unknown, infinite where no number is bad enough. ``text`` says it in one sentence."""
+class GateVerdict(Struct, frozen=True):
+    """The verdict of a gate. ``figure`` is compared with ``threshold``, both in ``unit``; None if unknown, infinite if
+    it always fails. ``text`` is a sentence."""
 
     gate: str
     outcome: Outcome
@@ -43,17 +42,15 @@ class GateVerdict:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A figure with what there is to say of it; without a figure the gate is skipped, and the text says why."""
+class Judged(Struct, frozen=True):
+    """A figure and a remark. Without a figure the gate is skipped, and the remark is the reason."""
 
     figure: float | None
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Its threshold is the most that passes, or where ``is_least`` the least."""
+class Gate(Struct, frozen=True):
+    """A gate. Its threshold is the largest figure that passes, or the smallest if ``is_least``."""
 
     name: str
     unit: str
@@ -80,7 +77,7 @@ def _loss(run: RunFacts, _efficiency: float | None) -> Judged:
 
 def _gradients(run: RunFacts, _efficiency: float | None) -> Judged:
     norms, bad = run.measured.gradient_norm, run.measured.gradients_not_finite
-    # A loss that is scaled meets infinite gradients on purpose: that is how its scale is found.
+    # Loss scaling finds its scale by infinite gradients.
     if bad and not run.measured.scales_loss:
         return Judged(math.inf, f"the norm of the gradients was not a number in {bad} steps")
     if norms is None:
@@ -136,7 +133,7 @@ GATES: Mapping[str, Gate] = {
 
 
 def judge(run: RunFacts, efficiency: float | None, thresholds: Mapping[str, float]) -> tuple[GateVerdict, ...]:
-    """What every gate says; ``thresholds`` win over those of the run's profile, and these over the gates' own."""
+    """The verdicts of all gates. ``thresholds`` override those of the run's profile, which override the defaults."""
     asked = {**run.thresholds, **thresholds}
     return tuple(_verdict(gate, gate.judge(run, efficiency), asked) for gate in GATES.values())
 

@@ -1,31 +1,30 @@
-"""Where the gain of more ranks is lost: a benchmark of runs that differ in nothing but their number of ranks. Pure."""
+"""Where the speed-up of more ranks is lost: a benchmark of runs that differ only in their number of ranks. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from gputui.reports.summary.facts import Measured
-from gputui.reports.summary.plain import number
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from gputui.reports.summary.facts import Measured, number
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledRun:
-    """One run of the benchmark: ``ranks`` GPUs, or processes if there is none, and the values of its lines."""
+class ScaledRun(Struct, frozen=True):
+    """A run of the benchmark, on ``ranks`` GPUs or processes."""
 
     run_id: str
     ranks: int
     measured: Measured
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingRow:
-    """How a run compares with the one of fewest ranks.
+class ScalingRow(Struct, frozen=True):
+    """A run compared with the one of fewest ranks.
 
-    ``speed`` is in samples (or tokens) a second; ``efficiency`` is the speed-up over an even gain, 1 is perfect. The
-    ``extra_`` seconds are what a step takes longer than the first run's: in collectives, waiting for data, and in all
-    the rest (slower clocks, uneven ranks, smaller kernels). None is unknown.
+    ``speed`` is in samples (or tokens) per second; ``efficiency`` is 1 for a perfect speed-up. The ``extra_`` seconds
+    are the increase of the step time over the base run: in collectives, in waiting for data, and in the rest (slower
+    clocks, uneven ranks, smaller kernels). None is unknown.
     """
 
     run_id: str
@@ -75,12 +74,12 @@ def _speed(measured: Measured) -> float | None:
 
 
 def _comm_share(run: ScaledRun) -> float | None:
-    """One rank waits for no other, and usually reports no such time."""
+    """A single rank waits for no other and usually reports no communication time."""
     return 0.0 if run.measured.comm_share is None and run.ranks == 1 else run.measured.comm_share
 
 
 def _parts(run: ScaledRun) -> tuple[float | None, float | None, float | None]:
-    """Seconds of a step in collectives, waiting for data, and in all."""
+    """The seconds of a step in collectives, in waiting for data, and in total."""
     measured, comm_share = run.measured, _comm_share(run)
     step = None if measured.step_seconds is None else measured.step_seconds.p50
     if step is None:

@@ -1,10 +1,12 @@
-"""The report as one HTML page that needs nothing else: no script, no other file, every text from outside escaped."""
+"""The report as a self-contained HTML page: no script, no other file, all text escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.chart import XAxis
 from gputui.charts.export import svg_text
@@ -14,18 +16,17 @@ from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_val
 from gputui.reports import html
 from gputui.reports.html import plain
 from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together
-from gputui.reports.summary.facts import MOST_PICTURED, RunFacts, Spread
+from gputui.reports.summary.facts import MAX_PICTURED, RunFacts, Spread
 from gputui.reports.summary.gates import GateVerdict
 from gputui.reports.summary.scalability import Scaling
 from gputui.store.runs import is_renamed
 
 _PICTURE = (1000, 360)
-_MOST_CURVES = 6
+_MAX_CURVES = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a page shows: ``title`` says of what, ``made_at`` in UTC unix seconds when; ``verdicts`` by run id."""
+class Report(Struct, frozen=True):
+    """The content of a page. ``made_at`` is UTC unix seconds; ``verdicts`` are by run ID."""
 
     title: str
     made_at: float
@@ -41,7 +42,8 @@ def page(report: Report) -> str:
     parts = _together(report)
     for run in report.runs:
         parts += _run(run, report)
-    return html.document(report.title, f"{_runs_words(len(report.runs))}, {made}", parts)
+    runs = f"{len(report.runs)} run{'' if len(report.runs) == 1 else 's'}"
+    return html.document(report.title, f"{runs}, {made}", parts)
 
 
 def _together(report: Report) -> list[str]:
@@ -53,8 +55,8 @@ def _together(report: Report) -> list[str]:
         losses = _losses(report.runs)
         if len(losses.curves) > 1:
             parts.append(html.wide(svg_text(picture(losses, *_PICTURE))))
-    if len(report.runs) > MOST_PICTURED:
-        parts.append(f'<p class="dim">The newest {MOST_PICTURED} runs have pictures; name a run to see its own.</p>')
+    if len(report.runs) > MAX_PICTURED:
+        parts.append(f'<p class="dim">The newest {MAX_PICTURED} runs have pictures; name a run to see its own.</p>')
     for group in report.scalings:
         rows = [
             (
@@ -64,15 +66,8 @@ def _together(report: Report) -> list[str]:
             )
             for point in group.points
         ]  # fmt: skip
-        heads = (
-            "run",
-            "GPUs" if group.has_gpus else "processes",
-            "speed",
-            "speed-up",
-            "efficiency",
-            "communication",
-            "waiting for data",
-        )
+        ranks = "GPUs" if group.has_gpus else "processes"
+        heads = ("run", ranks, "speed", "speed-up", "efficiency", "communication", "waiting for data")
         parts += [f"<h2>How {plain(group.profile)} scales</h2>", html.table(heads, rows)]
     return parts
 
@@ -129,7 +124,7 @@ def _run(run: RunFacts, report: Report) -> list[str]:
 
 
 def _losses(runs: Sequence[RunFacts]) -> Drawing:
-    """The losses of runs over each other, a colour for each; only the first ones if colours run out."""
+    """The losses of several runs in one chart; only the first ones if colours run out."""
     found = [
         (run, drawn, curve)
         for run in runs
@@ -139,20 +134,20 @@ def _losses(runs: Sequence[RunFacts]) -> Drawing:
     ]
     curves = [
         replace(curve, style=f"series.{place}", label=clean(run.run_id))
-        for place, (run, _, curve) in enumerate(found[:_MOST_CURVES])
+        for place, (run, _, curve) in enumerate(found[:_MAX_CURVES])
     ]
     return Drawing(curves, "loss", found[0][1].x_axis if found else XAxis())
 
 
 def _comparison(runs: Sequence[RunFacts], costs: Sequence[CostFigures], report: Report) -> str:
-    """A column per figure, a row per run."""
+    """A row per run, a column per figure."""
     names = dict.fromkeys(one.name for run in runs for one in run.measured.best)
     heads = ["run", "state", "GPUs", "samples/s", "step p50", "utilisation", "GPU-hours", "kWh", "gates", *names]
     rows = []
     for run, cost in zip(runs, costs, strict=True):
         best = {one.name: one.value for one in run.measured.best}
         verdicts = report.verdicts.get(run.run_id, ())
-        failed = [one.gate.replace("_", " ") for one in verdicts if one.outcome == "fail"]
+        failed = [verdict.gate.replace("_", " ") for verdict in verdicts if verdict.outcome == "fail"]
         used = run.gpus.utilization_percent
         step = run.measured.step_seconds
         rows.append(
@@ -220,7 +215,3 @@ def _share(value: float | None) -> str:
 
 def _moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _runs_words(number: int) -> str:
-    return f"{number} run" + ("" if number == 1 else "s")

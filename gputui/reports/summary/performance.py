@@ -1,20 +1,19 @@
-"""How well runs did, as plain data: ``performance_summary.json``."""
+"""The performance of runs as JSON: ``performance_summary.json``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from gputui.reports.summary.facts import RunFacts, Spread
+from gputui.reports.summary.facts import RunFacts, Spread, number
 from gputui.reports.summary.gates import GateVerdict
-from gputui.reports.summary.plain import number
 from gputui.store.json_shapes import iso
 
 Shape = dict[str, Any]
 
 
 def performance_shape(run: RunFacts, verdicts: Sequence[GateVerdict]) -> Shape:
-    """One run. Times in seconds, shares of 1, memory in bytes, power in watts; null is unknown."""
+    """One run. Times are in seconds, memory in bytes, power in watts; null is unknown."""
     measured, gpus = run.measured, run.gpus
     return {
         **identity_shape(run),
@@ -35,26 +34,16 @@ def performance_shape(run: RunFacts, verdicts: Sequence[GateVerdict]) -> Shape:
         "gpu_utilization_percent": _spread_shape(gpus.utilization_percent),
         "gpu_power_watts": _spread_shape(gpus.power_watts),
         "best": {
-            one.name: {
-                "value": number(one.value),
-                "step": one.step,
-                "better": "more" if one.is_more_better else "less",
-            }
+            one.name: {"value": number(one.value), "step": one.step, "better": "more" if one.is_more_better else "less"}
             for one in measured.best
         },
-        "gates": [one.to_json() for one in verdicts],
+        "gates": [verdict.to_json() for verdict in verdicts],
     }
 
 
 def identity_shape(run: RunFacts) -> Shape:
-    """Which run it is."""
-    return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "profile": run.profile,
-        "tags": list(run.tags),
-        "note": run.note,
-    }
+    """The identity of a run."""
+    return {"run_id": run.run_id, "name": run.name, "profile": run.profile, "tags": list(run.tags), "note": run.note}
 
 
 def _spread_shape(values: Spread | None) -> Shape | None:

@@ -1,4 +1,4 @@
-"""From the facts of runs to a report, and to the files that it is. Pure."""
+"""A report of runs, and its files. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def make(
     thresholds: Mapping[str, float],
     prices: Prices,
 ) -> Report:
-    """A report of ``runs``; ``others`` only tell how they scale."""
+    """A report of ``runs``; ``others`` only count for scaling."""
     groups = scalings([*runs, *others])
     verdicts = {run.run_id: judge(run, efficiency_of(run.run_id, groups), thresholds) for run in runs}
     return Report(title, now, runs, verdicts, groups, prices)
 
 
 def shapes(report: Report) -> dict[str, Any]:
-    """What ``--json`` prints: the JSON files by their names without the ending."""
+    """The JSON files by name without suffix, which ``--json`` prints."""
     made = {"made_at": iso(report.made_at)}
     performance = [performance_shape(run, report.verdicts.get(run.run_id, ())) for run in report.runs]
     return {
@@ -41,7 +41,7 @@ def shapes(report: Report) -> dict[str, Any]:
 
 
 def contents(report: Report) -> dict[str, bytes]:
-    """The files of a report by their names."""
+    """The files of a report by name."""
     found = {
         f"{name}.json": (json.dumps(shape, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
         for name, shape in shapes(report).items()

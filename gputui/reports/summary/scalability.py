@@ -1,21 +1,21 @@
-"""How runs that differ only in their number of GPUs, or of CPU processes, scale: ``scalability_report.json``. Pure."""
+"""The scaling of runs that differ only in their number of GPUs, or of CPU processes: ``scalability_report.json``.
+Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from gputui.reports.summary.facts import RunFacts
-from gputui.reports.summary.plain import number
+from msgspec import Struct
+
+from gputui.reports.summary.facts import RunFacts, number
 
 Unit = Literal["samples/s", "tokens/s"]
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A run in a group: how fast it was, how many times as fast as the one with the fewest ranks (GPUs, or processes
-    where it has none), and what share of an even gain that is (1 is perfect)."""
+class Point(Struct, frozen=True):
+    """A run in a group: its speed, its speed-up over the run with the fewest ranks (GPUs, or processes without GPUs),
+    and the efficiency (1 is perfect)."""
 
     run_id: str
     ranks: int
@@ -26,10 +26,9 @@ class Point:
     data_share: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Runs of one profile with the same parameters, a run for each number of ranks, fewest first. ``unit`` is what is
-    counted, samples or tokens a second: how large a step is may differ."""
+class Scaling(Struct, frozen=True):
+    """Runs of one profile with the same parameters, one for each number of ranks, fewest first. ``unit`` is samples or
+    tokens per second, since the size of a step may differ."""
 
     profile: str
     unit: Unit
@@ -38,7 +37,7 @@ class Scaling:
 
 
 def scalings(runs: Iterable[RunFacts]) -> tuple[Scaling, ...]:
-    """The groups in which there are at least two numbers of ranks; of several runs with as many the newest counts."""
+    """The groups with at least two numbers of ranks; the newest of several runs with the same number counts."""
     groups: dict[tuple[str, bool], list[RunFacts]] = {}
     for run in runs:
         if _ranks(run) > 0:
@@ -77,8 +76,8 @@ def _ranks(run: RunFacts) -> int:
 
 
 def efficiency_of(run_id: str, groups: Iterable[Scaling]) -> float | None:
-    """The efficiency of a run on GPUs in its group; None for the one that the others are compared with. Processes that
-    share the processors of one machine are not expected to gain evenly."""
+    """The efficiency of a run on GPUs within its group; None for the base run. CPU processes share the cores of one
+    machine, so they are not judged."""
     for group in groups:
         if not group.has_gpus:
             continue
@@ -89,7 +88,7 @@ def efficiency_of(run_id: str, groups: Iterable[Scaling]) -> float | None:
 
 
 def scalability_shape(groups: Sequence[Scaling]) -> dict[str, Any]:
-    """The groups; an empty list where there is nothing to compare."""
+    """The JSON of the groups."""
     return {
         "groups": [
             {

@@ -1,4 +1,4 @@
-"""A run as a report wants it, read from the store."""
+"""Read the facts of runs from the store."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gputui.store.runs import Run, read_runs
 
 PICTURE_BINS = 600
 PICTURES = ("loss", "val/loss", "grad_norm", "lr", "samples_per_s", "step_time")
-"""Metrics that are drawn where a run has them; a held-out loss lies over the training loss."""
+"""Metrics that are drawn, if the run has them; validation and training loss share a chart."""
 
 SPEEDS = ("samples_per_s", "tokens_per_s")
-"""Metrics by which runs are compared for how they scale."""
+"""Metrics that measure scaling."""
 
-# Parameters in which runs may differ and still be compared for how they scale: how large a step is, how it is fed.
+# Parameters that may differ between runs whose scaling is compared.
 _SCALED = ("batch_size", "grad_accum", "num_workers", "lr")
 
 
 def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
-    """Runs that had begun and were not over before ``since`` (UTC unix seconds), the oldest first."""
+    """Runs that had started and were not over before ``since`` (UTC unix seconds), oldest first."""
     found = [
         run
         for run in read_runs(connection)
@@ -44,7 +44,7 @@ def active_since(connection: sqlite3.Connection, since: float) -> list[Run]:
 
 
 class _Scale(NamedTuple):
-    """What a run is compared as: ``ranks`` are GPUs, or processes where it has none."""
+    """The scale of a run: ``ranks`` are GPUs, or processes without GPUs."""
 
     like: str
     has_gpus: bool
@@ -52,8 +52,8 @@ class _Scale(NamedTuple):
 
 
 def siblings(connection: sqlite3.Connection, runs: Sequence[Run], limit: int = 8) -> list[Run]:
-    """The newest other runs of the same profiles with the same parameters but other numbers of GPUs, or of processes
-    without GPUs: one for each that measured how fast it was."""
+    """The newest other runs of the same profiles with the same parameters and other numbers of GPUs (or of processes
+    without GPUs): one per number, with a measured speed."""
     named = {run.run_id for run in runs}
     scales = [(run, _scale(run)) for run in runs]
     wanted = {(scale.like, scale.has_gpus) for _, scale in scales if scale.ranks}
@@ -121,7 +121,7 @@ def read_facts(
 
 
 def launched_params(run: Run) -> Mapping[str, Any]:
-    """The parameters that the run was launched with, secrets in them redacted already."""
+    """The parameters of the launch, without secrets."""
     spec = known_spec(run)
     return run.params if spec is None else spec.params
 
@@ -132,13 +132,13 @@ def _thresholds(run: Run) -> Mapping[str, float]:
 
 
 def _processes(run: Run) -> int:
-    """Of a run that asks for no GPU."""
+    """The number of processes of a run without GPUs."""
     spec = known_spec(run)
     return 0 if spec is None or run.gpus or spec.gpus.count else spec.nproc
 
 
 def scaling_key(run: Run) -> str:
-    """Equal for runs that may be compared with each other for how they scale."""
+    """A key that is equal for runs whose scaling can be compared."""
     spec, params = known_spec(run), dict(launched_params(run))
     if spec is not None:
         for role in _SCALED:
@@ -181,6 +181,6 @@ def _pictures(connection: sqlite3.Connection, run: Run) -> list[Drawing]:
     for field, title in (("utilization", "GPU utilisation, %"), ("power", "power, W")):
         curves = [one for one in hardware.hardware if one.field == field and one.uuid is not None and one.bins]
         if curves:
-            labels = [clean(f"GPU {positions.get(one.uuid, '?')}") for one in curves]
+            labels = [clean(f"GPU {positions.get(curve.uuid, '?')}") for curve in curves]
             drawn.append(hardware_drawing(hardware, title, curves, labels))
     return drawn

@@ -1,4 +1,4 @@
-"""A run's lines, one after the other, to the few figures that a report tells of them."""
+"""Reduce a run's lines, one by one, to the figures of a report."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import StoredLine
 
 ExpectedRate = Callable[[int, int, Mapping[str, float]], tuple[float, float] | None]
-"""From attempt, step and reported values, the lowest and highest allowed learning rate."""
+"""(attempt, step, reported values) → the allowed range of the learning rate."""
 
 _VALIDATION_LOSS = "val/loss"
-# Figures that have a place of their own.
+# Metrics with separate figures.
 _NOT_BEST = ("samples_per_s", "tokens_per_s", "mfu")
-_LEAST_PARTIAL = 0.5
-"""The last epoch counts when it has at least this share of the lines of the one before it."""
+_MIN_PARTIAL = 0.5
+"""The last epoch counts if it has at least this share of the lines of the previous one."""
 
 
 def measured(lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected: ExpectedRate) -> Measured:
-    """The figures of one run, whose lines come in the order they were written."""
+    """The figures of a run. ``lines`` come in the order in which they were written."""
     tally = _Tally(cuts_of(attempts), expected)
     for line in lines:
         tally.take(line)
@@ -34,8 +34,8 @@ def measured(lines: Iterable[StoredLine], attempts: Sequence[Attempt], expected:
 
 @dataclass(slots=True)
 class _Rank:
-    """Sums of seconds, each over the lines that tell both: waiting for data and the steps meanwhile; likewise the
-    exchange between GPUs."""
+    """Sums of seconds over the lines that report both values: the wait for data and its step times; the communication
+    and its step times."""
 
     data: float = 0.0
     data_of: float = 0.0
@@ -45,7 +45,7 @@ class _Rank:
 
 @dataclass(slots=True)
 class _Mean:
-    """A mean in which each value counts as long as it held."""
+    """A weighted mean."""
 
     total: float = 0.0
     weight: float = 0.0
@@ -183,7 +183,7 @@ class _Tally:
             EpochLoss(number, total / count if math.isfinite(total) else math.nan, count)
             for number, (total, count) in sorted(self.epochs.items())
         ]
-        if len(found) > 1 and found[-1].count < _LEAST_PARTIAL * found[-2].count:
+        if len(found) > 1 and found[-1].count < _MIN_PARTIAL * found[-2].count:
             found.pop()
         return tuple(found)
 

@@ -1,7 +1,7 @@
-"""Executors: where an attempt runs. Each is a program that keeps the attempt contract (docs/attempts.md).
+"""Executors: the programs that run an attempt on a target, by the attempt contract (docs/attempts.md).
 
-In comes an attempt's folder with its attempt.json; out come the files of the contract, until exit.json says how it
-ended. The agent starts the program, signals it and, where it may, replaces it; it knows nothing else of it.
+In: an attempt's folder with its attempt.json. Out: the files of the contract, with exit.json last.
+The agent starts the program, signals it and, where possible, replaces it; it knows nothing else of it.
 Read first: base.py, then process.py. The registry below is the one place that names the kinds.
 """
 
@@ -22,18 +22,18 @@ EXECUTORS = {
     "slurm": "gputui.runs.executors.slurm:SlurmExecutor",
     "ssh": "gputui.runs.executors.ssh:SshExecutor",
 }
-"""Kind of target → module and class, which is imported once a run needs it."""
+"""Module and class by kind of target; imported when a run needs it."""
 REMOTE_KINDS = tuple(kind for kind in EXECUTORS if kind != LOCAL)
 
 
 class Executors:
-    """The executors of one process, each made once; ``made`` are those that are there already, by kind."""
+    """The executors of one process, each made once. ``made`` has ready ones, by kind."""
 
     def __init__(self, made: Mapping[str, Executor] | None = None) -> None:
         self._made = dict(made or {})
 
     def of(self, target: Mapping[str, Any] | None) -> Executor:
-        """That of a specification's target; None is this machine. Raises KeyError for a kind that is not known."""
+        """The executor of a specification's target; None is this machine. Raises KeyError for an unknown kind."""
         kind = LOCAL if target is None else str(target["kind"])
         if kind not in self._made:
             module, _, name = EXECUTORS[kind].partition(":")
@@ -42,8 +42,8 @@ class Executors:
 
 
 def chooses_start(spec: RunSpec | None) -> bool:
-    """Whether the run's target alone sees its checkpoints, and so chooses the one that an attempt continues from. False
-    where the specification is not understood."""
+    """Whether only the run's target sees its checkpoints, and so chooses the one to resume from. False without a
+    valid specification."""
     if spec is None or spec.target is None or spec.checkpoints is None:
         return False
     return not Executors().of(spec.target).sees_checkpoints(spec.target)

@@ -1,4 +1,4 @@
-"""What the agent asks of every executor."""
+"""The interface of executors to the agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExecutorGoneError(Exception):
-    """The executor's program cannot be started now; the text says why and what to do."""
+    """The executor's program cannot be started; the text has the reason and a remedy."""
 
 
 class Executor(ABC):
@@ -27,10 +27,10 @@ class Executor(ABC):
 
     Attributes:
         places_gpus: attempts run on this machine's GPUs, so that leases and lock files apply to them.
-        is_replaceable: where the program died without exit.json, another finds the attempt by what is in its folder;
-            else the attempt ended with it.
+        is_replaceable: if the program dies without exit.json, a new one can find the attempt by its folder; else the
+            attempt has ended with it.
         sees_processes: the attempt's processes are this machine's.
-        file_name: of the program's script, by which one is known that has not written started.json yet.
+        file_name: the program's script, which identifies a process that has not yet written started.json.
     """
 
     places_gpus = True
@@ -40,41 +40,41 @@ class Executor(ABC):
 
     @abstractmethod
     def program(self, folder: Path, locks: Sequence[int] = ()) -> tuple[str, ...]:
-        """The argument vector that serves the attempt in ``folder``, which inherits the descriptors in ``locks``.
+        """The command that runs the attempt in ``folder`` and inherits the descriptors in ``locks``.
 
         Raises ExecutorGoneError.
         """
 
     def placement(self, spec: RunSpec) -> Placement:
-        """Where an attempt runs that is placed elsewhere: nodes without names yet."""
+        """The placement of an attempt whose nodes the target chooses: nodes without names."""
         return Placement.here((), spec.nproc, ANY_PORT)
 
     def sees_checkpoints(self, target: Mapping[str, Any]) -> bool:
-        """Whether a run's checkpoints are seen here under the same path."""
+        """Whether a run's checkpoints are on this machine under the same path."""
         return True
 
     def clear(self, folder: Path, target: Mapping[str, Any]) -> None:  # noqa: B027 - most have nothing elsewhere
-        """Remove what lies elsewhere of a run whose folder is ``folder``; may take long. Raises OSError where that is
-        to be tried again."""
+        """Remove the files on the target of the run in ``folder``; may take long. Raises OSError if it should be tried
+        again."""
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
-        """What it needs for a run and takes no time to see."""
+        """The quick checks of what a run needs."""
         return []
 
     def options(self) -> type[TargetOptions]:
-        """The keys of a target of this kind."""
+        """The options of a target of this kind."""
         raise NotImplementedError
 
     def preview(self, spec: RunSpec, launch: Launch) -> str:
-        """What would be handed over to start the launch there: the very script or request."""
+        """The exact script or request that would start the launch on the target."""
         raise NotImplementedError
 
     def survey(self, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-        """See whether the target can be used, step by step; each may take until its own deadline."""
+        """Check step by step whether the target can be used; each step may take until its own deadline."""
         raise NotImplementedError
 
     def processes(self, scan: ProcessScan, run_dir: Path, attempt: Attempt) -> list[AttemptProcess]:
-        """The living processes of an attempt, the executor's own left out; none where it does not see them."""
+        """The living processes of an attempt without the executor's own; none if it does not see them."""
         if not self.sees_processes:
             return []
         own = None if attempt.executor is None else attempt.executor[0]

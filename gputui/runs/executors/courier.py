@@ -1,7 +1,7 @@
-"""A courier: the program that serves an attempt which runs elsewhere. It submits once, reports, passes a stop on, and
-writes exit.json in the end. It may be killed at any line: the next one goes on from the files of the attempt's folder.
+"""The courier, the program that runs an attempt on a remote target: it submits once, reports, forwards a stop, and
+writes exit.json at the end. It may be killed at any line: its successor continues from the attempt's folder.
 
-On the far side the shim runs in ``attempts/<n>/far``, so that its records are not taken for the courier's own.
+On the target the shim runs in ``attempts/<n>/far``, so that its records are not taken for the courier's own.
 Read first: `Courier.run`, then `Courier.turn`.
 """
 
@@ -19,9 +19,10 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from gputui.runs import shim
 from gputui.runs.executors import far
@@ -32,28 +33,27 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 LOOK_SECONDS = 0.5
 CALL_SECONDS = 30.0
 MAX_PAUSE_SECONDS = 60.0
-# A job that was asked to end and does not is cancelled this long after its grace.
+# A job that does not end when asked is cancelled this long after its grace.
 CANCEL_SECONDS = 15.0
-# A file that another machine wrote is seen here a little later.
+# A file of another machine may appear here a little later.
 UNSEEN_LOOKS = 3
 
-# What the C library says of ENOSPC and EDQUOT. A program may say more after it.
+# The C library's messages for ENOSPC and EDQUOT, after which a program may print more.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
 EndedBy = Literal["preempted", "time_limit", "node_fail", "cancelled", "host_oom"]
 
 
 class UnreachableError(Exception):
-    """The target did not answer, or not with an answer: nothing is known, nothing has failed. The text says why."""
+    """The target gave no valid answer: the job's state is unknown, and nothing has failed. The text says why."""
 
 
 class TargetRefusalError(Exception):
-    """The target will not run this, now or later; in its own words."""
+    """The target permanently refuses the job; the text is the target's message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
-    """How an external command ended."""
+class CommandResult(Struct, frozen=True):
+    """The result of an external command."""
 
     code: int
     output: str
@@ -61,24 +61,24 @@ class Called:
 
     @property
     def words(self) -> str:
-        """That there was no room, or what it said last, in one line."""
-        said = self.errors or self.output
-        if (no_room := next((words for words in _NO_ROOM if words in said), None)) is not None:
+        """That the disk is full, or else the last line of its output."""
+        text = self.errors or self.output
+        if (no_room := next((message for message in _NO_ROOM if message in text), None)) is not None:
             return no_room
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:300] if lines else f"it ended with code {self.code} and said nothing"
 
 
 class TargetShell:
-    """Where the target's commands are run: on this machine, with these variables of the agent's environment alone and
-    those that ``kept`` names."""
+    """Runs the target's commands on this machine, with a few variables of the agent's environment and those in
+    ``variables``."""
 
-    def __init__(self, *kept: str) -> None:
-        self.kept = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *kept)
+    def __init__(self, *variables: str) -> None:
+        self.variables = ("HOME", "PATH", "USER", "LOGNAME", "SHELL", "LANG", "TMPDIR", *variables)
 
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> Called:
-        """Run a command with ``given`` as its input. Raises UnreachableError where it cannot be run or does not end."""
-        environment = {name: os.environ[name] for name in self.kept if name in os.environ}
+    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
+        """Run a command with ``given`` as its input. Raises UnreachableError if it cannot be run or times out."""
+        environment = {name: os.environ[name] for name in self.variables if name in os.environ}
         try:
             done = subprocess.run(
                 list(argv),
@@ -95,13 +95,12 @@ class TargetShell:
             raise UnreachableError(f"{argv[0]} did not answer within {seconds:.0f} s") from None
         except OSError as error:
             raise UnreachableError(f"{argv[0]}: {error.strerror or error}") from error
-        return Called(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """What the target says of a job. ``state`` is that of placement.json; ``ended_by`` is set where the target itself
-    ended it."""
+class JobStatus(Struct, frozen=True):
+    """The status of a job at the target. ``state`` is that of placement.json; ``ended_by`` is set if the target ended
+    it."""
 
     job: str
     state: str
@@ -113,10 +112,10 @@ class JobStatus:
 
 
 class Courier(ABC):
-    """One courier; a kind of target adds how a job is submitted, found, asked for and cancelled."""
+    """The base class of couriers. A subclass submits, finds, signals and cancels jobs of one kind of target."""
 
     programs: tuple[Path, ...] = (Path(shim.__file__), Path(far.__file__))
-    """What runs on the far side."""
+    """The programs that run on the target."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -132,37 +131,35 @@ class Courier(ABC):
         self.nodes: tuple[str, ...] = ()
         self.due = 0.0
         self.stop: dict[str, Any] | None = far.read_record(folder / "stop.json")
-        self.told_start = False
+        self.start_reported = False
         self.placed: dict[str, Any] | None = None
         self.agent = shim.AgentWatch(self.plan.get("agent"))
 
-    # --- what a kind of target adds -----------------------------------------------------------------------------------
-
     @abstractmethod
     def submit(self, token: str) -> str:
-        """Hand the attempt over, named so that `jobs` finds it by ``token``; the job. Raises UnreachableError and
+        """Submit the attempt so that `jobs` finds it by ``token``; returns the job. Raises UnreachableError and
         TargetRefusalError."""
 
     @abstractmethod
     def jobs(self, token: str) -> list[JobStatus]:
-        """Every job of the token that the target still knows, oldest first. Raises UnreachableError."""
+        """Every job of the token that the target lists, oldest first. Raises UnreachableError."""
 
     @abstractmethod
     def forgotten(self, job: str) -> JobStatus | None:
-        """What the target's records say of a job that `jobs` does not list; None where there are none. Raises
+        """The status in the target's history of a job that `jobs` does not list; None if there is none. Raises
         UnreachableError."""
 
     @abstractmethod
     def signal_job(self, job: str, *, at_once: bool) -> None:
-        """Have the body of a running job end the command, with or without its grace. Raises UnreachableError."""
+        """Ask a running job to end its command, with or without its grace. Raises UnreachableError."""
 
     @abstractmethod
     def cancel(self, job: str) -> None:
-        """Take a job off the target. Raises UnreachableError."""
+        """Cancel a job. Raises UnreachableError."""
 
     def send(self) -> None:
-        """Bring what the far side needs to where it runs: with a shared file system that is the attempt's folder.
-        Raises UnreachableError, TargetRefusalError and OSError."""
+        """Send the target's files: on a shared file system, to the attempt's folder. Raises UnreachableError,
+        TargetRefusalError and OSError."""
         self.far.mkdir(mode=0o700, exist_ok=True)
         plan = {name: value for name, value in self.plan.items() if name not in ("agent", "lock_files")}
         plan |= {"lock_files": [], "output": f"../{self.plan['output']}"}
@@ -171,13 +168,13 @@ class Courier(ABC):
             (self.far / path.name).write_bytes(path.read_bytes())
 
     def fetch(self) -> None:  # noqa: B027 - a shared file system needs nothing
-        """Bring what the far side wrote. Raises UnreachableError."""
+        """Fetch the files that the target wrote. Raises UnreachableError."""
 
     def drain(self) -> None:  # noqa: B027 - a shared file system needs nothing
-        """Bring all that is left once the attempt has ended there. Raises UnreachableError."""
+        """Fetch all remaining files of an attempt that ended on the target. Raises UnreachableError."""
 
     def mark_over(self) -> None:
-        """Have the body of any job that comes for the attempt from now on end at once. Raises UnreachableError."""
+        """Make any later job of the attempt end at once. Raises UnreachableError."""
         (self.far / far.OVER).touch()
 
     @property
@@ -186,25 +183,23 @@ class Courier(ABC):
         return str(self.far)
 
     def lost_nodes(self) -> list[str]:
-        """Nodes that earlier attempts of the run were on when they failed, so that another one may be asked for."""
-        found: set[str] = set()
+        """The failed nodes of the run's earlier attempts, which the next one should avoid."""
+        lost: set[str] = set()
         for path in self.folder.parent.glob("*/exit.json"):
             record = far.read_record(path) or {}
             if record.get("ended_by") == "node_fail":
                 placed = (far.read_record(path.with_name("placement.json")) or {}).get("nodes") or []
-                # Of several it is not known which, unless the far side says so.
-                one = placed if len(placed) == 1 and "[" not in placed[0] else []
-                found.update(record.get("lost_nodes") or one)
-        return sorted(found)
+                # Of several nodes, the failed one is known only if the target names it.
+                only_node = placed if len(placed) == 1 and "[" not in placed[0] else []
+                lost.update(record.get("lost_nodes") or only_node)
+        return sorted(lost)
 
     @property
     def poll_seconds(self) -> float:
         return float(self.target.get("poll") or 5.0)
 
-    # --- one courier --------------------------------------------------------------------------------------------------
-
     def run(self) -> None:
-        """Serve the attempt to its end, or to this process's. To be called with SIGNALS blocked: it waits for them."""
+        """Run the attempt to its end. The caller must have blocked SIGNALS, which it waits for."""
         self.lock = os.open(self.folder / "attempt.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -221,7 +216,7 @@ class Courier(ABC):
             self.agent.start()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, or take what a person asked for."""
+        """Sleep, or accept a stop request."""
         info = signal.sigtimedwait(SIGNALS, seconds)
         if info is None:
             return
@@ -232,11 +227,11 @@ class Courier(ABC):
             self.due = 0.0
 
     def turn(self) -> bool:
-        """What is due; True once the attempt is over."""
+        """Do what is due; True once the attempt is over."""
         now = time.monotonic()
         ended = far.read_record(self.far / "exit.json")
         if ended is not None and not ended.get("stop_requested") and self.status is not None:
-            # It ended by itself, and nothing the target says can change that.
+            # It ended by itself, which no status of the target can change.
             self.due = 0.0 if self.due == 0.0 else min(self.due, now + 1.0)
         if now < self.due:
             return False
@@ -245,7 +240,7 @@ class Courier(ABC):
             self.contact_at, self.problem, self.failures = time.time(), None, 0
             self.due = now + self.poll_seconds
         except (UnreachableError, OSError) as error:
-            # A full disk or quota, here: room may come.
+            # An OSError is a full disk or quota of this machine, which may be freed.
             is_over, self.problem = False, problem_of(error)
             self.failures += 1
             self.due = now + min(MAX_PAUSE_SECONDS, self.poll_seconds * 2 ** min(self.failures - 1, 6))
@@ -258,12 +253,12 @@ class Courier(ABC):
         return is_over
 
     def attend(self) -> bool:
-        """Submit where nothing was, else see how the job is; whether the attempt is over."""
+        """Submit the job or update its status; True once the attempt is over."""
         ticket = far.read_record(self.folder / "submit.json")
         if ticket is None:
             if self.stop is not None:
                 return self.end({"code": None, "signal": None, "stop_requested": True})
-            # Until the first answer, which may take minutes where much code is sent.
+            # The first answer may take minutes if much code is sent.
             self.report()
             self.send()
             ticket = {"token": secrets.token_hex(8), "at": time.time()}
@@ -277,7 +272,7 @@ class Courier(ABC):
             if claim is None and self.stop is None:
                 handle = {"job": self.submit(token)}
             elif claim is None:
-                # A submission that an earlier courier began may reach the target yet.
+                # A submission of an earlier courier may still reach the target.
                 self.mark_over()
                 return self.end({"code": None, "signal": None, "stop_requested": True})
             else:
@@ -285,38 +280,38 @@ class Courier(ABC):
             write_private(self.folder / "handle.json", handle)
             listed = self.jobs(token)
         self.fetch()
-        # Where a submission was thought lost and was not, the first to begin serves the attempt.
+        # If a submission that seemed lost was not, the first job to begin runs the attempt.
         job = self.claimed() or (str(handle["job"]) if handle is not None else listed[0].job)
         if handle is None or handle["job"] != job:
             write_private(self.folder / "handle.json", {"job": job})
         for other in listed:
             if other.job != job and other.state != "ended":
                 self.cancel(other.job)
-        self.status = self.found(job, listed)
+        self.status = self.status_of(job, listed)
         self.nodes = self.status.nodes or self.nodes
         self.pass_stop_on()
         return self.look(token)
 
-    def found(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
+    def status_of(self, job: str, listed: Sequence[JobStatus]) -> JobStatus:
         """The state of a job, ``listed`` or not. Raises UnreachableError."""
-        status = next((one for one in listed if one.job == job), None)
+        status = next((status for status in listed if status.job == job), None)
         return status or self.forgotten(job) or JobStatus(job, "ended", "its target has forgotten it")
 
     def claimed(self) -> str | None:
-        """The job whose body has begun, None while none has."""
+        """The job that has begun the attempt, or None."""
         try:
             return (self.far / "claim").read_text("utf-8") or None
         except OSError:
             return None
 
     def look(self, token: str) -> bool:
-        """What the far side has written, and what the target says; whether the attempt is over."""
+        """Handle the target's records and the job's status; True once the attempt is over."""
         assert self.status is not None
         started, ended = (far.read_record(self.far / name) for name in ("started.json", "exit.json"))
-        if started is not None and not self.told_start:
+        if started is not None and not self.start_reported:
             self.note_start(started.get("at"))
         if ended is not None and not ended.get("stop_requested"):
-            # It ended by itself; a job that comes back for it finds that record and ends.
+            # It ended by itself; a requeued job finds that record and ends.
             self.drain()
             return self.end(self.outcome(self.status, ended, started is not None))
         closing = far.read_record(self.folder / "closing.json")
@@ -326,7 +321,7 @@ class Courier(ABC):
                 return False
             self.unseen += 1
             if ended is None and self.unseen < UNSEEN_LOOKS:
-                # What it wrote last may not be visible here yet.
+                # Its last files may not be visible here yet.
                 return False
             self.drain()
             closing = self.outcome(self.status, ended, started is not None)
@@ -334,33 +329,33 @@ class Courier(ABC):
         return self.close(token, self.status.job) and self.end(closing)
 
     def close(self, token: str, job: str) -> bool:
-        """Make sure that a job that ended, by the word of its target alone, does not come back: a scheduler or a person
-        may put it into the queue again, and the next attempt's job would run beside it. Whether it is gone."""
+        """Prevent a job that the target reports as ended from being requeued, for it would run beside the next
+        attempt's job. True once it is gone."""
         self.mark_over()
         self.cancel(job)
-        return self.found(job, self.jobs(token)).state == "ended"
+        return self.status_of(job, self.jobs(token)).state == "ended"
 
     def outcome(self, status: JobStatus, ended: Mapping[str, Any] | None, has_begun: bool) -> dict[str, Any]:
-        """exit.json: the shim's own where there is one, and who else ended it."""
+        """The content of exit.json: the shim's record, if any, and what else ended the job."""
         record: dict[str, Any] = dict(ended or {"code": None, "signal": None}) | {"target": self.target["name"]}
         if self.stop is not None:
             record["stop_requested"] = True
             return record
         ended_by = record.get("ended_by") or status.ended_by
         if ended_by is None and ended is not None and ended.get("stop_requested"):
-            # Asked to end, and neither by a person nor for its time: the target wanted the place for another.
+            # Asked to end, but neither by a person nor for its time limit: the target preempted it.
             ended_by = "preempted"
         if ended_by is not None:
             record |= {"ended_by": ended_by, "ended_reason": record.get("ended_reason") or status.reason}
         elif ended is None and not has_begun:
-            record["error"] = self.last_words() or status.reason or "its job ended before it began"
-            if (why := self.unwritable()) is not None:
-                record["error"] = f"nothing can be written on {self.target['name']}: {why}"
+            record["error"] = self.last_log_line() or status.reason or "its job ended before it began"
+            if (reason := self.unwritable()) is not None:
+                record["error"] = f"nothing can be written on {self.target['name']}: {reason}"
         elif ended is None:
             record |= {"ended_by": "node_fail", "ended_reason": status.reason or "its job ended without a record"}
         return record
 
-    def last_words(self) -> str | None:
+    def last_log_line(self) -> str | None:
         """The last line that the job printed before the attempt began."""
         try:
             lines = (self.far / "job.log").read_text("utf-8", "replace").strip().splitlines()
@@ -369,12 +364,11 @@ class Courier(ABC):
         return lines[-1][:300] if lines else None
 
     def unwritable(self) -> str | None:
-        """Why nothing can be written into the attempt's folder on the far side; None where that can be, or is not
-        known."""
+        """Why the attempt's folder on the target is not writable; None if it is, or if that is unknown."""
         return far.unwritable(self.far)
 
     def pass_stop_on(self) -> None:
-        """Do what a person asked for: a job that does not run yet is cancelled, one that runs may save first."""
+        """Forward a stop request: a pending job is cancelled, a running one may save first."""
         if self.stop is None or self.status is None or self.status.state == "ended":
             return
         late = float(self.plan["grace_seconds"]) + CANCEL_SECONDS if not self.stop["at_once"] else CANCEL_SECONDS
@@ -386,10 +380,8 @@ class Courier(ABC):
             self.stop["asked"] = True
             write_private(self.folder / "stop.json", self.stop)
 
-    # --- records ------------------------------------------------------------------------------------------------------
-
     def note_start(self, at: float | None) -> None:
-        """started.json: who serves the attempt, since when its command runs, and which checkpoint was chosen there."""
+        """Write started.json: this process, when the command began, and the checkpoint that the target chose."""
         own = identify(os.getpid())
         assert own is not None
         record = {"shim_pid": own.pid, "shim_start_ticks": own.start_ticks, "boot_id": own.boot_id, "at": at}
@@ -397,7 +389,7 @@ class Courier(ABC):
         if chosen is not None:
             record["resumed_from"] = chosen["path"]
         write_private(self.folder / "started.json", record)
-        self.told_start = at is not None
+        self.start_reported = at is not None
 
     def restarts(self) -> int:
         try:
@@ -406,7 +398,7 @@ class Courier(ABC):
             return 0
 
     def report(self) -> None:
-        """placement.json, where there is anything new in it."""
+        """Write placement.json if it has changed."""
         status = self.status
         has_begun = (self.far / "claim").exists()
         state = "submitting" if status is None else status.state
@@ -428,7 +420,7 @@ class Courier(ABC):
             self.placed = record
 
     def end(self, record: dict[str, Any]) -> bool:
-        """exit.json; the attempt is over."""
+        """Write exit.json. Returns True: the attempt is over."""
         if self.status is not None:
             self.status = JobStatus(self.status.job, "ended", self.status.reason, nodes=self.nodes)
             self.contact_at, self.problem = time.time(), None
@@ -441,14 +433,14 @@ class Courier(ABC):
 
 
 def problem_of(error: Exception) -> str:
-    """Why nothing could be done now, in one line."""
+    """The reason of an error, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)
 
 
 def python_of(plan: Mapping[str, Any]) -> str:
-    """An interpreter there: the target's, else that of the training."""
+    """An interpreter on the target: the target's own, else the one of the command."""
     if plan["target"].get("python"):
         return str(plan["target"]["python"])
     first = str(plan["argv"][0])

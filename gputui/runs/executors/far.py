@@ -1,4 +1,4 @@
-"""What runs on the far side of a courier: standard library only, started as a file by any Python of at least 3.9.
+"""The courier's counterpart on the target: standard library only, started as a file by any Python from 3.9 on.
 
 far.py body FOLDER CLAIM [REQUEUE-COMMAND ...]
     Serve the attempt in FOLDER by the shim beside this file. CLAIM is the scheduler's name of the job: another job that
@@ -33,28 +33,30 @@ from typing import Any
 
 REQUEUE_SECONDS = 60.0
 CHUNK_BYTES = 1 << 20
-# More than any record of an attempt has.
+# Larger than any record of an attempt.
 RECORD_BYTES = 1 << 14
-# Of all files of one report together.
+# The limit of all data in one report.
 MOST_BYTES = 8 << 20
-# Of one file in one line of a stream.
+# The limit of one file's data in one line of a stream.
 STREAM_BYTES = 1 << 16
 STREAM_SECONDS = 1.0
 NEWEST_CHECKPOINT = "{newest checkpoint}"
-# What an attempt wrote last may be seen, or stamped by a file server, a little after its end.
+# A file server may show or stamp the last files of an attempt this long after its end.
 AFTER_END_SECONDS = 5.0
-# Stand in a sent attempt.json for the run's folder and the code, which are known only once they are there.
+# Placeholders in a sent attempt.json for the run's folder and the code, which are known only on the target.
 RUN_HERE = "{the run's folder there}"
 CODE_HERE = "{the code's folder there}"
 FRAME = "gputui:"
-# In an attempt's folder: the attempt is over, and no job may serve it any more.
+# Files that each save of a checkpoint folder writes, as in gputui/recovery/checkpoint_folders.py.
+SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")
+# File in an attempt's folder: the attempt is over, and no job may run it any more.
 OVER = "over"
-# In an attempt's folder: the checkpoint that was chosen there, as ``path``, null where there was none.
+# File in an attempt's folder: the checkpoint that was chosen there, as ``path``, null for none.
 RESUMED = "resumed.json"
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write JSON so that it is there whole or not at all, readable by its owner only."""
+    """Write JSON atomically, readable by its owner only. Raises OSError."""
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -65,7 +67,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is none."""
+    """The JSON object in a file, or None."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -74,7 +76,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Why no record can be written into a folder, such as a full disk or quota; None where one can be."""
+    """Why no record can be written to a folder, such as a full disk or quota; None if one can."""
     try:
         write_record(folder / "room", {"bytes": "." * RECORD_BYTES})
     except OSError as error:
@@ -86,12 +88,9 @@ def unwritable(folder: Path) -> str | None:
     return None
 
 
-# --- a checkpoint to go on from ---------------------------------------------------------------------------------------
-
-
 def is_whole(path: Path) -> bool:
-    """Whether a file is all that was written: by the checksum beside it, else by the archive's own; one of another kind
-    by having anything in it."""
+    """Whether a file is complete, by its ``.sha256`` file, else by its archive's checksums. A file that is no archive
+    need only be non-empty."""
     try:
         beside = path.with_name(path.name + ".sha256")
         if beside.is_file():
@@ -111,8 +110,8 @@ def is_whole(path: Path) -> bool:
 
 
 def is_saved_whole(folder: Path) -> bool:
-    """Whether the index of each distributed checkpoint in a folder, which is written last, is newer than its shards: a
-    save over an earlier one that was cut short leaves files of both."""
+    """Whether the index of each distributed checkpoint in a folder, which is written last, is newer than its shards. An
+    interrupted save over an earlier checkpoint leaves files of both."""
     for place in {shard.parent for shard in folder.rglob("*.distcp")}:
         try:
             written_at = (place / ".metadata").stat().st_mtime_ns
@@ -123,8 +122,15 @@ def is_saved_whole(folder: Path) -> bool:
     return True
 
 
+def written_at(path: Path) -> float:
+    """When a checkpoint was written (UTC seconds): of a folder, the newest of the files that each save writes. Raises
+    OSError."""
+    saved = [each for each in path.rglob("*") if each.name.endswith(SAVED_SUFFIXES)] if path.is_dir() else []
+    return max((each.stat().st_mtime for each in saved), default=path.stat().st_mtime)
+
+
 def span_of(folder: Path) -> tuple[float, float] | None:
-    """When the attempt in a folder could write (UTC seconds), None if it never began."""
+    """The time span in which the attempt in a folder could write (UTC seconds), None if it never began."""
     try:
         begun_at = (folder / "claim").stat().st_mtime
     except OSError:
@@ -134,8 +140,8 @@ def span_of(folder: Path) -> tuple[float, float] | None:
 
 
 def spans_of_others(folder: Path) -> list[tuple[float, float]]:
-    """When attempts of other runs could write into the checkpoint folder of the attempt in ``folder``. Runs lie in
-    …/<tag>/<run>, or beside each other on a file system that is shared."""
+    """The time spans in which other runs could write to the checkpoint folder of the attempt in ``folder``. Runs are in
+    …/<tag>/<run>, or in one folder on a shared file system."""
     mine = checkpoints_of(folder)
     run_dir = folder.parents[2]
     found = []
@@ -149,7 +155,7 @@ def spans_of_others(folder: Path) -> list[tuple[float, float]]:
 
 
 def checkpoints_of(folder: Path) -> str | None:
-    """The checkpoint folder of the attempt in ``folder``, with its links followed; None if it is the run's own."""
+    """The checkpoint folder of the attempt in ``folder``, with links resolved; None if it is the run's own."""
     found = (read_record(folder / "attempt.json") or {}).get("checkpoints")
     if found is None or Path(found).is_relative_to(folder.parents[2]):
         return None
@@ -161,12 +167,12 @@ def is_within(at: float, spans: list[tuple[float, float]]) -> bool:
 
 
 class Course:
-    """What the attempts of a course did here: when each could write (UTC seconds, by the clock of these files), and how
-    many of them began from a checkpoint and made no step.
+    """The attempts of a course on this target: when each could write (UTC seconds, by the clock of these files), and
+    how many resumed from a checkpoint and failed before a step.
 
-    ``attempts`` are entries ``attempt`` (a number), ``until`` (no checkpoint written later is wanted; None for no such
-    limit), ``failed`` and, of the first, ``base``, from which a person began it; ``folder`` is that of any attempt.
-    What was written while another run of this user had the same folder of checkpoints may be its own, and is not taken.
+    ``attempts`` have ``attempt`` (a number), ``until`` (checkpoints written later are excluded; None for no limit),
+    ``failed`` and, in the first, ``base``, the checkpoint that a person chose; ``folder`` is that of any attempt.
+    Checkpoints written while another run of this user had the same folder may be that run's, and are excluded.
     """
 
     def __init__(self, folder: Path, attempts: list[dict[str, Any]]) -> None:
@@ -186,18 +192,18 @@ class Course:
                 self.failed[base] = self.failed.get(base, 0) + 1
 
     def order(self, path: Path, written_at: float) -> tuple[int, float] | None:
-        """The place of a checkpoint, the best last; None for one that the course did not write."""
+        """The sort key of a checkpoint, the best last; None for one that the course did not write."""
         if not is_within(written_at, self.spans) or is_within(written_at, self.others):
             return None
         return (-self.failed.get(str(path), 0), written_at)
 
 
 def newest_checkpoint(folder: Path, pattern: str, course: Course) -> str | None:
-    """The newest checkpoint of a course that is whole, a file or a folder of files."""
+    """The newest complete checkpoint of a course, a file or a folder of files."""
     found = []
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):
-            place = course.order(path, path.stat().st_mtime)
+            place = course.order(path, written_at(path))
             if path.suffix not in (".tmp", ".sha256") and place is not None:
                 found.append((place, path))
     for _, path in sorted(found, reverse=True):
@@ -208,7 +214,7 @@ def newest_checkpoint(folder: Path, pattern: str, course: Course) -> str | None:
 
 
 def resumed(plan: dict[str, Any], course: Course) -> dict[str, Any]:
-    """The plan that goes on from the newest checkpoint of a course; unchanged where there is none."""
+    """The plan, resumed from the newest checkpoint of a course; unchanged if there is none."""
     again = plan.get("resume")
     if not again:
         return plan
@@ -220,12 +226,8 @@ def resumed(plan: dict[str, Any], course: Course) -> dict[str, Any]:
     return {**plan, "argv": argv, "env": env, "resume_from": found}
 
 
-# --- what a courier without the same files asks -----------------------------------------------------------------------
-
-
 def served_by(folder: Path) -> int | None:
-    """The living process that serves an attempt: its body, else the shim. It is known by the folder in its command
-    line."""
+    """The living process that runs an attempt: its body, else the shim, checked by the folder in its command line."""
     for find in (
         lambda: (folder / "pid").read_text("ascii"),
         lambda: (read_record(folder / "started.json") or {})["shim_pid"],
@@ -239,9 +241,10 @@ def served_by(folder: Path) -> int | None:
 
 
 def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) -> dict[str, Any]:
-    """``grown``: of every file that only grows what lies behind the byte that is ``known`` of it, as base64, at most
-    ``most_bytes`` of each; ``whole``: the small records of the attempt. ``metrics`` are globs of files that grow, too.
-    A file that is shorter than what is known was cut off, once more than ``cuts`` says, and begins again."""
+    """The state of an attempt: ``grown`` has the data of each growing file after its ``known`` bytes, as base64, at
+    most ``most_bytes`` of each; ``whole`` the small records of the attempt. ``metrics`` are globs of more growing
+    files. A file shorter than its known bytes was truncated, which adds one to its ``cuts``, and is sent from its
+    beginning."""
     run_dir = folder.parents[2]
     paths = [path for path in (folder.parent / "nodes").rglob("*.log") if path.is_file()]
     paths += [path for glob in wanted["metrics"] for path in run_dir.glob(glob) if path.is_file()]
@@ -273,17 +276,14 @@ def report(folder: Path, wanted: dict[str, Any], most_bytes: int = CHUNK_BYTES) 
     }
 
 
-# --- without requests: only printed lines come back -------------------------------------------------------------------
-
-
 def frame(record: dict[str, Any]) -> str:
-    """A record in one line of printable ASCII, which is known to be whole by its checksum."""
+    """A record as one line of printable ASCII with a checksum."""
     text = json.dumps(record, separators=(",", ":"))
     return f"{FRAME}{zlib.crc32(text.encode('ascii')):08x} {text}"
 
 
 def framed(line: str) -> dict[str, Any] | None:
-    """The record of a line; None where it is none, or damaged."""
+    """The record in a line; None if it has none or is damaged."""
     if not line.startswith(FRAME):
         return None
     check, _, text = line[len(FRAME) :].partition(" ")
@@ -294,7 +294,8 @@ def framed(line: str) -> dict[str, Any] | None:
 
 
 def settle(sent: Path, folder: Path) -> dict[str, Any]:
-    """Lay what was ``sent`` into an attempt's folder; attempt.json, with the paths of here."""
+    """Copy the files that were ``sent`` to an attempt's folder, with this machine's paths in attempt.json. Returns its
+    plan."""
     run_dir = folder.parents[2]
     for path in (folder, folder.parent / "nodes" / "0", run_dir / "checkpoints"):
         path.mkdir(parents=True, exist_ok=True)
@@ -316,9 +317,9 @@ def settle(sent: Path, folder: Path) -> dict[str, Any]:
 
 
 def stream(folder: Path, claim: str) -> int:
-    """Serve the attempt and print what its files grow by, to its end."""
+    """Run the attempt, and print the data that its files grow by until it ends. Returns its exit code."""
     plan = settle(Path(__file__).resolve().parent, folder)
-    # Who ends the job signals all its processes; what they do about it is to be printed yet.
+    # The end of a job signals all its processes; this one must still print what the others do about it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     body = subprocess.Popen(
@@ -330,7 +331,7 @@ def stream(folder: Path, claim: str) -> int:
     sent, line_end = 0, ""
     while True:
         has_ended = body.poll() is not None
-        # Before the files are looked at: the record of the end comes last, when nothing of them is left.
+        # Read before the report: exit.json is printed last, after all data of the files.
         is_over = (folder / "exit.json").exists()
         found = report(folder, {"known": known, "cuts": cuts, "metrics": plan["mirrored"]}, STREAM_BYTES)
         new = {name: text for name, text in found["whole"].items() if whole.get(name) != text}
@@ -342,7 +343,7 @@ def stream(folder: Path, claim: str) -> int:
             try:
                 write_all(line.encode("ascii"))
             except OSError:
-                # A full disk: half of the line may be there.
+                # On a full disk, part of the line may be written.
                 line_end = "\n"
                 time.sleep(STREAM_SECONDS)
                 continue
@@ -357,16 +358,13 @@ def stream(folder: Path, claim: str) -> int:
 
 
 def write_all(data: bytes) -> None:
-    """Write to standard output, past any buffer. Raises OSError."""
+    """Write to standard output, unbuffered. Raises OSError."""
     while data:
         data = data[os.write(1, data) :]
 
 
-# --- the body of a job ------------------------------------------------------------------------------------------------
-
-
 class Body:
-    """One start of the job."""
+    """One start of a job, which runs the attempt."""
 
     def __init__(self, folder: Path, claim: str, requeue: list[str]) -> None:
         self.folder, self.claim, self.requeue = folder, claim, requeue
@@ -386,13 +384,13 @@ class Body:
         before = read_record(self.folder / "exit.json")
         if before is not None and not before.get("stop_requested"):
             return code_of(before)
-        # A start that ended early may have left no more than its line in starts.jsonl.
+        # A start that ended early may have left only its line in starts.jsonl.
         if before is not None or any((self.folder / name).exists() for name in ("started.json", "starts.jsonl")):
             self.begin_again(before)
         else:
             plan = read_record(self.folder / "attempt.json") or {}
             if plan.get("course"):
-                # Nobody else can see which checkpoints there are.
+                # Only this machine sees the checkpoints.
                 plan = resumed(plan, Course(self.folder, plan["course"]))
                 write_record(self.folder / "attempt.json", plan)
                 write_record(self.folder / RESUMED, {"path": plan["resume_from"]})
@@ -407,18 +405,18 @@ class Body:
         return code_of(ended)
 
     def server(self) -> list[str]:
-        """The program that starts the command: the shim, or what starts one on each of several nodes."""
+        """The program that starts the command: the shim, or one that starts a shim on each of several nodes."""
         name = (read_record(self.folder / "attempt.json") or {}).get("server")
         words = ["shim.py", str(self.folder)] if name is None else [name, "lead", str(self.folder)]
         return [sys.executable, "-I", "-S", str(Path(__file__).with_name(words[0])), *words[1:]]
 
     def is_ours(self) -> bool:
-        """Whether this job is the first that came for the attempt, now or before it was requeued."""
+        """Whether this job, possibly requeued, is the first that began the attempt."""
         path = self.folder / "claim"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            # Who made it may be about to write it.
+            # The job that created the file may not have written it yet.
             for _ in range(50):
                 holder = path.read_text("utf-8")
                 if holder:
@@ -430,7 +428,7 @@ class Body:
         return True
 
     def begin_again(self, before: dict[str, Any] | None) -> None:
-        """Set aside what the start before left, and go on from its newest checkpoint."""
+        """Record and remove the previous start's records, and resume from its newest checkpoint."""
         with (self.folder / "starts.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"again_at": time.time(), "exit": before}) + "\n")
         plan = read_record(self.folder / "attempt.json")
@@ -442,7 +440,7 @@ class Body:
                 (self.folder / name).unlink()
 
     def is_requeued(self) -> bool:
-        """Whether the scheduler took the job back; it ends this process then."""
+        """Whether the scheduler requeued the job, and so ends this process."""
         if not self.requeue:
             return False
         try:
@@ -466,7 +464,7 @@ class Body:
 
 
 def code_of(ended: dict[str, Any]) -> int:
-    """An exit code that says how the command ended."""
+    """The exit code of the command, 1 if it has none."""
     code = ended.get("code")
     return int(code) if isinstance(code, int) else 1
 

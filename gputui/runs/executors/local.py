@@ -1,5 +1,5 @@
-"""The executor of this machine: the shim, which needs nothing but the standard library of any Python from 3.9 on: that
-of this installation, or another where it was replaced or removed under a living agent."""
+"""The executor of this machine: the shim, which needs only the standard library of Python 3.9 or later. If this
+installation's Python is replaced or removed under a running agent, another one runs it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ _Seen = tuple[int, int, int]
 
 
 def other_pythons() -> Iterator[str]:
-    """What is tried where the Python of this installation cannot be used: the one that it was made from, those that are
-    installed, and this process's own program, which is there even when it was removed."""
+    """The interpreters to try if the Python of this installation is unusable: the one its environment was made from,
+    installed ones, and the executable of this process, which can be read even if it was removed."""
     base = getattr(sys, "_base_executable", None)
     found = (base, shutil.which("python3"), "/usr/bin/python3", f"/proc/{os.getpid()}/exe")
     return (path for path in found if path)
 
 
 class LocalExecutor(Executor):
-    """Runs attempts on this machine. It looks for an interpreter again only when the file of the one in use has
-    changed."""
+    """Runs attempts on this machine. Searches for another interpreter only if the file of the one in use changes."""
 
     file_name = Path(shim.__file__).name
 
@@ -82,7 +81,7 @@ def _seen(path: str) -> _Seen | None:
 
 
 def _works(path: str) -> bool:
-    """Whether an interpreter starts and has what a shim imports."""
+    """Whether an interpreter starts and has the modules that the shim imports."""
     try:
         done = subprocess.run(
             [path, "-I", "-S", "-c", _TRIAL],

@@ -1,7 +1,7 @@
-"""Couriers of targets that do not see this machine's files: code is sent as it was at the launch, and what the attempt
-writes there comes back by byte offset.
+"""Couriers of targets without a shared file system: they send the code as of the launch, and fetch the attempt's files
+by byte offset.
 
-The far side reports what its files grew by (`far.report`); here each file is only longer. Read first: `apply`.
+The target reports how much its files grew (`far.report`); the copies here only grow. Read first: `apply`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ RECORDS = ("started.json", "exit.json", "claim", far.RESUMED)
 
 
 class MirrorCourier(Courier):
-    """Files there are known here by their own length, less what was here before each was cut off there."""
+    """A courier that copies the target's files. A file's offset on the target is the length of its copy, less the
+    length that the copy had when the file was last truncated there."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.run_dir = folder.parents[1]
         self.shifts: dict[str, Any] = far.read_record(self.folder / "shifts.json") or {}
 
-    # --- what is sent -------------------------------------------------------------------------------------------------
-
     def code_paths(self, there: str) -> dict[str, str]:
-        """The working directory here → ``there``; nothing where it is the run's own folder."""
+        """The working directory mapped to ``there``; empty if it is inside the run's folder."""
         workdir = str(self.plan["cwd"])
         return {} if Path(workdir).is_relative_to(self.run_dir) else {workdir: there}
 
     @property
     def keeps_code(self) -> bool:
-        """Whether the attempt runs the code of the one before, as recovery has it; that of an older gputui has no more
-        to show it than its course."""
+        """Whether the attempt runs the code of the previous one, as in recovery. A plan of an older gputui shows that
+        only by its course."""
         return bool(self.plan.get("keeps_code", self.plan.get("course")))
 
     def code_files(self, workdir: Path) -> list[str]:
-        """What is sent of the working directory: what git knows, and the target's ``files``. Raises
+        """The files of the working directory to send: those of git, and the target's ``files``. Raises
         TargetRefusalError."""
         names = known_files(workdir)
         if names is None:
@@ -52,21 +51,19 @@ class MirrorCourier(Courier):
             path = workdir / name
             if not path.exists():
                 raise TargetRefusalError(f"files: {path} does not exist")
-            found = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-            names += [str(each.relative_to(workdir)) for each in found]
+            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+            names += [str(file.relative_to(workdir)) for file in files]
         return sorted(set(names))
 
     def plan_there(self, run_dir: str, code: str) -> dict[str, Any]:
-        """attempt.json with the paths of the far side."""
+        """attempt.json with the target's paths."""
         return {
             **moved(self.plan, {str(self.run_dir): run_dir, **self.code_paths(code)}),
             "mirrored": self.metrics_globs(),
         }
 
-    # --- what comes back ----------------------------------------------------------------------------------------------
-
     def known(self) -> dict[str, int]:
-        """How many bytes are here of each file as it is there now."""
+        """The number of bytes copied of each file as it is on the target now."""
         paths = (*self.folder.rglob("*.log"), *self.far.glob("*.jsonl"), *self.metrics_here())
         names = (str(path.relative_to(self.run_dir)) for path in paths)
         return {name: self.known_of(name) for name in names}
@@ -76,8 +73,8 @@ class MirrorCourier(Courier):
         return (path.stat().st_size if path.exists() else 0) - int(self.shifts.get(name, {}).get("base", 0))
 
     def apply(self, grown: Mapping[str, Mapping[str, Any]], whole: Mapping[str, str]) -> None:
-        """Take in one report. What is here already is left out; a file that was cut off there (``cut`` times so far) is
-        followed from its new beginning."""
+        """Append the data of one report that is not copied yet. A file that was truncated on the target (``cut`` counts
+        how often) is copied from its new beginning."""
         for name, part in grown.items():
             path = self.run_dir / name
             if not path.resolve().is_relative_to(self.run_dir.resolve()):
@@ -87,11 +84,11 @@ class MirrorCourier(Courier):
             if cut > before:
                 self.shifts[name] = {"cut": cut, "base": path.stat().st_size if path.exists() else 0}
                 write_private(self.folder / "shifts.json", self.shifts)
-            at, known = int(part["at"]), self.known_of(name)
+            offset, copied = int(part["at"]), self.known_of(name)
             data = base64.b64decode(part["data"])
-            if cut >= before and at <= known < at + len(data):
+            if cut >= before and offset <= copied < offset + len(data):
                 with path.open("ab") as file:
-                    file.write(data[known - at :])
+                    file.write(data[copied - offset :])
         for name in RECORDS:
             text = whole.get(name)
             if text is not None and (not (self.far / name).exists() or (self.far / name).read_text("utf-8") != text):
@@ -100,7 +97,7 @@ class MirrorCourier(Courier):
                 temporary.replace(self.far / name)
 
     def metrics_globs(self) -> list[str]:
-        """The metrics files below the run's folder, from there."""
+        """The globs of metrics files below the run's folder, relative to it."""
         below = [Path(path) for path in self.plan["metrics"]]
         return [str(path.relative_to(self.run_dir)) for path in below if path.is_relative_to(self.run_dir)]
 
@@ -109,8 +106,7 @@ class MirrorCourier(Courier):
 
 
 def known_files(workdir: Path) -> list[str] | None:
-    """What git knows of a folder, changed files and new ones that it does not ignore included; None where it is none of
-    git's."""
+    """The tracked files of a folder and the untracked ones that git does not ignore; None if it is in no checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(workdir), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -124,7 +120,7 @@ def known_files(workdir: Path) -> list[str] | None:
 
 
 def moved(plan: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """The plan with paths here replaced by those there, wherever a path may begin in a word."""
+    """The plan with local paths replaced by the target's, wherever a path may begin in a word."""
     longest = sorted(paths, key=len, reverse=True)
 
     def word(text: str) -> str:

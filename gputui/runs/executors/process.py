@@ -1,4 +1,5 @@
-"""The process that serves an attempt: started, found again, waited for and asked to end. For every executor."""
+"""The process that runs an attempt: start it, find it after a restart, watch it and ask it to end. For all
+executors."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] = ()) -> ProcessIdentity | None:
-    """Start the program for an attempt: own session, no standard input, nothing inherited but the descriptors in
-    ``locks``, which it holds from then on. None when it ended at once.
+    """Start the program of an attempt: own session, no standard input, no inherited descriptors but ``locks``, which it
+    then holds. None if it ended at once.
 
     Raises ExecutorGoneError and OSError.
     """
@@ -41,7 +42,7 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
     environment |= {"GPUTUI_RUN_ID": run_dir.name, "GPUTUI_RUN_DIR": str(run_dir), "GPUTUI_ATTEMPT": str(attempt)}
     log = Path(executor.file_name).with_suffix(".log").name
     descriptor = os.open(folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    # A stop that comes before the program has learnt to take one waits for it.
+    # The program inherits the blocked signals and unblocks them once it handles them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process = subprocess.Popen(
@@ -57,21 +58,21 @@ def start(executor: Executor, run_dir: Path, attempt: int, locks: Sequence[int] 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(descriptor)
-    # `release` reaps by PID; Popen's own bookkeeping would complain about a process that outlives it.
+    # `release` reaps by PID. Without a return code, Popen would warn about a process that outlives it.
     process.returncode = 0
     return identify(process.pid)
 
 
 def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | None:
-    """The living process of an attempt whose starter died before noting it, or whose database was lost.
+    """The living process of an attempt whose agent died before storing it, or whose database was lost.
 
-    Its own record names it. Where it could not write that yet, it is the process that was started with the attempt's
-    folder; never known by where its program lies, for another installation has it elsewhere.
+    started.json names it. Before that exists, it is the process whose arguments are the attempt's folder and a program
+    of this name, wherever the program is installed.
     """
     folder = run_dir / "attempts" / str(attempt)
-    noted = named_in(folder)
-    if noted is not None and is_alive(noted):
-        return noted
+    recorded = named_in(folder)
+    if recorded is not None and is_alive(recorded):
+        return recorded
     name = os.fsencode(executor.file_name)
     for identity in marked_processes(run_dir, attempt):
         try:
@@ -84,7 +85,7 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
 
 
 def named_in(folder: Path) -> ProcessIdentity | None:
-    """The process that started.json names, alive or not; None while there is no such record."""
+    """The process that started.json names, alive or not; None without a valid record."""
     try:
         started = read_foreign_json(folder / "started.json")
         return ProcessIdentity(int(started["shim_pid"]), int(started["shim_start_ticks"]), str(started["boot_id"]))
@@ -93,15 +94,14 @@ def named_in(folder: Path) -> ProcessIdentity | None:
 
 
 def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
-    """Whether the machine was rebooted since the attempt began, by the process that its row or its folder names."""
+    """Whether the machine was rebooted since the attempt began, by the process in its row or its folder."""
     process = attempt.executor or named_in(folder)
     return process is not None and process[-1] != boot_id()
 
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that serves an attempt; ``identity`` is None where it could not be started. ``kind`` is what it is
-    the program of."""
+    """The process that runs an attempt; ``identity`` is None if it could not be started."""
 
     identity: ProcessIdentity | None
     kind: Executor = field(default_factory=LocalExecutor)
@@ -114,7 +114,7 @@ class ExecutorProcess:
         return self.identity is not None and is_alive(self.identity)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Wake the selector when the process ends. Without a descriptor, the end is noticed a little later."""
+        """Wake the selector when the process ends. Without a pidfd, its end is noticed by polling."""
         if self.identity is None or not self.is_alive:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -129,7 +129,7 @@ class ExecutorProcess:
             self._descriptor = None
 
     def release(self) -> None:
-        """Close what `watch` opened, and reap the process where it was our child. May be called again."""
+        """Close what `watch` opened, and reap the process if it is our child. Idempotent."""
         if self._descriptor is not None and self._selector is not None:
             self._selector.unregister(self._descriptor)
             os.close(self._descriptor)
@@ -140,8 +140,8 @@ class ExecutorProcess:
         self._is_reaped = True
 
     def ask_to_end(self, *, at_once: bool) -> None:
-        """Have the attempt ended, with the profile's grace or without."""
+        """Ask the process to end the attempt, with the profile's grace or without."""
         if self.identity is not None:
             send_signal(self.identity, signal.SIGUSR2 if at_once else signal.SIGTERM)
-            # One that somebody stopped would never notice.
+            # A stopped process handles signals only when continued.
             send_signal(self.identity, signal.SIGCONT)

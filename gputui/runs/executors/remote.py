@@ -1,4 +1,4 @@
-"""The executors of other places: the agent starts a courier for each attempt and knows nothing else of where it is."""
+"""The base of remote executors, for which the agent starts a courier per attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CourierExecutor(Executor):
-    """What all kinds of target have in common. ``courier`` is the program that serves one attempt."""
+    """An executor whose program is the script ``courier``."""
 
     places_gpus = False
     is_replaceable = True

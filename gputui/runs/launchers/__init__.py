@@ -1,7 +1,7 @@
-"""Launchers: how an attempt's argument vector is made from a specification, and how what it left is read.
+"""Launchers: build an attempt's command from a specification, and read the reports that it leaves.
 
-In comes a `RunSpec` with a `Placement`; out go an argument vector, environment variables, globs of logs, reports and
-checks. Each launcher is one file and is known only here; no other code asks which one a run has.
+In: a `RunSpec` with a `Placement`. Out: an argument vector, environment variables, globs of logs, reports and checks.
+Each launcher is one file and is named only here; no other code depends on which one a run has.
 Read first: base.py.
 """
 
@@ -15,10 +15,10 @@ from gputui.runs.launchers.python import Python
 from gputui.runs.launchers.torchrun import Torchrun
 
 FOR_RANKS, FOR_SCRIPT, FOR_COMMAND = Torchrun(), Python(), Command()
-"""What is meant where a profile or a typed line names no launcher: a script of several ranks, of one process, or a
-whole command."""
+"""The defaults for a profile or command line without a launcher: a script with several ranks, one with a single
+process, and a whole command."""
 
 LAUNCHERS: dict[str, Launcher] = {
     one.name: one for one in (FOR_RANKS, Accelerate(), Deepspeed(), FOR_SCRIPT, FOR_COMMAND)
 }
-"""By the name that profiles use."""
+"""Launchers by their name in profiles."""

@@ -1,7 +1,6 @@
-"""accelerate: ``accelerate launch``, which sets what `Accelerator` reads and starts the ranks through torchrun's agent.
+"""accelerate: ``accelerate launch``, which sets the environment of `Accelerator` and starts ranks by torchrun's agent.
 
-What else it can do (precision, FSDP, DeepSpeed) it takes from its own configuration file, which ``accelerate config``
-writes.
+Precision, FSDP and DeepSpeed are set in accelerate's own configuration file, which ``accelerate config`` writes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Accelerate(Launcher):
-    """Ranks over accelerate.commands.launch; a single one is started without an agent and has no separate log."""
+    """Starts ranks by accelerate.commands.launch; a single one has no torchrun agent and so no separate log."""
 
     name = title = "accelerate"
     starts_ranks = True
@@ -40,7 +39,7 @@ class Accelerate(Launcher):
         )  # fmt: skip
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
-        # What accelerate does not pass on, torchrun's agent takes from these.
+        # torchrun's agent reads this itself; accelerate has no option for it.
         return {"PET_REDIRECTS": "3"}
 
     def rank_output(self, ranks: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gputui.runs.checks import CheckResult
 
@@ -13,30 +14,28 @@ if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
 
 ANY_PORT = 0
-"""The port of a rendezvous on a machine that is not known yet: one that is free there."""
+"""Stands for any free port, for a rendezvous on a machine that is not chosen yet."""
 
 OUTPUT = "output.log"
-"""What the launcher itself prints, and all that its ranks print where it keeps no file for each of them."""
+"""The output of the launcher, and of its ranks if they have no files of their own."""
 
 RANK_OUTPUT = "ranks/*/attempt_0/0/{stream}.log"
-"""Where torchrun keeps the streams of rank 0, below its --log-dir."""
+"""torchrun's files of rank 0's streams, below a node's folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One machine of an attempt: its host name or address, what CUDA_VISIBLE_DEVICES is to hold there (empty: no GPU at
-    all), and its number of ranks."""
+class Node(Struct, frozen=True):
+    """One machine of an attempt: host name or address, the GPUs of its CUDA_VISIBLE_DEVICES (may be empty), and number
+    of ranks."""
 
     host: str
     gpus: tuple[str, ...]
     ranks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where an attempt runs. Rank 0 is on the first node, where ``port`` is the free TCP port for the rendezvous,
-    or ANY_PORT. ``number`` is that of the node whose command is made. On several nodes the first one's host, the port
-    and the number may be placeholders, which each node fills in."""
+class Placement(Struct, frozen=True):
+    """The nodes of an attempt. Rank 0 is on the first one, where ``port`` is the free TCP port of the rendezvous, or
+    ANY_PORT. ``number`` is the node whose command is built. With several nodes, the first host, the port and the number
+    may be placeholders that each node fills in."""
 
     nodes: tuple[Node, ...]
     port: int | str
@@ -44,7 +43,7 @@ class Placement:
 
     @classmethod
     def here(cls, gpus: tuple[str, ...], ranks: int, port: int) -> Placement:
-        """On this machine alone; its ranks meet on loopback."""
+        """This machine as the only node; its ranks meet on loopback."""
         return cls((Node("127.0.0.1", gpus, ranks),), port)
 
     @property
@@ -58,24 +57,22 @@ class Placement:
         return f"{self.nodes[0].host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Invocation:
-    """What a launcher starts for one attempt. ``words`` are the script or ``-m module``, or the whole command, with all
-    arguments; ``folder`` is the attempt's on its first node; ``name`` is the attempt's own on this machine."""
+class Invocation(Struct, frozen=True):
+    """The program of one attempt. ``words`` are the script or ``-m module``, or the whole command, with all arguments;
+    ``folder`` is that of the attempt's first node; ``name`` is unique to the attempt on this machine."""
 
     words: tuple[str, ...]
     folder: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Typed:
-    """How a person types a launcher, so that `gputui init` knows it.
+class Typed(Struct, frozen=True):
+    """The command line of a launcher as a person types it, for `gputui init`.
 
     Attributes:
-        programs: names of its program, or of its module behind ``python -m``; subcommand: the word behind it.
+        programs: names of its program, or of its module after ``python -m``; subcommand: the word after it.
         count: options for the number of processes; flags: options without a value.
-        replaced: the options that gputui sets itself, so that a typed one may be dropped; None: every option.
+        replaced: options that gputui sets itself and drops from a typed line; None for all.
     """
 
     programs: tuple[str, ...]
@@ -90,13 +87,13 @@ class Launcher:
 
     Attributes:
         name: the value of a profile's key ``launcher``.
-        title: who it is in sentences about an end that is no rank's; None if the program itself is.
+        title: its name in sentences about an end that is no rank's; None if it is the program itself.
         takes_command: its profile has the key ``command``; else ``script`` or ``module``, and an interpreter.
-        starts_ranks: it starts the number of processes that ``nproc`` says.
-        only_relays: its own end says nothing but that a rank ended, or that the launcher was at fault.
-        needs_port: it does not find a free port itself where it is given ANY_PORT.
-        spans_nodes: it starts the ranks of one node among several.
-        modules: what the interpreter must find for it, with the package to install for each.
+        starts_ranks: it starts ``nproc`` processes.
+        only_relays: its exit code only says that a rank ended or that the launcher failed.
+        needs_port: it cannot find a free port itself for ANY_PORT.
+        spans_nodes: it can start the ranks of one node among several.
+        modules: the modules that the interpreter must find, each with the package to install.
     """
 
     name: str
@@ -114,21 +111,21 @@ class Launcher:
         raise NotImplementedError
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
-        """Variables beyond those of every attempt. Any torchrun that the program starts keeps the error files of its
-        ranks where they are looked for: PET_LOG_DIR is the default of its --log-dir."""
+        """Variables besides those of every attempt. PET_LOG_DIR is torchrun's default of --log-dir, so that the error
+        files are found of any torchrun that the program starts."""
         return {"PET_LOG_DIR": f"{invocation.folder}/ranks"}
 
     def rank_output(self, ranks: int) -> str:
-        """A glob below a node's folder for what its first rank prints, with ``{stream}`` (stdout or stderr) where
-        each has its own file."""
+        """A glob below a node's folder of its first rank's output, with ``{stream}`` (stdout or stderr) if each has its
+        own file."""
         return OUTPUT
 
     def log_files(self, folder: Path, ranks: int) -> list[Path]:
-        """The files of a node's ``folder`` that hold what its first rank printed, as far as they are there."""
+        """The existing files with the output of a node's first rank."""
         return sorted(folder.glob(self.rank_output(ranks).replace("{stream}", "std*")))
 
     def checks(self, spec: RunSpec) -> list[CheckResult]:
-        """What must be there before a launch and takes no time to see."""
+        """The quick checks of what a launch needs."""
         if not self.starts_ranks:
             return [CheckResult("port", "skip", f"launcher {self.name} needs none")]
         try:

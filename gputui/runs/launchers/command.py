@@ -1,4 +1,4 @@
-"""command: any program with its arguments, such as make, a shell script or a launcher that gputui does not know."""
+"""command: any program with its arguments, such as make, a shell script or an unsupported launcher."""
 
 from __future__ import annotations
 

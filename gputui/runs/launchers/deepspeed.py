@@ -1,4 +1,4 @@
-"""deepspeed: one rank for each GPU over DeepSpeed's own launcher of one machine, with one output for all."""
+"""deepspeed: one rank per GPU by DeepSpeed's single-machine launcher, with one output for all ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 class Deepspeed(Launcher):
-    """Ranks over deepspeed.launcher.launch.
+    """Starts ranks by deepspeed.launcher.launch, which passes ``--local_rank`` to the script.
 
-    Not over the ``deepspeed`` program: that takes GPUs by index alone, and without a list of them looks for its own.
-    The script is given ``--local_rank``, as that program does.
+    The ``deepspeed`` program accepts GPUs by index only, and otherwise picks them itself.
     """
 
     name = title = "deepspeed"
@@ -31,7 +30,7 @@ class Deepspeed(Launcher):
     )
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
-        # On the CPU the numbers only count ranks.
+        # On the CPU the indices only count ranks.
         world = {node.host: list(node.gpus or map(str, range(node.ranks))) for node in placement.nodes}
         is_module = invocation.words[0] == "-m"
         return (
@@ -42,7 +41,7 @@ class Deepspeed(Launcher):
         )  # fmt: skip
 
     def environment(self, placement: Placement, invocation: Invocation) -> dict[str, str]:
-        # Else it would make the GPUs visible whose indices the ranks of a CPU run happen to be.
+        # Otherwise a CPU run would see the GPUs whose indices equal its ranks.
         on_cpu = {} if placement.nodes[0].gpus else {"DS_ACCELERATOR": "cpu"}
         return {**super().environment(placement, invocation), **on_cpu}
 

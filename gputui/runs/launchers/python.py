@@ -1,4 +1,4 @@
-"""python: a script or module as one process, which may start its ranks itself (Lightning does)."""
+"""python: a script or module as one process, which may start its ranks itself, as Lightning does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Python(Launcher):
-    """The interpreter with the script."""
+    """Starts the script or module by the interpreter."""
 
     name = "python"
 

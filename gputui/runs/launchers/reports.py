@@ -1,8 +1,8 @@
-"""What launchers write about an end: which rank failed first, and what was done to the others. Pure.
+"""Parse launchers' failure reports: which rank failed first, and how the others were ended. Pure.
 
-A command may start several launchers one after the other, or one inside another, so that its output holds any number
-of reports. Formats: ``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch 2
-(torchrun, accelerate), ``torch.multiprocessing.spawn`` and the process observer of Lightning 2.
+A command may run several launchers, in sequence or nested, so its output may hold several reports. Formats:
+``torch.distributed.elastic.multiprocessing.errors.ChildFailedError.format_msg`` of PyTorch 2 (torchrun, accelerate),
+``torch.multiprocessing.spawn`` and the process observer of Lightning 2.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.runs.logs import lines_of
 
@@ -26,7 +29,7 @@ _LOG = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+\] (.*)$")
 _ASKED = re.compile(r"^Sending process (\d+) closing signal ")
 _FORCED = re.compile(r"^Unable to shutdown process (\d+) via .*forcefully exiting via ")
 _GOT_SIGNAL = re.compile(r"^Received (\d+) death signal, shutting down workers")
-# What other launchers write of the one process for which they end all others.
+# How other launchers report the process whose failure ended all others.
 _LIGHTNING = re.compile(
     r"\[rank: (?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)\. Forcefully"
 )
@@ -36,20 +39,18 @@ _SPAWN_ENDED = re.compile(
     r"(?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
 _OTHERS = (_LIGHTNING, _SPAWN_RAISED, _SPAWN_ENDED)
-# A command that went on for this long after a launcher's report was not ended by what that report is about.
+# A report this much older than the last one is of a failure that the command survived.
 SURVIVED_SECONDS = 120.0
 
 _NO_TRACEBACK = re.compile(r"^(?:Signal \d+ \(\S+\) received by PID \d+|To enable traceback see: \S+|<N/A>)$")
 
-
 REPORTERS = ("torchrun", "the launcher")
-"""Whose report it is: torchrun's, or that of another that starts ranks and names itself nowhere."""
+"""The names of reports' authors: torchrun, or a launcher that does not name itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """One rank's entry. ``exit_code`` is negative for a signal; ``time`` is local and in whole seconds: that of the
-    error file if there is one, else when torchrun noticed; empty, and ``pid`` 0, where the launcher does not say."""
+class RankFailure(Struct, frozen=True):
+    """The entry of one rank. ``exit_code`` is negative for a signal. ``time`` is local, in whole seconds: that of the
+    error file, else when torchrun noticed. An unknown ``time`` is empty, an unknown ``pid`` 0."""
 
     rank: int
     local_rank: int
@@ -69,15 +70,15 @@ class RankFailure:
         return moment.timestamp()
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherReport:
-    """What a launcher's output tells. ``root`` is its own guess at the cause, which a lost peer can mislead.
+class LauncherReport(Struct, frozen=True):
+    """The report in a launcher's output. ``root`` is the launcher's guess at the cause, which may be wrong if a peer
+    was lost.
 
     Attributes:
-        root, others: the failed ranks; None and empty where torchrun was killed before it could write them.
-        launcher: who wrote it, as a sentence names it; ended_itself: with the ranks it kills its own process.
-        asked: pids that torchrun asked to end; forced: those that it then killed.
-        got_signal: the signal by which torchrun itself was asked to end.
+        root, others: the failed ranks; None and empty if torchrun was killed before it could write them.
+        launcher: the author, as named in sentences; ended_itself: it kills its own process along with the ranks.
+        asked: PIDs that torchrun asked to end; forced: those that it then killed.
+        got_signal: the signal that asked torchrun itself to end.
         rest: the output up to and with the report, without torchrun's table.
     """
 
@@ -103,8 +104,8 @@ class _Entry:
 
 
 def parse_reports(text: str) -> list[LauncherReport]:
-    """Read a command's output: a report for each table of torchrun, in their order, and one for the text behind the
-    last of them, where that is not blank. What is not there is None or empty; no text gives no report."""
+    """Parse a command's output: a report for each table of torchrun, in order, and one for the text after the last
+    table, if not blank. Missing parts are None or empty; no text gives no report."""
     lines = lines_of(text)
     reports = []
     at = 0
@@ -150,7 +151,7 @@ def _report(lines: list[str], root: RankFailure | None, others: tuple[RankFailur
 
 
 def _of_other_launcher(lines: list[str]) -> LauncherReport:
-    """What is left without a table: the report of another launcher, where one wrote it, else only text."""
+    """The report of text without a table: that of another launcher, if one wrote it, else only the text."""
     report = _report(lines, None)
     for line in lines:
         for pattern in _OTHERS:
@@ -172,7 +173,7 @@ def _failures(entries: list[_Entry]) -> tuple[RankFailure, ...]:
 
 
 def _entries(lines: list[str], at: int) -> tuple[list[_Entry], int]:
-    """The entries from line ``at`` to the next border, and the number of the line behind that."""
+    """The entries from line ``at`` to the next border, and the number of the line after it."""
     entries: list[_Entry] = []
     in_traceback = False
     while at < len(lines) and not _BORDER.match(lines[at]):

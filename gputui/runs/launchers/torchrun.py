@@ -1,4 +1,4 @@
-"""torchrun: an elastic agent of PyTorch that starts the ranks of one machine and never restarts any."""
+"""torchrun: PyTorch's elastic agent, which starts the ranks of one machine; its restarts are turned off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Torchrun(Launcher):
-    """Ranks over torch.distributed.run, each with its own logs and error file."""
+    """Starts ranks by torch.distributed.run, each with its own logs and error file."""
 
     name = title = "torchrun"
     starts_ranks = True
@@ -26,7 +26,7 @@ class Torchrun(Launcher):
 
     def argv(self, spec: RunSpec, placement: Placement, invocation: Invocation) -> tuple[str, ...]:
         node = placement.nodes[0]
-        # Over several nodes c10d compares host names, which need not resolve alike everywhere; static compares nothing.
+        # On several nodes, c10d compares host names, which may resolve differently on each; static does not.
         backend = "c10d" if len(placement.nodes) == 1 else "static"
         own = f"--local-addr={node.host}" if len(placement.nodes) == 1 else f"--node-rank={placement.number}"
         return (
@@ -34,7 +34,6 @@ class Torchrun(Launcher):
             f"--nnodes={len(placement.nodes)}", f"--nproc-per-node={node.ranks}", "--max-restarts=0",
             f"--rdzv-backend={backend}", f"--rdzv-endpoint={placement.endpoint}", f"--rdzv-id={invocation.name}",
             own,
-            f"--shutdown-timeout={max(1, round(spec.grace_seconds))}",
             f"--log-dir={invocation.folder}/ranks", "--redirects=3",
             *invocation.words,
         )  # fmt: skip

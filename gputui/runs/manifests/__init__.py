@@ -1,7 +1,7 @@
-"""Manifests: a profile as the file of another system, which runs it without gputui.
+"""Manifests: a profile as a job file of another system, which runs it without gputui.
 
-In comes a specification; out comes YAML. Nothing follows such a run: it is in no list here. The registry below is the
-one place that names the systems. Read first: job.py, which all of them are made from.
+In: a specification. Out: YAML. Such a run is not tracked here. The registry below is the one place that names the
+systems. Read first: job.py, from which all of them are made.
 """
 
 from __future__ import annotations
@@ -11,4 +11,4 @@ MANIFESTS = {
     "skypilot": "gputui.runs.manifests.skypilot",
     "dstack": "gputui.runs.manifests.dstack",
 }
-"""Name of a system → its module, which has `manifest`."""
+"""The module of each system, which has `manifest`, by name."""

@@ -1,4 +1,4 @@
-"""dstack: a task whose working directory is sent from here."""
+"""dstack: a task to which the working directory is uploaded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ CODE = "/workspace"
 
 
 def manifest(job: PortableJob) -> tuple[list[str], dict[str, Any]]:
-    """Notes for a person, and the manifest."""
+    """The manifest, and notes for a person."""
     content: dict[str, Any] = {"type": "task", "name": job.name}
     if job.image is not None:
         content["image"] = job.image
     content |= {
         "files": [f"{job.workdir}:{CODE}"],
         "working_dir": CODE,
-        # A name alone takes the value of the shell that submits it.
+        # A name alone takes its value from the submitting shell.
         "env": [*(f"{name}={value}" for name, value in job.env.items()), *job.secrets],
         "volumes": [{"name": job.volume, "path": RUNS}],
         "commands": [job.script],

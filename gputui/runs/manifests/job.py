@@ -1,4 +1,4 @@
-"""A profile as a job that any system can run: what all manifests are made from."""
+"""A profile as a portable job, from which all manifests are made."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.redaction import Redactor
 from gputui.runs.command import build_launch
@@ -20,21 +21,20 @@ from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import RunSpec
 
 RUNS = "/runs"
-"""Where a volume is mounted on which runs are kept."""
+"""The mount point of the volume of runs."""
 
 
 class ManifestError(Exception):
-    """The profile cannot be written so; the text says why and what to do."""
+    """The system cannot run the profile; the text has the reason and a remedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class PortableJob:
-    """What is to run, from the folder of the code.
+class PortableJob(Struct, frozen=True):
+    """A job that runs in the folder of the code.
 
     Attributes:
-        name: fit for DNS, as most systems want it; volume: of the storage that is mounted at RUNS.
-        script: lines of a POSIX shell; env: variables without secrets; secrets: names of variables that hold one.
-        workdir: the code here; gpu_type and image: as given, None where not.
+        name: valid in DNS, which most systems require; volume: the name of the volume mounted at RUNS.
+        script: lines of a POSIX shell; env: variables without secrets; secrets: names of variables with secrets.
+        workdir: the local folder of the code; gpu_type and image: those requested, if any.
     """
 
     name: str
@@ -57,7 +57,7 @@ def write_manifest(system: str, spec: RunSpec, *, image: str | None, gpu_type: s
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as such."""
+    """Writes multi-line strings as block scalars."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -85,7 +85,7 @@ def job_of(spec: RunSpec, *, image: str | None, gpu_type: str | None) -> Portabl
     folders = shlex.join(["mkdir", "-p", f"{run_dir}/attempts/1/nodes/0", f"{run_dir}/checkpoints"])
     return PortableJob(
         name, f"{name}-runs", f"{folders}\nexec {shlex.join(plan['argv'])}\n",
-        # Ranks print where the system looks, too: torchrun's default for --tee.
+        # torchrun's default of --tee: ranks print to the job's log too.
         {**{key: value for key, value in env.items() if key not in secrets}, "PET_TEE": "3"},
         secrets, spec.workdir, spec.gpus.count, gpu_type, image,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""KubeRay: a RayJob with one worker that has the GPUs, made for the job and removed after it."""
+"""KubeRay: a RayJob with a cluster of one GPU worker, which exists for the job only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FINISHED_SECONDS = 3600
 
 
 def manifest(job: PortableJob) -> tuple[list[str], dict[str, Any]]:
-    """Notes for a person, and the manifest. Raises ManifestError."""
+    """The manifest, and notes for a person. Raises ManifestError."""
     if job.image is None:
         raise ManifestError("KubeRay needs --image: one with Ray, the training environment, and the code in its folder")
     container: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""SkyPilot: a task whose working directory is sent from here."""
+"""SkyPilot: a task to which the working directory is uploaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gputui.runs.manifests.job import RUNS, ManifestError, PortableJob
 
 
 def manifest(job: PortableJob) -> tuple[list[str], dict[str, Any]]:
-    """Notes for a person, and the manifest. Raises ManifestError."""
+    """The manifest, and notes for a person. Raises ManifestError."""
     if job.gpus and job.gpu_type is None:
         raise ManifestError("SkyPilot asks for GPUs by type: --gpu-type H100")
     resources: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Lines of metrics in the store: what became of them, and what readers ask of them.
+"""Metrics lines in the store.
 
-In: lines by the agent's readers (`gputui.metrics`), with extremes for charts in their transaction. Out: the newest
-values (`queries`) or those of a past moment (`past`), reduced curves (`envelopes`), step times, what the watch of a
-living attempt and exports read. Read first: `queries`.
+In: lines from the agent's readers (`gputui.metrics`), with reductions for charts in the same transaction. Out: the
+newest values (`queries`) or those of a past time (`past`), reduced curves (`envelopes`), step times, and the lines for
+health checks and exports. Read first: `queries`.
 """

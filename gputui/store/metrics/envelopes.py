@@ -1,8 +1,8 @@
-"""Metrics reduced for charts as they lie in the store: how an entry is packed, and reading them.
+"""Envelopes: metrics reduced for charts, their packed format and queries.
 
-Lines are taken in blocks of BLOCK_LINES; an entry of level 0 holds what one metric did in a block. Each level above
-puts FAN entries of the one below into one, so that a chart reads about as many entries as it has bins, however long the
-run is. STRETCH_LINES lines, one row of level 0, are reduced together; fewer where an attempt ends.
+An entry of level 0 summarizes one metric over a block of BLOCK_LINES lines. An entry of each higher level joins FAN
+entries of the level below, so that a chart reads about as many entries as it has bins, however long the run is. A
+stretch of STRETCH_LINES lines, one row of level 0, is reduced at once; fewer at the end of an attempt.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ FAN = 16
 STRETCH_LINES = BLOCK_LINES * FAN
 
 ENTRY = struct.Struct("<4I4d2q2d")
-"""An entry as it is stored: points · FAN + its number in its row, NaNs, infinities, negative infinities, then the other
-fields of `Entry`. Little-endian."""
+"""A stored entry: points · FAN + its number in its row, NaNs, infinities, negative infinities, then the other fields of
+`Entry`. Little-endian."""
 
 
 class Entry(NamedTuple):
-    """What one metric did in one or more blocks.
+    """One metric over one or more blocks.
 
-    ``place`` counts the entries of a level from the attempt's begin. ``low`` to ``last`` are of finite values, and so
-    are the steps and times of the first and last of them; with none they are NaN, and the steps and times those of what
-    else was there. Times are UTC unix seconds, NaN where unknown.
+    ``place`` counts the entries of a level from the attempt's begin. ``low`` to ``last``, and the steps and times of
+    the first and last value, are of finite values; without any, the values are NaN, and steps and times those of the
+    others. Times are UTC unix seconds, NaN if unknown.
     """
 
     place: int
@@ -50,7 +50,8 @@ class Entry(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Where some lines of one attempt lie, and what they reach over. ``begin`` and ``end`` are places."""
+    """Lines of one attempt that are reduced together, and their ranges. ``begin`` and ``end`` are (generation, byte
+    offset)."""
 
     source_id: int
     attempt: int
@@ -65,7 +66,7 @@ class Stretch(NamedTuple):
 
 
 def pack(entry: Entry) -> bytes:
-    """One entry as it is stored."""
+    """The stored form of an entry."""
     return ENTRY.pack(entry[1] * FAN + entry[0] % FAN, *entry[2:])
 
 
@@ -76,12 +77,12 @@ def unpack(number: int, entries: bytes) -> list[Entry]:
     return [make(Entry, (first + (word % FAN), word // FAN, *rest)) for word, *rest in ENTRY.iter_unpack(entries)]
 
 
-def join(place: int, entries: Sequence[Entry]) -> Entry:
-    """Entries that follow each other as one."""
+def join(position: int, entries: Sequence[Entry]) -> Entry:
+    """Join consecutive entries to one."""
     finite = [entry for entry in entries if entry.low == entry.low] or entries
     first, last = finite[0], finite[-1]
     return Entry(
-        place,
+        position,
         sum(entry.points for entry in entries),
         sum(entry.nan for entry in entries),
         sum(entry.positive_infinite for entry in entries),
@@ -104,8 +105,8 @@ _STRETCH = (
 
 
 def unreduced_bytes(connection: sqlite3.Connection, run_id: str) -> int:
-    """How much of a run's files, in bytes, only their lines tell: what came since the last stretch, and all that an
-    older gputui stored until it is reduced. Raises sqlite3.Error."""
+    """Bytes of a run's files that are not reduced yet: those since the last stretch, and those stored by an older
+    gputui. Raises sqlite3.Error."""
     sources = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
     ).fetchall()
@@ -124,7 +125,7 @@ _LAST = "WHERE source_id = ?1 AND (?2 IS NULL OR attempt = ?2) ORDER BY generati
 
 
 def stretches(connection: sqlite3.Connection, run_id: str) -> list[Stretch]:
-    """All stretches of a run in the order they were written."""
+    """All stretches of a run in the order of writing."""
     rows = connection.execute(f"{_STRETCH} {_OF_RUN}", (run_id,))
     return [_stretch(row) for row in rows.fetchall()]
 
@@ -138,7 +139,7 @@ def last_stretch(connection: sqlite3.Connection, source_id: int, attempt: int | 
 def entries(
     connection: sqlite3.Connection, source_id: int, attempt: int, name: str, level: int, begin: int, end: int
 ) -> Iterator[Entry]:
-    """The entries of one metric at one level with a place from ``begin`` to below ``end``, in order."""
+    """The entries of one metric and level with places in [begin, end), in order."""
     rows = connection.execute(
         "SELECT number, entries FROM metric_envelopes WHERE source_id = ? AND attempt = ? AND name = ? AND level = ? "
         "AND number BETWEEN ? AND ? ORDER BY number",
@@ -153,15 +154,15 @@ def entries(
 
 
 def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, int, int]]:
-    """How the stretches from ``begin`` to below ``end``, of ``count`` that there are, are covered exactly by entries of
-    at most ``level``: (level, first place, place behind the last), in order."""
+    """The entries of at most ``level`` that exactly cover the stretches [begin, end) of ``count`` existing ones, as
+    (level, first place, end place), in order."""
     if begin >= end:
         return
     if level == 0:
         yield 0, begin * FAN, end * FAN
         return
     unit = int(FAN ** (level - 1))
-    # Of a level above the first only whole rows of the one below have an entry.
+    # Above level 1, an entry exists only for complete rows of the level below.
     low, high = -(-begin // unit), min(end, count) // unit
     if low >= high:
         yield from pieces(begin, end, count, level - 1)
@@ -172,7 +173,7 @@ def pieces(begin: int, end: int, count: int, level: int) -> Iterator[tuple[int, 
 
 
 def level_for(lines: int, wanted: int) -> int:
-    """The highest level at which so many lines make at least ``wanted`` entries; 0 if none does."""
+    """The highest level with at least ``wanted`` entries for this number of lines; 0 if there is none."""
     level = 0
     while lines // (BLOCK_LINES * FAN ** (level + 1)) >= wanted:
         level += 1

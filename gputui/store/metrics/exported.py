@@ -1,6 +1,6 @@
-"""Reading a run for other tools, in pieces: the lines it wrote since a place, and between them what gputui did.
+"""Reading a run for exports, in pieces: its metrics lines since a position, with notes about attempts and incidents.
 
-A piece is read from one moment of the database, so that nothing between two pieces is missed or read twice.
+Each piece is a consistent snapshot, so that nothing is missed or read twice.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
+import msgspec
 import orjson
+from msgspec import Struct
 
 from gputui.store.database import one_moment
 from gputui.store.metrics.queries import FilePosition, StoredLine
@@ -26,12 +27,12 @@ class RunGoneError(Exception):
 
 
 class HistoryLostError(Exception):
-    """The store is another one than was read before, or holds less: it was lost and rebuilt from the files."""
+    """The store was lost and rebuilt from files since the last read: it has another identity, or fewer lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that gputui did with a run, or found out. ``at`` is UTC unix seconds; ``data`` is plain JSON."""
+class Note(Struct, frozen=True):
+    """A note about a run: the begin of an attempt, an incident, a decision, or the end. ``at`` is UTC unix seconds;
+    ``data`` is JSON."""
 
     kind: NoteKind
     attempt: int
@@ -43,32 +44,30 @@ class Note:
 Item = StoredLine | Note
 
 
-@dataclass(frozen=True, slots=True)
-class ExportProgress:
-    """How far a run was read: per metrics file a place, and of each kind of note the number of the last one. ``store``
-    is the identity of the store in which these hold, None before anything was read."""
+class ExportProgress(Struct, frozen=True):
+    """How far a run was read: a position per metrics file, and the last number of each kind of note. ``store`` is the
+    identity of the store, None before the first read."""
 
-    places: Mapping[str, FilePosition] = field(default_factory=dict)
-    notes: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, FilePosition] = msgspec.field(default_factory=dict)
+    notes: Mapping[str, int] = msgspec.field(default_factory=dict)
     store: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        places = {path: list(place) for path, place in self.places.items()}
+        places = {path: list(position) for path, position in self.places.items()}
         return {"places": places, "notes": dict(self.notes), "store": self.store}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExportProgress:
-        """Raises ValueError, TypeError, KeyError or AttributeError for what `to_json` did not make."""
-        places = {str(path): (int(place[0]), int(place[1])) for path, place in data["places"].items()}
+        """The inverse of `to_json`. Raises ValueError, TypeError, KeyError or AttributeError for malformed data."""
+        places = {str(path): (int(position[0]), int(position[1])) for path, position in data["places"].items()}
         store = data["store"]
         notes = {str(kind): int(number) for kind, number in data["notes"].items()}
         return cls(places, notes, None if store is None else str(store))
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What came since a place. ``progress`` is the next one; ``has_more``: there is more already. ``state`` and
-    ``ended_at`` are the run's at that moment, ``ended_at`` None while it is not over."""
+class Piece(Struct, frozen=True):
+    """Lines and notes since a position. ``progress`` is the next position; ``has_more``: more can be read already.
+    ``state`` and ``ended_at`` are the run's; ``ended_at`` is None until the run is over."""
 
     items: Sequence[Item]
     progress: ExportProgress
@@ -78,12 +77,12 @@ class Piece:
 
     @property
     def is_last(self) -> bool:
-        """The run is over, and nothing follows."""
+        """Whether the run is over and nothing follows."""
         return self.ended_at is not None and not self.has_more
 
 
 def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgress, most_lines: int) -> Piece:
-    """At most so many lines, with the notes that belong before, between and behind them.
+    """Read at most ``most_lines`` lines, with the notes that belong before, between and after them.
 
     Raises RunGoneError, HistoryLostError or sqlite3.Error.
     """
@@ -94,7 +93,7 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgres
         (store,) = connection.execute("SELECT identity FROM store").fetchone()
         if after.store not in (None, store):
             raise HistoryLostError(run_id)
-        lines, places, has_more = _lines(connection, run_id, after.places, most_lines)
+        lines, positions, has_more = _lines(connection, run_id, after.places, most_lines)
         waiting = _notes(connection, run_id, after.notes)
     items: list[Item] = []
     newest = dict(after.notes)
@@ -104,18 +103,19 @@ def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgres
         newest[note.kind] = max(note.number, newest.get(note.kind, 0))
 
     for line in lines:
-        while waiting and _comes_before(waiting[0], line.attempt):
+        # The note of an attempt's begin precedes its lines; its other notes follow them.
+        while waiting and waiting[0].attempt < line.attempt + (waiting[0].kind == "attempt"):
             add(waiting.pop(0))
         items.append(line)
     if not has_more:
         for note in waiting:
             add(note)
     state, ended_at = row
-    return Piece(items, ExportProgress(places, newest, store), has_more, state, ended_at)
+    return Piece(items, ExportProgress(positions, newest, store), has_more, state, ended_at)
 
 
 def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportProgress) -> bool:
-    """Whether a run is over and nothing of it lies behind ``progress``. True for a run that was removed."""
+    """Whether a run is over and nothing follows ``progress``. True for a removed run."""
     try:
         piece = read_piece(connection, run_id, progress, 1)
     except RunGoneError:
@@ -125,11 +125,6 @@ def is_exported(connection: sqlite3.Connection, run_id: str, progress: ExportPro
     return piece.is_last and not piece.items
 
 
-def _comes_before(note: Note, attempt: int) -> bool:
-    """Whether a note belongs before an attempt's line: its attempt has begun, or is over."""
-    return note.attempt <= attempt if note.kind == "attempt" else note.attempt < attempt
-
-
 def _lines(
     connection: sqlite3.Connection, run_id: str, after: Mapping[str, FilePosition], most: int
 ) -> tuple[list[StoredLine], dict[str, FilePosition], bool]:
@@ -137,8 +132,8 @@ def _lines(
         "SELECT source_id, path, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id",
         (run_id,),
     ).fetchall()
-    found: list[StoredLine] = []
-    places = dict(after)
+    lines: list[StoredLine] = []
+    positions = dict(after)
     has_more = False
     for source_id, path, generation, byte_offset in sources:
         since, until = after.get(path, (0, 0)), (generation, byte_offset)
@@ -146,27 +141,27 @@ def _lines(
             raise HistoryLostError(run_id)
         if since == until:
             continue
-        left = most - len(found)
+        room = most - len(lines)
         rows = connection.execute(
             "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
             "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
             "ORDER BY generation, byte_offset LIMIT ?",
-            (source_id, *since, *until, left + 1),
+            (source_id, *since, *until, room + 1),
         ).fetchall()
-        for _, _, attempt, rank, step, at, text in rows[:left]:
-            found.append(StoredLine(attempt, rank, step, at, orjson.loads(text)))
-        if len(rows) > left:
-            places[path] = (rows[left][0], rows[left][1])
+        for _, _, attempt, rank, step, at, text in rows[:room]:
+            lines.append(StoredLine(attempt, rank, step, at, orjson.loads(text)))
+        if len(rows) > room:
+            positions[path] = (rows[room][0], rows[room][1])
             has_more = True
             break
-        places[path] = until
-    return found, places, has_more
+        positions[path] = until
+    return lines, positions, has_more
 
 
 def _notes(connection: sqlite3.Connection, run_id: str, after: Mapping[str, int]) -> list[Note]:
     attempts = connection.execute(
         "SELECT number, created_at, params, gpus, resumed_from, resumed_step FROM attempts WHERE run_id = ? "
-        # Where an attempt begins may be chosen when it begins.
+        # The checkpoint of an attempt may be chosen only when it starts.
         "AND coalesce(started_at, first_step, ended_at) IS NOT NULL ORDER BY number",
         (run_id,),
     ).fetchall()

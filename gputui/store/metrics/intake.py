@@ -1,20 +1,19 @@
-"""What became of a run's metrics lines: how many count, and what is wrong with those that do not."""
+"""Statistics of a run's metrics lines: accepted and rejected ones."""
 
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
 
-# Formats in which a line that matches nothing is no fault of anybody: what a script prints.
+from msgspec import Struct
+
+# Formats of a script's output, in which a line that matches nothing is not an error.
 PRINTED_FORMATS = frozenset({"stdout", "output"})
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """Lines of all the run's sources. ``reason`` and ``example`` are those of one that was set aside, None if none
-    was. ``printed_bytes`` is how much of what it prints was searched for its patterns, None if none are.
-    ``no_metrics`` says how its newest attempt trains without any line, None if that was not seen; ``is_over``:
-    nothing more will come."""
+class Intake(Struct, frozen=True):
+    """Numbers of lines of all the run's sources. ``reason`` and ``example`` are those of a rejected line, or None.
+    ``printed_bytes`` is the size of the output that was searched for patterns, None without patterns. ``no_metrics``
+    says that its newest attempt trains without any line, or is None; ``is_over``: no more lines will come."""
 
     taken: int = 0
     rejected: int = 0
@@ -26,13 +25,13 @@ class Intake:
 
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
-    """What is known of the lines of one run. Raises sqlite3.Error."""
+    """The statistics of one run. Raises sqlite3.Error."""
     sources = connection.execute(
         "SELECT source_id, format, byte_offset, line_count, rejected_count FROM metric_sources WHERE run_id = ? "
         "ORDER BY source_id",
         (run_id,),
     ).fetchall()
-    taken = sum(lines for *_, lines, _ in sources)
+    stored = sum(lines for *_, lines, _ in sources)
     rejected = sum(aside for *_, aside in sources)
     printed = [offset for _, format_name, offset, *_ in sources if format_name in PRINTED_FORMATS]
     reason = example = None
@@ -44,15 +43,15 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
             (faulty[-1],),
         ).fetchone()
         reason, example = row if row is not None else (None, None)
-    unread = None if taken else without_metrics(connection).get(run_id)
+    unread = None if stored else without_metrics(connection).get(run_id)
     over = connection.execute("SELECT ended_at IS NOT NULL FROM runs WHERE run_id = ?", (run_id,)).fetchone()
     is_over = over is not None and bool(over[0])
-    return Intake(taken, rejected, reason, example, sum(printed) if printed else None, unread, is_over)
+    return Intake(stored, rejected, reason, example, sum(printed) if printed else None, unread, is_over)
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
-    """The runs whose newest attempt was seen training although none of their metrics was ever read, by id, each with
-    what was seen. Raises sqlite3.Error."""
+    """Runs whose newest attempt trains although none of their metrics was ever read: the observation's text by id.
+    Raises sqlite3.Error."""
     rows = connection.execute(
         "SELECT o.run_id, o.text FROM observations AS o "
         "JOIN runs AS r ON r.run_id = o.run_id AND r.attempt = o.attempt "
@@ -63,8 +62,8 @@ def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def output_read(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[tuple[str, int]]:
-    """The outputs from which an attempt's metrics are read, each as a pattern of its path and how many bytes of it
-    were searched and stored. Raises sqlite3.Error."""
+    """The output files from which an attempt's metrics are read: pattern of the path, and bytes read so far. Raises
+    sqlite3.Error."""
     return connection.execute(
         "SELECT s.path, s.byte_offset FROM metric_sources AS s JOIN metric_boundaries AS b USING (source_id) "
         "WHERE s.run_id = ? AND s.format = 'output' AND b.attempt = ?",

@@ -1,20 +1,20 @@
-"""Reading the values of a few metrics as they arrive: for studies."""
+"""The values of a few metrics as they arrive, for studies."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import orjson
+from msgspec import Struct
 
 from gputui.store.metrics.queries import Cursor, as_float
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedValue:
-    """One metric of one line of rank 0, or of no rank. ``position`` is the value of the metric that counts progress,
-    None if that is the step; ``value`` may be NaN or infinite; ``at`` is UTC unix seconds, None where unknown."""
+class ReportedValue(Struct, frozen=True):
+    """One metric of one line of rank 0 or without a rank. ``position`` is the value of the metric that measures
+    progress, None if that is the step; ``value`` may be NaN or infinite; ``at`` is UTC unix seconds, None if
+    unknown."""
 
     metric: str
     step: int
@@ -27,14 +27,14 @@ class ReportedValue:
 def reported_values(
     connection: sqlite3.Connection, run_id: str, metrics: Sequence[str], by: str, after: Cursor
 ) -> tuple[list[ReportedValue], dict[int, tuple[int, int]]]:
-    """The values of ``metrics`` in the lines behind a cursor, in the order they were written, and the next cursor.
-    Lines without a step, or without ``by`` where that is no step, are passed over. Raises sqlite3.Error."""
-    places = connection.execute(
+    """The values of ``metrics`` in lines after a cursor, in order, and the next cursor. Lines without a step, or
+    without the metric ``by`` unless it is "step", are skipped. Raises sqlite3.Error."""
+    sources = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     ).fetchall()
-    found: list[ReportedValue] = []
+    reported: list[ReportedValue] = []
     any_of = " OR ".join("instr(data, ?)" for _ in metrics)
-    for source_id, generation, offset in places:
+    for source_id, generation, offset in sources:
         rows = connection.execute(
             "SELECT attempt, step, at, data FROM metrics WHERE source_id = ? "  # noqa: S608 - fixed words
             "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
@@ -48,5 +48,5 @@ def reported_values(
                 continue
             for name in metrics:
                 if (value := as_float(data.get(name))) is not None:
-                    found.append(ReportedValue(name, step, position, value, attempt, at))
-    return found, {source_id: (generation, offset) for source_id, generation, offset in places}
+                    reported.append(ReportedValue(name, step, position, value, attempt, at))
+    return reported, {source_id: (generation, offset) for source_id, generation, offset in sources}

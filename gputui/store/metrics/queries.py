@@ -1,21 +1,21 @@
-"""Reading metrics: what a screen, the command line or a report asks of the stored lines.
+"""Queries of the stored metrics, for screens, the command line and reports.
 
-Every function takes a connection that may be read-only. What charts show is read by `gputui.curves`. ``at`` (UTC unix
-seconds) asks for a past moment, None for now; the state of then comes from the newest `past.NEWEST_LINES` lines.
+The connection may be read-only. Charts are read by `gputui.curves`. ``at`` (UTC unix seconds) asks for a past time,
+whose values come from the newest `past.NEWEST_LINES` lines before it; None for now.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
-# How the numbers that JSON does not know are stored.
+# The stored form of the numbers that JSON lacks.
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 NOT_METRICS = frozenset({"step", "time", "rank"})
@@ -24,12 +24,11 @@ FilePosition = tuple[int, int]
 """Generation and byte offset in a metrics file."""
 
 Cursor = Mapping[int, FilePosition]
-"""Per source_id the place (generation, byte_offset) up to which lines were seen."""
+"""The position up to which lines were read, by source_id."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankLine:
-    """The newest values that one rank wrote. ``rank`` is None where lines name none."""
+class RankLine(Struct, frozen=True):
+    """The newest values that one rank wrote. ``rank`` is None if its lines name none."""
 
     rank: int | None
     step: int | None
@@ -38,7 +37,7 @@ class RankLine:
 
 
 def as_float(value: object) -> float | None:
-    """A stored value as a number, or None if it is none (text, a truth value, an object)."""
+    """A stored value as a number; None for text, booleans and objects."""
     if type(value) is float:
         return value
     if type(value) is int:
@@ -46,8 +45,26 @@ def as_float(value: object) -> float | None:
     return NON_FINITE.get(value) if type(value) is str else None
 
 
+OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
+_EVENT_CHARACTERS = 80
+
+
+def is_of_events(name: str) -> bool:
+    """Whether a name is that of a value of events, such as ``checkpoint/seconds``."""
+    return name.rpartition("/")[2] in OF_EVENTS
+
+
+def named_by_event(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values of a line. Those that mean something else with each event have its name: ``checkpoint/seconds``."""
+    event = values.get("event")
+    if type(event) is not str or OF_EVENTS.isdisjoint(values):
+        return values
+    prefix = event[:_EVENT_CHARACTERS]
+    return {f"{prefix}/{name}" if name in OF_EVENTS else name: value for name, value in values.items()}
+
+
 def metric_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
-    """Every metric that the run ever wrote a number of, in the order of their first appearance."""
+    """Every metric of which the run wrote a number, in the order of first appearance."""
     names: dict[str, None] = {}
     for _, _, values in _newest(connection, run_id):
         names |= dict.fromkeys(values)
@@ -55,15 +72,15 @@ def metric_names(connection: sqlite3.Connection, run_id: str) -> list[str]:
 
 
 def latest(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> dict[str, float]:
-    """The newest value of each metric; of rank 0 where ranks write lines of their own."""
-    found: dict[str, float] = {}
+    """The newest value of each metric; that of rank 0 if several ranks write it."""
+    newest: dict[str, float] = {}
     for _, _, values in sorted(_newest(connection, run_id, at), key=lambda row: (row[0], -row[1])):
-        found |= values
-    return {name: value for name, value in found.items() if name not in NOT_METRICS}
+        newest |= values
+    return {name: value for name, value in newest.items() if name not in NOT_METRICS}
 
 
 def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float | None = None) -> list[RankLine]:
-    """What each rank of an attempt wrote last, in the order of the ranks."""
+    """The newest values of each rank of an attempt, in rank order."""
     lines: dict[int, dict[str, float]] = {}
     for number, rank, values in _newest(connection, run_id, at):
         if number == attempt:
@@ -80,14 +97,14 @@ def ranks(connection: sqlite3.Connection, run_id: str, attempt: int, at: float |
 
 
 STEPS_COMPARED = 20
-"""Ranks are compared by their means over so many steps: a single step is noise."""
+"""Ranks are compared by their means over this many steps: a single step is noise."""
 
 
 def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks: int) -> dict[int, dict[str, float]]:
     """The mean of each metric over the newest steps that all of ``ranks`` ranks have written, at most
     `STEPS_COMPARED`; empty if there is none. Raises sqlite3.Error."""
     lines: dict[int, dict[int, dict[str, Any]]] = {}
-    for source_id, until in places(connection, run_id).items():
+    for source_id, until in end_positions(connection, run_id).items():
         rows = connection.execute(
             "SELECT attempt, rank, step, data FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) "
             "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
@@ -104,30 +121,30 @@ def rank_means(connection: sqlite3.Connection, run_id: str, attempt: int, ranks:
                 measured = as_float(value)
                 if measured is not None and name not in NOT_METRICS:
                     values.setdefault(rank, {}).setdefault(name, []).append(measured)
-    return {rank: {name: fmean(found) for name, found in named.items()} for rank, named in values.items()}
+    return {rank: {name: fmean(numbers) for name, numbers in named.items()} for rank, named in values.items()}
 
 
-_REPORTS_LOOKED_AT = 9
-_LINES_LOOKED_AT = 600
+_MOST_REPORTS = 9
+_MOST_REPORT_LINES = 600
 
 
 def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mapping[int, FilePosition]) -> float | None:
-    """The usual time between two lines of an attempt's first rank with a new step, where its newest source was read as
-    far as ``reached``: some scripts write a line every hundred steps. None if it is unknown. Raises sqlite3.Error."""
+    """The median seconds between two new steps in the lines of an attempt's first rank, of the newest source, up to
+    ``reached``: some scripts write a line every hundred steps. None if unknown. Raises sqlite3.Error."""
     newest: list[tuple[float, int]] = []
     for source_id, until in reached.items():
         rows = connection.execute(
             "SELECT at, step FROM (SELECT attempt, rank, step, at FROM metrics WHERE source_id = ? "
             "AND (generation, byte_offset) < (?, ?) ORDER BY generation DESC, byte_offset DESC LIMIT ?) "
             "WHERE attempt = ? AND coalesce(rank, 0) = 0 AND step IS NOT NULL AND at IS NOT NULL",
-            (source_id, *until, _LINES_LOOKED_AT, attempt),
+            (source_id, *until, _MOST_REPORT_LINES, attempt),
         )
         reports: list[tuple[float, int]] = []
         for at, step in rows:
             if reports and step == reports[-1][1]:
-                # A step's first line tells when it was done.
+                # A step was done at the time of its first line.
                 reports.pop()
-            if len(reports) == _REPORTS_LOOKED_AT:
+            if len(reports) == _MOST_REPORTS:
                 break
             reports.append((at, step))
         newest = max(newest, reports)
@@ -136,7 +153,7 @@ def report_seconds(connection: sqlite3.Connection, attempt: int, reached: Mappin
 
 
 def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, frozenset[int]]:
-    """The ranks that reported each metric in the newest attempt with any; lines that name no rank count as none."""
+    """The ranks that reported each metric in the newest attempt with metrics, lines without a rank left out."""
     newest = _newest(connection, run_id)
     attempt = max((number for number, _, _ in newest), default=0)
     ranks: dict[str, set[int]] = {}
@@ -144,42 +161,35 @@ def ranks_by_metric(connection: sqlite3.Connection, run_id: str) -> dict[str, fr
         if number == attempt and rank >= 0:
             for name in values.keys() - NOT_METRICS:
                 ranks.setdefault(name, set()).add(rank)
-    return {name: frozenset(found) for name, found in ranks.items()}
+    return {name: frozenset(metric_ranks) for name, metric_ranks in ranks.items()}
 
 
 def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The points of some metrics, or of all, as ``{attempt, rank, step, time, arrived, name, value}`` in the order
-    they were written. ``time`` is unix seconds, and where it ``arrived`` when the line was found, for it tells none; a
-    value that is no number in JSON is "NaN", "Infinity" or "-Infinity".
+    they were written. ``time`` is unix seconds; ``arrived`` says that it is when the line was read, for lines without
+    a time. A number that JSON lacks is "NaN", "Infinity" or "-Infinity".
     """
-    wanted = tuple(names)
-    for source_id, until in places(connection, run_id).items():
-        rows = connection.execute(
-            f"SELECT attempt, rank, step, at, data {_LINES}",
-            (source_id, *until),
-        )
-        for attempt, rank, step, at, text in rows:
-            data = orjson.loads(text)
-            arrived = at is not None and as_float(data.get("time")) != at
-            for name in wanted or data:
-                value = data.get(name)
-                if as_float(value) is not None and name not in NOT_METRICS:
-                    yield {
-                        "attempt": attempt,
-                        "rank": rank,
-                        "step": step,
-                        "time": at,
-                        "arrived": arrived,
-                        "name": name,
-                        "value": value,
-                    }
+    for line in lines(connection, run_id):
+        # Runs recorded by an older gputui have metrics without the event's name.
+        data = {**line.data, **named_by_event(line.data)} if names else named_by_event(line.data)
+        arrived = line.at is not None and as_float(line.data.get("time")) != line.at
+        for name in names or data:
+            value = data.get(name)
+            if as_float(value) is not None and name not in NOT_METRICS:
+                yield {
+                    "attempt": line.attempt,
+                    "rank": line.rank,
+                    "step": line.step,
+                    "time": line.at,
+                    "arrived": arrived,
+                    "name": name,
+                    "value": value,
+                }
 
 
-_LINES = "FROM metrics WHERE source_id = ? AND (generation, byte_offset) < (?, ?) ORDER BY generation, byte_offset"
-
-
-def places(connection: sqlite3.Connection, run_id: str) -> dict[int, FilePosition]:
-    """How far each source was read: lines stored after this look lie beyond, so that none is missed or seen twice."""
+def end_positions(connection: sqlite3.Connection, run_id: str) -> dict[int, FilePosition]:
+    """The position up to which each source is stored. Lines stored later lie beyond it, so that reading on from here
+    misses none and reads none twice."""
     rows = connection.execute(
         "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id", (run_id,)
     )
@@ -199,16 +209,15 @@ def _newest(
         "WHERE s.run_id = ? ORDER BY n.source_id, n.attempt, n.rank",
         (run_id,),
     )
-    found = []
+    newest = []
     for attempt, rank, text in rows.fetchall():
         pairs = ((name, as_float(value)) for name, value in orjson.loads(text).items())
-        found.append((attempt, rank, {name: value for name, value in pairs if value is not None}))
-    return found
+        newest.append((attempt, rank, {name: value for name, value in pairs if value is not None}))
+    return newest
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLine:
-    """One line as a run wrote it. ``at`` is unix seconds; ``data`` is the whole line, NaN and infinities as words."""
+class StoredLine(Struct, frozen=True):
+    """One line of a run. ``at`` is unix seconds; ``data`` is the whole line, with NaN and infinities as strings."""
 
     attempt: int
     rank: int | None
@@ -217,14 +226,18 @@ class StoredLine:
     data: Mapping[str, Any]
 
     def numbers(self) -> dict[str, float]:
-        """Its metrics, NaN and infinities as such."""
+        """Its metrics, with NaN and infinities as floats."""
         pairs = ((name, as_float(value)) for name, value in self.data.items() if name not in NOT_METRICS)
         return {name: value for name, value in pairs if value is not None}
 
 
 def lines(connection: sqlite3.Connection, run_id: str) -> Iterator[StoredLine]:
-    """Every line of a run in the order they were written, a few at a time."""
-    for source_id, until in places(connection, run_id).items():
-        rows = connection.execute(f"SELECT attempt, rank, step, at, data {_LINES}", (source_id, *until))
+    """Every line of a run in the order written, fetched a few at a time."""
+    for source_id, until in end_positions(connection, run_id).items():
+        rows = connection.execute(
+            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
+            "AND (generation, byte_offset) < (?, ?) ORDER BY generation, byte_offset",
+            (source_id, *until),
+        )
         for attempt, rank, step, at, text in rows:
             yield StoredLine(attempt, rank, step, at, orjson.loads(text))

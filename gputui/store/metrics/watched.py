@@ -1,23 +1,22 @@
-"""Reading for those who watch living runs: the newest lines since the last look, and what was observed."""
+"""Queries for watching active runs: the lines since a cursor, and the observations."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import orjson
+from msgspec import Struct
 
-from gputui.store.metrics.queries import Cursor, as_float
+from gputui.store.metrics.queries import Cursor, FilePosition, as_float, end_positions
 
 WATCHED = ("loss", "grad_norm", "step_time", "comm_time")
 _PATHS = ", ".join(f"'$.{name}'" for name in (*WATCHED, "event", "phase", "time"))
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedLine:
-    """What one line says of WATCHED metrics. ``at`` is unix seconds; values may be NaN or infinite."""
+class WatchedLine(Struct, frozen=True):
+    """The WATCHED metrics of one line. ``at`` is unix seconds; values may be NaN or infinite."""
 
     attempt: int
     rank: int | None
@@ -27,8 +26,7 @@ class WatchedLine:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class ObservationRow:
+class ObservationRow(Struct, frozen=True):
     """One row of ``observations``."""
 
     kind: str
@@ -41,18 +39,12 @@ class ObservationRow:
 
 def newest_lines(
     connection: sqlite3.Connection, run_id: str, after: Cursor, limit: int
-) -> tuple[list[WatchedLine], dict[int, tuple[int, int]]]:
+) -> tuple[list[WatchedLine], dict[int, FilePosition]]:
     """At most the newest ``limit`` lines of each source since a cursor, oldest first, and the next cursor."""
-    places = {
-        source_id: (generation, offset)
-        for source_id, generation, offset in connection.execute(
-            "SELECT source_id, generation, byte_offset FROM metric_sources WHERE run_id = ? ORDER BY source_id",
-            (run_id,),
-        ).fetchall()
-    }
-    found: list[WatchedLine] = []
+    reached = end_positions(connection, run_id)
+    lines: list[WatchedLine] = []
     sources, all_read_since = 0, -math.inf
-    for source_id, until in places.items():
+    for source_id, until in reached.items():
         since = after.get(source_id, (0, 0))
         if since == until:
             continue
@@ -70,26 +62,26 @@ def newest_lines(
             *numbers, event, phase, time = orjson.loads(text)
             pairs = ((name, as_float(value)) for name, value in zip(WATCHED, numbers, strict=True))
             marked = event if event is not None else phase if step is None else None
-            found.append(
+            lines.append(
                 WatchedLine(
                     attempt,
                     rank,
                     step,
-                    # When a line arrived tells nothing of its pace: output comes in blocks.
+                    # The time a line was read says nothing of its pace: output comes in blocks.
                     None if time is None else at,
                     None if marked is None else str(marked),
                     {name: value for name, value in pairs if value is not None},
                 )
             )
-    times = [line.at for line in found if line.at is not None]
-    if sources > 1 and len(times) == len(found):
-        found = [line for line in found if line.at is not None and line.at >= all_read_since]
-        found.sort(key=lambda line: line.at or 0.0)
-    return found, places
+    times = [line.at for line in lines if line.at is not None]
+    if sources > 1 and len(times) == len(lines):
+        lines = [line for line in lines if line.at is not None and line.at >= all_read_since]
+        lines.sort(key=lambda line: line.at or 0.0)
+    return lines, reached
 
 
 def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[ObservationRow]:
-    """What was observed in an attempt, in the order of time."""
+    """The observations of an attempt, oldest first."""
     rows = connection.execute(
         "SELECT kind, at, text, rank, step, ends FROM observations WHERE run_id = ? AND attempt = ? "
         "ORDER BY observation_id",
@@ -101,7 +93,7 @@ def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> l
 
 
 def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) -> bool:
-    """Whether an attempt before this one was ended because it seemed to hang."""
+    """Whether an earlier attempt was ended because it seemed to hang."""
     row = connection.execute(
         "SELECT 1 FROM observations WHERE run_id = ? AND attempt < ? AND kind = 'hang' AND ends LIMIT 1",
         (run_id, attempt),
@@ -110,7 +102,7 @@ def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) ->
 
 
 def earlier_starts(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[float]:
-    """How long each attempt before this one took from its start to its first step, in seconds."""
+    """The seconds from start to first step of each earlier attempt."""
     rows = connection.execute(
         "SELECT first_step_at - started_at FROM attempts WHERE run_id = ? AND number < ? "
         "AND first_step_at >= started_at",

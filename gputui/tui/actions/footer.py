@@ -1,10 +1,11 @@
-"""The footer: the keys of a page in one line, and the message above it."""
+"""The footer: the keys of a page in one line, and the message above them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+
+from msgspec import Struct
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
@@ -18,13 +19,12 @@ _TIME_ACTIONS = ("time_back", "time_forth", "live")
 _MARGIN: Span = (" ", "text")
 _BAR: Span = ("│ ", "dim")
 _GAP = 2
-"""Blanks behind an action; one before a bar, none at the end."""
+"""Blanks behind an action; before a bar it is one, at the end none."""
 
 _MESSAGE_STYLES = {"info": ("·", "accent"), "warning": ("▲", "warn"), "error": ("✗", "bad")}
 
 
-@dataclass(frozen=True, slots=True)
-class FooterPart:
+class FooterPart(Struct, frozen=True):
     """The cells from ``start`` up to ``end``: an action's key and label, or a bar between two groups, which has no
     ``action``."""
 
@@ -35,18 +35,18 @@ class FooterPart:
 
 
 def footer_line(context: Context, width: int) -> Line:
-    """The keys, and at the right end how far behind the connection is. What is not possible now is dim."""
+    """The keys, dim if not possible now, and at the right end the lag of the connection."""
     left: list[Span] = [_MARGIN, *(span for part in footer_parts(context, width) for span in part.spans)]
     return between(left, _connection_spans(context), width)
 
 
 def footer_action(context: Context, width: int, x: int) -> str | None:
-    """The name of the action in the footer's cell ``x``."""
+    """The name of the action in the footer's cell ``x``, None for a bar."""
     return next((part.action for part in footer_parts(context, width) if part.start <= x < part.end), None)
 
 
 def footer_parts(context: Context, width: int) -> list[FooterPart]:
-    """The actions that fit, in groups: what is done here, where to go, how to find one's way."""
+    """The actions that fit, in the groups of `FooterGroup`."""
     actions = _fitting_actions(context, width)
     parts: list[FooterPart] = []
     x = _width([_MARGIN])
@@ -68,7 +68,7 @@ def footer_parts(context: Context, width: int) -> list[FooterPart]:
 
 
 def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]:
-    """A message of the program in at most ``most`` lines above the footer."""
+    """A message above the footer, in at most ``most`` lines. ``kind``: info, warning or error."""
     mark, style = _MESSAGE_STYLES.get(kind, (" ", "text"))
     return [
         fitting([[(f" {' ' if number else mark} ", style), (part, style)]], width)
@@ -77,7 +77,7 @@ def message_lines(text: str, kind: str, width: int, most: int = 3) -> list[Line]
 
 
 def _fitting_actions(context: Context, width: int) -> list[Action]:
-    """Drop what matters least until the rest fits; the end of the footer is never dropped."""
+    """Drop the least important actions until the rest fits; those of `ALWAYS_SHOWN` stay."""
     actions = _shown_actions(context)
     # Two bars take a cell more than the gaps that they replace; nothing follows the last action.
     room = width - _width([_MARGIN]) - _width(_connection_spans(context)) - 2 + _GAP
@@ -91,8 +91,8 @@ def _fitting_actions(context: Context, width: int) -> list[Action]:
 
 
 def _shown_actions(context: Context) -> list[Action]:
-    """The page's actions in the footer's order. What this view refuses altogether is left to the help. Looking back,
-    the ways through time come right behind the first action."""
+    """The page's actions in the footer's order. Actions that this view always refuses are left to the help. At a past
+    moment the actions of time travel follow the first action."""
     here = actions_in(context.scope)
     refused = refused_here(context)
     shown = [

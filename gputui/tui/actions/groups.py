@@ -6,8 +6,8 @@ from enum import IntEnum
 from typing import Final
 
 _NAMES: Final = {
-    "Runs": "choose open launch clone label stop resume restart remove mark start ask_target last_values queue_toggle "
-    "queue_up queue_down maximise open_run process_run alert_run hide leave_out",
+    "Runs": "choose open launch study_new clone label stop resume restart remove mark start ask_target last_values "
+    "queue_toggle queue_up queue_down maximise open_run process_run alert_run hide leave_out",
     "This page": "",
     "Go to": "processes gpu_detail compare alerts studies study_next study_previous back",
     "Past": "time_back time_forth time_back_far time_forth_far time_type tick_previous tick_next live alert_moment",
@@ -20,7 +20,7 @@ _NAMES: Final = {
 }
 
 HEADINGS: Final = tuple(_NAMES)
-"""The help's headings in their order. An action without one belongs to the page."""
+"""The help's headings in their order. Actions without one are under "This page"."""
 
 _HEADING_OF: Final = {name: heading for heading, names in _NAMES.items() for name in names.split()}
 
@@ -62,7 +62,7 @@ def footer_order(name: str) -> tuple[FooterGroup, int]:
 
 
 def drop_rank(name: str) -> int:
-    """Sort key of an action for a footer with little room: the highest are dropped first."""
+    """Sort key of an action in a narrow footer: the highest are dropped first."""
     if name in ALWAYS_SHOWN:
         return 0
     if name in _WIDE_ONLY:

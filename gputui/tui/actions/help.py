@@ -1,4 +1,4 @@
-"""The help of a page: its keys under headings, in two columns where there is room."""
+"""The help of a page: its keys under headings, in two columns if they fit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gputui.tui.actions.groups import HEADINGS, heading_of
 from gputui.tui.layout.columns import fit_line, wrap
 
 TWO_COLUMNS = 60
-"""From this width on the help has two columns."""
+"""Least width of a help in two columns."""
 
 _GAP: Span = ("   ", "text")
 _KEYS_MOST = 11
 
 
 def help_lines(context: Context, width: int) -> list[Line]:
-    """The keys of a page under their headings; in the last line what is not possible now."""
+    """The keys of a page under their headings; the last line lists those that are not possible now."""
     has_two_columns = width >= TWO_COLUMNS
     column = (width - cell_width(_GAP[0])) // 2 if has_two_columns else width
     blocks = _blocks(context, column)
@@ -33,7 +33,7 @@ def help_lines(context: Context, width: int) -> list[Line]:
 
 
 def _blocks(context: Context, width: int) -> list[list[Line]]:
-    """A block of lines for each heading that has actions which are possible now."""
+    """A block of lines for each heading with actions that are possible now."""
     here = actions_in(context.scope)
     key_width = min(_KEYS_MOST, max((cell_width(_keys(action, context)) for action in here), default=0))
     groups: dict[str, list[Line]] = {heading: [] for heading in HEADINGS}
@@ -57,7 +57,7 @@ def _keys(action: Action, context: Context) -> str:
 
 
 def _beside(blocks: list[list[Line]], width: int) -> list[Line]:
-    """The blocks in two columns of about the same height, in their order, an empty line between two blocks."""
+    """The blocks in two columns of similar height, in order, separated by empty lines."""
     if not blocks:
         return []
     heights = [len(block) + 1 for block in blocks]

@@ -1,22 +1,25 @@
-"""What an action is, and what decides whether it is possible."""
+"""Actions, and the context that decides whether one is possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
+from msgspec import Struct
 
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
-from gputui.tui.actions.key_words import key_word
+from gputui.tui.actions.key_names import key_word
 
-Scope = Literal["overview", "run", "profiles", "launch", "alerts", "gpu", "compare", "processes", "studies"]
+Scope = Literal[
+    "overview", "run", "profiles", "launch", "alerts", "gpu", "compare", "processes", "studies", "study_files"
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What decides whether an action is possible, and how its keys are printed.
+class Context(Struct, frozen=True):
+    """The state of a page that decides whether an action is possible, and how keys are printed.
 
     Attributes:
         scope: the page that is shown.
@@ -27,12 +30,12 @@ class Context:
         pid: the process under the cursor.
         study: the state of the study that is shown.
         quarantined: UUIDs of the GPUs in quarantine.
-        is_readonly: whether this view may only look.
-        past_at: the moment that is shown, UTC unix seconds; None for live.
-        obstacle: what is wrong in the launch form; None for nothing.
-        connection_lag: how far a slow connection is behind, in words; None if it is not.
+        is_readonly: whether this view changes nothing.
+        past_at: the past moment that is shown, UTC unix seconds; None for live.
+        blocked_by: why the launch form cannot be started; None if it can.
+        connection_lag: the lag of a slow connection, in words; None if there is none.
         is_ascii: whether only ASCII characters are shown.
-        keys: a person's own keys by the name of the action.
+        keys: keys from the settings, by action.
     """
 
     scope: Scope
@@ -46,18 +49,18 @@ class Context:
 
     is_readonly: bool = False
     past_at: float | None = None
-    obstacle: str | None = None
+    blocked_by: str | None = None
 
     connection_lag: str | None = None
     is_ascii: bool = False
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keys: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     def keys_of(self, action: Action) -> tuple[str, ...]:
-        """The keys that lead to an action here: a person's own, else those of the table."""
+        """The keys of an action here: those of the settings, else those of the table."""
         return self.keys.get(action.name, action.keys)
 
     def key_word(self, action: Action) -> str:
-        """The first of them, as it is printed."""
+        """The first key of an action, as it is printed."""
         return key_word(self.keys_of(action)[0], is_ascii=self.is_ascii)
 
 
@@ -69,21 +72,20 @@ def is_possible(context: Context) -> None:
     """The `WhyNot` of an action that is always possible."""
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One thing to do.
+class Action(Struct, frozen=True):
+    """One action.
 
     Attributes:
-        name: of the method ``do_<name>`` that does it.
-        keys: the names that Textual has for them.
+        name: the method ``do_<name>`` carries it out.
+        keys: Textual's names of its keys.
         label: one or two words for the footer.
-        tooltip: what it does, for the help and the palette.
+        tooltip: a phrase for the help and the palette.
         scopes: the pages that have it.
         why_not: why it is not possible now.
         shown: whether the footer has it, if there is room; the help has every action.
         in_palette: whether the palette has it.
-        sections: the sections of a run's page during which the footer has it; empty for all.
-        former: the name that an older settings file may have for it; empty for none.
+        sections: the focused sections of a run's page for which the footer has it; empty for all.
+        former: its name in older settings files; empty for none.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Action:
     former: str
 
     def is_shown(self, context: Context) -> bool:
-        """Whether it belongs into the footer here, if there is room."""
+        """Whether the footer has it here, if there is room."""
         return self.shown and (context.scope != "run" or not self.sections or context.section in self.sections)
 
 

@@ -1,4 +1,4 @@
-"""Why an action is not possible now, in a sentence; None where it is."""
+"""Reasons why an action is not possible now, each a `WhyNot`: a sentence, or None if it is possible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_PROCESS = "There is no process to choose."
 
 
 def refused_here(context: Context) -> str | None:
-    """Why this view changes nothing at all; every action that changes something asks this first."""
+    """Why this view changes nothing. Every action that changes something checks this first."""
     if context.is_readonly:
         return "This view is read only."
     if context.past_at is not None:
@@ -66,7 +66,7 @@ def changes_run(context: Context) -> str | None:
 
 
 def _unless(context: Context, is_refused: Callable[[Run], bool], why: str) -> str | None:
-    """What `changes_run` says, else the state of a run that is refused and ``why``."""
+    """The reason of `changes_run`; else, for a refused run, its state followed by ``why``."""
     problem, run = changes_run(context), context.run
     if problem is None and run is not None and is_refused(run):
         return f"{run.run_id} is {run_sign(run.state).word}{why}"
@@ -91,7 +91,7 @@ def can_remove(context: Context) -> str | None:
 
 
 def can_launch(context: Context) -> str | None:
-    return context.obstacle
+    return context.blocked_by
 
 
 def needs_alert(context: Context) -> str | None:

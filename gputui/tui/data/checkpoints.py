@@ -1,31 +1,32 @@
-"""A run's checkpoints for its page: listed, and the newest one checked, in a thread of their own. A folder may lie on
-a slow file system, and a check reads all of the file: neither may delay a snapshot."""
+"""A thread that lists a run's checkpoints and checks the newest one. The folder may be on a slow file system, and a
+check reads the whole file: neither may delay a snapshot."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
 
 from gputui.charts.safe_text import clean
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList
 
 if TYPE_CHECKING:
-    from gputui.recovery.checkpoint_ledger import FoundCheckpoint
+    from gputui.recovery.ledger_inputs import FoundCheckpoint
 
 LIST_SECONDS = 5.0
 MOST_LISTED = 50
 
 CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
-"""A larger one is read only when somebody asks: the training needs the disk too."""
+"""Larger checkpoints are checked only on request: the training needs the disk too."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerFact:
-    """What the ledger knows of a checkpoint; ``refused`` says why the run will not go on from it."""
+class LedgerFact(Struct, frozen=True):
+    """The ledger's entry of a checkpoint; ``refused`` says why the run will not resume from it."""
 
     step: int | None
     attempt: int | None
@@ -36,16 +37,15 @@ Facts = Mapping[str, LedgerFact]
 """By path."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
+class _Wish(Struct, frozen=True):
     folder: Path
     pattern: str
     to_check: str | None
-    facts: Facts = field(default_factory=dict)
+    facts: Facts = msgspec.field(default_factory=dict)
 
 
 class CheckpointReader:
-    """Follows one run's checkpoints. `read` gives what is known and never waits."""
+    """Follows one run's checkpoints. `read` never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -58,8 +58,8 @@ class CheckpointReader:
     def read(
         self, folder: Path, pattern: str, to_check: str | None = None, facts: Facts | None = None
     ) -> CheckpointList:
-        """The checkpoints, newest first. ``to_check`` names one whose content is to be checked whatever its size;
-        ``facts`` are those of the ledger."""
+        """The known checkpoints, newest first. ``to_check`` names one to check whatever its size; ``facts`` are those
+        of the ledger."""
         wish = _Wish(folder, pattern, to_check, facts or {})
         now = self._clock()
         is_busy = self._thread is not None and self._thread.is_alive()
@@ -71,14 +71,14 @@ class CheckpointReader:
         return found if found_for == (folder, pattern) else CheckpointList()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the look under way is over."""
+        """Wait for the running search."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     # --- the thread
 
     def _look(self, wish: _Wish) -> None:
-        # Its libraries of archives and hashes are no part of what a screen needs to start.
+        # Imported on first use: the archive and hash libraries would slow the start.
         from gputui.recovery.checkpoints import look_in, validate
 
         try:
@@ -101,7 +101,7 @@ class CheckpointReader:
 
         path = Path(one.path)
         found = Checkpoint(
-            clean(path.name), step_in_name(path, wish.folder), one.size_bytes, one.modified_ns / 1e9,
+            clean(path.name), step_in_name(path, wish.folder), one.total_bytes, one.modified_ns / 1e9,
             *self._checked.get(one, (None, "")),
         )  # fmt: skip
         fact = wish.facts.get(one.path)
@@ -110,5 +110,5 @@ class CheckpointReader:
         return found._replace(step=fact.step, attempt=fact.attempt, refused=clean(fact.refused))
 
     def _show(self, wish: _Wish, listed: list[Checkpoint], count: int) -> None:
-        # One assignment: the feed's thread reads it at any time.
+        # A single assignment, because the feed's thread reads it at any time.
         self._found = ((wish.folder, wish.pattern), CheckpointList(tuple(listed), count, is_known=True))

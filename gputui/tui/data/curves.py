@@ -1,4 +1,4 @@
-"""The feed's part of charts: the curves of the runs that the screen looks at, kept between snapshots."""
+"""The curves of the runs that the screen shows, kept between snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gputui.store.attempts import read_attempts
 
 
 class CurveReader:
-    """Answers chart requests; what was read of a run is kept as long as its charts are open."""
+    """Answers chart requests; the curves of a run are kept while its charts are open."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunCurves] = {}
@@ -20,8 +20,8 @@ class CurveReader:
     def read(
         self, connection: sqlite3.Connection, run_id: str, request: ChartRequest, now: float, at: float | None = None
     ) -> ChartData:
-        """The charts of one run; at a past moment (UTC unix seconds) without what came later. Curves that are cut are
-        read once, whole, and serve for every moment before that. Raises sqlite3.Error."""
+        """The charts of one run, now or at a past moment (UTC unix seconds). Whole curves are read once and cut
+        for all past moments. Raises sqlite3.Error."""
         known = self._whole.get(run_id)
         if at is None or known is None or known[0] != request or at > known[1]:
             curves = self._runs.setdefault(run_id, RunCurves(run_id))
@@ -29,7 +29,7 @@ class CurveReader:
             if at is None:
                 return data
             known = self._whole[run_id] = (request, now, data)
-        from gputui.curves.past import RunExtent, cut  # only those who look back load it
+        from gputui.curves.past import RunExtent, cut  # most screens never show the past
 
         return cut(known[2], RunExtent.of(connection, run_id, at))
 

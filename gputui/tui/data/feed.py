@@ -1,8 +1,8 @@
-"""The one thread between the store and the screen.
+"""The thread that reads the store for the screen.
 
-It has a read-only connection of its own, looks a few times a second whether anything was committed, and posts the
-newest snapshot as a message that replaces an older one still waiting: a screen that stalls never builds a queue, and
-a database that stalls never stalls the screen. Whatever goes wrong becomes a sentence in the snapshot.
+It has its own read-only connection, checks a few times a second whether anything was committed, and posts the newest
+snapshot as a message that replaces an older waiting one: a slow screen builds no queue, and a slow database never
+blocks the screen. Errors become a sentence in the snapshot.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputui.config import Workspace
 from gputui.store import commands
@@ -31,16 +32,16 @@ from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 
 LOOK_SECONDS = 0.15
-"""How often the store is asked whether anything was committed."""
+"""How often the store is checked for commits."""
 
 APART_SECONDS = 0.25
-"""Two snapshots are at least this far apart, however often something is committed."""
+"""Least time between two snapshots."""
 
 PAST_SECONDS = 10.0
-"""A past moment is read again after so long, if anything was committed: rows about it may come late."""
+"""Least time between two reads of a past moment, whose rows may come late."""
 
 CLOCK_SECONDS = 1.0
-"""Without news the clock and the ages move on at this pace."""
+"""How often clock and ages are updated without commits."""
 
 REOPEN_SECONDS = 1.0
 
@@ -48,10 +49,7 @@ BUSY_MILLISECONDS = 1000
 
 
 class Feed:
-    """Reads the store in a thread of its own.
-
-    What it reads goes to the functions given to `attach`.
-    """
+    """Reads the store in its own thread, and hands snapshots and answers to the functions given to `attach`."""
 
     def __init__(
         self,
@@ -86,36 +84,36 @@ class Feed:
     # --- the screen's side
 
     def start(self) -> None:
-        """Begin to follow the store."""
+        """Start the thread."""
         self._thread.start()
 
     def first(self, timeout_seconds: float) -> Snapshot:
-        """The first snapshot, so that the first frame is a full one; an empty one when it takes longer."""
+        """The first snapshot, for a full first frame; an empty one after ``timeout_seconds``."""
         self._has_looked.wait(timeout_seconds)
         return self._newest
 
     def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
-        """From now on hand each new snapshot to ``show`` and each answer to a watched command to ``tell``. Both are
-        called from the feed's thread and must only post a message."""
+        """Hand new snapshots to ``show``, and answers to watched commands to ``tell``. Both are called from the feed's
+        thread and must only post a message."""
         self._show, self._tell = show, tell
 
     def stop(self) -> None:
-        """End the thread; it may finish a read that hangs in a locked database by itself."""
+        """End the thread, waiting only briefly: a read of a locked database may hang."""
         self._stop.set()
         self._wake.set()
         self._thread.join(timeout=0.5)
 
     def look_at(self, interest: Interest) -> None:
-        """Say what the screen shows; the next snapshot holds it, at the moment that is looked at."""
+        """Set what to read from now on, at the current moment."""
         self._turn_to(replace(interest, moment=self._interest.moment))
 
     def look_back(self, moment: Moment | None) -> None:
-        """From now on show a past moment; None returns to the present."""
+        """Set the past moment to read from now on; None returns to the present."""
         self._turn_to(replace(self._interest, moment=moment))
 
     @property
     def interest(self) -> Interest:
-        """What the screen looks at now."""
+        """What is read now."""
         return self._interest
 
     def _turn_to(self, interest: Interest) -> None:
@@ -124,7 +122,7 @@ class Feed:
             self._wake.set()
 
     def watch(self, command_id: int) -> None:
-        """Tell the answer to this command when it comes."""
+        """Report the answer to this command."""
         self._watched.add(command_id)
         self._wake.set()
 
@@ -141,13 +139,13 @@ class Feed:
         self._close()
 
     def _pause(self) -> float:
-        """How long to sleep: news that came too soon after the last snapshot is read as soon as it may be."""
+        """Seconds to sleep; shorter if a commit came too soon after the last snapshot."""
         if not self._is_due:
             return LOOK_SECONDS
         return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
 
     def _turn(self) -> bool:
-        """Look once; whether there is a new snapshot."""
+        """Check the store once; returns whether there is a new snapshot."""
         now, clock = self._wall(), self._clock()
         interest = self._interest
         self._is_due = False
@@ -183,7 +181,7 @@ class Feed:
             return self._pass_time(now, clock, _unexpected(error))
 
     def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
-        """The old snapshot at a later time, once a second or when the trouble has changed."""
+        """Update clock and ages of the old snapshot, once a second or if the trouble changed."""
         if clock - self._read_at < CLOCK_SECONDS and trouble == self._trouble:
             return False
         self._read_at, self._trouble = clock, trouble
@@ -192,7 +190,7 @@ class Feed:
         return True
 
     def _open(self, clock: float) -> sqlite3.Connection | None:
-        """The connection, reopened once a second at most, also when the file was set aside for a new one."""
+        """The connection. At most once a second it is opened again if it was lost or if the file was replaced."""
         if self._connection is not None and clock - self._opened_at < REOPEN_SECONDS:
             return self._connection
         if self._connection is None and clock - self._opened_at < REOPEN_SECONDS:
@@ -201,7 +199,7 @@ class Feed:
         file = _identity(self._workspace)
         if file != self._file:
             self._close()
-            # What was read is of a file that is gone: in another one the same ids are of other rows.
+            # Ids of the old file name other rows in the new one.
             self._reader = SnapshotReader(self._workspace)
             self._file = file
         if self._connection is None:
@@ -232,7 +230,7 @@ def _identity(workspace: Workspace) -> tuple[int, int] | None:
 
 
 def _unexpected(error: Exception) -> str:
-    """A sentence by which the place can be found."""
+    """A sentence with the place of an unexpected error."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
     return f"What was recorded cannot be shown: {what}; the last values stay. Please report it."

@@ -1,4 +1,4 @@
-"""The end of a run's log for its page, kept as it grows: of what was written since the last look only that is read."""
+"""The end of a run's log, followed as it grows: each read takes only new bytes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ TAIL_BYTES = 128 * 1024
 """How far back a log is read when its page opens."""
 
 DEEP_BYTES = 4 * 1024 * 1024
-"""And how far when somebody searches, or scrolls to where the loaded part begins."""
+"""How far back a log is read for a search, or at the upper end of the loaded part."""
 
 MOST_LINES = 40_000
 UNFINISHED_BYTES = 8 * 1024
 LIST_SECONDS = 2.0
 EARLIER_ATTEMPTS = 3
-"""Logs of so many attempts before are among those to choose from."""
+"""How many earlier attempts offer their logs."""
 
 
 @dataclass(slots=True)
 class LogReader:
-    """Follows one attempt's logs, and knows those of the attempts before it. ``wanted`` is the label of the log to
-    show; None takes the one of the newest attempt that tells most."""
+    """Follows the logs of one attempt, and offers those of earlier attempts."""
 
     clock: Callable[[], float] = time.monotonic
     _directory: Path | None = None
@@ -40,10 +39,11 @@ class LogReader:
     _tail: LogTail = field(default_factory=LogTail)
 
     def read(self, attempt_dir: Path, wanted: str | None, *, deep: bool = False) -> LogTail:
-        """The newest lines of the wanted log, made harmless; ``deep`` reads further back."""
+        """The newest lines of the log labelled ``wanted``, as harmless text; None for the most useful log of this
+        attempt. ``deep`` reads further back."""
         now = self.clock()
         if attempt_dir != self._directory:
-            # What an attempt that is over printed does not change any more.
+            # Logs of ended attempts do not change.
             self._earlier = tuple(_earlier_logs(attempt_dir))
         if attempt_dir != self._directory or now - self._listed_at >= LIST_SECONDS:
             self._directory, self._listed_at = attempt_dir, now
@@ -54,7 +54,7 @@ class LogReader:
         if chosen is None:
             chosen = next(((log, *_size(log.path)) for name, log in self._earlier if name == wanted), None)
         if chosen is None:
-            wanted, chosen = None, _telling(sized)
+            wanted, chosen = None, _most_useful(sized)
         if chosen is None:
             return LogTail(labels=labels)
         log, size, modified = chosen
@@ -85,8 +85,8 @@ class LogReader:
 
 
 class _FollowedFile:
-    """The lines of one file from some place on. ``first`` is the number of the first line kept: lines keep their
-    numbers as others come and go, and those before where reading began have numbers below 0."""
+    """The lines of one file from some place on. ``first`` is the number of the first line kept. Lines keep their
+    numbers as others come and go; those before the place where reading began have negative numbers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,11 +101,11 @@ class _FollowedFile:
         self._grave = LevelReader()
 
     def read(self, *, deep: bool) -> None:
-        """Take in what came since. Raises OSError."""
+        """Read what was written since the last time. Raises OSError."""
         size = self.path.stat().st_size
         end = self._end
         if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
-            # A new file, one that was begun again, or so much at once that what was kept is far behind.
+            # A new file, a truncated one, or one that grew so much that the kept lines are far behind.
             self._begin(size, DEEP_BYTES if deep else TAIL_BYTES)
             self._is_deep = deep
         elif deep and not self._is_deep:
@@ -122,14 +122,14 @@ class _FollowedFile:
         self._end = start
         self._begun = ""
         if start > 0:
-            # The first line is cut off somewhere; where it has no end, its rest is better than nothing.
+            # Skip the rest of a line; if it has no end, its rest is better than nothing.
             window = read_window(self.path, start, most_bytes, as_written=True)
             cut = window.text.find("\n") + 1
             self._read_on(window.text[cut:])
             self._end = window.end
 
     def _go_back(self, end: int) -> None:
-        """Read from further back up to the same place; the lines that are there keep their numbers."""
+        """Read again from further back up to ``end``; known lines keep their numbers."""
         newest = self.first + len(self.lines)
         start = max(0, end - DEEP_BYTES)
         found: list[str] = []
@@ -163,7 +163,7 @@ class _FollowedFile:
         self._take(lines)
 
     def _take(self, lines: Sequence[str]) -> None:
-        harmless = _clean(lines)
+        harmless = [clean(line) for line in lines]
         self.lines += harmless
         self.levels += bytes(map(self._grave.level, harmless))
         surplus = len(self.lines) - MOST_LINES
@@ -174,14 +174,14 @@ class _FollowedFile:
 
 
 def label(log: RankLog) -> str:
-    """How a log is named: ``rank 0``, ``rank 0 stderr``, ``launcher``."""
+    """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``."""
     if log.rank is None:
         return "launcher"
     return f"rank {log.rank}" if log.stream == "stdout" else f"rank {log.rank} stderr"
 
 
 def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
-    """The logs that hold anything of the attempts before this one, the newest attempt first."""
+    """The non-empty logs of earlier attempts, the newest attempt first."""
     number = int(attempt_dir.name) if attempt_dir.name.isascii() and attempt_dir.name.isdigit() else 0
     for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
         for log in rank_logs(attempt_dir.with_name(str(before))):
@@ -189,8 +189,8 @@ def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
                 yield f"{label(log)} of attempt {before}", log
 
 
-def _telling(sized: list[tuple[RankLog, int, int]]) -> tuple[RankLog, int, int] | None:
-    """The first rank's standard output, where it says anything; else the first log that does."""
+def _most_useful(sized: list[tuple[RankLog, int, int]]) -> tuple[RankLog, int, int] | None:
+    """The first rank's standard output if it is not empty, else the first log that is not."""
     with_text = [item for item in sized if item[1] > 0]
     ranks = [item for item in with_text if item[0].rank is not None and item[0].stream == "stdout"]
     return next(iter(ranks or with_text or sized), None)
@@ -202,7 +202,3 @@ def _size(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_size, status.st_mtime_ns
-
-
-def _clean(lines: Sequence[str]) -> list[str]:
-    return [clean(line) for line in lines]

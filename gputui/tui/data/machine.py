@@ -1,4 +1,4 @@
-"""From the store to what the screen shows of the machine: costs of failures, alerts, a full disk, idle GPUs."""
+"""Reading the machine's part of a snapshot: quarantine, one GPU, costs of failures, alerts, full disk, idle GPUs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.recovery.cost import Cost, costs, total
 from gputui.runs.executors import chooses_start
@@ -34,19 +36,19 @@ from gputui.store.runs import Run
 from gputui.tui.data.snapshot import AlertsState, GpuPage, MachineState, Progress, RunRow
 
 XID_SECONDS = 86_400.0
-"""XIDs count for a day."""
+"""How long XIDs are counted."""
 
 GPU_BUCKETS = 120
 
 EVENTS_OF_A_GPU = 40
 
-# Costs are worked out from a run's rows when something about it has changed, so many runs in one go.
+# How many changed runs have their costs computed per snapshot.
 COSTS_PER_READ = 4
 
 
 def machine_state(connection: sqlite3.Connection, now: float, at: float | None = None) -> MachineState:
-    """The machine now, or ``at`` a past moment as far as it is known: of a quarantine or a pause that has ended since,
-    nothing is kept. Raises sqlite3.Error."""
+    """The machine now, or at the past moment ``at``; quarantines and pauses that have ended since are not stored.
+    Raises sqlite3.Error."""
     failed, pause = quarantined(connection), queue.pause(connection)
     if at is not None:
         failed = {uuid: found for uuid, found in failed.items() if found.since <= at}
@@ -56,7 +58,7 @@ def machine_state(connection: sqlite3.Connection, now: float, at: float | None =
 
 
 class GpuPageReader:
-    """Reads the page of one GPU; its curves again only when another bucket of time is full."""
+    """Reads the page of one GPU; its history only when a new bucket is full."""
 
     def __init__(self) -> None:
         self._known: tuple[str, float, int] | None = None
@@ -64,7 +66,7 @@ class GpuPageReader:
         self._memory: tuple[float | None, ...] = ()
 
     def read(self, connection: sqlite3.Connection, uuid: str, span_seconds: float, now: float) -> GpuPage:
-        """What is known of a GPU up to ``now`` (UTC unix seconds). Raises sqlite3.Error."""
+        """The page of a GPU at ``now`` (UTC unix seconds). Raises sqlite3.Error."""
         bucket_seconds = span_seconds / GPU_BUCKETS
         bucket = int(now // bucket_seconds)
         if (uuid, span_seconds, bucket) != self._known:
@@ -83,23 +85,22 @@ class GpuPageReader:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A run's cost, and what it was worked out from."""
+class _Known(Struct, frozen=True):
+    """A run's cost, and the values that it was computed from."""
 
     basis: tuple[object, ...]
     cost: Cost | None
 
 
 class CostReader:
-    """What the failures of each run cost; worked out again when the run has moved on."""
+    """Computes the costs of each run's failures, again when the run changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
         """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
-        # Where the newest attempt began may be reported later than that it runs.
+        # The checkpoint of the newest attempt may be reported after its start.
         met = {
             run_id: began
             for run_id, *began in connection.execute(
@@ -115,7 +116,7 @@ class CostReader:
             known = None
             if run.run_id in met:
                 known = self._known.get(run.run_id)
-                # The next attempt's first step ends what an incident costs; no later one changes it.
+                # The cost of an incident is final with the next attempt's first step.
                 basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
                 if known is None or known.basis != basis:
                     if left:
@@ -151,7 +152,7 @@ def read_alerts(connection: sqlite3.Connection, with_history: bool, at: float | 
 
 
 def _as_at(alert: AlertView, at: float) -> AlertView:
-    """An alert as it was at a moment in which it lasted."""
+    """An alert as it was at a moment while it was active."""
     seen = alert.acknowledged_at is not None and alert.acknowledged_at <= at
     return replace(
         alert,
@@ -163,15 +164,14 @@ def _as_at(alert: AlertView, at: float) -> AlertView:
 
 
 LEAST_BYTES = 1 << 20
-"""With less than this free the database cannot grow by a transaction and its log."""
+"""Least free space that the database needs for a transaction and its log."""
 
 SILENT_SECONDS = 3.0
-"""An agent that can write stores a heartbeat at least this often, beyond its interval."""
+"""An agent that can write stores a heartbeat within its interval plus this."""
 
 
 def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | None:
-    """A sentence when nothing is recorded because the disk is full; None while there is room, or while the agent
-    still finds some. ``now`` is UTC unix seconds."""
+    """A sentence if nothing is recorded because the disk is full; else None. ``now`` is UTC unix seconds."""
     if agent is None or now - agent.heartbeat_at <= SILENT_SECONDS + agent.interval_seconds:
         return None
     try:
@@ -188,7 +188,7 @@ def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | N
 
 
 class IdleReader:
-    """Keeps since when each GPU has been idle, so that each look needs the newest samples only."""
+    """Keeps since when each GPU has been idle, so that each read needs only the newest samples."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, float]] = {}
@@ -196,7 +196,8 @@ class IdleReader:
     def read(
         self, connection: sqlite3.Connection, gpus: Sequence[GpuView], now: float
     ) -> Mapping[tuple[str, int], float]:
-        """Since when (UTC unix seconds), by the GPU's UUID and the PID. Raises sqlite3.Error."""
+        """Since when (UTC unix seconds) each process has held memory of an idle GPU, by the GPU's UUID and the PID.
+        Raises sqlite3.Error."""
         found: dict[tuple[str, int], float] = {}
         for gpu in gpus:
             pids = [process.pid for process in gpu.processes or () if process.memory_bytes]

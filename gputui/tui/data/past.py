@@ -1,4 +1,4 @@
-"""What looking back adds to reading: the moment that is meant, and of a log what had been written by then."""
+"""Reading a past moment: resolving the request, and cutting a log to what had been written by then."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gputui.store import timeline
 from gputui.tui.data.snapshot import LogTail, Moment, Past
 
 SPANS_SECONDS = (1200.0, 3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0, 31 * 86_400.0, 366 * 86_400.0)
-"""How much of the record the time line shows: the shortest stretch up to the present that holds the moment well."""
+"""Possible lengths of the time line: the shortest is taken that holds the moment within `HELD_WELL` of it."""
 
 HELD_WELL = 0.85
-"""The moment lies in this much of the time line, so that there is something before it."""
+"""The part of the time line in which the moment must lie, so that it shows something before the moment."""
 
 TIMELESS = "as it is now: its lines tell no time"
 UP_TO_THEN = "as far as it was written then"
@@ -20,7 +20,7 @@ TOO_LONG_AGO = "What had been written by then lies further back; gputui logs has
 
 
 def past_of(connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
-    """The moment that is meant and a line of the record around it; times are UTC unix seconds. Raises sqlite3.Error."""
+    """The actual moment for a request (UTC unix seconds), and the time line around it. Raises sqlite3.Error."""
     at = timeline.resolve(connection, moment.at, moment.ticks, moment.direction, now)
     return at, Past(
         asked=moment,
@@ -31,14 +31,14 @@ def past_of(connection: sqlite3.Connection, moment: Moment, now: float) -> tuple
 
 
 def shown_from(at: float, began: float | None, now: float) -> float:
-    """Where the time line begins."""
+    """The beginning of the time line for a moment ``at``; ``began`` is that of the record."""
     span = next((span for span in SPANS_SECONDS if now - at <= span * HELD_WELL), SPANS_SECONDS[-1])
     start = min(now - span, at)
     return start if began is None or at < began else max(start, min(began, now - SPANS_SECONDS[0] / 4))
 
 
 def past_tail(tail: LogTail, at: float, ended_at: float | None) -> LogTail:
-    """What of a log had been written by a moment. ``ended_at`` is when its attempt had ended, None while it went on;
+    """The part of a log that had been written at a moment. ``ended_at`` is the end of its attempt, None while it runs;
     both are UTC unix seconds."""
     if not tail.lines or (ended_at is not None and ended_at <= at):
         return tail

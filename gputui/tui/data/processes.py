@@ -1,4 +1,4 @@
-"""The processes of the page of processes, read in the feed's thread while that page is open."""
+"""Reading processes from procfs, in the feed's thread, while the page of processes is open."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import ProcessSet
 
 AGAIN_SECONDS = 1.8
-"""Procfs is read no more often: every second look of a screen that gets news each second."""
+"""Least time between two reads: every second snapshot of a screen with one snapshot per second."""
 
 
 class ProcessReader:
-    """Keeps what it read until it is time to look again."""
+    """Reads processes and CPU cores, at most every `AGAIN_SECONDS`."""
 
     def __init__(self, workspace: Workspace, clock: Callable[[], float] = time.monotonic) -> None:
         self._table = ProcessTable(workspace.runs)

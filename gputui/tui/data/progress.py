@@ -1,4 +1,4 @@
-"""A run's metrics followed as they come: how far it is, its loss, its ranks. Only new lines are read each time."""
+"""The progress of a run from its metrics: step, loss, pace, ranks. Each read takes only new lines."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gputui.store.runs import Run
 from gputui.tui.data.snapshot import Progress, RankRow
 
 RATE_WINDOW_SECONDS = 60.0
-"""The pace is the mean over this span: long enough to be calm, short enough to notice a change."""
+"""The pace is the mean over this time: long enough to be calm, short enough to show a change."""
 
 SPARK_POINTS = 24
 
 LOSS = "loss"
 _LOSSES = ChartRequest((LOSS,), bins=SPARK_POINTS)
 THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
-"""Names under which training scripts tell their throughput, best first."""
+"""Common names of a throughput metric, best first."""
 
 
 class RunTracker:
-    """One run's metrics so far: how far it is, its loss in a few stretches, the newest report of each rank."""
+    """One run's metrics so far: a short curve of the loss, and the newest report of each rank."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -45,8 +45,8 @@ class RunTracker:
         self._pace_attempt = -1
 
     def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
-        """Take in what was stored since the last time; without its curve that is quick, however long the run is.
-        Raises sqlite3.Error."""
+        """Read what was stored since the last time; without the curve, that is quick even for a long run. Raises
+        sqlite3.Error."""
         if with_curve:
             if attempt == self._ranks_attempt and not self._curves.has_news(connection):
                 return
@@ -59,12 +59,14 @@ class RunTracker:
         shared = queries.rank_means(connection, self.run_id, attempt, len(lines)) if len(lines) > 1 else {}
         self._ranks = rank_rows(lines, shared)
         if with_curve:
-            self._report_seconds = queries.report_seconds(connection, attempt, queries.places(connection, self.run_id))
+            self._report_seconds = queries.report_seconds(
+                connection, attempt, queries.end_positions(connection, self.run_id)
+            )
             self._ranks_attempt = attempt
             self._note_pace(attempt)
 
     def progress(self, run: Run) -> Progress:
-        """How far the run is."""
+        """The run's progress."""
         return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second(), self._report_seconds)
 
     def _note_pace(self, attempt: int) -> None:
@@ -100,11 +102,11 @@ class RunTracker:
 
 
 def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:
-    """How far ``run``, as it was, had come by ``at`` (UTC unix seconds), and the names of its metrics, harmless. Raises
-    sqlite3.Error."""
-    from gputui.store.metrics import past  # only those who look back load it
+    """The progress of ``run`` at the past moment ``at`` (UTC unix seconds), and the names of its metrics as harmless
+    text. Raises sqlite3.Error."""
+    from gputui.store.metrics import past  # most screens never show the past
 
-    reached = past.places(connection, run.run_id, at)
+    reached = past.positions_at(connection, run.run_id, at)
     if not reached:
         return Progress(step=run.attempt_last_step), ()
     newest = queries.latest(connection, run.run_id, at)
@@ -143,7 +145,7 @@ def _progress(
 
 
 def _asked_steps(run: Run, step: int | None) -> int | None:
-    """How many steps the parameters ask for; None where none says so, or the run has gone beyond: it then counts
+    """The number of steps in the parameters; None if there is none, or if the run has gone beyond: it then counts
     something else."""
     for name in _TOTALS:
         asked = run.params.get(name)
@@ -162,12 +164,11 @@ _TIMES = ("step_time", "data_time", "comm_time")
 def rank_rows(
     lines: Sequence[RankLine], shared: Mapping[int, Mapping[str, float]] = MappingProxyType({})
 ) -> dict[int, RankRow]:
-    """Each rank's newest values as the screen uses them; a line without a rank is the only rank's, 0. ``shared`` are
-    means over the same steps of all ranks, by rank.
+    """Each rank's newest values by rank; a line without a rank is that of rank 0. ``shared`` are means over the same
+    steps of all ranks, by rank.
 
-    ``slowdown`` compares the part of a step that a rank spends on its own: all-reduce makes the whole step equally
-    long for everybody, and the rank that waits least for the others is the one they wait for. Different steps are not
-    compared.
+    ``slowdown`` compares the time that ranks spend on their own: all-reduce makes whole steps equally long, and the
+    rank that waits least is the one that the others wait for. Different steps are not compared.
     """
     rows = {line.rank or 0: _rank_row(line, shared.get(line.rank or 0, {})) for line in lines}
     if not shared and len({line.step for line in lines}) > 1:

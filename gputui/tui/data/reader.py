@@ -1,11 +1,13 @@
-"""From the store to a snapshot. Keeps between reads what need not be read again."""
+"""Reading a snapshot from the store. Unchanged parts are kept between reads."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartData
@@ -42,21 +44,19 @@ EVENTS_KEPT = 50
 RUNS_KEPT = 500
 PAST_RUNS_KEPT = 200
 
-# Runs that are over have their curve read once, so many in one go: a long history must not delay a frame.
+# Ended runs have their curve read once, a few per snapshot: a long history must not delay a frame.
 OVER_RUNS_PER_READ = 3
 
-# A run of which more than this must be read line by line shows its curve only in the second snapshot: the first must
-# come at once.
+# A run with more unreduced lines than this gets its curve in the second snapshot: the first must come at once.
 BYTES_AT_ONCE = 1 << 20
 
-# A sample taken at the very moment belongs to it, and buckets end before their end.
+# Buckets exclude their end; this includes a sample taken at the very moment.
 _INCLUDING = 1e-3
 _BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
 
 
-@dataclass(frozen=True, slots=True)
-class _Over:
-    """A run that is over, as it was when its curve was read."""
+class _Over(Struct, frozen=True):
+    """An ended run as it was when its curve was read."""
 
     ended_at: float | None
     attempt: int
@@ -64,7 +64,7 @@ class _Over:
 
 
 class SnapshotReader:
-    """Builds snapshots; one per feed. Not for several threads at once."""
+    """Builds snapshots; one per feed. Not thread-safe."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -77,10 +77,10 @@ class SnapshotReader:
         self._over_mark: tuple[int, int, int] | None = None
         self._has_read = False
         self.is_behind = False
-        """Whether the last snapshot left something out that the next one will hold."""
+        """Whether the last snapshot left out something that the next one will have."""
         self._resolved: tuple[Moment, float] | None = None
         self._then: dict[str, tuple[Progress, tuple[str, ...]]] = {}
-        """How far runs had come at the past moment that is being read, and the names of their metrics."""
+        """Progress and metric names of runs at the past moment being read."""
         self._curves = CurveReader()
         self._run_page: RunPageReader | None = None
         self._costs = CostReader()
@@ -89,7 +89,7 @@ class SnapshotReader:
         self._idle = IdleReader()
 
     def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
-        """One consistent moment of the store: the present, or the past one that is looked at. Raises sqlite3.Error."""
+        """Read one consistent moment of the store, the present or that of ``interest``. Raises sqlite3.Error."""
         connection.execute("BEGIN")
         self.is_behind = False
         try:
@@ -126,12 +126,12 @@ class SnapshotReader:
             self._has_read = True
 
     def wait_for_checkpoints(self, seconds: float) -> None:
-        """Wait until what is being looked up of a run's checkpoints is known."""
+        """Wait for the running search for checkpoints."""
         if self._run_page is not None:
             self._run_page.checkpoints.wait(seconds)
 
     def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
-        """The same snapshot a moment later: the log moves on without the store, and the clock too."""
+        """The snapshot at a later time: clock, ages, log and processes change without the store."""
         if snapshot.past is not None:
             return replace(snapshot, past=snapshot.past._replace(now=now), trouble=None)
         stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
@@ -148,10 +148,10 @@ class SnapshotReader:
         return replace(moved, page=self._page_reader().later(page, interest))
 
     def _past_of(self, connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
-        # Only those who look back load what that needs.
+        # Imported on first use: most screens never show the past.
         from gputui.tui.data.past import past_of
 
-        # What was meant stays, whatever happens meanwhile.
+        # A request is resolved once, so that new events do not change it.
         is_known = self._resolved is not None and self._resolved[0] == moment
         at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
         self._resolved = (moment, at)
@@ -160,7 +160,7 @@ class SnapshotReader:
     def _histories(
         self, connection: sqlite3.Connection, now: float, at: float | None
     ) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
-        """Short histories; those of now end with the last full bucket: nothing in them moves in between."""
+        """The short histories. Those of the present end with the last full bucket, and are kept until the next one."""
         bucket = int(now // _BUCKET_SECONDS)
         until = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
         span = until - HISTORY_SECONDS, until, HISTORY_BUCKETS
@@ -173,7 +173,7 @@ class SnapshotReader:
         return self._gpu_history, self._host_history
 
     def _runs(self, connection: sqlite3.Connection, at: float | None) -> list[Run]:
-        """Those that run, then those that wait as they wait, then those that are over, newest first."""
+        """All runs in the order of `in_order`."""
         if at is not None:
             return in_order(read_runs(connection, at, limit=PAST_RUNS_KEPT))
         mark = runs_mark(connection)
@@ -218,7 +218,8 @@ class SnapshotReader:
         return tracker.progress(run)
 
     def _progress_then(self, connection: sqlite3.Connection, run: Run, at: float) -> Progress:
-        """How far a run had come; of one that was over and not read before only the step: there may be hundreds."""
+        """A run's progress at a past moment; of an ended run that was not read before only the step: there may be
+        hundreds."""
         if run.ended_at is None:
             self._then[run.run_id] = progress_at(connection, run, at)
             return self._then[run.run_id][0]
@@ -255,7 +256,7 @@ class SnapshotReader:
         return page._replace(leased_since=held.attempt_started_at if held is not None else None)
 
     def _study_rows(self, connection: sqlite3.Connection, at: float | None) -> tuple[StudyRow, ...]:
-        # Most homes have no study, and load nothing for one.
+        # Most homes have no study, and import nothing for one.
         if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is None:
             return ()
         from gputui.tui.data.studies import read_rows
@@ -272,7 +273,7 @@ class SnapshotReader:
         return read_page(connection, interest.study_id, now, at)
 
     def _page_reader(self) -> RunPageReader:
-        """Only those who open the page of a run load what that needs."""
+        """The reader of a run's page, imported on first use."""
         if self._run_page is None:
             from gputui.tui.data.run_details import RunPageReader
 
@@ -297,7 +298,8 @@ class SnapshotReader:
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
-    """As the screen lists them; ``runs`` are newest first."""
+    """Active runs, newest first; waiting runs in the order of the queue; ended runs, the last ended first. ``runs`` are
+    newest first."""
     queued = [run for run in runs if run.state == "queued"]
     queued.sort(key=lambda run: (-run.priority, run.queued_at or 0.0, run.sequence))
     over = [run for run in runs if run.state.is_over]
@@ -306,8 +308,8 @@ def in_order(runs: Sequence[Run]) -> list[Run]:
 
 
 def _agent_then(agent: AgentView | None, gpus: Sequence[GpuView], at: float) -> AgentView | None:
-    """The agent as far as it is known: only the newest one is kept. Whether any ran at the moment, `Past.gap` says; it
-    had no problem with GPUs when there were some."""
+    """The newest agent as of a past moment: the store keeps only that one. `Past.gap` tells whether any ran then; with
+    GPUs recorded, it had no problem with them."""
     if agent is None:
         return None
     return replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=None if gpus else agent.gpu_problem)

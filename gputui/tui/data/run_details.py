@@ -1,18 +1,20 @@
-"""What the page of a run shows: its log, its charts, what each incident cost, and which checkpoints there are."""
+"""Reading the page of a run: its log, charts, incidents with their costs, and checkpoints."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
+from gputui.recovery.ledger_inputs import spans_of
 from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.executors import chooses_start
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class StoryReader:
-    """The incidents and decisions of the run whose page is open. Rows are only ever added, and a decision with its
-    outcome stays as it is: what was read is kept, and the rest of the table is read on."""
+    """Reads the incidents and decisions of a run. Rows are only added, and a decision with an outcome never changes, so
+    that known rows are kept and only later ones are read."""
 
     def __init__(self) -> None:
         self._run: object = None
@@ -60,7 +62,7 @@ class StoryReader:
 
 
 class DataEventReader:
-    """The sinks of the run whose page is open, and what was reported of them, of its metrics and its checkpoints."""
+    """Reads the sinks of a run and its events of DATA_KINDS."""
 
     def __init__(self) -> None:
         self._run: object = None
@@ -69,7 +71,7 @@ class DataEventReader:
         self._seen_id = 0
 
     def read(self, connection: sqlite3.Connection, run: Run) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
-        """Names and messages, oldest first. Raises sqlite3.Error."""
+        """The sinks' names, and the events, oldest first. Raises sqlite3.Error."""
         if (run.run_id, run.created_at) != self._run:
             self._run = (run.run_id, run.created_at)
             self._names, self._events, self._seen_id = tuple(sinks_of(run, Path())), (), 0
@@ -81,7 +83,7 @@ class DataEventReader:
 
 
 class IncidentCostReader:
-    """The cost of each incident of one run, worked out again when an attempt began, did its first step or ended."""
+    """Computes the cost of each incident of a run, again when an attempt starts, makes its first step or ends."""
 
     def __init__(self) -> None:
         self._basis: object = None
@@ -115,7 +117,7 @@ class IncidentCostReader:
 
 
 class RunCheckpoints:
-    """The checkpoints of the run whose page is open."""
+    """The checkpoints of a run."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
@@ -126,9 +128,9 @@ class RunCheckpoints:
         self._facts: tuple[str, Facts] = ("", {})
 
     def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
-        """Take in what the ledger has on the run's checkpoints. Raises sqlite3.Error."""
+        """Read the ledger of the run's checkpoints. Raises sqlite3.Error."""
         rows = checkpoints.of_run(connection, run.run_id)
-        known = ledger.spans_of(run, attempts, time.time())
+        known = spans_of(run, attempts, time.time())
         refused = {row.path: why for row, why in ledger.refused(rows, known)}
         facts = {
             row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""))
@@ -137,7 +139,7 @@ class RunCheckpoints:
         self._facts = (run.run_id, facts)
 
     def read(self, run: Run, to_check: str | None) -> CheckpointList | None:
-        """What is known of them; None for a run whose profile names no place for any."""
+        """The known checkpoints; None if the run's profile names no place for them."""
         if run.spec_json != self._spec_json:
             self._spec_json = run.spec_json
             self._find(run)
@@ -147,11 +149,11 @@ class RunCheckpoints:
         return None if self._place is None else self._reader.read(*self._place, to_check, facts)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the look under way is over."""
+        """Wait for the running search."""
         self._reader.wait(seconds)
 
     def _find(self, run: Run) -> None:
-        """Where the run's checkpoints are."""
+        """Find the folder of the run's checkpoints."""
         spec = known_spec(run)
         self._place, self._is_elsewhere = None, False
         folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
@@ -160,7 +162,7 @@ class RunCheckpoints:
 
 
 class RunPageReader:
-    """Reads the page of one run after the other."""
+    """Reads the page of a run."""
 
     def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
         self.checkpoints = RunCheckpoints(workspace)
@@ -181,7 +183,7 @@ class RunPageReader:
         now: float,
         at: float | None = None,
     ) -> RunPage:
-        """The page as it is, or as it was ``at`` a past moment (UTC unix seconds). Raises sqlite3.Error."""
+        """The page now, or at the past moment ``at`` (UTC unix seconds). Raises sqlite3.Error."""
         attempts = tuple(read_attempts(connection, run.run_id, at))
         incidents, decisions = self._story.read(connection, run)
         sinks, data_events = self._data_events.read(connection, run)
@@ -195,7 +197,7 @@ class RunPageReader:
             checkpoints = None if checkpoints is None else checkpoints.written_by(at)
         log, request = self.log(run, interest), interest.charts
         if at is not None:
-            from gputui.tui.data.past import past_tail  # only those who look back load it
+            from gputui.tui.data.past import past_tail  # most screens never show the past
 
             log = past_tail(log, at, attempts[-1].ended_at if attempts else None)
         return RunPage(
@@ -216,23 +218,23 @@ class RunPageReader:
         )
 
     def later(self, page: RunPage, interest: Interest) -> RunPage:
-        """The same page a moment later: what does not lie in the store moves on without it."""
+        """The page with a new log and new checkpoints, which are not in the store."""
         checkpoints = self.checkpoints.read(page.run, interest.checkpoint_to_check)
         return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
 
     def log(self, run: Run, interest: Interest) -> LogTail:
-        """The end of the log that is looked at."""
+        """The end of the log that the page shows."""
         directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
         return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
 
 
 def launched_params(run: Run) -> Mapping[str, object]:
-    """The parameters of the launch, from the stored specification."""
+    """The parameters that a run was launched with."""
     params = json_columns.mapping(run.spec_json).get("params")
     return params if isinstance(params, dict) else {}
 
 
 def launched_code(run: Run) -> str | None:
-    """The code of the launch in words, from the stored specification; None where it is not known."""
+    """The code version that a run was launched with, in words; None if unknown."""
     words = code_words(json_columns.mapping(run.spec_json).get("code"))
     return None if words is None else clean(words)

@@ -1,10 +1,13 @@
-"""What the whole screen shows, as one immutable value; the feed builds it, the panes draw it."""
+"""The content of the whole screen as one immutable value; the feed builds it, the pages draw it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.curves.model import ChartData, ChartRequest
 from gputui.recovery.cost import Cost
@@ -19,7 +22,7 @@ from gputui.store.run_history import DecisionView, IncidentView
 from gputui.store.runs import Run
 
 if TYPE_CHECKING:
-    # Loaded by those who open the pages that show them.
+    # Imported when a page needs them.
     from gputui.runs.process_table import HostProcess
     from gputui.store.metrics.intake import Intake
     from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord
@@ -30,15 +33,14 @@ HISTORY_BUCKETS = 60
 """Buckets of a short history."""
 
 HISTORY_SECONDS = 600.0
-"""How far short histories reach back."""
+"""Length of a short history."""
 
 GPU_SPANS_SECONDS = (600.0, 3600.0, 21_600.0, 86_400.0)
-"""How far the charts of a GPU's page may reach back."""
+"""Spans of the charts on a GPU's page."""
 
 
 class RankRow(NamedTuple):
-    """How one rank does, from its newest metrics lines. ``slowdown`` is its own time in a step over the median of all
-    ranks' own times."""
+    """One rank's newest metrics. ``slowdown`` is its own time in a step over the median of all ranks' own times."""
 
     rank: int
     step: int | None = None
@@ -52,7 +54,7 @@ class RankRow(NamedTuple):
 
     @property
     def own_seconds(self) -> float | None:
-        """What a step takes without the wait for other ranks."""
+        """The time of a step without waiting for other ranks."""
         if self.step_seconds is None:
             return None
         return self.step_seconds - min(self.comm_seconds or 0.0, self.step_seconds)
@@ -71,12 +73,11 @@ class RankRow(NamedTuple):
 
 
 STRAGGLER_RATIO = 1.2
-"""A rank whose step, without the wait for its peers, takes this much longer than the median's holds them up."""
+"""Least ``slowdown`` of a rank that holds the others up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run has come, from its metrics. ``report_seconds``: how far apart its lines with a new step are."""
+class Progress(Struct, frozen=True):
+    """The progress of a run, from its metrics. ``report_seconds`` is the time between lines with a new step."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -86,38 +87,36 @@ class Progress:
     report_seconds: float | None = None
     seconds_left: float | None = None
     newest_at: float | None = None
-    ranks: Mapping[int, RankRow] = field(default_factory=dict)
+    ranks: Mapping[int, RankRow] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A run in the table. ``cost`` is what its incidents cost together, None where it had none."""
+class RunRow(Struct, frozen=True):
+    """A run in the table. ``cost`` is the total cost of its incidents, None without any."""
 
     run: Run
     progress: Progress
     cost: Cost | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MachineState:
-    """What holds for the machine as a whole: GPUs that no run gets (by UUID), whether the queue is paused, and how many
-    XIDs each GPU had within the last day (by UUID)."""
+class MachineState(Struct, frozen=True):
+    """The state of the whole machine: the GPUs in quarantine (by UUID), the pause of the queue, and the number of XIDs
+    of each GPU within the last day (by UUID)."""
 
-    quarantined: Mapping[str, Quarantined] = field(default_factory=dict)
+    quarantined: Mapping[str, Quarantined] = msgspec.field(default_factory=dict)
     queue_pause: QueuePause | None = None
-    xids: Mapping[str, int] = field(default_factory=dict)
+    xids: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class AlertsState(NamedTuple):
-    """Alerts, the severest first: those that ``last``, and, while their page is open, the newest of those that are
-    ``over``."""
+    """Alerts, the severest first: the active ones (``last``) and, while their page is open, the newest resolved ones
+    (``over``)."""
 
     last: tuple[AlertView, ...] = ()
     over: tuple[AlertView, ...] = ()
 
 
 class GpuPage(NamedTuple):
-    """What the page of one GPU shows beyond its row. ``history`` and ``memory_temperatures`` cover the last
+    """The content of a GPU's page beyond its row. ``history`` and ``memory_temperatures`` cover the last
     ``span_seconds`` in equal buckets; ``events`` are the driver's reports, newest first."""
 
     uuid: str
@@ -129,8 +128,8 @@ class GpuPage(NamedTuple):
 
 
 class StudyRow(NamedTuple):
-    """A study that goes on: how many of its trials are over and running, how many it will have (None where its budget
-    counts something else), and the best value so far with its trial."""
+    """An active study: how many of its trials are over and running, how many it will have (None if its budget counts
+    something else), and the best value so far with its trial."""
 
     study_id: str
     name: str
@@ -143,32 +142,38 @@ class StudyRow(NamedTuple):
 
 
 class StudyPage(NamedTuple):
-    """Everything about the study whose page is open. ``spec`` is None where this gputui does not understand it;
-    ``rungs`` are the values of each trial by its number; ``known`` are the ids of all studies, newest first."""
+    """The study whose page is open. ``spec`` is None if this gputui cannot read it; ``rungs`` are the values of each
+    trial by its number; ``running_seconds`` is how long it ran, without its pauses; ``known`` are the ids of all
+    studies, newest first."""
 
     study: StudyRecord
     spec: StudySpec | None
     trials: tuple[TrialRecord, ...]
     rungs: Mapping[int, tuple[RungValue, ...]]
     gpu_hours: float
+    running_seconds: float
     known: tuple[str, ...]
 
 
 class ProcessSet(NamedTuple):
-    """Processes of this machine by PID: those on the GPUs that can be seen here, and all of our runs. ``core_percents``
-    is how busy each CPU core was since the reading before."""
+    """Processes of this machine by PID: the visible ones on the GPUs, and all of our runs. ``core_percents`` is the
+    load of each CPU core since the previous reading."""
 
     hosts: Mapping[int, HostProcess]
     core_percents: tuple[float | None, ...] = ()
 
 
 class LogTail(NamedTuple):
-    """The end of a log file, harmless text. ``labels`` name the logs that hold anything; ``problem`` is a sentence
-    when this one cannot be read.
+    """The end of a log file, as harmless text.
 
-    ``levels`` are those of the lines (`gputui.runs.log_levels.Level`). ``first`` numbers the first line; a line keeps
-    its number while the log grows. ``is_whole`` says that the file begins with it. ``past_note`` says how the log of a
-    past moment is to be read. ``source`` tells one file from another of the same label, as a new attempt's.
+    Attributes:
+        labels: all logs that are not empty.
+        problem: a sentence if this log cannot be read.
+        levels: the level of each line (`gputui.runs.log_levels.Level`).
+        first: the number of the first line; lines keep their numbers while the log grows.
+        is_whole: whether the first line is that of the file.
+        past_note: how complete the log of a past moment is.
+        source: the path of the file, which differs for each attempt.
     """
 
     label: str | None = None
@@ -183,9 +188,15 @@ class LogTail(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint, harmless text. ``is_valid`` is None while its content was not checked; ``why`` says what was
-    checked, or what is wrong with it. ``modified_at`` is UTC unix seconds. ``attempt`` wrote it, None is unknown;
-    ``refused`` says why the run will not go on from it."""
+    """One checkpoint, as harmless text.
+
+    Attributes:
+        modified_at: UTC unix seconds.
+        is_valid: None if its content was not checked.
+        why: what was checked, or what is wrong.
+        attempt: the attempt that wrote it; None if unknown.
+        refused: why the run will not resume from it.
+    """
 
     name: str
     step: int | None
@@ -197,10 +208,9 @@ class Checkpoint(NamedTuple):
     refused: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointList:
-    """The newest checkpoints, the newest first, of ``count`` that there are. ``is_known`` is off until somebody has
-    looked; ``is_elsewhere``: only the run's target sees them."""
+class CheckpointList(Struct, frozen=True):
+    """The newest checkpoints, newest first, of ``count``. ``is_known`` is false until the folder was read;
+    ``is_elsewhere``: only the run's target can read it."""
 
     newest: tuple[Checkpoint, ...] = ()
     count: int = 0
@@ -208,18 +218,22 @@ class CheckpointList:
     is_elsewhere: bool = False
 
     def written_by(self, at: float) -> CheckpointList:
-        """Those that were there at a past moment, as far as they still are."""
+        """The checkpoints that had been written at a past moment and still exist."""
         kept = tuple(each for each in self.newest if each.modified_at is not None and each.modified_at <= at)
         return replace(self, newest=kept, count=self.count - len(self.newest) + len(kept))
 
 
-@dataclass(frozen=True, slots=True)
-class RunPage:
-    """Everything about the run whose page is open. ``charts`` answers what the page asked for, None before it asked.
-    ``intake`` is what became of its metrics lines, None where that is not known (a past moment).
-    ``costs`` are those of the incidents by their id; ``checkpoints`` is None where the profile names no place;
-    ``sinks`` are those that write its metrics elsewhere, ``data_events`` what was reported of them, of its metrics and
-    its checkpoints."""
+class RunPage(Struct, frozen=True):
+    """The run whose page is open.
+
+    Attributes:
+        charts: the answer to the page's request; None before it.
+        costs: the cost of each incident by its id.
+        checkpoints: None if the profile names no place for them.
+        intake: how many metrics lines were used and rejected; None at a past moment.
+        sinks: the names of its live exports.
+        data_events: events about its sinks, metrics and checkpoints.
+    """
 
     run: Run
     launched: Mapping[str, object]
@@ -230,31 +244,44 @@ class RunPage:
     decisions: tuple[DecisionView, ...]
     log: LogTail
     charts: ChartData | None = None
-    costs: Mapping[int, Cost] = field(default_factory=dict)
+    costs: Mapping[int, Cost] = msgspec.field(default_factory=dict)
     checkpoints: CheckpointList | None = None
     intake: Intake | None = None
     sinks: tuple[str, ...] = ()
     data_events: tuple[EventView, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A past moment as it is asked for. ``at`` is UTC unix seconds; ``ticks`` counts on from there to events,
-    incidents and alerts (negative: backwards). Where nothing was recorded at ``at``, ``direction`` (-1, 0 or 1) says
-    whether to go on to the nearest moment before it, to stay, or to go to the nearest one behind it."""
+class Moment(Struct, frozen=True):
+    """A requested past moment.
+
+    Attributes:
+        at: UTC unix seconds.
+        ticks: how many events, incidents or alerts to go on from there; negative is back.
+        direction: if nothing was recorded at ``at``, whether to take the nearest moment before (-1) or after it (1),
+            or to stay (0).
+    """
 
     at: float
     ticks: int = 0
     direction: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Interest:
-    """What the screen looks at beyond the overview: the run whose page is open, the log chosen there and whether far
-    back, the checkpoint whose content is to be checked, what its charts show, and the runs whose charts lie over each
-    other; the GPU whose page is open, and how far its charts reach back; whether the
-    pages of alerts, of processes and of studies are open, and the study that is shown there, None for the newest; the
-    past moment that is looked at, None for the present."""
+class Interest(Struct, frozen=True):
+    """What the feed reads beyond the overview.
+
+    Attributes:
+        run_id: the run whose page is open.
+        log_label: the log shown there; None for the most useful one.
+        is_log_deep: whether to read far back in the log.
+        checkpoint_to_check: the checkpoint whose content to check.
+        charts: the charts of the run, or of the compared runs.
+        compared: the runs of an open comparison.
+        gpu_uuid: the GPU whose page is open.
+        gpu_span_seconds: the span of its charts.
+        alerts, processes, studies: whether these pages are open.
+        study_id: the study shown; None for the newest.
+        moment: the past moment shown; None for the present.
+    """
 
     run_id: str | None = None
     log_label: str | None = None
@@ -272,38 +299,44 @@ class Interest:
 
 
 class Past(NamedTuple):
-    """That the snapshot is not of the present. ``now`` is, in UTC unix seconds; ``asked`` is what led here."""
+    """What a snapshot of a past moment has beyond others. ``asked`` is the request; ``now`` is the present, UTC unix
+    seconds."""
 
     asked: Moment
     now: float
     timeline: Timeline
     gap: Span | None = None
-    """The stretch without a recording in which the moment lies."""
+    """The gap in the recording in which the moment lies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One moment of everything. ``at`` is UTC unix seconds: the present, or the moment that ``past`` tells about.
-    ``compared`` are the charts of several runs, by run. ``idle_since`` is read while the page of processes is open:
-    since when (UTC unix seconds) a process has held memory of a GPU that computes nothing, by the GPU's UUID and the
-    PID. ``trouble`` is a sentence about the database when it cannot be read; what was read before stays in place
-    then."""
+class Snapshot(Struct, frozen=True):
+    """One moment of everything.
+
+    Attributes:
+        at: the moment, UTC unix seconds.
+        page: the run whose page is open.
+        compared: the charts of compared runs, by run.
+        idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
+            idle GPU, by the GPU's UUID and the PID.
+        trouble: a sentence if the database cannot be read; the other values are then the last ones read.
+        past: set if ``at`` is not the present.
+    """
 
     at: float
     agent: AgentView | None = None
     gpus: tuple[GpuView, ...] = ()
-    gpu_history: Mapping[str, GpuHistory] = field(default_factory=dict)
+    gpu_history: Mapping[str, GpuHistory] = msgspec.field(default_factory=dict)
     host: HostView | None = None
     host_history: HostHistory | None = None
     runs: tuple[RunRow, ...] = ()
     events: tuple[EventView, ...] = ()
     page: RunPage | None = None
-    compared: Mapping[str, ChartData] = field(default_factory=dict)
-    machine: MachineState = field(default_factory=MachineState)
+    compared: Mapping[str, ChartData] = msgspec.field(default_factory=dict)
+    machine: MachineState = msgspec.field(default_factory=MachineState)
     gpu_page: GpuPage | None = None
     processes: ProcessSet | None = None
-    idle_since: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    alerts: AlertsState = field(default_factory=AlertsState)
+    idle_since: Mapping[tuple[str, int], float] = msgspec.field(default_factory=dict)
+    alerts: AlertsState = msgspec.field(default_factory=AlertsState)
     studies: tuple[StudyRow, ...] = ()
     study_page: StudyPage | None = None
     trouble: str | None = None
@@ -313,3 +346,7 @@ class Snapshot:
     def has_data(self) -> bool:
         """Whether anything was ever read."""
         return self.agent is not None or bool(self.gpus or self.runs)
+
+    def run_of(self, run_id: str | None) -> Run | None:
+        """The run with this id; None if it is not in the table."""
+        return next((row.run for row in self.runs if row.run.run_id == run_id), None)

@@ -1,4 +1,4 @@
-"""From the store to what the screen shows of studies."""
+"""Reading studies for the overview and for their page."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import defaultdict
 
 from gputui.store import studies
 from gputui.store.studies import RungValue, TrialState
-from gputui.studies.spec import StudySpec, known_study_spec
+from gputui.studies.spec import known_study_spec
 from gputui.tui.data.snapshot import StudyPage, StudyRow
 
 ROWS_KEPT = 2
-"""Studies that the overview has room for."""
+"""Most studies on the overview."""
 
 
 def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[StudyRow, ...]:
-    """The studies that are not over, newest first, each with how far it is. Raises sqlite3.Error."""
+    """The active studies with their progress, newest first. Raises sqlite3.Error."""
     going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
     rows = []
     for study in going_on[:ROWS_KEPT]:
@@ -34,7 +34,7 @@ def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[
                 study.state,
                 over=sum(state.is_over for state in states),
                 running=states.count(TrialState.RUNNING),
-                wanted=None if spec is None else _wanted(spec),
+                wanted=None if spec is None else spec.wanted_trials,
                 best=None if best is None else best.value,
                 best_number=None if best is None else best.number,
             )
@@ -54,18 +54,13 @@ def read_page(
     rungs: defaultdict[int, list[RungValue]] = defaultdict(list)
     for one in studies.read_rungs(connection, study.study_id, at):
         rungs[one.number].append(one)
+    until = now if at is None else at
     return StudyPage(
         study,
         known_study_spec(study),
         tuple(studies.read_trials(connection, study.study_id, at)),
         {number: tuple(values) for number, values in rungs.items()},
-        studies.study_gpu_hours(connection, study.study_id, now if at is None else at),
+        studies.study_gpu_hours(connection, study.study_id, until),
+        studies.study_wall_seconds(connection, study.study_id, until),
         tuple(one.study_id for one in known),
     )
-
-
-def _wanted(spec: StudySpec) -> int | None:
-    """How many trials it will have, None where its budget counts something else."""
-    points = spec.grid_size if spec.sampler.kind == "grid" and spec.pbt is None else None
-    limits = [limit for limit in (spec.budget.trials, points) if limit is not None]
-    return spec.pbt.members if spec.pbt is not None else min(limits, default=None)

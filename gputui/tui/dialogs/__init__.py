@@ -1,5 +1,5 @@
-"""What opens above a page, asks one thing and closes.
+"""Dialogs above a page, each for one question.
 
-In: a question and what it is about. Out: the answer, by Textual's ``dismiss``; None where nothing was chosen. Read
-``confirm`` first.
+In: the subject of the question. Out: the answer, by Textual's ``dismiss``; None if nothing was chosen. Read ``confirm``
+first.
 """

@@ -1,4 +1,4 @@
-"""A question before something that cannot be taken back."""
+"""The confirmation of an action that cannot be undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gputui.tui.widgets.dialog import Content, Dialog
 
 
 class ConfirmScreen(Dialog[bool]):
-    """Answers True for y, None for n or escape; every other key is ignored, Enter too."""
+    """Answers True for y, None for n or escape. Other keys are ignored, also Enter."""
 
     PANE_ID = "confirm"
     CLOSING: ClassVar = frozenset({"n", "N", "escape", "q", "ctrl+c"})

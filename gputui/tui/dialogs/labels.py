@@ -21,7 +21,7 @@ _HELP = {
 
 
 def changes(run: Run, labels: Labels) -> dict[str, str | list[str]]:
-    """What the command ``label`` is to change of a run as it was, by its arguments; empty where nothing is."""
+    """The arguments of the command ``label`` that give ``run`` these labels; empty if nothing changes."""
     found: dict[str, str | list[str]] = {}
     if labels.name != run.name:
         found["name"] = labels.name
@@ -35,7 +35,7 @@ def changes(run: Run, labels: Labels) -> dict[str, str | list[str]]:
 
 
 class LabelsScreen(Dialog[Labels]):
-    """Answers with the labels as they are to be; tab and the arrows choose the field."""
+    """Answers with the new labels. Tab and the arrows choose the field."""
 
     WIDTH: ClassVar = 78
     PANE_ID = "labels"
@@ -60,7 +60,7 @@ class LabelsScreen(Dialog[Labels]):
 
     def press(self, key: str) -> bool:
         if key == "enter":
-            if isinstance(labels := self._meant(), Labels):
+            if isinstance(labels := self._typed(), Labels):
                 self.dismiss(labels)
         elif key in ("tab", "down", "shift+tab", "up"):
             self._choose(_FIELDS.index(self._field) + (1 if key in ("tab", "down") else -1))
@@ -72,8 +72,8 @@ class LabelsScreen(Dialog[Labels]):
         if 0 <= row < len(_FIELDS):
             self._choose(row)
 
-    def _meant(self) -> Labels | str:
-        """What is typed, or what is wrong with it."""
+    def _typed(self) -> Labels | str:
+        """The typed labels, or what is wrong with them."""
         texts = {name: edit.text for name, edit in self._edits.items()}
         try:
             return checked_labels(texts["name"], texts["tags"].replace(",", " ").split(), texts["note"])
@@ -87,7 +87,7 @@ class LabelsScreen(Dialog[Labels]):
             label = (f"{name:6}", "tab" if is_chosen else "label")
             text = edit.spans(width - 7) if is_chosen else [(clean(edit.text), "text")]
             lines.append(fit_line([label, (" ", "text"), *text], width))
-        meant = self._meant()
-        words, style = (meant, "warn") if isinstance(meant, str) else (_HELP[self._field], "dim")
+        typed = self._typed()
+        words, style = (typed, "warn") if isinstance(typed, str) else (_HELP[self._field], "dim")
         lines += [fit_line([], width), *([(part, style)] for part in wrap(words, width))]
         return Content(f"Labels of {clean(self._run_id)}", lines, "tab field   ↵ save   esc back")

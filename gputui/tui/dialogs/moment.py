@@ -1,4 +1,4 @@
-"""The question for a time."""
+"""The question for a moment of the past."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gputui.tui.widgets.line_edit import LineEdit
 
 
 class MomentScreen(Dialog[float]):
-    """Answers with the moment that is typed, in UTC unix seconds, or None. While typing it says what is meant."""
+    """Answers with the typed moment in UTC unix seconds, and shows it while typing."""
 
     PANE_ID = "moment"
 
@@ -22,12 +22,12 @@ class MomentScreen(Dialog[float]):
         self.edit: LineEdit = LineEdit()
 
     def press(self, key: str) -> bool:
-        if key == "enter" and (at := self._meant()[0]) is not None:
+        if key == "enter" and (at := self._typed()[0]) is not None:
             self.dismiss(at)
         return key == "enter"
 
-    def _meant(self) -> tuple[float | None, str]:
-        """The moment, and what to say about it."""
+    def _typed(self) -> tuple[float | None, str]:
+        """The typed moment, None if it is invalid, and a text about it."""
         try:
             at = parse_moment(self.edit.text, self._now)
         except TypedTimeError as error:
@@ -35,7 +35,7 @@ class MomentScreen(Dialog[float]):
         return at, f"{day_and_clock(at)}, {duration(self._now - at)} ago"
 
     def content(self, width: int) -> Content:
-        at, words = self._meant()
+        at, words = self._typed()
         empty = not self.edit.text.strip()
         style = "accent" if at is not None else "dim" if empty else "warn"
         hint = f"for example {EXAMPLES}" if empty else words

@@ -1,7 +1,9 @@
-"""Everything by a part of its name: what can be done here, runs, GPUs, profiles, settings."""
+"""The palette: finds actions, runs, GPUs, profiles and settings by a part of their name."""
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual.message import Message
 
+from gputui.charts.cells import cell_width, clip
 from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.tui.actions import actions_in
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 
 _PREFIX, _WORD, _INSIDE, _BESIDE, _LETTERS = range(5)
+MOST_GAPS = 2
+"""More left-out stretches than these find what nobody meant."""
 
 
 class Found(Message):
-    """More to choose from, found by a thread."""
+    """A thread has found more choices."""
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         super().__init__()
@@ -40,7 +45,7 @@ class Found(Message):
 
 
 class PaletteScreen(Dialog[Choice]):
-    """A line to type into and the choices that fit; Enter takes the one under the cursor."""
+    """A line of text and the choices that match; Enter takes the one under the cursor."""
 
     WIDTH = 76
     PANE_ID = "palette"
@@ -48,7 +53,7 @@ class PaletteScreen(Dialog[Choice]):
     ROWS: ClassVar = 12
 
     def __init__(self, choices: Sequence[Choice], more: Callable[[], Sequence[Choice]] | None = None) -> None:
-        """``more`` is called in a thread: what it finds comes behind the others."""
+        """``more`` is called in a thread; its choices follow the others."""
         super().__init__()
         self._choices = list(choices)
         self._more = more
@@ -58,12 +63,15 @@ class PaletteScreen(Dialog[Choice]):
         self._room = 1
 
     def on_mount(self) -> None:
-        if self._more is not None:
-            threading.Thread(target=self._find_more, args=(self._more,), name="palette", daemon=True).start()
+        more = self._more
+        if more is None:
+            return
 
-    def _find_more(self, more: Callable[[], Sequence[Choice]]) -> None:
-        with suppress(OSError):
-            self.post_message(Found(more()))
+        def work() -> None:
+            with suppress(OSError):
+                self.post_message(Found(more()))
+
+        threading.Thread(target=work, name="palette", daemon=True).start()
 
     def on_found(self, message: Found) -> None:
         current = self._current()
@@ -80,7 +88,7 @@ class PaletteScreen(Dialog[Choice]):
         return found[self._place] if self._place < len(found) else None
 
     def click(self, row: int) -> None:
-        """A click takes a choice."""
+        """Take the clicked choice."""
         place = self._top + row - 1
         found = self._found()
         if row >= 1 and place < min(len(found), self._top + self._room):
@@ -114,10 +122,13 @@ class PaletteScreen(Dialog[Choice]):
             current = number == self._place
             style = "dim" if choice.why_not else "text"
             title = ("▸ " if current else "  ") + choice.title
-            line = between([(title, style)], [(" " + (choice.why_not or choice.hint), "dim")], width)
+            # Of an action that is not possible now, the reason gives way to the title.
+            beside = choice.why_not or choice.hint
+            room = max(width - cell_width(title) - 2, width // 3) if choice.why_not else width
+            line = between([(title, style)], [(" " + clip(beside, room), "dim")], width)
             lines.append(selected(line) if current else line)
         if not found:
-            lines.append(fit_line([("  Nothing fits.", "dim")], width))
+            lines.append(fit_line([("  No matches.", "dim")], width))
         lines += [fit_line([], width)] * (room + 1 - len(lines))
         return Content("Find", lines, f"{len(found)} of {len(self._choices)}")
 
@@ -126,7 +137,7 @@ class PaletteScreen(Dialog[Choice]):
 
 
 def choices(shell: Shell, screen: ActionScreen) -> list[Choice]:
-    """What is known at once: actions, what the page itself has, runs, GPUs, what can be copied, settings."""
+    """The choices that are known at once: actions, those of the page, runs, GPUs, texts to copy, settings."""
     context = screen.context()
     found = [
         Choice(action.tooltip, context.key_word(action), partial(shell.perform, action.name),
@@ -159,17 +170,18 @@ def choices(shell: Shell, screen: ActionScreen) -> list[Choice]:
 
 
 def launch_choice(shell: Shell, entry: ProfileEntry, why_not: str | None) -> Choice:
-    """A profile, to launch from."""
+    """The choice of a profile to launch."""
     hint = "broken profile" if entry.profile is None else "profile"
     return Choice(f"Launch {clean(entry.name)}", hint, partial(shell.launch_from, entry.name), why_not)
 
 
-# --- what fits what is typed: words in any order, letters left out, beginnings first
+# --- matching: words in any order, also with letters left out
 
 
 def cost(typed: str, title: str, beside: str = "") -> int | None:
-    """How badly ``typed`` fits a title, 0 best; None when it does not. Every word typed must be found: as the
-    beginning of the title, of a word in it, inside, in the text ``beside`` it, or by its letters in their order."""
+    """How badly ``typed`` matches a title, 0 for best; None for no match. Each typed word must be found, from best to
+    worst: at the beginning of the title, at that of a word, inside a word, in the text ``beside`` it, or as letters in
+    order."""
     name, other = title.lower(), beside.lower()
     total = 0
     for word in typed.lower().split():
@@ -190,8 +202,8 @@ def cost(typed: str, title: str, beside: str = "") -> int | None:
 
 
 def ranked(things: Sequence[Thing], typed: str, words: Callable[[Thing], tuple[str, str, bool]]) -> list[Thing]:
-    """The things that fit, the best first, and among equals in their order. ``words`` gives a thing's title, what
-    is beside it, and whether it is possible now: what is not comes after its equals."""
+    """The things that match, the best first; among equals, possible ones first, then in order. ``words`` gives a
+    thing's title, the text beside it, and whether it is possible now."""
     if not typed.strip():
         return sorted(things, key=lambda thing: not words(thing)[2])
     found = []
@@ -205,12 +217,18 @@ def ranked(things: Sequence[Thing], typed: str, words: Callable[[Thing], tuple[s
 
 
 def _gaps(letters: str, text: str) -> int | None:
-    """Interruptions between the letters where they come in order, beginning wherever they fit first."""
-    place, gaps = -1, 0
-    for letter in letters:
+    """The least number of gaps between ``letters`` in order from the beginning of a word; None above `MOST_GAPS`."""
+    starts = [match.start() for match in re.finditer(rf"\b{re.escape(letters[0])}", text)]
+    least = min((_gaps_from(start, letters, text) for start in starts), default=math.inf)
+    return int(least) if least <= MOST_GAPS else None
+
+
+def _gaps_from(place: int, letters: str, text: str) -> float:
+    gaps = 0.0
+    for letter in letters[1:]:
         following = text.find(letter, place + 1)
         if following < 0:
-            return None
-        gaps += place >= 0 and following != place + 1
+            return math.inf
+        gaps += following != place + 1
         place = following
     return gaps

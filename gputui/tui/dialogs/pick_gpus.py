@@ -1,4 +1,4 @@
-"""Choosing GPUs for a launch from a table: how much room each has, who is on it, and why not."""
+"""Choosing GPUs for a launch from a table with their free memory and occupants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GpuChoice:
-    """One row. ``state`` says in words who has it or what is wrong; ``style`` how that is shown."""
+    """One row. ``state`` names the occupant or the problem, in ``style``."""
 
     index: int
     name: str
@@ -64,7 +64,7 @@ _COLUMNS: tuple[Column[GpuChoice], ...] = (
 
 
 class PickGpusScreen(Dialog[str]):
-    """Answers with a selection as the form's field takes it (``0,2``), or None when nothing was chosen."""
+    """Answers with a selection in the syntax of the form's field (``0,2``)."""
 
     WIDTH = 100
     PANE_ID = "sheet"
@@ -104,9 +104,9 @@ class PickGpusScreen(Dialog[str]):
             state, style = "free", "good"
             if situation is not None and gpu.uuid in facts:
                 fact = facts[gpu.uuid]
-                obstacle = situation.obstacle(fact, self._memory_bytes)
-                hindrance = situation.hindrance(fact, self._memory_bytes)
-                worry = situation.worry(fact)
+                obstacle = situation.unusable_reason(fact, self._memory_bytes)
+                hindrance = situation.busy_reason(fact, self._memory_bytes)
+                worry = situation.warning(fact)
                 if obstacle is not None:
                     state, style = obstacle, "bad"
                 elif hindrance is not None:
@@ -127,7 +127,7 @@ class PickGpusScreen(Dialog[str]):
         gpus = self.shell.snapshot.gpus
         if key == "enter":
             indices = [str(gpu.index) for gpu in gpus if gpu.uuid in self._chosen]
-            # One index alone would be a number of GPUs.
+            # A single index without a comma would be a number of GPUs.
             self.dismiss((",".join(indices) + ("," if len(indices) == 1 else "")) if indices else None)
         elif key in ("down", "j"):
             self.scroll(1)
@@ -143,7 +143,7 @@ class PickGpusScreen(Dialog[str]):
         self._cursor = max(0, min(self._cursor + by, len(self.shell.snapshot.gpus) - 1))
 
     def click(self, row: int) -> None:
-        """A click chooses a row, one on the chosen row takes the GPU or leaves it. The columns' names are above."""
+        """Move the cursor to the clicked row; a click on the row of the cursor toggles the GPU."""
         gpus = self.shell.snapshot.gpus
         place = self._top + row - 1
         if row >= 1 and place < len(gpus):

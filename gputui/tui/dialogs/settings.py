@@ -1,4 +1,4 @@
-"""The settings, to change with keys; each change takes effect at once."""
+"""The dialog of settings; each change takes effect at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gputui.tui.widgets.dialog import Content, Dialog
 
 
 class Item(NamedTuple):
-    """One line of the sheet. ``values`` are what it can be, in order."""
+    """A setting with its possible values in order, and how a value is written (``word``)."""
 
     name: str
     label: str
@@ -45,7 +45,7 @@ ITEMS: tuple[Item, ...] = (
 
 
 def turned(settings: Settings, item: Item, by: int) -> Any:
-    """The value ``by`` places further, going round."""
+    """The value of a setting ``by`` places after the current one, wrapping around."""
     value = getattr(settings, item.name)
     values = item.values
     place = values.index(value) if value in values else min(range(len(values)), key=lambda n: _far(values[n], value))
@@ -53,8 +53,8 @@ def turned(settings: Settings, item: Item, by: int) -> Any:
 
 
 def settings_lines(settings: Settings, place: int, width: int, overruled: Mapping[str, str]) -> list[Line]:
-    """A line for each setting and what the one under the cursor means. ``overruled`` says of some why they have no
-    effect now."""
+    """A line for each setting, and the help of the one under the cursor. ``overruled`` says why a setting has no effect
+    now."""
     label_width = max(len(item.label) for item in ITEMS) + 2
     lines: list[Line] = []
     for number, item in enumerate(ITEMS):
@@ -109,7 +109,7 @@ class SettingsScreen(Dialog[None]):
         self._place = min(max(self._place + by, 0), len(ITEMS) - 1)
 
     def click(self, row: int) -> None:
-        """A click chooses a line, on the chosen one it changes the value."""
+        """Move the cursor to the clicked setting; a click on the one under the cursor changes its value."""
         if 0 <= row < len(ITEMS):
             if row == self._place:
                 self._turn(1)

@@ -1,4 +1,4 @@
-"""Text to read above a page: of a process, of parameters, of a launch; and the keys of the page."""
+"""Texts to read above a page: of a process, of parameters, of a launch; a diff; and the help of the page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gputui.tui.widgets.dialog import Content, Dialog
 from gputui.version import VERSION
 
 WHEEL_LINES = 3
+LABEL_CELLS = 13
 _STEPS = {"down": 1, "j": 1, "pagedown": 10, "space": 10, "up": -1, "k": -1, "pageup": -10}
 
 
 class SheetScreen(Dialog[None]):
-    """Lines in a frame; arrows scroll, any other key closes."""
+    """Lines in a frame. The arrows scroll, any other key closes."""
 
     WIDTH = 120
     PANE_ID = "sheet"
@@ -33,7 +34,7 @@ class SheetScreen(Dialog[None]):
 
     def lines(self, width: int) -> list[Line]:
         """All lines for a width."""
-        return [[(part, "text")] for text in self._texts for part in (wrap(text, width, indent=13) or [""])]
+        return [line for text in self._texts for line in _fact_lines(text, width)]
 
     def press(self, key: str) -> bool:
         if key in _STEPS:
@@ -53,8 +54,18 @@ class SheetScreen(Dialog[None]):
         return Content(self._title, lines[self._top : self._top + room], note)
 
 
+def _fact_lines(text: str, width: int) -> list[Line]:
+    """A text wrapped to ``width`` cells. A label in its first `LABEL_CELLS` keeps its column, and the rest wraps beside
+    it."""
+    label, value = text[:LABEL_CELLS], text[LABEL_CELLS:]
+    if not label.endswith("  ") or width < 3 * LABEL_CELLS:
+        return [[(part, "text")] for part in wrap(text, width) or [""]]
+    parts = wrap(value, width - LABEL_CELLS) or [""]
+    return [[(label if not place else " " * LABEL_CELLS, "dim"), (part, "text")] for place, part in enumerate(parts)]
+
+
 class DiffScreen(SheetScreen):
-    """A unified diff, of which very long ones are cut."""
+    """A unified diff, cut to `MOST_LINES`."""
 
     MOST_LINES: ClassVar = 3000
 
@@ -63,17 +74,17 @@ class DiffScreen(SheetScreen):
         super().__init__(title, (*texts[: self.MOST_LINES], *cut))
 
     def lines(self, width: int) -> list[Line]:
-        return [[(clip(clean(text).expandtabs(4), width), _diff_style(text))] for text in self._texts]
+        return [[(clip(clean(text).expandtabs(4), width), self._style(text))] for text in self._texts]
 
-
-def _diff_style(text: str) -> str:
-    if text.startswith(("---", "+++", "diff ", "index ")):
-        return "dim"
-    return {"+": "good", "-": "bad", "@": "accent"}.get(text[:1], "text")
+    @staticmethod
+    def _style(text: str) -> str:
+        if text.startswith(("---", "+++", "diff ", "index ")):
+            return "dim"
+        return {"+": "good", "-": "bad", "@": "accent"}.get(text[:1], "text")
 
 
 class HelpScreen(SheetScreen):
-    """The keys of one page, with why some do nothing now."""
+    """The help of one page."""
 
     WIDTH: ClassVar = 110
 

@@ -1,4 +1,4 @@
-"""Choosing the signal for a process, and being asked once more."""
+"""Choosing a signal for a process, and confirming it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHOICES: tuple[SignalChoice, ...] = (
 
 
 class SignalScreen(Dialog[signal.Signals]):
-    """Answers with a signal that a person chose and confirmed, or None."""
+    """Answers with a chosen and confirmed signal."""
 
     WIDTH = 68
     PANE_ID = "confirm"

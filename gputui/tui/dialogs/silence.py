@@ -1,4 +1,4 @@
-"""The question for how long an alert sends no notifications."""
+"""The question how long an alert sends no notifications."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gputui.tui.widgets.line_edit import LineEdit
 
 
 class Silence(NamedTuple):
-    """For how long, and whether for every subject of the rule."""
+    """A duration, and whether it is for all subjects of the rule."""
 
     seconds: float
     is_everywhere: bool
 
 
 class SilenceScreen(Dialog[Silence]):
-    """Answers with a time that is typed; tab turns between this subject and all of the rule's."""
+    """Answers with a typed duration. Tab switches between this subject and all subjects of the rule."""
 
     PANE_ID = "silence"
 

@@ -1,10 +1,11 @@
-"""Alerts as lines: the strip on the overview, the table of the page, and what there is to say of one."""
+"""Alerts as lines: the strip on the overview, the table of their page, and the details of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
@@ -22,9 +23,8 @@ Order = Literal["severity", "time"]
 SEVEREST_FIRST = ("error", "warning", "info")
 
 
-@dataclass(frozen=True, slots=True)
-class AlertsTable:
-    """What the page adds to the snapshot: the alert under the cursor, the first row shown, filter and order."""
+class AlertsTable(Struct, frozen=True):
+    """State of the page beyond the snapshot: the alert under the cursor, the first row shown, filter and order."""
 
     cursor: int | None = None
     top: int = 0
@@ -38,7 +38,7 @@ class _Shown(NamedTuple):
     is_current: bool
 
     @property
-    def base(self) -> str:
+    def style(self) -> str:
         return "text" if self.alert.is_news(self.now) else "dim"
 
 
@@ -46,8 +46,8 @@ class _Shown(NamedTuple):
 
 
 def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = True) -> Line | None:
-    """How many alerts there are of each severity, and the worst in words; None where there is none. ``has_keys``:
-    there is a key for more of it."""
+    """The number of alerts of each severity, and the worst in words; None if there are none. ``has_keys``: the strip
+    names the key of the page."""
     news = [one for one in state.last if one.is_news(now)]
     if not news:
         return None
@@ -56,7 +56,9 @@ def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = 
         count = sum(one.severity == severity for one in news)
         if count:
             glyph, style = SIGNS[severity]
-            parts.append((f"{glyph} {count} {_counted(severity, count)}  ", style))
+            word = {"error": "error", "warning": "warning", "info": "note"}[severity]
+            plural = "" if severity == "error" or count == 1 else "s"
+            parts.append((f"{glyph} {count} {word}{plural}  ", style))
     worst = news[0]
     quiet = len(state.last) - len(news)
     right: list[Span] = [(f"{quiet} acked or silenced  ", "dim")] if quiet and width >= 110 else []
@@ -64,33 +66,27 @@ def alert_strip(state: AlertsState, now: float, width: int, *, has_keys: bool = 
     return between([*parts, (clean(worst.sentence), SIGNS.get(worst.severity, SIGNS["info"])[1])], right, width)
 
 
-def _counted(severity: str, count: int) -> str:
-    word = {"error": "error", "warning": "warning", "info": "note"}[severity]
-    return word if severity == "error" or count == 1 else f"{word}s"
-
-
 # --- the table
 
 
 def shown_alerts(state: AlertsState, table: AlertsTable, now: float) -> list[AlertView]:
-    """Those that match the filter: what lasts, in the order wanted, then what is over. Among the severest, what is seen
-    or silenced follows what is new."""
+    """The filtered alerts: active ones in the chosen order, then resolved ones. By severity, acknowledged and silenced
+    alerts follow new ones."""
     words = table.filter_text.lower().split()
     last = [one for one in state.last if _matches(one, words)]
     if table.order == "time":
         last.sort(key=lambda one: (-one.raised_at, -one.alert_id))
     else:
-        last.sort(key=lambda one: (not one.is_news(now), _place(one), -one.raised_at, -one.alert_id))
+        ranks: dict[str, int] = {severity: rank for rank, severity in enumerate(SEVEREST_FIRST)}
+        last.sort(
+            key=lambda one: (not one.is_news(now), ranks.get(one.severity, len(ranks)), -one.raised_at, -one.alert_id)
+        )
     return last + [one for one in state.over if _matches(one, words)]
 
 
-def _place(alert: AlertView) -> int:
-    return next((place for place, word in enumerate(SEVEREST_FIRST) if word == alert.severity), len(SEVEREST_FIRST))
-
-
 def _title(rule_name: str) -> str | None:
-    """What a rule is called; None for one that this gputui does not know."""
-    # The rules are only loaded by those who look at alerts.
+    """The title of a rule; None for one that this gputui does not know."""
+    # Imported on first use: most screens show no alerts.
     from gputui.alerts.rules import RULES
 
     return RULES[rule_name].title if rule_name in RULES else None
@@ -104,7 +100,7 @@ def _matches(alert: AlertView, words: Sequence[str]) -> bool:
 
 
 def table_lines(alerts: Sequence[AlertView], table: AlertsTable, now: float, width: int, height: int) -> list[Line]:
-    """A heading, then a row for each of `shown_alerts`; cleared alerts follow below a second heading."""
+    """A heading and a row for each of `shown_alerts`; resolved alerts are below a second heading."""
     lasting = sum(one.lasts for one in alerts)
     title = f"ALERTS /{clean(table.filter_text)}" if table.filter_text else "ALERTS"
     note = "by severity" if table.order == "severity" else "by time"
@@ -125,7 +121,7 @@ def table_lines(alerts: Sequence[AlertView], table: AlertsTable, now: float, wid
 
 
 def row_of(alerts: Sequence[AlertView], table: AlertsTable, y: int) -> AlertView | None:
-    """The alert that line ``y`` of the table of `shown_alerts` shows."""
+    """The alert in line ``y`` of the table; None in a heading or below."""
     lasting = sum(one.lasts for one in alerts)
     row = table.top + y - 1 - (0 if lasting else 1)
     if lasting <= row and table.top <= lasting < len(alerts):
@@ -136,7 +132,7 @@ def row_of(alerts: Sequence[AlertView], table: AlertsTable, y: int) -> AlertView
 
 
 def room_for_rows(height: int) -> int:
-    """How many alerts surely find room below the headings."""
+    """How many alerts fit below the headings in any case."""
     return max(1, height - 3)
 
 
@@ -145,15 +141,11 @@ def _cursor(shown: _Shown, width: int) -> list[Span]:
     return [("▸" if shown.is_current else " ", "cursor"), (glyph, style if shown.alert.lasts else "dim")]
 
 
-def _when(shown: _Shown, width: int) -> list[Span]:
-    return [(moment(shown.alert.raised_at, shown.now), "dim")]
-
-
 def _lasted(shown: _Shown, width: int) -> list[Span]:
     alert = shown.alert
     end = shown.now if alert.cleared_at is None else alert.cleared_at
     seconds = max(0.0, end - alert.raised_at)
-    # Whole minutes do not change with every second.
+    # Rounded, so that it does not change with every second.
     if seconds < 10:
         return [("<10 s", "dim")]
     return [(duration(seconds // 60 * 60 if seconds >= 60 else seconds // 10 * 10), "dim")]
@@ -168,16 +160,12 @@ def _mark(shown: _Shown, width: int) -> list[Span]:
     return [("acked", "dim")] if alert.acknowledged_at is not None else [("new", "label")]
 
 
-def _sentence(shown: _Shown, width: int) -> list[Span]:
-    return [(clean(shown.alert.sentence), shown.base)]
-
-
 _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("", 2, _cursor),
-    Column("since", 9, _when, gap=1, most=11),
-    Column("for", 8, _lasted, gap=1, most=10, importance=1),
+    Column("since", 9, lambda shown, _: [(moment(shown.alert.raised_at, shown.now), "dim")], gap=1, most=11),
+    Column("for", 11, _lasted, gap=1, importance=1),
     Column("", 8, _mark, gap=1),
-    Column("alert", 20, _sentence, gap=1, grow=1),
+    Column("alert", 20, lambda shown, _: [(clean(shown.alert.sentence), shown.style)], gap=1, grow=1),
 )  # fmt: skip
 
 
@@ -185,7 +173,7 @@ _COLUMNS: tuple[Column[_Shown], ...] = (
 
 
 def detail_lines(alert: AlertView | None, now: float, width: int, height: int) -> list[Line]:
-    """What there is to say of the alert under the cursor: the sentence, what to do, how it went on."""
+    """Details of the alert under the cursor: sentence, remedy and history."""
     if alert is None or height < 1:
         return []
     title = (_title(alert.rule) or clean(alert.rule)).upper()

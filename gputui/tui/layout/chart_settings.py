@@ -1,10 +1,12 @@
-"""How a run's charts are looked at: layout, axis, smoothing, pins, filter. Values; every key gives a new one."""
+"""The settings of a run's charts as immutable values: layout, axis, smoothing, pins, filter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.curves.model import AXES, Axis
 from gputui.tui.settings import Settings
@@ -16,9 +18,8 @@ SMOOTHINGS = (0.0, 0.6, 0.8, 0.9, 0.97, 0.99)
 """Weights of the moving average that one key steps through."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChartSettings:
-    """What a person chose for the charts of one run."""
+class ChartSettings(Struct, frozen=True):
+    """The settings of the charts of one run."""
 
     layout: Layout = "grid"
     axis: Axis = "step"
@@ -42,20 +43,20 @@ class ChartSettings:
         return replace(self, smoothing=_after(SMOOTHINGS, self.smoothing, by))
 
     def with_pin(self, name: str) -> ChartSettings:
-        """Pinned, or no longer."""
+        """With a chart pinned, or no longer."""
         pins = tuple(pin for pin in self.pins if pin != name)
         return replace(self, pins=pins if len(pins) < len(self.pins) else (*pins, name))
 
     def with_log(self, name: str) -> ChartSettings:
-        """On a logarithmic axis, or on a linear one again."""
+        """With a chart on a logarithmic value axis, or on a linear one again."""
         return replace(self, logs=self.logs ^ {name})
 
     def with_ranks(self, name: str) -> ChartSettings:
-        """With a curve for each rank, or with one again."""
+        """With a curve per rank in a chart, or with one curve again."""
         return replace(self, by_rank=self.by_rank ^ {name})
 
     def with_log_x(self) -> ChartSettings:
-        """All charts on a logarithmic x axis, or on a linear one again."""
+        """With a logarithmic x axis, or with a linear one again."""
         return replace(self, is_log_x=not self.is_log_x)
 
 
@@ -63,13 +64,13 @@ T = TypeVar("T")
 
 
 def _after(choices: Sequence[T], chosen: T, by: int) -> T:
-    """The choice that many further, around the end."""
+    """The choice ``by`` places after ``chosen``, wrapping around."""
     place = choices.index(chosen) if chosen in choices else 0
     return choices[(place + by) % len(choices)]
 
 
 def from_kept(settings: Settings) -> ChartSettings:
-    """What was chosen last time; what makes no sense has its default."""
+    """The chart settings of the settings file; invalid ones get their default."""
     usual = ChartSettings(pins=settings.pins)
     layout = next((each for each in LAYOUTS if each == settings.chart_layout), usual.layout)
     axis = next((each for each in AXES if each == settings.chart_axis), usual.axis)
@@ -78,7 +79,7 @@ def from_kept(settings: Settings) -> ChartSettings:
 
 
 def to_keep(settings: ChartSettings) -> dict[str, Any]:
-    """What of it holds for the next start, by the names of `gputui.tui.settings.Settings`."""
+    """The settings to keep for the next start, by the names of `gputui.tui.settings.Settings`."""
     return {
         "chart_layout": settings.layout,
         "chart_axis": settings.axis,
@@ -88,8 +89,8 @@ def to_keep(settings: ChartSettings) -> dict[str, Any]:
 
 
 class ChartMemory:
-    """The settings of each run's charts while the program runs. A run that was not looked at begins as the last one
-    was left, but with all its charts on linear axes. ``keep`` stores settings for the next start."""
+    """The settings of each run's charts while the program runs. A run starts with those used last, but with linear
+    axes. ``keep`` stores settings for the next start."""
 
     def __init__(self, usual: ChartSettings, keep: Callable[[ChartSettings], object]) -> None:
         self.usual = usual

@@ -1,13 +1,15 @@
-"""The curves of a run's page: its metrics and the hardware under the same axis, what happened below them, and one
-crosshair over all."""
+"""The charts of a run: metrics and hardware over a common x axis, with markers and one crosshair."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from gputui.charts.axes import AxisKind, log_bounds
+from gputui.charts.cells import cell_width
 from gputui.charts.chart import Curve, Line, Marker, XAxis, YAxis, chart
 from gputui.charts.envelope import Bin
 from gputui.charts.parts import XKind
@@ -30,17 +32,17 @@ from gputui.tui.layout.panels import FULL_HEIGHT, THROUGHPUT, Panel, PanelPlace
 from gputui.tui.layout.words import clock, dated_clock
 
 GUTTER = 6
-"""Cells of the value labels, so that the same x is in the same column of charts below each other."""
+"""Cells of the value labels, the same for all charts, so that columns of charts below each other match."""
 
 END_CELLS = 8
 LEAST_FOR_ENDS = 50
-"""A chart of at least so many cells has its newest values at the right, in so many cells."""
+"""Least width of a chart with its newest values in `END_CELLS` cells at the right."""
 
 MOST_GPU_LINES = 4
-"""More GPUs than this are drawn in one colour, and their lowest and highest value shown."""
+"""More GPUs than this share one colour, and the legend shows their lowest and highest value."""
 
 MOST_RANK_LINES = 6
-"""More ranks than this are drawn in one colour, except outliers."""
+"""More ranks than this share one colour, except the lowest, the highest and slow ones."""
 
 AXIS_NAMES: Mapping[Axis, str] = {"step": "step", "time": "time", "trained": "time trained", "epoch": "epoch"}
 AXIS_KINDS: Mapping[Axis, XKind] = {"step": "count", "time": "time", "trained": "time", "epoch": "number"}
@@ -54,24 +56,23 @@ MARKER_STYLES: Mapping[MarkerKind, str] = {
     "end": "dim",
 }
 
-SHAPES: Final = "●■▲◆✚✖"
-"""Signs along curves, which tell them apart without colour."""
+SHAPES: Final = "●■▲◆✚▼"
+"""Signs along curves, to distinguish them without colour."""
 
 LOG_RATIO = 100.0
-"""Values that lie further apart than this are offered a logarithmic axis."""
+"""Least ratio of values for which a logarithmic axis is offered."""
 
 MARKED_APART = 8
-"""Checkpoints that lie closer than so many columns, on average, are counted in place of marked."""
+"""Checkpoints closer than this many columns, on average, are counted instead of marked."""
 
 _FILLED = frozenset({"utilization", "power", "host_cpu"})
 _NOTCHES = frozenset({"checkpoint", "event", "end"})
 _GRAVITY: Sequence[MarkerKind] = ("incident", "alert", "restart", "end", "start", "checkpoint", "event")
 
 
-@dataclass(frozen=True, slots=True)
-class ChartLook:
-    """How the charts are looked at. ``focus`` is the key of the chart that keys act on, None where none is marked;
-    ``gpus`` gives the index of each GPU by its UUID; ``slow_ranks`` hold the others up."""
+class ChartLook(Struct, frozen=True):
+    """The settings and the state of the charts. ``focus`` is the key of the marked chart; ``gpus`` gives each GPU's
+    index by its UUID."""
 
     settings: ChartSettings
     window: tuple[float, float]
@@ -82,7 +83,7 @@ class ChartLook:
 
 
 def extent_of(data: ChartData, *, is_log: bool = False) -> Extent | None:
-    """The whole x axis of the run; None while nothing lies on it."""
+    """The whole x axis of the run; None while it is empty."""
     frame = data.frame
     if frame.start is None or frame.end is None:
         return None
@@ -103,7 +104,7 @@ def place_words(frame: Frame, x: float) -> str:
 
 
 def frame_clock(frame: Frame, at: float) -> str:
-    """The time of day, with the date where that is another than at the newest point."""
+    """The time of day, with the date if it is not that of the newest point."""
     newest = None if frame.end is None else frame.moment_at(frame.end)
     return clock(at) if newest is None else dated_clock(at, newest)
 
@@ -133,7 +134,9 @@ def grid_lines(
 def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, height: int) -> list[Line]:
     """One chart."""
     focus = "▸" if panel.key == look.focus else " "
-    curves = panel_curves(panel, data, look)
+    curves = panel_curves(panel, data, look, room=width)
+    is_metric = panel.field is None and panel.key not in look.settings.logs
+    note = log_note(curves) if is_metric and look.focus in (None, panel.key) else ""
     if end_cells(width, height):
         curves = _with_ends(curves, panel, look)
     return chart(
@@ -149,13 +152,13 @@ def panel_lines(panel: Panel, data: ChartData, look: ChartLook, width: int, heig
         cursor=look.cursor,
         least_gutter=GUTTER,
         end_gutter=end_cells(width, height),
-        note=_log_note(panel, curves, look),
+        note=note,
         empty_text=_empty_text(panel, data),
     )
 
 
 def end_cells(width: int, height: int) -> int:
-    """Cells at the right of a chart for the newest values; only a large one has them."""
+    """Cells at the right of a chart for the newest values; 0 for a small chart."""
     return END_CELLS if height >= FULL_HEIGHT and width >= LEAST_FOR_ENDS else 0
 
 
@@ -165,8 +168,7 @@ def plot_columns(width: int, height: int) -> int:
 
 
 def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[Curve]:
-    """The curves of a large chart, each with its newest value at its end. A single one needs none in the title, which
-    has that at the crosshair."""
+    """Give each curve of a large chart its newest value at its end. A single curve then needs none in the title."""
     words = metric_value if panel.field is None else _value_words(panel.field)
     is_alone = look.cursor is None and sum(curve.value is not None for curve in curves) == 1
     found = []
@@ -180,23 +182,21 @@ def _with_ends(curves: Sequence[Curve], panel: Panel, look: ChartLook) -> list[C
     return found
 
 
-def _log_note(panel: Panel, curves: Sequence[Curve], look: ChartLook) -> str:
-    """The key of a logarithmic axis, where the values of the chart in focus would need one."""
-    if panel.key in look.settings.logs or panel.field is not None or look.focus not in (None, panel.key):
-        return ""
+def log_note(curves: Sequence[Curve]) -> str:
+    """The key of a logarithmic axis, if the values are positive and lie further apart than `LOG_RATIO`."""
     bins = [each for curve in curves for each in curve.bins]
     low, high = log_bounds(bins)
     is_positive = all(each.low is None or each.low > 0 for each in bins)
-    return "y: log" if low is not None and high is not None and is_positive and high / low > LOG_RATIO else ""
+    return "y key: log axis" if low is not None and high is not None and is_positive and high / low > LOG_RATIO else ""
 
 
-def panel_curves(panel: Panel, data: ChartData, look: ChartLook) -> list[Curve]:
-    """What one chart draws, from the back to the front."""
+def panel_curves(panel: Panel, data: ChartData, look: ChartLook, *, room: int | None = None) -> list[Curve]:
+    """The curves of one chart, from the back to the front; ``room`` are the cells of its title and legend."""
     if panel.field is None:
         if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
             return rank_curves(panel, data.ranked[panel.key], look)
         return _metric_curves(panel, data, look)
-    return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look)
+    return _hardware_curves([curve for curve in data.hardware if curve.field == panel.field], panel, look, room)
 
 
 def x_axis(data: ChartData, look: ChartLook) -> XAxis:
@@ -216,8 +216,8 @@ def _empty_text(panel: Panel, data: ChartData) -> str:
     if panel.field is not None:
         if panel.field not in data.request.hardware:
             return "reading…"
-        is_before = data.frame.start is None and data.frame.axis in ("step", "epoch")
-        return f"no {data.frame.axis} yet; x shows time" if is_before else "not recorded then"
+        # Without a step or an epoch the charts are about to be drawn over time.
+        return "reading…" if data.frame.axis in ("step", "epoch") and not data.frame.end else "not recorded then"
     curve = data.curves.get(panel.key)
     if curve is None:
         return "reading…"
@@ -260,8 +260,8 @@ def _by_rank_words(panel: Panel, data: ChartData, look: ChartLook) -> str:
 
 
 def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]:
-    """A curve for each rank, those that hold the others up first in the legend and in front of all. Of many ranks only
-    the lowest, the highest and the slow ones have a name and a colour."""
+    """A curve for each rank; slow ranks are first in the legend and in front. Of many ranks, only the lowest, the
+    highest and the slow ones have a name and a colour."""
     values = {each.rank: each.last for each in found.curves}
     if look.cursor is not None:
         at = values_at([each.bins for each in found.curves], look.cursor)
@@ -293,7 +293,7 @@ def rank_curves(panel: Panel, found: RankCurves, look: ChartLook) -> list[Curve]
 
 
 def within(bins: Sequence[Bin], window: tuple[float, float] | None) -> Sequence[Bin]:
-    """The bins that can be seen: what lies outside must not stretch the value axis."""
+    """The bins inside the window: others must not stretch the value axis."""
     if window is None:
         return bins
     start, end = window
@@ -314,19 +314,21 @@ def _hardware_axis(field: HardwareField) -> YAxis:
 
 
 def _value_words(field: HardwareField) -> Callable[[float | None], str]:
-    """A value without its unit: that is in the title."""
+    """Writes a value without its unit, which is in the title."""
     if field in ("memory", "host_memory"):
         return gibibytes
     return lambda value: "–" if value is None else f"{value:.0f}"
 
 
-def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: ChartLook) -> list[Curve]:
+def _hardware_curves(
+    found: Sequence[HardwareCurve], panel: Panel, look: ChartLook, room: int | None = None
+) -> list[Curve]:
     assert panel.field is not None
     ordered = sorted(found, key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
     words = _value_words(panel.field)
     values = [curve.last for curve in ordered]
     if look.cursor is not None:
-        # What was recorded far from there says nothing about it.
+        # Samples far from the crosshair do not count.
         reach = (look.window[1] - look.window[0]) / 20
         found_at = values_at([curve.bins for curve in ordered], look.cursor)
         values = [at.value if at.x is not None and abs(at.x - look.cursor) <= reach else None for at in found_at]
@@ -340,15 +342,27 @@ def _hardware_curves(found: Sequence[HardwareCurve], panel: Panel, look: ChartLo
         text = f"{words(lowest)} (GPU {_index(where, look)}) to {words(max(value for value, _ in known))}"
         return [Curve(bins, style, text if number == 0 else "") for number, bins in enumerate(drawn)]
     is_alone = len(ordered) == 1
-    return [
+    labels = [
+        words(value) if curve.uuid is None or is_alone else f"{_index(curve, look)}: {words(value)}"
+        for value, curve in zip(values, ordered, strict=True)
+    ]
+    ranged: list[Curve] = []
+    if not is_alone and room is not None and room < 2 + cell_width(panel.title) + sum(4 + len(text) for text in labels):
+        known_values = [value for value in values if value is not None]
+        ends = (
+            dict.fromkeys((words(min(known_values)), words(max(known_values)))) if known_values else {words(None): None}
+        )
+        ranged = [Curve((), "text", "–".join(ends))]
+        labels = [""] * len(labels)
+    return ranged + [
         Curve(
             bins,
             f"series.{(panel.colour + number) % 4}",
-            words(value) if curve.uuid is None or is_alone else f"{_index(curve, look)}: {words(value)}",
+            labels[number],
             area=f"area.{panel.colour % 4}" if is_alone and panel.field in _FILLED else "",
             shape="" if is_alone else SHAPES[number],
         )
-        for number, (curve, bins, value) in enumerate(zip(ordered, drawn, values, strict=True))
+        for number, bins in enumerate(drawn)
     ]
 
 
@@ -361,14 +375,14 @@ def _index(curve: HardwareCurve, look: ChartLook) -> str:
 
 
 def counted_checkpoints(markers: Sequence[ChartMarker], look: ChartLook, width: int) -> int:
-    """How many checkpoints lie in the window, where a mark for each would be a carpet; 0 where they are marked."""
+    """The number of checkpoints in the window if they are too many to mark each; else 0."""
     start, end = look.window
     saved = sum(marker.kind == "checkpoint" and start <= marker.x <= end for marker in markers)
     return saved if saved * MARKED_APART > width else 0
 
 
 def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool, notches: bool = True) -> list[Marker]:
-    """The markers as they are drawn, the gravest last; without ``notches`` no checkpoint."""
+    """The markers of a chart, the gravest last; without ``notches``, no checkpoints."""
     drawn = []
     for marker in sorted(markers, key=lambda each: -_GRAVITY.index(each.kind)):
         if marker.kind == "start" or (marker.kind == "checkpoint" and not notches):
@@ -379,13 +393,13 @@ def drawn_markers(markers: Sequence[ChartMarker], *, with_words: bool, notches: 
 
 
 def markers_near(markers: Sequence[ChartMarker], x: float, reach: float) -> list[ChartMarker]:
-    """What happened within ``reach`` of a place, the gravest first."""
+    """The markers within ``reach`` of ``x``, the gravest first."""
     near = [marker for marker in markers if abs(marker.x - x) <= reach]
     return sorted(near, key=lambda marker: (_GRAVITY.index(marker.kind), abs(marker.x - x)))
 
 
 def next_marker(markers: Sequence[ChartMarker], x: float | None, by: int) -> ChartMarker | None:
-    """The next marker to the right, or the one before with -1; without a place the last, or the first."""
+    """The next marker to the right of ``x``, or to the left with -1. For None, the first, or the last with -1."""
     ordered = sorted(markers, key=lambda marker: marker.x)
     if by > 0:
         return next((marker for marker in ordered if x is None or marker.x > x + 1e-9), None)

@@ -1,11 +1,12 @@
-"""Rows of cells under a head, laid out for a width: columns that matter least go first when room is short."""
+"""Tables and lines in a given width. Tables leave out their least important columns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from gputui.charts.cells import cell_width, char_width, clip, fit
 from gputui.charts.chart import Line
@@ -20,12 +21,14 @@ GAP = 2
 _BREAKS = re.compile(r"(?<![0-9]) | (?![0-9]{3}(?![0-9]))")
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """One column. ``cell`` gets the row and the column's width and returns styled text, which is cut or padded.
+class Column(Struct, Generic[Row], frozen=True):
+    """One column of a table.
 
-    ``importance`` 0 is always shown; the higher it is, the sooner the column is left out. A column with ``grow``
-    takes a share of what room is left, up to ``most`` cells.
+    Attributes:
+        cell: called with a row and the column's width; returns styled text, which is cut or padded.
+        importance: 0 is always shown; the higher it is, the sooner the column is left out.
+        grow: the column's share of the spare cells, up to a width of ``most``.
+        gap: blanks before the column.
     """
 
     head: str
@@ -67,17 +70,19 @@ def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
 
 
 def selected(line: Sequence[Span]) -> Line:
-    """A line as the row under the cursor: with a background over its whole width."""
+    """A line in the style of the row under the cursor."""
     return [(text, style + SELECTED) for text, style in line]
 
 
 def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:
     """The names of the columns."""
-    return fit_line([(_joined(placed, lambda column, room: fit(column.head, room, column.align)), style)], width)
+    heads = (" " * column.gap * (number > 0) + fit(column.head, room, column.align)
+             for number, (column, room) in enumerate(placed))  # fmt: skip
+    return fit_line([("".join(heads), style)], width)
 
 
 def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None) -> Line:
-    """One row. ``base``, where given, is the style of everything in it, whatever its cells say."""
+    """One row. ``base`` overrides the styles of all cells."""
     line: Line = []
     for number, (column, room) in enumerate(placed):
         if number:
@@ -105,7 +110,7 @@ def clip_line(spans: Sequence[Span], width: int) -> Line:
 
 
 def without_left(spans: Sequence[Span], cells: int) -> Line:
-    """Spans without their first ``cells`` cells; of a wide character that is cut in two, the half left is a blank."""
+    """Spans without their first ``cells`` cells; half a wide character becomes a blank."""
     line: Line = []
     for text, style in spans:
         start = 0
@@ -121,12 +126,12 @@ def without_left(spans: Sequence[Span], cells: int) -> Line:
 
 
 def fit_line(spans: Sequence[Span], width: int) -> Line:
-    """Spans in exactly ``width`` cells, blanks behind."""
+    """Spans in exactly ``width`` cells, padded on the right."""
     return pad(spans, width)
 
 
 def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
-    """Spans cut to at most ``width`` cells, and the cells that are left then."""
+    """Spans cut to at most ``width`` cells, and the number of cells left."""
     line: Line = []
     room = width
     for span in spans:
@@ -145,7 +150,7 @@ def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
 
 
 def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
-    """The parts that fit into ``width`` cells one after the other, each whole or not at all."""
+    """The parts that fit into ``width`` cells, each whole or not at all."""
     line: Line = []
     room = width
     for part in parts:
@@ -157,7 +162,7 @@ def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
 
 
 def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
-    """One line with something at both ends; the right end stays whole, the left is cut."""
+    """A line with spans at both ends; the left ones are cut if they do not fit."""
     right_width = sum(cell_width(text) for text, _ in right)
     if right_width >= width:
         return fit_line(right, width)
@@ -165,15 +170,15 @@ def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
 
 
 def rule(title: str, width: int, note: str = "", *, style: str = "title") -> Line:
-    """A heading with a line to the end: ``RUNS ────── 3 of 12 ──``."""
+    """A heading in a horizontal rule: ``RUNS ────── 3 of 12 ──``."""
     head = clip(f" {title} ", width)
     tail = f" {note} ─" if note and cell_width(note) + cell_width(head) + 6 <= width else ""
     return [(head, style), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
 
 
 def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
-    """A heading with several notes at its end, each in its own style: ``RUNS ── paused ─ 3 of 12 ─``. Those that do not
-    fit are left out, the first ones last."""
+    """A heading with styled notes at the end of its rule: ``RUNS ── paused ─ 3 of 12 ─``. Notes that do not fit are
+    left out, the last ones first."""
     head = clip(f" {title} ", width)
     room = width - cell_width(head) - 2
     tail: list[Span] = []
@@ -186,24 +191,21 @@ def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
     return [(head, "title"), ("─" * (width - used), "rule"), *tail]
 
 
-def wrap(text: str, width: int, indent: int = 0) -> list[str]:
-    """Words over several lines of at most ``width`` cells, all but the first set in by ``indent``; a word longer than
-    a line is cut into pieces."""
+def wrap(text: str, width: int) -> list[str]:
+    """Wrap words into lines of at most ``width`` cells. Longer words are split."""
     if width < 1 or not text.strip():
         return []
     lines: list[str] = []
     line, used = "", 0
-    margin = 0
     for word in _BREAKS.split(" ".join(text.split())):
         size = cell_width(word)
-        if used > margin:
+        if used:
             if used + 1 + size <= width:
                 line += f" {word}"
                 used += 1 + size
                 continue
             lines.append(line)
-            margin = min(indent, width - 1)
-            line, used = " " * margin, margin
+            line, used = "", 0
         while used + size > width:
             piece, taken = _cut(word, width - used)
             if not piece:
@@ -211,15 +213,14 @@ def wrap(text: str, width: int, indent: int = 0) -> list[str]:
             if piece.strip():
                 lines.append(line + piece)
             word, size = word[len(piece) :], size - taken
-            margin = min(indent, width - 1)
-            line, used = " " * margin, margin
+            line, used = "", 0
         line += word
         used += size
     return [*lines, line] if line.strip() else lines
 
 
 def _cut(word: str, room: int) -> tuple[str, int]:
-    """The beginning of a word that takes at most ``room`` cells, and the cells that it takes."""
+    """The longest prefix of a word in at most ``room`` cells, and its width."""
     taken = 0
     for place, char in enumerate(word):
         size = char_width(char)
@@ -231,10 +232,3 @@ def _cut(word: str, room: int) -> tuple[str, int]:
 
 def _needed(columns: Sequence[Column[Row]]) -> int:
     return sum(column.width + column.gap for column in columns) - (columns[0].gap if columns else 0)
-
-
-def _joined(placed: Placed[Row], text: Callable[[Column[Row], int], str]) -> str:
-    out = ""
-    for number, (column, room) in enumerate(placed):
-        out += (" " * column.gap if number else "") + text(column, room)
-    return out

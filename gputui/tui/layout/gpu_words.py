@@ -1,8 +1,8 @@
-"""What there is to say about a GPU, as styled words: who sits on it, how it is, what goes over its links."""
+"""A GPU in styled words: its run or user, its condition, its links."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.raster import Span
@@ -14,19 +14,25 @@ from gputui.tui.layout.run_words import title_of
 from gputui.tui.layout.words import clock, is_alarming
 
 PARKED = "gpu_parked"
-"""The rule about memory that is held while nothing is computed."""
+"""The alert rule about memory held by processes that compute nothing."""
 
 FREE_BELOW_BYTES = 2**30
-"""Less memory in use than this and no process: the GPU is free."""
+"""A GPU without processes is free if it uses less memory than this."""
 
 TRACK = "░"
-"""What is left of a bar: it shows how long a full one is."""
+"""The empty part of a bar."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuRow:
-    """A GPU with what its rank tells about itself, its last minutes, why it is in quarantine, its XIDs of a day, and
-    for how long its memory has been held for nothing, where that is an alert."""
+class GpuRow(Struct, frozen=True):
+    """A GPU and what belongs to it.
+
+    Attributes:
+        rank: the metrics of the rank on it.
+        utilizations: its utilisation in the last minutes, percent.
+        quarantined: why it is in quarantine.
+        xids: the number of XIDs in the last day.
+        parked_seconds: how long its memory has been held by idle processes, if that is an alert.
+    """
 
     gpu: GpuView
     rank: RankRow | None = None
@@ -59,14 +65,14 @@ def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
     alert = next((one for one in snapshot.alerts.last if one.rule == PARKED and one.subject_id == gpu.uuid), None)
     if alert is None:
         return None
-    # Rules are loaded when there is an alert to explain.
+    # Imported on first use: most screens show no alerts.
     from gputui.alerts.rules import RULES
 
     return snapshot.at - alert.raised_at + RULES[PARKED].for_seconds
 
 
 def who(row: GpuRow, width: int) -> list[Span]:
-    """The run and rank on this GPU, or how many share it, or the strangers, or ``free``."""
+    """The run and rank on this GPU, the number of runs that share it, another user's process, or ``free``."""
     gpu = row.gpu
     if gpu.state == "lost":
         return [("✗ lost", "bad")]
@@ -100,7 +106,7 @@ def who(row: GpuRow, width: int) -> list[Span]:
 
 
 def is_free(gpu: GpuView) -> bool:
-    """Whether this GPU is free, as far as that is known: no run, no process, hardly any memory in use."""
+    """Whether this GPU seems free: no run, no process, hardly any memory in use."""
     if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes:
         return False
     if gpu.memory_used_bytes is None:
@@ -109,18 +115,18 @@ def is_free(gpu: GpuView) -> bool:
 
 
 def owner(process: ProcessView) -> str:
-    """Whose process it is, as harmless text."""
+    """The user of a process, as harmless text."""
     return clean(process.user) if process.user else f"pid {process.pid}"
 
 
 def program(process: ProcessView) -> str:
-    """The program's name without its path, as harmless text."""
+    """The name of a process's program without its path, as harmless text."""
     words = clean(process.command or "").split()
     return words[0].rsplit("/", 1)[-1] if words else f"pid {process.pid}"
 
 
 def held_back(row: GpuRow, width: int = 0) -> list[Span]:
-    """What keeps the clocks down, in words."""
+    """Why the clocks are throttled, in words."""
     reasons = row.gpu.throttle_reasons
     if not reasons:
         return [] if reasons is not None else [(UNKNOWN, "dim")]
@@ -129,8 +135,8 @@ def held_back(row: GpuRow, width: int = 0) -> list[Span]:
 
 
 def pcie_link(gpu: GpuView) -> list[Span]:
-    """The PCIe link as ``5×16``: generation and lanes; pointed out where it has fewer lanes than it could. An idle GPU
-    lowers the generation to save power, so that says nothing."""
+    """The PCIe link as ``5×16``: generation and lanes, marked if it has fewer lanes than possible. A low generation is
+    normal: an idle GPU lowers it to save power."""
     generation, lanes = gpu.slow.get("pcie_generation"), gpu.slow.get("pcie_width")
     if generation is None and lanes is None:
         return [(UNKNOWN, "dim")]
@@ -141,7 +147,7 @@ def pcie_link(gpu: GpuView) -> list[Span]:
 
 
 def traffic(gpu: GpuView, link: str) -> list[Span]:
-    """What goes over ``pcie`` or ``nvlink``: ``↓1.2G ↑400M`` bytes a second."""
+    """The traffic over ``pcie`` or ``nvlink``, in bytes per second: ``↓1.2G ↑400M``."""
     received = gpu.slow.get(f"{link}_received_bytes_per_second")
     sent = gpu.slow.get(f"{link}_sent_bytes_per_second")
     if received is None and sent is None:
@@ -176,15 +182,11 @@ def lost(row: GpuRow, now: float) -> list[Span]:
     """When a GPU was lost, and the driver's last report."""
     gpu = row.gpu
     at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
-    words = f"✗ lost {clock(at)}" if now - at < 86_400 else f"✗ lost {_days(now - at)} ago"
+    days = int((now - at) // 86_400)
+    words = f"✗ lost {clock(at)}" if days < 1 else f"✗ lost {days} day{'' if days == 1 else 's'} ago"
     spans: list[Span] = [(words, "bad")]
     if gpu.event_text:
         code = f"XID {gpu.event_code}: " if gpu.event_code is not None else ""
         text = clean(gpu.event_text)
         spans.append((" · " + (text if text.startswith(code) else code + text), "text"))
     return spans
-
-
-def _days(seconds: float) -> str:
-    days = int(seconds // 86_400)
-    return f"{days} day" + ("" if days == 1 else "s")

@@ -1,4 +1,4 @@
-"""Looking back: which moment is shown, and the time line on which it lies."""
+"""Past moments as lines: the moment shown, and the time line that it lies on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.units import age, duration
-from gputui.store.timeline import Tick, Timeline
+from gputui.store.timeline import Timeline
 from gputui.tui.data.snapshot import Past, Snapshot
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.words import clock, dated_clock
@@ -27,7 +27,7 @@ _WEIGHTS = {kind: weight for weight, kind in enumerate(_TICKS)}
 
 
 def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Span]:
-    """What a head line ends with: the clock, or which moment is looked at and, where there are keys, how to return."""
+    """The right end of a head line: the clock, or the past moment shown and the key that returns to the present."""
     if past is None:
         return [(clock(at) + " ", "text")]
     shown: list[Span] = [(f"◀ {past_words(at, past.now)}", "accent")]
@@ -35,7 +35,7 @@ def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Sp
 
 
 def past_words(at: float, now: float) -> str:
-    """``03:02:11 · 10 min ago``, with the day where it is another."""
+    """``03:02:11 · 10 min ago``, with the day if it is not today."""
     same_day = time.localtime(at)[:3] == time.localtime(now)[:3]
     ago = now - at
     words = f"{age(ago) if ago < 3600 else duration(round(ago / 60) * 60)} ago" if ago >= 1 else "just now"
@@ -48,7 +48,7 @@ def day_and_clock(at: float) -> str:
 
 
 def time_line(past: Past, at: float, width: int) -> Line:
-    """``02:13 ────  ──✗──◆──●──── now``: what was recorded up to now, what happened, and the moment looked at."""
+    """``02:13 ────  ──✗──◆──●──── now``: the recorded time, what happened, and the moment shown."""
     timeline = past.timeline
     left, right, cells = _ends(past, width)
     if cells < LEAST_CELLS:
@@ -63,7 +63,7 @@ def time_line(past: Past, at: float, width: int) -> Line:
 
 
 def time_at(past: Past, width: int, x: int) -> float | None:
-    """The moment of column ``x`` of the time line; None beside it."""
+    """The moment of column ``x`` of the time line; None outside it."""
     left, _, cells = _ends(past, width)
     cell = x - cell_width(left)
     if not 0 <= cell < cells or cells < LEAST_CELLS:
@@ -73,16 +73,11 @@ def time_at(past: Past, width: int, x: int) -> float | None:
 
 
 def _ends(past: Past, width: int) -> tuple[str, str, int]:
-    """The texts at either end of the time line, and how many cells are between."""
-    left, right = f" {_edge(past.timeline, past.now)} ", " now "
-    return left, right, width - cell_width(left) - cell_width(right)
-
-
-def _edge(timeline: Timeline, now: float) -> str:
-    """Where the time line begins."""
-    length = now - timeline.start
+    """The texts at the ends of the time line, and the number of cells between."""
+    length = past.now - past.timeline.start
     form = "%H:%M" if length < DAY_SECONDS else "%a %H:%M" if length < 7 * DAY_SECONDS else "%d %b"
-    return time.strftime(form, time.localtime(timeline.start))
+    left, right = f" {time.strftime(form, time.localtime(past.timeline.start))} ", " now "
+    return left, right, width - cell_width(left) - cell_width(right)
 
 
 def _cells(timeline: Timeline, at: float, cells: int) -> list[Span]:
@@ -90,16 +85,12 @@ def _cells(timeline: Timeline, at: float, cells: int) -> list[Span]:
     for start, end in timeline.recorded:
         for cell in range(_cell(timeline, start, cells), _cell(timeline, end, cells) + 1):
             shown[cell] = ("─", "rule")
-    for tick in sorted(timeline.ticks, key=_weight):
+    for tick in sorted(timeline.ticks, key=lambda tick: _WEIGHTS[tick.kind]):
         shown[_cell(timeline, tick.at, cells)] = _TICKS[tick.kind]
     here = _cell(timeline, at, cells)
     text = shown[here][0]
     shown[here] = ("●" if text in " ─" else text, "selected")
     return shown
-
-
-def _weight(tick: Tick) -> int:
-    return _WEIGHTS[tick.kind]
 
 
 def _cell(timeline: Timeline, at: float, cells: int) -> int:
@@ -109,8 +100,7 @@ def _cell(timeline: Timeline, at: float, cells: int) -> int:
 
 
 def past_notices(snapshot: Snapshot) -> Sequence[str]:
-    """That nothing was recorded at the moment looked at, or that the one asked for lies before the record, in a
-    sentence."""
+    """A sentence if nothing was recorded at the moment shown, or if the wanted moment lies before the record."""
     past = snapshot.past
     if past is None:
         return ()

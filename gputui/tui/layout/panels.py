@@ -1,34 +1,32 @@
-"""Which charts a run's page has, in what order, and where each of them is."""
+"""The charts of a run's page: which, in what order, and where."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from gputui.charts.safe_text import clean
-from gputui.curves.metric_names import is_set
+from gputui.curves.metric_names import NameFilter, filter_names, is_of_the_run, is_set
 from gputui.curves.model import HardwareField
-from gputui.curves.names import NameFilter, filter_names
+from gputui.store.metrics.queries import is_of_events
 from gputui.tui.layout.chart_settings import ChartSettings, Layout
 
-LEAST_WIDTH, LEAST_HEIGHT = 34, 6
-"""A chart smaller than this says little."""
+LEAST_WIDTH, LEAST_HEIGHT = 32, 6
+"""Least size of a useful chart."""
 
 MOST_COLUMNS = 3
 FULL_HEIGHT = 10
-"""From this height on a chart has room for the words below its markers."""
+"""Least height of a chart with words below its markers."""
 
 LOSS = "loss"
 LEADING = (LOSS, "val/loss", "val_loss", "eval_loss")
 THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
 USUAL = (*LEADING, *THROUGHPUT, "lr", "grad_norm")
-"""What training scripts tell most often, the most telling first; asked for before a run's names are known."""
+"""The most common metrics, the most important first; requested before a run's names are known."""
 
 _FIRST = (*LEADING, *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
-_OF_EVENTS = frozenset({"seconds", "blocked_seconds", "bytes"})
-"""What lines about events say beside, such as how long a checkpoint took: rarely looked at."""
-
 _TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
 HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "gpu/utilization": ("utilization", "GPU util %"),
@@ -39,12 +37,11 @@ HARDWARE: dict[str, tuple[HardwareField, str]] = {
     "host/cpu": ("host_cpu", "host CPU %"),
     "host/memory": ("host_memory", "host memory GiB"),
 }
-"""Charts of the hardware, by the names that filters and pins know."""
+"""Charts of the hardware by their names in filters and pins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One chart. ``key`` is the metric's name or one of `HARDWARE`; ``colour`` stays with it wherever it is."""
+class Panel(Struct, frozen=True):
+    """One chart. ``key`` is the metric's name or one of `HARDWARE`; ``colour`` does not depend on its place."""
 
     key: str
     title: str
@@ -53,9 +50,8 @@ class Panel:
     is_pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Panels:
-    """The charts that there are to see, of how many, and what is wrong with the filter."""
+class Panels(Struct, frozen=True):
+    """The charts that match the filter, of ``count``, and what is wrong with the filter."""
 
     shown: tuple[Panel, ...]
     count: int
@@ -72,8 +68,8 @@ class PanelPlace(NamedTuple):
 
 
 def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> Panels:
-    """Pinned charts first, then what matters most for any training, then the run's own metrics, then the hardware;
-    totals and counters last."""
+    """The charts in order: pinned ones, then those of `by_interest`. What the run is (`is_of_the_run`) has a chart only
+    if it is pinned or matches a filter: the parameters tell it better than a curve of one point."""
     hardware = [key for key in HARDWARE if has_gpus or key.startswith("host/")]
     keys = by_interest([*names, *hardware])
     every = {
@@ -82,32 +78,40 @@ def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> 
     }
     found: NameFilter = filter_names(keys, settings.filter_text)
     pinned = [pin for pin in settings.pins if pin in every]
-    chosen = [*pinned, *(key for key in found.names if key not in pinned)]
-    return Panels(tuple(every[key] for key in chosen), len(keys), found.problem)
+    is_filtered = bool(settings.filter_text.strip())
+    others = found.names if is_filtered else [key for key in found.names if not is_of_the_run(key)]
+    chosen = [*pinned, *(key for key in others if key not in pinned)]
+    return Panels(tuple(every[key] for key in chosen), len(keys) if is_filtered else len(chosen), found.problem)
 
 
 def by_interest(keys: Sequence[str]) -> list[str]:
-    """Names of metrics and of `HARDWARE`, what matters most for any training first, totals and counters last."""
+    """Sort names of metrics and of `HARDWARE`: the most important for any training, other metrics, hardware, values of
+    events, and at last totals and counters."""
     known = dict.fromkeys(keys)
     first = [key for key in _FIRST if key in known]
     rest = [key for key in known if key not in first]
     return [
         *first,
-        *(key for key in rest if key not in HARDWARE and not is_set(key) and key not in _OF_EVENTS),
+        *(key for key in rest if key not in HARDWARE and not is_set(key) and not is_of_events(key)),
         *(key for key in rest if key in HARDWARE),
-        *(key for key in rest if key in _OF_EVENTS),
-        *(key for key in rest if key not in HARDWARE and is_set(key)),
+        *(key for key in rest if is_of_events(key)),
+        *(key for key in rest if key not in HARDWARE and is_set(key) and not is_of_events(key)),
     ]
 
 
 def _title(key: str) -> str:
     if key in HARDWARE:
         return HARDWARE[key][1]
-    return _TITLES.get(key, clean(key).replace("_per_s", "/s").replace("_", " "))
+    return metric_title(key)
+
+
+def metric_title(name: str) -> str:
+    """The title of a metric: ``samples/s`` for ``samples_per_s``."""
+    return _TITLES.get(name, clean(name).replace("_per_s", "/s").replace("_", " "))
 
 
 def places(count: int, width: int, height: int, layout: Layout) -> list[PanelPlace]:
-    """The places of the charts of one screenful, at most ``count``, the first above all others at full width."""
+    """The places of one screenful of at most ``count`` charts; the first is above the others, at full width."""
     if count < 1 or height < 3 or width < 12:
         return []
     rows = max(1, height // LEAST_HEIGHT)
@@ -119,7 +123,7 @@ def places(count: int, width: int, height: int, layout: Layout) -> list[PanelPla
     columns = max(1, min(MOST_COLUMNS, (width + 1) // (LEAST_WIDTH + 1)))
     below = min(rows - (2 if rows >= 4 else 1), -(-(count - 1) // columns))
     columns = min(columns, -(-(count - 1) // below))
-    # The first chart is worth twice the height of another one, where there is room.
+    # The first chart gets twice the height of the others, if there is room.
     unit = max(LEAST_HEIGHT, min(height // (below + 2), height // 3))
     first = height - below * unit
     found = [PanelPlace(0, 0, width, first)]

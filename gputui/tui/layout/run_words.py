@@ -1,4 +1,4 @@
-"""What there is to say about a run, as styled words."""
+"""A run in styled words: its outlook, placement, stop and start."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from gputui.tui.data.snapshot import Progress, RunRow
 from gputui.tui.layout.words import dated_clock
 
 SILENT_STEPS = 3
-"""A run that makes no step for so many times its usual one is shown as silent."""
+"""A run without a step for this many times its usual step time is shown as silent."""
 
 SILENT_SECONDS = 5.0
-"""Less than this is a checkpoint or a validation, and would only flicker."""
+"""Shorter silences are checkpoints or validations, and would flicker."""
 
+SLOW_END_SECONDS = 120.0
+"""A last checkpoint, test and exit that take longer than this deserve a look."""
 
 RUN_COLOURS = 6
 
 
 def run_colour(run: Run) -> int:
-    """The number of a run's colour, the same wherever it is drawn beside others; neighbours differ."""
+    """The number of a run's colour, the same in all charts; runs launched one after the other differ."""
     return (run.sequence - 1) % RUN_COLOURS
 
 
 def outlook(row: RunRow, now: float) -> Span:
-    """What there is to say about a run in a few words: time left, what it waits for, why it ended."""
+    """A run in a few words: time left, what it waits for, or why it ended."""
     run, progress = row.run, row.progress
     if run.state == "queued":
         if run.not_before is not None and run.not_before > now:
@@ -36,8 +38,8 @@ def outlook(row: RunRow, now: float) -> Span:
         ended = "" if run.ended_at is None else ago(now - run.ended_at)
         reason = clean(run.told_reason or "")
         if run.state == "succeeded" or not reason:
-            took = _took(row)
-            return (" · ".join(part for part in (ended, took) if part), "dim")
+            took = "" if run.ended_seconds is None else f"took {duration(run.ended_seconds)}"
+            return (" · ".join(filter(None, (ended, took))), "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
     if run.placement is not None and not run.placement.is_seen_running(now):
         return placement_words(run, now)
@@ -50,6 +52,8 @@ def outlook(row: RunRow, now: float) -> Span:
     if run.state == "starting":
         return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
+    if silent and is_at_end(progress):
+        return (f"finishing for {_since(silent)}", "text" if silent < SLOW_END_SECONDS else "warn")
     if silent:
         usual = _usual_seconds(progress)
         return (f"no step for {_since(silent)}" + (f" (usually {duration(usual)})" if usual else ""), "warn")
@@ -57,7 +61,7 @@ def outlook(row: RunRow, now: float) -> Span:
 
 
 def unmeasured_words(row: RunRow) -> str:
-    """What the metrics of a training run wait for before its first step is known; empty where nothing tells."""
+    """Why no step of a training run is known yet, if its metrics come with checkpoints; else empty."""
     spec = known_spec(row.run) if row.run.state == "running" and row.progress.step is None else None
     if spec is None or not spec.metrics or any(source.kind != "hf" for source in spec.metrics):
         return ""
@@ -70,26 +74,26 @@ def tag_words(run: Run) -> str:
 
 
 def run_title(run: Run) -> str:
-    """What the run is called: its id, or the name that a person gave it."""
+    """The name that a person gave the run, else its id."""
     return title_of(run.run_id, run.name)
 
 
 def title_of(run_id: str, name: str | None) -> str:
-    """The same of a run of which no more is known."""
+    """`run_title` of a run's id and name."""
     return clean(name if name is not None and is_renamed(run_id, name) else run_id)
 
 
 def start_words(run: Run, now: float) -> str:
-    """``14 s (last time 11 s)``: since when an attempt starts, and what the profile's last one took to its first
-    step."""
+    """``14 s (last time 11 s)``: how long an attempt has been starting, and how long the profile's last one took to its
+    first step."""
     began_at, usual = run.attempt_started_at, run.usual_start_seconds
     since = "launching" if began_at is None else _since(now - began_at)
     return since if usual is None else f"{since} (last time {_since(usual)})"
 
 
 def stop_words(row: RunRow, now: float) -> Span:
-    """``8 s: waits for its exit · 23 steps unsaved · killed in 18 s``: what a stop waits for, what is lost if nothing
-    is saved on the way, and how long it will wait."""
+    """``8 s: waits for its exit · 23 steps unsaved · killed in 18 s``: what a stop waits for, what would be lost, and
+    how long it will wait."""
     stop = row.run.stop
     if stop is None:
         return ("waits for its exit", "text")
@@ -112,7 +116,7 @@ def stop_words(row: RunRow, now: float) -> Span:
 
 
 def unsaved_words(step: int | None, stop: StopRequest) -> str:
-    """``23 steps unsaved``: what is lost if nothing more is saved; empty where that is not known, or nothing."""
+    """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
     unsaved = 0 if step is None else step - (stop.saved_step or 0)
     words = f"{count(unsaved)} step{'' if unsaved == 1 else 's'} unsaved"
     if stop.has_checkpoints:
@@ -121,8 +125,8 @@ def unsaved_words(step: int | None, stop: StopRequest) -> str:
 
 
 def placement_words(run: Run, now: float) -> Span:
-    """Where a run is that does not run here: ``lab: pending (Priority), expected 14:30``, ``lab: running on node1, 3 h
-    of its limit left``, ``lab: unknown since 14:02 (…)``. Not reached is not failed."""
+    """The state of a run on a target: ``lab: pending (Priority), expected 14:30``, ``lab: running on node1, 3 h of its
+    limit left``, or, if it cannot be reached, ``lab: unknown since 14:02 (…)``."""
     where, placement = clean(run.target or ""), run.placement
     if placement is None:
         return (where, "text")
@@ -146,8 +150,8 @@ def placement_words(run: Run, now: float) -> Span:
 
 
 def silent_seconds(row: RunRow, now: float) -> float | None:
-    """For how long a training run has told of no step, where that is more than `SILENT_STEPS` of the usual times and
-    `SILENT_SECONDS`; None where it goes on as usual or its steps have no time."""
+    """How long a training run has reported no step, if more than `SILENT_STEPS` times the usual time and
+    `SILENT_SECONDS`; None for a run that continues as usual or whose steps have no time."""
     newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
     if row.run.state != "running" or newest is None or usual is None:
         return None
@@ -155,21 +159,26 @@ def silent_seconds(row: RunRow, now: float) -> float | None:
     return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None
 
 
+def is_at_end(progress: Progress) -> bool:
+    """Whether the last step is done, so that none is missing."""
+    return progress.step is not None and bool(progress.total_steps) and progress.step >= (progress.total_steps or 0)
+
+
 def _usual_seconds(progress: Progress) -> float | None:
-    """After how long the next step is usually told; None if that is unknown."""
+    """The usual time between reported steps; None if unknown."""
     if not progress.steps_per_second:
         return None
     return max(1 / progress.steps_per_second, progress.report_seconds or 0.0)
 
 
 def _since(seconds: float) -> str:
-    """Whole seconds, whole minutes from two minutes on: it must not flicker."""
+    """A duration in whole seconds, from two minutes on in whole minutes, so that it does not flicker."""
     seconds = max(0.0, seconds)
     return duration(seconds // 1 if seconds < 120 else seconds // 60 * 60)
 
 
 def time_left(progress: Progress) -> str:
-    """``1 h 42 left``, rounded so that it does not change with every step; empty when it is unknown."""
+    """``1 h 42 left``, rounded so that it does not change with every step; empty if unknown."""
     seconds = progress.seconds_left
     if seconds is None:
         return ""
@@ -178,8 +187,3 @@ def time_left(progress: Progress) -> str:
     elif seconds >= 30:
         seconds = round(seconds / 10) * 10
     return f"{duration(seconds)} left"
-
-
-def _took(row: RunRow) -> str:
-    seconds = row.run.ended_seconds
-    return "" if seconds is None else f"took {duration(seconds)}"

@@ -1,4 +1,4 @@
-"""Short histories: equally wide buckets of time, oldest first, None where nothing is known."""
+"""Short histories: values of equal time buckets, oldest first, None if unknown."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ History = Sequence[float | None]
 
 
 def mean_history(histories: Sequence[History]) -> list[float | None]:
-    """The mean of several histories, bucket by bucket, over those that know the value."""
+    """The mean of several histories per bucket, over the known values."""
     return [sum(known) / len(known) if known else None for known in _known(histories)]
 
 
 def sum_history(histories: Sequence[History]) -> list[float | None]:
-    """Their sum; a bucket that one of them does not know counts it as its value before."""
+    """The sum of several histories per bucket; an unknown value counts as the last known one."""
     return [sum(known) if known else None for known in _known([_held(history) for history in histories])]
 
 
 def peak_history(histories: Sequence[History]) -> list[float | None]:
-    """Their highest value."""
+    """The highest value of several histories per bucket."""
     return [max(known) if known else None for known in _known(histories)]
 
 
@@ -42,13 +42,13 @@ def _held(history: History) -> list[float | None]:
 
 
 def shares(history: History, whole: float | None) -> list[float | None]:
-    """Each value in percent of a whole; unknown where that is."""
+    """Each value in percent of a whole."""
     return [None if value is None or not whole else value / whole * 100 for value in history]
 
 
 def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0) -> list[Bin]:
-    """The buckets of the last ``span_seconds`` for a chart whose x axis is minutes before now, or
-    another unit."""
+    """The buckets of the last ``span_seconds`` as bins for a chart. x is the time before now, in units of
+    ``unit_seconds``."""
     seconds = span_seconds / max(1, len(history))
     bins: list[Bin] = []
     gap = False
@@ -67,19 +67,15 @@ def newest(history: History) -> float | None:
     return next((value for value in reversed(history) if value is not None), None)
 
 
-def thinned(history: History, width: int) -> History:
-    """At most ``width`` values for the whole span: means of equally many finite ones."""
+@lru_cache(256)
+def spark(history: tuple[float | None, ...], width: int, low: float | None = None, high: float | None = None) -> str:
+    """A sparkline of the whole history in ``width`` cells; of a longer one, of the means of finite values. Cached,
+    because a history is drawn in many frames."""
     if width < 1 or len(history) <= width:
-        return history
+        return sparkline(history, width, low, high)
     edges = [number * len(history) // width for number in range(width + 1)]
     groups = [
         [value for value in history[start:end] if value is not None and math.isfinite(value)]
         for start, end in itertools.pairwise(edges)
     ]
-    return [sum(group) / len(group) if group else None for group in groups]
-
-
-@lru_cache(256)
-def spark(history: tuple[float | None, ...], width: int, low: float | None = None, high: float | None = None) -> str:
-    """A sparkline of the whole span in ``width`` cells. A history stays for many frames and has many rows."""
-    return sparkline(thinned(history, width), width, low, high)
+    return sparkline([sum(group) / len(group) if group else None for group in groups], width, low, high)

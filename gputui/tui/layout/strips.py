@@ -1,4 +1,4 @@
-"""The strips that sum things up: the head line, all GPUs together, the host."""
+"""The one-line summaries: head line, studies, notices, all GPUs together, host."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gputui.tui.layout.sparklines import History, mean_history, peak_history, sh
 from gputui.tui.layout.words import STUDY_SIGNS, clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
-"""A time of day names a moment of the last day: the demo points at one that is surely in it."""
+"""The demo names a moment by its time of day, so it must lie within the last day."""
 
 SPARK_BUCKETS = 9
 """Cells of the short utilisation history in the strip."""
 
 POWER_IN_KILOWATTS = 1000.0
-"""From so many watts on a chart of power is in kW."""
+"""Least highest value, in watts, of a chart of power in kW."""
 
 AGENT_SILENT_SECONDS = 5.0
-"""An agent whose heartbeat is older than this and its interval is not well itself."""
+"""An agent is silent if its heartbeat is older than this plus its interval."""
 
 _TIGHT = 110
 _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
@@ -38,10 +38,10 @@ _CONCERNING = ("queued", "starting", "running", "recovering", "stopping")
 def head_line(
     snapshot: Snapshot, width: int, host_name: str, *, demo: bool, readonly: bool, has_keys: bool = True
 ) -> Line:
-    """Where we are, what is going on, what time it is."""
+    """The host, the number of runs in each active state, and the time."""
     left: list[Span] = [(" gputui", "title"), (f" · {clean(host_name)}", "text")]
     agent = snapshot.agent
-    # Looking back the moment needs the room, and the runs are listed below.
+    # The past moment needs the room; the runs are listed below.
     is_tight = snapshot.past is not None and width < _TIGHT
     if agent is not None and agent.driver_version and agent.source != "simulated" and not is_tight:
         left.append((f" · driver {clean(agent.driver_version)}", "dim"))
@@ -61,23 +61,23 @@ def head_line(
 
 
 def study_strip(rows: Sequence[StudyRow], width: int, *, has_keys: bool = True) -> list[Line]:
-    """A line per study that goes on."""
+    """A line per active study."""
     lines = []
     for number, row in enumerate(rows):
         sign = STUDY_SIGNS[row.state]
         left: list[Span] = [(f" {sign.glyph} ", sign.style), ("study ", "dim"), (clean(row.name), "label")]
         left.append((f" {sign.word}", sign.style))
         wanted = "" if row.wanted is None else f" of {count(row.wanted)}"
-        left.append((f" · {count(row.over)}{wanted} trials over, {row.running} running", "text"))
+        left.append((f" · {count(row.over)}{wanted} trials finished, {row.running} running", "text"))
         if row.best is not None:
             left += [(" · best ", "dim"), (metric_value(row.best), "accent"), (f" (trial {row.best_number})", "dim")]
-        right: list[Span] = [("S", "key"), (" studies ", "dim")] if has_keys and not number else []
+        right: list[Span] = [("  S", "key"), (" studies ", "dim")] if has_keys and not number else []
         lines.append(between(left, right, width))
     return lines
 
 
 def demo_line(snapshot: Snapshot, width: int) -> Line:
-    """What to press first in the demo; the moment is one at which the newest of its finished runs was training."""
+    """What to press first in the demo, with a moment at which the newest of its finished runs was training."""
     done = [run for row in snapshot.runs if (run := row.run).started_at is not None and run.ended_at is not None]
     newest = max(done, key=lambda run: run.ended_at or 0.0, default=None)
     back: list[Span] = []
@@ -92,7 +92,7 @@ def demo_line(snapshot: Snapshot, width: int) -> Line:
 
 
 def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> list[Line]:
-    """What is wrong with the way the data gets here, each as one calm sentence; nothing when all is well."""
+    """Problems on the way from the driver to the screen, one sentence each."""
     notices: list[str] = []
     if agent_notice:
         notices.append(agent_notice)
@@ -107,7 +107,7 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
 
 
 def warning_lines(text: str, width: int) -> list[Line]:
-    """A sentence about something wrong, marked, in as many lines as it needs."""
+    """A marked sentence, in as many lines as it needs."""
     return [
         fit_line([(" ▲ " if not number else "   ", "warn"), (part, "warn")], width)
         for number, part in enumerate(wrap(clean(text), width - 4))
@@ -115,7 +115,7 @@ def warning_lines(text: str, width: int) -> list[Line]:
 
 
 def driver_silence(snapshot: Snapshot) -> str | None:
-    """A sentence when the newest samples are stale."""
+    """A sentence if the newest samples are stale."""
     agent = snapshot.agent
     if agent is not None and not snapshot.gpus and snapshot.past is None:
         silent_for = snapshot.at - agent.heartbeat_at
@@ -135,7 +135,7 @@ def driver_silence(snapshot: Snapshot) -> str | None:
 
 
 def aggregate_line(snapshot: Snapshot, width: int) -> Line:
-    """All GPUs in one line: utilisation with its last minutes, memory, power, the hottest one."""
+    """All GPUs in one line: utilisation now and in the last minutes, memory, power, the hottest GPU."""
     if not snapshot.gpus:
         return fit_line([], width)
     total = gpu_totals(snapshot.gpus)
@@ -169,12 +169,12 @@ def aggregate_line(snapshot: Snapshot, width: int) -> Line:
 
 
 def gpu_totals(gpus: Sequence[GpuView]) -> GpuTotals:
-    """All GPUs together."""
+    """Totals over all GPUs."""
     return totals(gpus, {gpu.uuid: gpu.index for gpu in gpus})
 
 
 def aggregate_heads(snapshot: Snapshot, width: int) -> Line:
-    """What the charts of all GPUs show, above each its values now: those of the line that sums all GPUs up."""
+    """The headings of `aggregate_charts`, with the current values of `aggregate_line`."""
     total = gpu_totals(snapshot.gpus)
     full = _share(total.memory_used_bytes, total.memory_total_bytes)
     power = total.power_watts
@@ -193,8 +193,8 @@ def aggregate_heads(snapshot: Snapshot, width: int) -> Line:
 
 
 def aggregate_charts(snapshot: Snapshot, width: int, height: int) -> list[Line]:
-    """All GPUs over the last minutes as charts side by side: how busy and full, how warm and hungry. Each ends with the
-    value now."""
+    """Charts of all GPUs over the last minutes, side by side: utilisation and memory, power, temperature. Each ends
+    with the current value."""
     histories = list(snapshot.gpu_history.values())
     if not histories or width < 30 or height < 3:
         return [fit_line([(f"  {no_samples(snapshot)}", "dim")], width)][:height]
@@ -251,7 +251,7 @@ def _powers(snapshot: Snapshot) -> list[float | None]:
 
 
 def power_unit(values_watts: Iterable[float | None]) -> tuple[float, str]:
-    """The unit of a chart of power, in watts and in words: kW where the highest value is 1000 W or more."""
+    """The unit of a chart of power, in watts and in words: kW if the highest value is 1000 W or more."""
     highest = max((value for value in values_watts if value is not None), default=0.0)
     return (1000.0, "kW") if highest >= POWER_IN_KILOWATTS else (1.0, "W")
 
@@ -261,7 +261,7 @@ HOST_SPARK = 8
 
 
 def host_line(snapshot: Snapshot, width: int) -> Line:
-    """The host in one line, what matters most first."""
+    """The host in one line, the most important values first."""
     host = snapshot.host
     if host is None:
         return fit_line([(" host", "label"), ("  no sample yet", "dim")], width)

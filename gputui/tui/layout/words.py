@@ -1,4 +1,4 @@
-"""States as glyph, word and style together, so that a terminal without colour loses nothing."""
+"""States as glyph, word and style together, so that nothing depends on colour; and moments as words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gputui.store.runs import Run
 
 
 class Sign(NamedTuple):
-    """How a state is shown."""
+    """The appearance of a state."""
 
     glyph: str
     word: str
@@ -42,7 +42,7 @@ SEVERITY_STYLES = {"info": "text", "warning": "warn", "error": "bad"}
 SEVERITY_GLYPHS = {"info": " ", "warning": "▲", "error": "✗"}
 
 
-# Words of gpu.throttle that mean heat or a fault; a power cap is what a busy GPU always meets.
+# Words of gpu.throttle that mean heat or a fault. A power cap is normal for a busy GPU.
 _ALARMING = ("thermal", "hardware", "brake")
 
 
@@ -58,7 +58,7 @@ def run_state_text(run: Run) -> str:
 
 
 def is_hot(gpu: GpuView) -> bool:
-    """Whether heat slows this GPU down, or will within five degrees."""
+    """Whether heat throttles this GPU, or would within five degrees."""
     if any("thermal" in reason for reason in gpu.throttle_reasons or ()):
         return True
     limit = gpu.facts.get("temperature_slowdown_celsius")
@@ -76,17 +76,17 @@ def clock(at: float) -> str:
 
 
 def dated_clock(at: float, now: float) -> str:
-    """Local time of day, behind its date where that is not today's: ``19 Nov 03:12:44``."""
+    """Local time of day, with the date if it is not today: ``19 Nov 03:12:44``."""
     local, today = time.localtime(at), time.localtime(now)
     form = "" if local[:3] == today[:3] else "%d %b " if local[0] == today[0] else "%d %b %Y "
     return time.strftime(f"{form}%H:%M:%S", local)
 
 
 def moment(at: float, now: float) -> str:
-    """Local time in 9 cells: ``03:12:44`` within the last day, ``Thu 03:12`` within the last six, else ``19 Nov``."""
-    if abs(now - at) < 86_400:
-        return clock(at).ljust(9)
+    """Local time in 9 cells: ``03:12:44`` today, ``Thu 03:12`` within the last six days, else ``19 Nov``."""
     local = time.localtime(at)
+    if local[:3] == time.localtime(now)[:3]:
+        return clock(at).ljust(9)
     if abs(now - at) < 6 * 86_400:
         return time.strftime("%a %H:%M", local)
     return time.strftime("%d %b %Y" if abs(now - at) > 300 * 86_400 else "%d %b", time.localtime(at)).ljust(9)

@@ -1,7 +1,7 @@
-"""Text as terminal cells, with everything left out that could move the cursor or change its neighbours.
+"""Text as terminal cells, without anything that could move the cursor or change neighbouring cells.
 
-A cell is one character and at most a few combining marks. A wide character is a head and an empty second half.
-Cells take exactly as much room as Rich measures for the text, because that is what the layout counted on.
+A cell is one character and at most a few combining marks. A wide character is a head and an empty second half. Cells
+take exactly the width that Rich measures for the text, because the layout relies on it.
 """
 
 import unicodedata
@@ -32,21 +32,14 @@ def cells_of(text: str) -> Sequence[str]:
     """The cells of one piece of a line."""
     if PLAIN.issuperset(text):
         return text
-    if len(text) <= _MOST_CACHED_LENGTH:
-        return _cached_cells(text)
-    return _cells(text)
+    return _cached_cells(text) if len(text) <= _MOST_CACHED_LENGTH else _cells(text)
 
 
 def width_is_certain(cell: str) -> bool:
-    """Whether the cursor's place is known after writing this cell, whatever the terminal."""
+    """Whether all terminals agree on the cursor's place after writing this cell."""
     if cell in PLAIN:
         return True
     return len(cell) == 1 and any(first <= cell <= last for first, last in _AGREED_WIDE)
-
-
-@lru_cache(1024)
-def _cached_cells(text: str) -> Sequence[str]:
-    return _cells(text)
 
 
 def _cells(text: str) -> Sequence[str]:
@@ -55,6 +48,9 @@ def _cells(text: str) -> Sequence[str]:
         if width:
             cells += _cluster_cells(text[start:end], width)
     return cells
+
+
+_cached_cells = lru_cache(1024)(_cells)
 
 
 def _cluster_cells(cluster: str, width: int) -> list[str]:

@@ -1,8 +1,7 @@
-"""The terminal as the screen holds it: its modes are set when the screen takes it and taken back whenever it lets go of
-it, be it at the end, for Ctrl-Z or for another program; keys are read by the event loop.
+"""The driver of the terminal: sets the app's modes while the screen has the terminal, and reads keys in the event loop.
 
-Uses private names of Textual's driver and its parser of keys; `tests/tui/terminal/test_private_names.py` fails when one
-of them moves.
+The modes are reset at the end, for Ctrl-Z and for other programs. Uses private names of Textual's driver and key
+parser; `tests/tui/terminal/test_private_names.py` fails when one of them moves.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ from textual.message import Message
 _READ_BYTES = 4096
 
 _PASTED_CHARACTERS = 64
-"""Nobody types so many at once: a terminal that does not mark what is pasted sends it so."""
+"""Least characters in one read that are taken for a paste: a terminal without bracketed paste sends it unmarked."""
 
 _HELD_KEYS = 4
-"""Of no more different keys may be many at once: keys that are held while the line is slow."""
+"""Most different characters in a long read that are taken for held keys on a slow line."""
 
 
 class KeysLost(Message):
-    """The terminal sent a key or an answer that cannot be recognised from its bytes."""
+    """The terminal sent bytes that are no known key or answer."""
 
 
 class TerminalGone(Message):
-    """There is no terminal any more: nothing can be read from it."""
+    """The terminal is gone: reading from it failed."""
 
 
 class ModeKeeper(Protocol):
-    """The app, as the driver needs it."""
+    """The interface of the app for the driver."""
 
     def modes_on(self) -> str:
-        """What to write when the terminal was taken."""
+        """The sequences to write when the screen takes the terminal."""
 
     def modes_off(self) -> str:
-        """What to write before it is given back."""
+        """The sequences to write before the screen gives it back."""
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver with the app's own modes around its own, and without a thread that looks for keys ten times a
-    second: the loop wakes up when there are some."""
+    """Textual's driver with the app's own modes. The event loop reads keys when there are some; Textual's thread would
+    poll ten times a second."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,7 +58,7 @@ class TerminalDriver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         super().start_application_mode()  # type: ignore[no-untyped-call]
-        # Without a writer the terminal was not to be had: a job in the background, asleep again.
+        # Without a writer thread, the terminal was not available: a background job that was stopped again.
         if self._writer_thread is not None and self._writer_thread.is_alive():
             self.write(cast("ModeKeeper", self._app).modes_on())
             self.start_reading()
@@ -74,10 +73,10 @@ class TerminalDriver(LinuxDriver):
         super().disable_input()
 
     def run_input_thread(self) -> None:
-        """Nothing to do in the thread that Textual starts for this."""
+        """Do nothing: the event loop reads keys."""
 
     def start_reading(self) -> None:
-        """From now on hand keys and answers of the terminal to the app, as they come."""
+        """Hand keys and answers of the terminal to the app from now on."""
         self._parser = XTermParser(self._debug)
         self._decoder.reset()
         self._marks, self._is_in_paste = "", False
@@ -90,7 +89,7 @@ class TerminalDriver(LinuxDriver):
         try:
             data = os.read(self.fileno, _READ_BYTES)
         except BlockingIOError:
-            # Whoever shares the terminal made reading it not wait, and was faster.
+            # Another process of this terminal made it non-blocking, and read first.
             return
         except OSError:
             data = b""
@@ -103,13 +102,13 @@ class TerminalDriver(LinuxDriver):
             self.process_message(events.Paste(text))
             return
         self._note_marks(text)
-        # One by one, so that what the parser cannot take is lost alone. An empty text would mean the end to it.
+        # One by one, so that a failure of the parser loses one key only. An empty text would end the parser.
         for character in text:
             self._parse(character)
         self._await_rest()
 
     def _is_unmarked_paste(self, text: str) -> bool:
-        """Whether this was pasted and not typed. As keys it would do whatever its letters are bound to, one by one."""
+        """Whether this was pasted. As keys, it would trigger the actions of its letters."""
         if len(text) < _PASTED_CHARACTERS or self._is_in_paste:
             return False
         if self._parser is None or self._parser._timeout_time is not None or len(set(text)) <= _HELD_KEYS:
@@ -117,7 +116,7 @@ class TerminalDriver(LinuxDriver):
         return all(character.isprintable() or character in "\r\n\t" for character in text)
 
     def _note_marks(self, text: str) -> None:
-        """Follow where the terminal says that a paste begins and ends."""
+        """Track the terminal's marks of the beginning and end of a paste."""
         seen = self._marks + text
         begin, end = seen.rfind(BRACKETED_PASTE_START), seen.rfind(BRACKETED_PASTE_END)
         if begin != end:
@@ -125,25 +124,24 @@ class TerminalDriver(LinuxDriver):
         self._marks = seen[1 - len(BRACKETED_PASTE_START) :]
 
     def _parse(self, character: str | None) -> None:
-        """Hand over what the parser finds with one more character, or None more for a moment. A parser that fails is
-        of no more use, and another takes its place."""
+        """Feed the parser one character, or None for a pause, and process its messages. A failed parser is replaced."""
         parser = self._parser
         if parser is None:
             return
-        # It takes places for pixels once the terminal told its size in both; ours are cells (`terminal.MOUSE_ON`).
+        # The parser assumes pixels if the terminal reported its size in pixels; `sequences.MOUSE_ON` reports cells.
         parser.mouse_pixels = False
         found: list[Message] = []
         try:
             found.extend(parser.tick() if character is None else parser.feed(character))
         except Exception:
-            # Whatever it is: a code point out of range, a number too long, a parser that has ended.
+            # For example a code point out of range, too long a number, or a parser that has ended.
             self._parser = XTermParser(self._debug)
             found.append(KeysLost())
         for message in found:
             self.process_message(message)
 
     def _await_rest(self) -> None:
-        """An escape is a key of its own when nothing follows it for a moment."""
+        """Wait for the rest of an escape sequence; without one in time, it is the escape key."""
         if self._escape is not None:
             self._escape.cancel()
             self._escape = None

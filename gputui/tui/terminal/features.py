@@ -1,4 +1,4 @@
-"""What a terminal does beside its cells: mouse, title, bell, clipboard."""
+"""Features of a terminal beside its cells: mouse, title, bell, clipboard."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gputui.tui.settings import Settings
 from gputui.tui.terminal import sequences
 
 BELL_SECONDS = 5.0
-"""Two bells are at least so far apart."""
+"""Least time between two bells."""
 
 
 class TerminalFeatures:
-    """Turns them on and off. ``write`` sends a sequence to the terminal, ``say`` shows a sentence."""
+    """Switches and uses the features. ``write`` sends a sequence to the terminal, ``say`` shows a sentence."""
 
     def __init__(
         self,
@@ -46,18 +46,20 @@ class TerminalFeatures:
         return mouse + (sequences.TITLE_BACK if self._title else "")
 
     def change(self, before: Settings, after: Settings, snapshot: Snapshot, *, is_ascii: bool) -> None:
-        """Take in changed settings."""
-        if after.mouse != before.mouse:
-            self._turn_mouse(sequences.mouse_wanted(after.mouse, os.environ))
+        """Apply changed settings."""
+        is_mouse_on = sequences.mouse_wanted(after.mouse, os.environ)
+        if after.mouse != before.mouse and is_mouse_on != self.is_mouse_on:
+            self.is_mouse_on = is_mouse_on
+            self._write(sequences.MOUSE_ON if is_mouse_on else sequences.MOUSE_OFF)
         self._has_title, self._has_bell = after.title, after.bell
         if after.title and not before.title:
-            self._tell_title(snapshot, is_ascii=is_ascii)
+            self._update_title(snapshot, is_ascii=is_ascii)
         elif not after.title and self._title:
             self._title = ""
             self._write(sequences.TITLE_BACK)
 
     def copy(self, what: str, text: str) -> None:
-        """Put a text into the person's clipboard and say so."""
+        """Copy a text to the person's clipboard, and say so."""
         try:
             self._write(sequences.copy_sequence(text))
         except ValueError as error:
@@ -66,16 +68,11 @@ class TerminalFeatures:
         self._say(sequences.copied_words(what, text, os.environ), "info")
 
     def heed(self, snapshot: Snapshot, *, is_ascii: bool) -> None:
-        """Update title and bell from a snapshot, where they are switched on."""
-        self._tell_title(snapshot, is_ascii=is_ascii)
+        """Update the title, and ring the bell, from a snapshot, if they are switched on."""
+        self._update_title(snapshot, is_ascii=is_ascii)
         self._ring(snapshot.events, time.monotonic())
 
-    def _turn_mouse(self, is_on: bool) -> None:
-        if is_on != self.is_mouse_on:
-            self.is_mouse_on = is_on
-            self._write(sequences.MOUSE_ON if is_on else sequences.MOUSE_OFF)
-
-    def _tell_title(self, snapshot: Snapshot, *, is_ascii: bool) -> None:
+    def _update_title(self, snapshot: Snapshot, *, is_ascii: bool) -> None:
         if not self._has_title:
             return
         words = sequences.title_words(snapshot, self._host_name, is_ascii=is_ascii)
@@ -87,7 +84,7 @@ class TerminalFeatures:
     def _ring(self, events: Sequence[EventView], now: float) -> None:
         newest = max((event.event_id for event in events), default=0)
         is_bad = bool(self._heard_event) and sequences.bad_news(events, self._heard_event)
-        # An empty history has nothing to ring for either; what comes next does.
+        # The first snapshot never rings, an empty one neither; events after it do.
         self._heard_event = newest or self._heard_event or -1
         if is_bad and self._has_bell and now - self._rang_at >= BELL_SECONDS:
             self._rang_at = now

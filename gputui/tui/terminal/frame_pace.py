@@ -1,19 +1,19 @@
-"""How often the screen shows news: as often as asked for, less often while the line does not keep up."""
+"""The rate of updates: as in the settings, and lower while the line does not keep up."""
 
 from __future__ import annotations
 
 LAG_SECONDS = 0.5
-"""A line that is later than this does not keep up."""
+"""A line with a larger lag does not keep up."""
 
 SLOW_LEAST_SECONDS = 1.0
 LONGEST_SECONDS = 8.0
 
 CALM_SECONDS = 15.0
-"""After so long without lag the rate doubles again."""
+"""Time without lag after which the rate doubles again."""
 
 
 class Pace:
-    """Decides when a snapshot is due. Keys are answered at once whatever it says. Times are monotonic seconds."""
+    """Decides when a snapshot is due; keys are always answered at once. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._halvings = 0
@@ -22,7 +22,7 @@ class Pace:
         self._late_at = float("-inf")
 
     def interval(self, wanted_seconds: float, choice: str) -> float:
-        """Seconds from one update to the next. ``choice``: the setting slow_line."""
+        """Seconds between updates. ``choice``: the setting ``slow_line``."""
         if choice == "off":
             return wanted_seconds
         halvings = self._halvings + (choice == "on")
@@ -37,7 +37,7 @@ class Pace:
         return self._halvings > 0
 
     def note_lag(self, lag_seconds: float, now: float) -> None:
-        """Take in how late the line is; halves the rate or doubles it again, one step at a time."""
+        """Take the current lag, and halve or double the rate by one step."""
         if lag_seconds > LAG_SECONDS:
             self._late_at = now
             step = max(1.0, lag_seconds)
@@ -49,7 +49,7 @@ class Pace:
             self._changed_at = now
 
     def wait_seconds(self, interval: float, now: float) -> float:
-        """How long the next update has to wait; 0 when it is due."""
+        """Seconds until the next update is due."""
         return max(0.0, self._shown_at + interval - now)
 
     def shown(self, now: float) -> None:

@@ -1,7 +1,7 @@
-"""What the screen should show, what the terminal shows, and the fewest bytes from one to the other.
+"""The wanted and the shown cells of a terminal, and the fewest bytes from one to the other.
 
-Two grids of cells. *want* is fed with strips; *have* is what was written. Because they are apart, frames may be left
-out at will: the next one carries the difference that is left.
+Two grids of cells: *want* is fed with strips, *have* is what was written. So frames may be left out: the next one
+carries the whole difference.
 
 Assumes of the terminal: absolute and relative cursor moves, carriage return, SGR and "erase display", which every
 terminal since the VT100 has, and that wrapping at the last column is off.
@@ -20,7 +20,7 @@ _RESET = "\x1b[m"
 _ERASE = "\x1b[m\x1b[2J"
 
 _LONGEST_GAP = 5
-"""Unchanged cells between two changed ones that may be cheaper to write again than to jump over."""
+"""Most unchanged cells between two changed ones that may be cheaper to write again than to skip."""
 
 
 class CellGrid:
@@ -38,23 +38,23 @@ class CellGrid:
         self._have_pens: list[list[Pen]] = []
         self._dirty: set[int] = set()
         self._unknown = True
-        # Where the terminal's cursor is, and the pen it writes with, `None` where that is not known.
+        # The terminal's cursor, None if unknown, and its current pen.
         self._at: tuple[int, int] | None = None
         self._pen: Pen = pens.default
         self._out: list[str] = []
 
     @property
     def is_pending(self) -> bool:
-        """Whether the terminal may show something else than it should."""
+        """Whether the terminal may differ from what it should show."""
         return self._unknown or bool(self._dirty)
 
     def use_characters(self, characters: Characters) -> None:
-        """From now on feed the grid in these characters. What was fed before stays until it is fed again."""
+        """Feed the grid in these characters from now on. Cells fed before stay until they are fed again."""
         self.characters = characters
         self._translate = translator(characters)
 
     def resize(self, width: int, height: int) -> None:
-        """Set the size; a new one starts with a blank grid and an unknown terminal."""
+        """Set the size. A new one starts with a blank grid and an unknown terminal."""
         if (width, height) == (self.width, self.height):
             return
         self.width, self.height = width, height
@@ -64,7 +64,7 @@ class CellGrid:
         self._unknown = True
 
     def mark_unknown(self) -> None:
-        """Somebody else wrote to the terminal: everything has to be written again."""
+        """Assume nothing about the terminal: another program may have written to it."""
         self._unknown = True
 
     def feed(self, y: int, x: int, width: int, segments: Iterable[Segment]) -> None:
@@ -100,9 +100,9 @@ class CellGrid:
         self._set(y, x, x + width, text, pens)
 
     def emit(self, caret: tuple[int, int]) -> str:
-        """What to write so that the terminal shows *want* with its cursor at `caret`; empty if it does already.
+        """The bytes after which the terminal shows *want* with its cursor at `caret`; empty if it does already.
 
-        The terminal is taken to have received it.
+        The caller must write them: *have* is updated.
         """
         if not self.width or not self.height:
             return ""
@@ -130,7 +130,7 @@ class CellGrid:
             have_pens[:] = want_pens
         self._dirty.clear()
         if self._pen is not self._pens.default:
-            # A killed app leaves no coloured prompt.
+            # So that a killed app leaves no coloured prompt.
             out.append(_RESET)
             self._pen = self._pens.default
         self._move(min(max(caret[0], 0), self.width - 1), min(max(caret[1], 0), self.height - 1))
@@ -148,7 +148,7 @@ class CellGrid:
         row, row_pens = self._want_text[y], self._want_pens[y]
         if row[x:end] == text and row_pens[x:end] == pens:
             return
-        # A wide character that loses one of its halves to the new cells loses the other one too.
+        # A wide character that loses one half to the new cells loses the other, too.
         if not row[x] and text[0]:
             row[x - 1] = " "
             row_pens[x - 1] = row_pens[x - 1].blank
@@ -188,15 +188,15 @@ class CellGrid:
                 stop += 1
             out.append("".join(text[x:stop]))
             x = stop
-        # Terminals differ in where the cursor is after the last column.
+        # Terminals differ in the cursor's place after the last column.
         self._at = (end, y) if end < self.width else None
 
     def _mixed_line(self, y: int, changed: Sequence[int]) -> None:
         """Write changed cells of a line that has, or had, wide or otherwise special characters."""
         text, pens, width = self._want_text[y], self._want_pens[y], self.width
         write = set(changed)
-        # Terminals disagree on how wide a cluster of several characters is; from the first one on, what they show is
-        # not known, and neither is what a new one covers.
+        # Terminals disagree on the width of a cluster of several characters, so that from the first one on, neither
+        # what is shown nor what a new one covers is known.
         clusters = [x for x in range(width) if len(text[x]) > 1 or len(self._have_text[y][x]) > 1]
         if clusters:
             write.update(range(clusters[0], width))
@@ -206,7 +206,7 @@ class CellGrid:
         for x in sorted(write):
             cell, pen = text[x], pens[x]
             if not cell:
-                # The second half comes with its head, which is written as well: alone it cannot have changed.
+                # A second half never changes without its head, and is written with it.
                 if x - 1 in write:
                     continue
                 x, cell = x - 1, text[x - 1]
@@ -219,7 +219,7 @@ class CellGrid:
                 self._out.append(cell)
                 self._at = (x + cells, y) if x + cells < width else None
                 continue
-            # Should the terminal draw it narrower than it is counted, there are blanks beside it and nothing old.
+            # If the terminal draws it narrower than counted, blanks must be beside it.
             self._out.append(" " * cells)
             self._at = None
             self._move(x, y)
@@ -227,7 +227,7 @@ class CellGrid:
             self._at = None
 
     def _move(self, x: int, y: int) -> None:
-        """Put the cursor at a place by the shortest sequence."""
+        """Move the cursor by the shortest sequence."""
         if self._at == (x, y):
             return
         best = _absolute(x, y)
@@ -246,7 +246,7 @@ class CellGrid:
 
 
 def _is_cheap(text: Sequence[str], pens: Sequence[Pen], last: int, following: int) -> bool:
-    """Whether the cells between two changed ones cost no more to write again than a move over them."""
+    """Whether writing the cells between two changed ones again costs no more than a move."""
     pen = pens[last]
     for x in range(last + 1, following):
         if pens[x] is not pen and not (text[x] == " " and pens[x] is pen.blank):
@@ -256,7 +256,7 @@ def _is_cheap(text: Sequence[str], pens: Sequence[Pen], last: int, following: in
 
 
 def _count(number: int) -> str:
-    """A parameter of a relative move; 1 is what a terminal takes for none."""
+    """The parameter of a relative move; 1 is the default."""
     return "" if number == 1 else str(number)
 
 

@@ -1,7 +1,7 @@
-"""The display layer of a Textual app: writes the cells that changed, and nothing else.
+"""The display layer of a Textual app: writes only the cells that changed.
 
-Stock Textual writes every region that a widget repainted, blocks its event loop on a terminal that does not read, and
-passes on escape sequences inside of text. `DisplayLayer` takes the composed updates instead of Textual's writer.
+Textual itself writes every region that a widget repainted, blocks its event loop on a terminal that does not read, and
+passes on escape sequences in text. `DisplayLayer` replaces its writer.
 
 This is the only module that uses private names of Textual (`PRIVATE_NAMES`); they hold for the version pinned in
 pyproject.toml, and `tests/tui/terminal/test_private_names.py` fails when one of them moves.
@@ -59,15 +59,15 @@ _COLOR_SYSTEMS: Final = {
 
 @dataclass(slots=True)
 class DisplayCounters:
-    """What the screen has cost so far."""
+    """Counters of the output so far."""
 
     bytes_written: int = 0
     frames: int = 0
-    """Frames that were written; those without a difference are not counted."""
+    """Written frames; those without a difference are not counted."""
     frames_put_off: int = 0
-    """Tries at which the terminal had not yet taken what was written before."""
+    """Attempts at which the terminal had not yet taken the previous frame."""
     last_paint_seconds: float = 0.0
-    """Time that the last update took from its strips to the queue of the writer."""
+    """Time of the last update from its strips to the writer's queue."""
 
 
 class DisplayLayer(App[ReturnType]):
@@ -76,8 +76,8 @@ class DisplayLayer(App[ReturnType]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.display_counters = DisplayCounters()
-        # Rich names what it found out about the terminal; without a name there are no colours. Textual takes NO_COLOR
-        # for a wish for grey; it asks for none (no-color.org).
+        # Rich detects the colours of the terminal; None is no colours. Textual makes NO_COLOR grey, but it means no
+        # colour (no-color.org).
         color_system = None if self.no_color else _COLOR_SYSTEMS.get(self.console.color_system or "")
         self._cell_grid = CellGrid(PenCase(color_system))
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -86,23 +86,21 @@ class DisplayLayer(App[ReturnType]):
 
     @property
     def lag_seconds(self) -> float:
-        """How far the terminal is behind what was written."""
+        """How far the terminal is behind, in seconds."""
         return self._line.lag_seconds(monotonic())
 
     @property
     def characters(self) -> Characters:
-        """The characters that are written."""
+        """The set of characters in use."""
         return self._cell_grid.characters
 
     def use_characters(self, characters: Characters) -> None:
-        """Write these characters from now on; what is on the screen has to be painted again."""
+        """Use these characters from now on. The caller must paint the screen again."""
         self._cell_grid.use_characters(characters)
 
-    def tell_terminal(self, sequence: str) -> None:
-        """Write a sequence that changes no cell: a title, the bell, the clipboard, a mode.
-
-        Nothing is written while another program has the terminal.
-        """
+    def write_sequence(self, sequence: str) -> None:
+        """Write a sequence that changes no cell (title, bell, clipboard, mode), unless another program has the
+        terminal."""
         writer = getattr(self._driver, "_writer_thread", None)
         if self._driver is not None and writer is not None and writer.is_alive():
             self._driver.write(sequence)
@@ -113,20 +111,20 @@ class DisplayLayer(App[ReturnType]):
             self._driver.write(data)
 
     def repaint_terminal(self) -> None:
-        """Write the whole screen again, whatever the terminal is taken to show."""
+        """Write the whole screen again."""
         self._cell_grid.mark_unknown()
         self._emit()
 
     def on_resize(self, event: events.Resize) -> None:
-        """A terminal that changed its size, or came back from a suspension, may show anything."""
+        """Assume nothing about a terminal that changed its size or was resumed."""
         self._cell_grid.mark_unknown()
         self._line.forget()
         if event.size == self._size:
-            # Nothing will be laid out for a size that is not new.
+            # Without a new size, Textual lays out nothing.
             self._emit()
 
     def on_cursor_position(self, _event: events.CursorPosition) -> None:
-        """The terminal has drawn a frame and says so."""
+        """Take the terminal's answer that it has drawn a frame."""
         self._line.answered(monotonic())
         if self._cell_grid.is_pending:
             self._emit()
@@ -139,7 +137,7 @@ class DisplayLayer(App[ReturnType]):
             return
         started = perf_counter()
         try:
-            # Taken in even where it cannot be shown: the compositor does not offer it a second time.
+            # Taken even if it cannot be shown now: the compositor offers it only once.
             if isinstance(renderable, LayoutUpdate):
                 self._take_layout(renderable)
             elif isinstance(renderable, ChopsUpdate):
@@ -164,16 +162,15 @@ class DisplayLayer(App[ReturnType]):
         feed = self._cell_grid.feed
         for y, start, end in update.spans:
             if y >= len(update.chops):
-                # Asked for when the screen was higher.
+                # Requested while the screen was higher.
                 continue
             for chop_end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
-                # A chop that overlaps a span is right over its whole width. Outside the spans it need not be: what
-                # lies above it may not have been rendered.
+                # A chop that overlaps a span is valid over its whole width. Others may lack what lies above them.
                 if strip is not None and x < end and chop_end > start:
                     feed(y, x, chop_end - x, strip)
 
     def _emit(self) -> None:
-        """Write the difference, or try again soon when the terminal has not taken the last one."""
+        """Write the difference, or try again soon if the terminal has not taken the previous one."""
         if not self._running or self._closed or self._driver is None:
             return
         if self._batch_count:
@@ -183,7 +180,7 @@ class DisplayLayer(App[ReturnType]):
         writer = getattr(self._driver, "_writer_thread", None)
         if writer is not None:
             if not writer.is_alive():
-                # Suspended: whoever resumes it posts a resize.
+                # Suspended: resuming posts a resize.
                 self._cell_grid.mark_unknown()
                 return
             now = monotonic()

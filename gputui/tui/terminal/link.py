@@ -1,11 +1,10 @@
-"""How far the terminal is behind, asked of the terminal itself.
+"""The lag of the terminal, measured by its own answers.
 
-What was handed to the operating system may wait for seconds in the buffers of ssh. So a frame ends with the question
-where the cursor is (DSR 6, ECMA-48 8.3.35), which terminals since the VT100 answer when they have drawn it. While an
-answer is out for long, no frame is written: the next one carries the difference that is left then.
+Written frames may wait for seconds in the buffers of ssh. So a frame ends with a request for the cursor's position (DSR
+6, ECMA-48 8.3.35), which terminals since the VT100 answer once they have drawn it. While an answer is overdue, no frame
+is written; the next one carries the whole difference.
 
-Nothing here waits for a terminal that never answers: until the first answer no frame is held back. All times are
-monotonic seconds.
+Until the first answer, no frame is held back, so that a terminal that never answers works. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from __future__ import annotations
 QUESTION = "\x1b[6n"
 
 HOLD_SECONDS = 0.25
-"""An answer may be late by so much, and by twice the quickest one, before frames are held back."""
+"""Frames are held back if an answer takes longer than this plus twice the quickest one."""
 
 LOST_SECONDS = 6.0
-"""An answer that is later than this is not waited for any longer: it was lost."""
+"""An answer that takes longer than this is taken for lost."""
 
 QUESTIONS_WITHOUT_ANSWER = 3
-"""After so many the terminal is taken for one that does not answer."""
+"""After this many, the terminal is taken for one that does not answer."""
 
 FORGET_SECONDS = 5.0
-"""For so long a lag is shown after it was measured."""
+"""How long a measured lag is shown."""
 
 
 class Line:
-    """One line to one terminal."""
+    """The line to one terminal."""
 
     def __init__(self) -> None:
         self._asked_at: float | None = None
@@ -73,17 +72,17 @@ class Line:
             self._stuck_since = now
 
     def flowing(self, now: float) -> None:
-        """It has."""
+        """The operating system has taken the last frame."""
         if self._stuck_since is not None:
             self._note(now - self._stuck_since, now)
             self._stuck_since = None
 
     def forget(self) -> None:
-        """Somebody else had the terminal: an answer may have gone to them."""
+        """Expect no answer: another program that had the terminal may have received it."""
         self._asked_at = self._stuck_since = None
 
     def lag_seconds(self, now: float) -> float:
-        """How late what was written last was drawn, or is by now."""
+        """The lag of the last frame, so far if it is not drawn yet."""
         lag = self._lag if now - self._lag_at < FORGET_SECONDS else 0.0
         if self._asked_at is not None and self._has_answered:
             lag = max(lag, now - self._asked_at)

@@ -1,4 +1,4 @@
-"""Pens: the sequence that a terminal needs before it writes a cell, as short as possible."""
+"""Pens: attributes and colours of cells, and the shortest sequences that switch between them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MOST_CACHED = 4096
 
 
 class Pen:
-    """Attributes and colours of a cell. Pens of one `PenCase` that look the same are one object, until the case
-    forgets them; two objects of one look need no escape sequence between them.
+    """Attributes and colours of a cell. Equal pens of one `PenCase` are one object until the case drops them; then no
+    sequence is needed between two equal ones.
 
     Attributes:
         attributes: bits of bold, underline and so on.
         foreground: SGR code of the text's colour, empty for the terminal's own.
         background: SGR code of the colour behind it, empty for the terminal's own.
-        blank: the pen that a space of this pen is stored with: without what cannot be seen on a space.
+        blank: the pen for a space: without what is invisible on a space.
     """
 
     __slots__ = ("_changes", "attributes", "background", "blank", "foreground")
@@ -52,10 +52,6 @@ class Pen:
             found = self._changes[target] = self._change(target)
         return found
 
-    def forget_changes(self) -> None:
-        """Drop the cached escape sequences, and with them the pens that they lead to."""
-        self._changes.clear()
-
     def _change(self, target: Pen) -> str:
         codes = [begin for bit, begin, _ in _ATTRIBUTES if target.attributes & bit]
         codes += filter(None, (target.foreground, target.background))
@@ -63,7 +59,7 @@ class Pen:
         ended = {end for bit, _, end in _ATTRIBUTES if self.attributes & ~target.attributes & bit}
         steps = sorted(ended)
         for bit, begin, end in _ATTRIBUTES:
-            # An end that two attributes share takes the one that stays with it.
+            # An end that two attributes share also ends the one that stays.
             if target.attributes & bit and (not self.attributes & bit or end in ended):
                 steps.append(begin)
         if self.foreground != target.foreground:
@@ -91,13 +87,13 @@ class PenCase:
         self.default = self._pen(0, "", "")
 
     def for_style(self, style: Style | None) -> Pen:
-        """The pen of a style; links and metadata make no difference."""
+        """The pen of a style; links and metadata do not matter."""
         if style is None:
             return self.default
         pen = self._by_style.get(style)
         if pen is None:
             if len(self._by_style) >= _MOST_CACHED:
-                # A table gives every cell a style of its own.
+                # A table may give every cell its own style.
                 self._by_style.clear()
             pen = self._by_style[style] = self._make(style)
         return pen
@@ -135,17 +131,16 @@ class PenCase:
         return pen
 
     def _forget_pens(self) -> None:
-        """Start the caches again. Old pens stay valid where they are in use; cells in them are at worst written once
-        more."""
+        """Clear the caches. Pens in use stay valid; their cells are at worst written once more."""
         for pen in self._by_look.values():
-            pen.forget_changes()
+            pen._changes.clear()
         self._by_look.clear()
         self._by_style.clear()
         self._by_look[0, "", ""] = self.default
 
 
 def _legible(foreground: str, background: str) -> str:
-    """The foreground code, or one that can be read where sixteen colours made text and background the same."""
+    """The foreground code; a readable one if sixteen colours made text and background the same."""
     if not foreground or not background or int(foreground) + 10 != int(background):
         return foreground
     # Of each eight colours, the first five are dark enough for white; so is bright black.

@@ -1,4 +1,4 @@
-"""Sequences beside the cells: mouse, title, bell, clipboard. No I/O."""
+"""Escape sequences and texts of mouse, title, bell and clipboard. No I/O."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ LONGEST_TITLE: Final = 80
 MOST_COPIED_BYTES: Final = 50_000
 """xterm takes 74 994 bytes of base64 and drops what is longer."""
 
-# What a title tells first when it is so: the worst.
+# States that a title names first.
 _WORST: Final = ("failed", "recovering", "stopping")
 _COUNTED: Final = ("running", "starting", "recovering", "queued", "stopping")
 FAILED_SECONDS: Final = 3600.0
-"""A run that failed is the worst state for so long after its end."""
+"""How long after its end a failed run counts as the worst state."""
 
 
 def title_sequence(text: str) -> str:
-    """Sets the title. The text is made harmless."""
+    """The sequence that sets the title to ``text``, made harmless."""
     return f"\x1b]2;{clip(clean(text), LONGEST_TITLE)}\x1b\\"
 
 
@@ -68,9 +68,9 @@ def bad_news(events: Sequence[EventView], after: int) -> bool:
 
 
 def copy_sequence(text: str) -> str:
-    """Puts a text into the clipboard of the person's own machine (OSC 52), also through ssh.
+    """The sequence that copies a text to the clipboard of the person's own machine, also through ssh (OSC 52).
 
-    Raises ValueError when the text is longer than terminals take.
+    Raises ValueError if the text is longer than terminals take.
     """
     data = text.encode("utf-8", "replace")
     if len(data) > MOST_COPIED_BYTES:
@@ -79,7 +79,7 @@ def copy_sequence(text: str) -> str:
 
 
 def copied_words(what: str, text: str, environ: Mapping[str, str]) -> str:
-    """What to say once something was copied; where the terminal may have refused it, what it needs."""
+    """A sentence about a copied text, with what the terminal may need for it."""
     first = text.strip().splitlines()[0] if text.strip() else ""
     count = len(text.splitlines())
     shown = f"{count} lines" if count > 1 else clip(clean(first), 40)
@@ -92,5 +92,5 @@ def copied_words(what: str, text: str, environ: Mapping[str, str]) -> str:
 
 
 def mouse_wanted(choice: str, environ: Mapping[str, str]) -> bool:
-    """Whether the mouse is on: over SSH only when asked for, because a dropped line would leave it on."""
+    """Whether the mouse is on: over SSH only on request, because a dropped line would leave it on."""
     return choice == "on" or (choice == "auto" and not environ.get("SSH_CONNECTION"))

@@ -1,29 +1,29 @@
-"""From the style keys of lines to styles, in each theme.
+"""The themes: a style for each style key of lines.
 
-A key names a role (what it means) and attributes; a theme gives each role a colour. Whatever a colour shows,
-a glyph or a word shows, too, so that the monochrome theme loses nothing.
+A key names a role and attributes; a theme gives each role a colour. Glyphs and words say the same as colours, so that
+nothing is lost without colours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
+import msgspec
+from msgspec import Struct
 from rich.color import Color
 from rich.style import Style
 
 from gputui.tui.theme.looks import LOOKS, SELECTED, Look
 
 AREA_SHARE: Final = 0.4
-"""How much of a curve's colour what lies below it has."""
+"""Share of a curve's colour in the area below it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """One set of colours. ``base`` is Textual's theme below it: its own for themes that paint a background.
-    ``selection`` is the background of the row under the cursor; without one that row is in reverse, in one colour."""
+class Theme(Struct, frozen=True):
+    """A set of colours. ``selection`` is the background of the row under the cursor; without one, the row is in reverse
+    video."""
 
     name: str
     title: str
@@ -31,7 +31,7 @@ class Theme:
     background: str | None = None
     selection: str | None = None
     is_dark: bool = True
-    extra: Mapping[str, Look] = field(default_factory=dict)
+    extra: Mapping[str, Look] = msgspec.field(default_factory=dict)
 
     @property
     def base(self) -> str:
@@ -53,14 +53,14 @@ class Theme:
             color=colour,
             bgcolor=self.background,
             bold=look.bold or None,
-            # Faint is not known to every terminal: themes that name a colour for it use that.
+            # Not every terminal knows faint text, so that themes may give it a colour.
             dim=(look.role == "dim" and colour is None) or None,
             underline=look.underline or None,
             reverse=look.reverse or None,
         )
 
     def _area(self, series: str) -> Style:
-        """What lies below a curve: its colour, but fainter."""
+        """The style of the area below a curve: its colour, but fainter."""
         colour = self.colours.get(series)
         if colour is None or self.background is None:
             return Style(color=colour, bgcolor=self.background, dim=True)
@@ -173,7 +173,7 @@ MONO = Theme(
 )
 
 THEMES: Final[Mapping[str, Theme]] = {theme.name: theme for theme in (ANSI, DARK, LIGHT, COLOUR_BLIND, MONO)}
-"""All themes by name, in the order in which a key goes through them."""
+"""All themes by name, in the order in which a key steps through them."""
 
 
 @cache
@@ -183,10 +183,10 @@ def styles_of(name: str) -> Mapping[str, Style]:
 
 
 def theme_for(name: str, *, no_color: bool, environ: Mapping[str, str]) -> Theme:
-    """The theme chosen; with ``no_color`` (NO_COLOR is set: no-color.org) the one without, whatever was chosen.
+    """The chosen theme; always `MONO` with ``no_color`` (NO_COLOR is set: no-color.org).
 
-    With ``auto`` a terminal that says that it knows all colours (``COLORTERM``) gets the dark theme, any other its own
-    colours; SSH does not pass ``COLORTERM`` on, and the terminal's own colours cost the fewest bytes.
+    ``auto`` is the dark theme for a terminal that announces all colours (``COLORTERM``), else the terminal's own
+    colours. SSH does not pass ``COLORTERM`` on, and the terminal's own colours need the fewest bytes.
     """
     if no_color:
         return MONO

@@ -1,15 +1,15 @@
-"""The style keys of lines: the role of each and its attributes, whatever the theme."""
+"""The style keys of lines: the role and the attributes of each, in all themes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What a style key looks like, whatever the theme."""
+
+class Look(Struct, frozen=True):
+    """The role and the attributes of a style key."""
 
     role: str = "text"
     bold: bool = False
@@ -18,7 +18,7 @@ class Look:
 
 
 SELECTED = "@"
-"""Behind a key: the same text in the row under the cursor."""
+"""Suffix of a key in the row under the cursor."""
 
 LOOKS: Final[Mapping[str, Look]] = {
     "text": Look(),

@@ -1,7 +1,4 @@
-"""Lines as text for a terminal's scrollback or a file: with escape codes for colours, or without any.
-
-The terminal's own sixteen colours are used, which follow the user's theme.
-"""
+"""Lines as printed text, without colours or with the terminal's own sixteen, which follow the user's theme."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _COLOURS = {
 
 
 def as_text(lines: Sequence[Line], *, characters: Characters = "braille", is_coloured: bool = False) -> str:
-    """The lines, each with a line feed and without blanks at its end."""
+    """The lines, each with a line feed and without trailing blanks."""
     return "".join(_line(line, characters, is_coloured) + "\n" for line in lines)
 
 

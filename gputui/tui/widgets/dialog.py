@@ -1,4 +1,4 @@
-"""What opens above a page: a frame that asks one thing, and closes with the answer."""
+"""The base of dialogs: a frame above a page that asks one question and closes with the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from gputui.charts.cells import cell_width, clip
 from gputui.charts.chart import Line
 from gputui.tui.layout.columns import fit_line
-from gputui.tui.shell import Shell
+from gputui.tui.shell import Shell, passed_to_top
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.pane import Pane
 
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Content(NamedTuple):
-    """What is in the frame; ``note`` is in its lower edge."""
+    """The content of the frame; ``note`` is in its lower edge."""
 
     title: str
     lines: list[Line]
@@ -28,9 +28,9 @@ class Content(NamedTuple):
 
 
 class Dialog(ModalScreen[Answer | None]):
-    """The frame, its keys and its answer; None where nothing was chosen.
+    """A frame that closes with an answer; None if nothing was chosen.
 
-    A subclass gives the ``content``, and takes keys in ``press``; with ``edit`` set, other keys are text.
+    A subclass implements ``content``, and handles keys in ``press``; if ``edit`` is set, other keys are text.
     """
 
     BINDINGS: ClassVar = []
@@ -48,25 +48,25 @@ class Dialog(ModalScreen[Answer | None]):
 
     @property
     def shell(self) -> Shell:
-        """The app, as dialogs see it."""
+        """The app."""
         return cast("Shell", self.app)
 
     def content(self, width: int) -> Content:
-        """What is shown, in lines of ``width`` cells."""
+        """The content in lines of ``width`` cells."""
         raise NotImplementedError
 
     def press(self, key: str) -> bool:
-        """Take a key; False where it means nothing here."""
+        """Handle a key; False if it means nothing here."""
         return False
 
     def edited(self) -> None:
         """The typed text has changed."""
 
     def scroll(self, by: int) -> None:
-        """The wheel was turned by one notch, down is 1."""
+        """Handle a notch of the wheel: 1 down, -1 up."""
 
     def click(self, row: int) -> None:
-        """The frame was clicked, ``row`` lines below its first line of content."""
+        """Handle a click on line ``row`` of the content, from 0."""
 
     def compose(self) -> ComposeResult:
         self.draw()
@@ -77,6 +77,8 @@ class Dialog(ModalScreen[Answer | None]):
 
     def on_key(self, event: events.Key) -> None:
         event.stop()
+        if passed_to_top(self, event):
+            return
         if event.key in self.CLOSING:
             self.dismiss(None)
             return
@@ -119,7 +121,7 @@ class Dialog(ModalScreen[Answer | None]):
         content = self.content(width - 4)
         shown = box(content.title, content.lines, width, content.note)
         self.pane.styles.width = width
-        self.pane.show(shown, height=len(shown))
+        self.pane.fit(shown)
 
 
 def box(title: str, lines: Sequence[Line], width: int, note: str = "") -> list[Line]:

@@ -1,16 +1,16 @@
-"""One line of text being typed, as values: every key gives a new one."""
+"""A line of text being typed, as an immutable value: each key returns a new one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.cells import cell_width
 from gputui.charts.raster import Span
 
 
-@dataclass(frozen=True, slots=True)
-class LineEdit:
-    """A text and the place of the cursor, in characters from its beginning."""
+class LineEdit(Struct, frozen=True):
+    """A text and its cursor, in characters from the beginning."""
 
     text: str = ""
     cursor: int = 0
@@ -21,13 +21,13 @@ class LineEdit:
         return cls(text, len(text))
 
     def insert(self, typed: str) -> LineEdit:
-        """What is typed or pasted; only the first line of it, and nothing that is no text."""
+        """Insert the printable characters of the first line of ``typed``."""
         first = typed.splitlines()[0] if typed.splitlines() else ""
         fit = "".join(char for char in first if char.isprintable())
         return LineEdit(self.text[: self.cursor] + fit + self.text[self.cursor :], self.cursor + len(fit))
 
     def press(self, key: str) -> LineEdit | None:
-        """The edit after an editing key; None when the key is none."""
+        """The edit after an editing key; None for other keys."""
         text, cursor = self.text, self.cursor
         if key in ("backspace", "ctrl+h"):
             return LineEdit(text[: max(0, cursor - 1)] + text[cursor:], max(0, cursor - 1))
@@ -53,14 +53,14 @@ class LineEdit:
         return None
 
     def typed(self, key: str, character: str | None) -> LineEdit | None:
-        """The edit after a key that edits or types ``character``; None when it does neither."""
+        """The edit after a key that edits or types ``character``; None for other keys."""
         pressed = self.press(key)
         if pressed is None and character is not None and character.isprintable():
             return self.insert(character)
         return pressed
 
     def spans(self, width: int, style: str = "input") -> list[Span]:
-        """The text with its cursor in ``width`` cells, scrolled so that the cursor is seen."""
+        """The text with its cursor in ``width`` cells, scrolled to the cursor."""
         before, behind = self.text[: self.cursor], self.text[self.cursor :]
         under, rest = (behind[0], behind[1:]) if behind else (" ", "")
         while before and cell_width(before) + cell_width(under) > width:

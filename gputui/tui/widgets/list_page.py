@@ -1,21 +1,33 @@
-"""A page with a list: a cursor that stays on its row, scrolling, and a filter that is typed."""
+"""A page with a list: a cursor that stays on its row, scrolling, and a filter."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+from textual import events
 
 from gputui.charts.chart import Line
 from gputui.tui.layout.columns import fit_line
-from gputui.tui.widgets.cursor import moved
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.page import ActionScreen
 
+Id = TypeVar("Id")
+
+
+def moved(ids: Sequence[Id], current: Id | None, by: int, start: int = 0) -> Id | None:
+    """The id ``by`` places after ``current``, at most the last or first; at index ``start`` if there is no current one.
+    None for an empty list."""
+    if not ids:
+        return None
+    place = ids.index(current) + by if current is not None and current in ids else start
+    return ids[min(max(place, 0), len(ids) - 1)]
+
 
 class ListPage(ActionScreen):
-    """Moves the cursor of ``table``, a frozen dataclass with a ``cursor`` (the id of a row), and where the list scrolls
-    and can be filtered a ``top`` (the first row shown) and a ``filter_text``."""
+    """Moves the cursor of ``table``, a frozen dataclass with a ``cursor`` (the id of a row). If the list scrolls and
+    has a filter, ``table`` has a ``top`` (the index of the first row shown) and a ``filter_text``."""
 
     table: Any
     page_rows = 1
@@ -27,32 +39,32 @@ class ListPage(ActionScreen):
 
     @property
     def row_ids(self) -> Sequence[Hashable]:
-        """The rows that can be chosen, in their order."""
+        """The ids of all rows, in order."""
         raise NotImplementedError
 
     def replacement(self, ids: Sequence[Any]) -> Any:
-        """Where the cursor goes when its row is gone."""
+        """The row for the cursor when its row is gone."""
         return ids[0]
 
     def keep_cursor(self) -> None:
-        """The cursor stays on its row, wherever that moves, as long as it is there."""
+        """Keep the cursor on its row; if that is gone, move it to the `replacement`."""
         ids = self.row_ids
         if self.table.cursor not in ids:
             self.table = replace(self.table, cursor=self.replacement(ids) if ids else None)
 
     def scroll_to_cursor(self, room: int) -> None:
-        """Let the row under the cursor be one of the ``room`` rows shown, with as little scrolling as it takes."""
+        """Scroll as little as needed to have the cursor among the ``room`` visible rows."""
         ids, room = self.row_ids, max(1, room)
         place = ids.index(self.table.cursor) if self.table.cursor in ids else 0
         top = min(self.table.top, place, max(0, len(ids) - room))
         self.table = replace(self.table, top=max(top, place - room + 1))
 
     def point_at(self, row: Hashable) -> None:
-        """Put the cursor on a row."""
+        """Move the cursor to a row."""
         self.table = replace(self.table, cursor=row)
 
     def move(self, by: int) -> None:
-        """Move the cursor by so many rows."""
+        """Move the cursor by rows."""
         self.point_at(moved(self.row_ids, self.table.cursor, by))
         self.changed()
 
@@ -78,15 +90,15 @@ class ListPage(ActionScreen):
 
     @property
     def filter_text(self) -> str:
-        """What the rows shown have in them."""
+        """The words that shown rows contain."""
         return getattr(self.table, "filter_text", "")
 
     def set_filter(self, text: str) -> None:
-        """Show only the rows in which this occurs."""
+        """Show only rows that contain these words."""
         self.table = replace(self.table, filter_text=text, top=0)
 
     def with_filter(self, lines: list[Line], width: int) -> list[Line]:
-        """The lines of the list, the first of them the filter while it is typed."""
+        """The lines of the list; while the filter is being typed, it replaces the first one."""
         if self._filter_line is not None and lines:
             spans = self._filter_line.spans(max(8, width - 9))
             return [fit_line([(" filter ", "title"), *spans], width), *lines[1:]]
@@ -104,13 +116,13 @@ class ListPage(ActionScreen):
         if text != self.filter_text:
             self.set_filter(text)
 
-    def take_key(self, key: str) -> bool:
-        """While the filter is typed, arrows move the cursor; otherwise escape clears it."""
-        if self.line is not None and key in ("up", "down"):
+    def take_key(self, event: events.Key) -> bool:
+        """Move the cursor with the arrows while the filter is being typed; else clear it with escape."""
+        if self.line is not None and event.key in ("up", "down"):
             with self.shell.one_paint():
-                self.move(-1 if key == "up" else 1)
+                self.move(-1 if event.key == "up" else 1)
             return True
-        if self.line is None and key == "escape" and self.filter_text:
+        if self.line is None and event.key == "escape" and self.filter_text:
             self.set_filter("")
             self.changed()
             return True

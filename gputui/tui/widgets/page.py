@@ -1,14 +1,13 @@
-"""What the screens have in common: keys from the table of actions, a head, notices, messages and a footer."""
+"""The base of all pages: keys from the table of actions, notices, messages and a footer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, cast
 
+from msgspec import Struct
 from textual import events, on
-from textual.binding import Binding, BindingType
 from textual.errors import NoWidget
 from textual.screen import Screen
 from textual.widget import Widget
@@ -22,13 +21,13 @@ from gputui.tui.actions.footer import footer_action, footer_line, message_lines
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.moments import time_at, time_line
-from gputui.tui.layout.strips import notice_lines, warning_lines
-from gputui.tui.shell import Shell
+from gputui.tui.layout.strips import head_line, notice_lines, warning_lines
+from gputui.tui.shell import Shell, passed_to_top
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.pane import Pane
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 9
-"""In less than this nothing useful can be shown."""
+"""Least size of a terminal."""
 
 WHEEL_LINES = 3
 
@@ -40,8 +39,7 @@ class Copyable(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
     is found too, for example that of the footer."""
 
@@ -57,26 +55,17 @@ class Choice:
         return f"{self.name} {self.title}" if self.name else self.title
 
 
-def bindings_for(scope: Scope) -> list[BindingType]:
-    """Textual's bindings of a screen; each key leads to `ActionScreen.action_act`."""
-    return [
-        Binding(",".join(action.keys), f"act('{action.name}')", action.label, show=False, tooltip=action.tooltip,
-                id=f"{scope}.{action.name}")
-        for action in actions_in(scope)
-    ]  # fmt: skip
-
-
 TRAIL_WIDTH = 90
 """Cells that a page's own head has before the trail of pages gets any."""
 
 
 class ActionScreen(Screen[None]):
-    """A screen whose keys come from the table of actions; what an action does is a method ``do_<name>`` of it,
-    of one of its parts or of the app's."""
+    """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its ``parts``, or of
+    the app and its parts carries out an action."""
 
     SCOPE: ClassVar[Scope]
     parts: tuple[object, ...] = ()
-    """What carries out actions beside the page itself."""
+    """Objects that carry out actions beside the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,21 +75,21 @@ class ActionScreen(Screen[None]):
 
     @property
     def shell(self) -> Shell:
-        """The app, as pages see it."""
+        """The app."""
         return cast("Shell", self.app)
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is shown."""
+        """The snapshot that is shown."""
         return self.shell.snapshot
 
     @property
     def crumb(self) -> str:
-        """What this page is called in the trail of pages above it; harmless text."""
+        """The page's name in the trail of pages; harmless text."""
         return self.SCOPE
 
     def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
-        """A page's head behind the trail of pages that escape leads back through, where there is room for both."""
+        """A page's head behind the trail of pages that escape leads back through, if there is room for both."""
         stack = self.app.screen_stack
         below = stack[: stack.index(self)] if self in stack else []
         trail = " › ".join(screen.crumb for screen in below if isinstance(screen, ActionScreen))
@@ -109,18 +98,23 @@ class ActionScreen(Screen[None]):
         lead = f" {trail} ›"
         return [(lead, "dim"), *draw(width - cell_width(lead))]
 
+    def machine_head(self, width: int) -> Line:
+        """The head of a page about the whole machine: its host, its agent and the time."""
+        app = self.shell
+        return head_line(self.snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)
+
     @property
     def run_in_question(self) -> Run | None:
-        """The run that an action would be about."""
+        """The run that actions apply to."""
         return None
 
     @property
     def gpu_in_question(self) -> GpuView | None:
-        """The GPU that an action would be about."""
+        """The GPU that actions apply to."""
         return None
 
     def context(self) -> Context:
-        """What decides which actions are possible now."""
+        """The context that decides which actions are possible."""
         app = self.shell
         return Context(
             scope=self.SCOPE,
@@ -133,16 +127,16 @@ class ActionScreen(Screen[None]):
         )
 
     def interest(self) -> Interest | None:
-        """What the feed must read for this page; None where it shows nothing of its own."""
+        """What the feed must read for this page; None if the page needs nothing."""
         return Interest()
 
     def copyable(self) -> Sequence[Copyable]:
-        """What can be copied here, first what is in focus."""
+        """What can be copied here, the focused item first."""
         run = self.run_in_question
         return [Copyable("the run's id", run.run_id)] if run is not None else []
 
     def choices(self) -> Sequence[Choice]:
-        """What the palette finds on this page beside its actions."""
+        """The palette's choices on this page beside its actions."""
         return ()
 
     def warnings(self) -> Sequence[str]:
@@ -150,7 +144,7 @@ class ActionScreen(Screen[None]):
         return ()
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """The wheel was turned over a pane, ``by`` lines down: as often the arrow key."""
+        """Handle the wheel over a pane: ``by`` times the action of the down key, or of the up key if negative."""
         key = "down" if by > 0 else "up"
         with self.shell.one_paint():
             for action in actions_in(self.SCOPE):
@@ -167,14 +161,14 @@ class ActionScreen(Screen[None]):
         self.wheel(self._under(event), -WHEEL_LINES)
 
     def _under(self, event: events.MouseEvent) -> Widget | None:
-        """What the pointer is over; Textual tells it of clicks only."""
+        """The widget below the pointer, which Textual resolves only for clicks."""
         with suppress(NoWidget):
             return self.get_widget_at(*event.screen_offset)[0]
         return None
 
     @on(events.Click, "#footer")
     def footer_clicked(self, event: events.Click) -> None:
-        """A click on a key of the footer is the key."""
+        """Perform the clicked action."""
         event.stop()
         name = footer_action(self.context(), self.app.size.width, event.x)
         if name is not None:
@@ -182,42 +176,50 @@ class ActionScreen(Screen[None]):
 
     @on(events.Click, "#notice")
     def time_line_clicked(self, event: events.Click) -> None:
-        """A click on the time line goes there."""
+        """Show the clicked moment of the time line."""
         past = self.snapshot.past
         at = time_at(past, self.app.size.width, event.x) if past is not None and event.y == 0 else None
         if at is not None:
             event.stop()
             self.shell.look_back(Moment(at, direction=-1))
 
-    # --- a line that is typed on the page
+    # --- a line being typed on the page
 
     @property
     def line(self) -> LineEdit | None:
-        """The line that is typed, for example a filter; while there is one, keys are text."""
+        """The line being typed, for example a filter; while there is one, keys are text."""
         return None
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
-        """Take what was typed so far, or with ``line`` None the end of it: ``text`` is empty where it was given up."""
+        """Take the changed line; None ends the typing, with an empty ``text`` if it was cancelled."""
         raise NotImplementedError
 
-    def take_key(self, key: str) -> bool:
-        """Take a key before it is text or an action; False where it is left to them."""
+    def take_key(self, event: events.Key) -> bool:
+        """Handle a key before it becomes text or an action; False to leave it to them."""
         return False
 
     def on_key(self, event: events.Key) -> None:
+        """Handle keys one after another. Textual's bindings act later, so that text in one burst, as over a slow line,
+        would overtake the key before it."""
+        if passed_to_top(self, event) or self.take_key(event) or self._take_text(event):
+            event.stop()
+        elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
+            event.stop()
+            self.shell.perform(name)
+
+    def _take_text(self, event: events.Key) -> bool:
+        """Handle a key for the line being typed; False if there is none, or if the key is no text."""
         line = self.line
-        if not self.take_key(event.key):
-            if line is None:
-                return
-            if event.key in ("enter", "escape"):
-                self.type_line(None, line.text if event.key == "enter" else "")
-            elif (typed := line.typed(event.key, event.character)) is not None:
-                self.type_line(typed, typed.text)
-            else:
-                return
-            self.changed()
-        event.stop()
-        event.prevent_default()
+        if line is None:
+            return False
+        if event.key in ("enter", "escape"):
+            self.type_line(None, line.text if event.key == "enter" else "")
+        elif (typed := line.typed(event.key, event.character)) is not None:
+            self.type_line(typed, typed.text)
+        else:
+            return False
+        self.changed()
+        return True
 
     def on_paste(self, event: events.Paste) -> None:
         line = self.line
@@ -239,10 +241,6 @@ class ActionScreen(Screen[None]):
         else:
             self.shell.say("There is nothing to copy here.", "warning")
 
-    def action_act(self, name: str) -> None:
-        """A key of an action was pressed."""
-        self.shell.perform(name)
-
     def on_resize(self) -> None:
         self.changed()
 
@@ -250,13 +248,13 @@ class ActionScreen(Screen[None]):
         self.changed()
 
     def changed(self) -> None:
-        """Draw what changed, and ask the feed for what the page needs from now on."""
+        """Draw the page, and request the data that it needs from now on."""
         self.paint()
         if not self.shell.is_holding_paint:
             self.shell.request_data(self)
 
     def paint(self) -> None:
-        """Draw the newest snapshot, now or at the end of what the app does in one paint."""
+        """Draw the newest snapshot, unless `Shell.one_paint` will."""
         width, height = self.app.size
         if not width or not height or self.shell.is_holding_paint:
             return
@@ -271,21 +269,21 @@ class ActionScreen(Screen[None]):
             pane.clear()
         text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
         lines = [fit_line([(part, "warn")], width) for part in wrap(text, width)][:height]
-        self.notice.show(lines, height=len(lines))
+        self.notice.fit(lines)
 
     def draw(self, width: int, height: int) -> None:
-        """Give every pane its lines for a screen of this size."""
+        """Give every pane its lines for a terminal of this size."""
         raise NotImplementedError
 
     def draw_frame(self, width: int) -> int:
-        """Draw what is around the content; returns how many lines it takes."""
+        """Draw notices, message and footer; returns their number of lines."""
         past = self.snapshot.past
         notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
         notices += notice_lines(self.snapshot, self.shell.agent_notice, width)
         notices += [line for text in self.warnings() for line in warning_lines(text, width)]
-        self.notice.show(notices, height=len(notices))
+        self.notice.fit(notices)
         text, kind = self.shell.message
         messages = message_lines(text, kind, width) if text else []
-        self.message.show(messages, height=len(messages))
+        self.message.fit(messages)
         self.footer.show([footer_line(self.context(), width)], height=1)
         return len(notices) + len(messages) + 1

@@ -1,11 +1,12 @@
-"""A widget that shows lines of styled text and repaints the lines that changed."""
+"""Widgets that show lines of styled text and repaint only what changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from rich.segment import Segment
 from rich.style import Style
@@ -15,6 +16,7 @@ from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
+from gputui.tui.shell import Shell
 from gputui.tui.theme.colors import styles_of
 
 REGIONS_AT_ONCE = 6
@@ -22,9 +24,9 @@ REGIONS_AT_ONCE = 6
 
 
 class Pane(Widget):
-    """Lines in a fixed place. `show` gives it new ones and its height; nothing else makes it repaint.
+    """Lines in a fixed place. It repaints only when `show` or `fit` gives it other lines.
 
-    A pane fills its place with its lines: no rule of a style sheet gives it a border, a margin inside or an opacity.
+    No style sheet may give a pane a border, padding or opacity: `render_lines` bypasses Textual's passes for these.
     """
 
     DEFAULT_CSS: ClassVar[str] = "Pane { height: 1; width: 1fr; }"
@@ -40,7 +42,7 @@ class Pane(Widget):
         self._is_cleared = False
 
     def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
-        """Show these lines. ``height`` sets the widget's own height where it is not its container's."""
+        """Show ``lines``. ``height`` sets the widget's height, unless its container does."""
         if height is not None:
             self.set_height(height)
         elif self._is_cleared:
@@ -58,31 +60,35 @@ class Pane(Widget):
         else:
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 
+    def fit(self, lines: Sequence[Line]) -> None:
+        """Show ``lines``, and take exactly their height."""
+        self.show(lines, height=len(lines))
+
     def set_height(self, height: int) -> None:
-        """Give the widget a height of its own."""
+        """Set the widget's height, in lines."""
         self._is_cleared = False
         if height != self._height:
             self._height = height
             self.styles.height = height
 
     def set_space_above(self, height: int) -> None:
-        """Keep so many lines above the widget blank."""
+        """Keep ``height`` lines above the widget blank."""
         if height != self._space_above:
             self._space_above = height
             self.styles.margin = (height, 0, 0, 0)
 
     def clear(self) -> None:
-        """Show nothing and take no room."""
+        """Show nothing and take no room, until the next `show`."""
         self.show([], height=0)
         self._is_cleared = True
 
     @property
     def text(self) -> str:
-        """What is shown, without styles."""
+        """The shown lines without their styles."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
 
     def restyle(self) -> None:
-        """Paint everything again: the theme is another."""
+        """Paint everything again in the current theme."""
         self._forget_looks()
         self.refresh()
 
@@ -117,7 +123,7 @@ class Pane(Widget):
         return strip
 
     def _style(self, key: str) -> Style:
-        """The style of a key on this pane's ground."""
+        """The style of a key over this pane's background."""
         style = self._styles_by_key.get(key)
         if style is None:
             styles = styles_of(getattr(self.app, "theme_name", "ansi"))
@@ -126,3 +132,33 @@ class Pane(Widget):
                 style += styles[key]
             self._styles_by_key[key] = style
         return style
+
+
+REDRAW_SECONDS = 0.9
+
+
+class SlowPane(Pane):
+    """A pane whose lines are expensive to draw. It draws them when their shape changes, and new data once a second at
+    most: curves are read no faster, and the next snapshot brings what was left out."""
+
+    _shape: Hashable = None
+    _data: Sequence[object] = ()
+    _drawn_at = float("-inf")
+
+    def show_when(
+        self, shape: Hashable, data: Sequence[object], draw: Callable[[], Sequence[Line]], *, height: int
+    ) -> None:
+        """Show the lines of ``draw`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
+        changed and `REDRAW_SECONDS` have passed."""
+        now, snapshot = time.monotonic(), cast("Shell", self.app).snapshot
+        shape = (shape, snapshot.at if snapshot.past is not None else None)
+        self.set_height(height)
+        is_same = len(data) == len(self._data) and all(a is b or a == b for a, b in zip(data, self._data, strict=True))
+        if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
+            return
+        self._shape, self._data, self._drawn_at = shape, data, now
+        self.show(draw())
+
+    def clear(self) -> None:
+        self._shape = None
+        super().clear()

@@ -13,18 +13,19 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.active_run import CheckpointLook, LiveAttempt
+from gputui.agent.lifecycle.active_run import CheckpointWatch, LiveAttempt
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
 from gputui.gpu.model import GpuFacts, Inventory
-from gputui.recovery.checkpoint_search import CheckpointChoice, CheckpointSearch, for_person
+from gputui.recovery.checkpoint_search import CheckpointChoice, for_person
+from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
@@ -102,11 +103,11 @@ def test_a_stop_has_the_checkpoints_looked_for_at_once(supervisor: Supervisor) -
         connection.execute("UPDATE runs SET state = 'running'")
     record = get_attempt(connection, "demo-1", 1)
     assert record is not None
-    look = CheckpointLook(due_at=10.0)
-    supervisor.runs.of("demo-1").begin(LiveAttempt(record, ExecutorProcess(None), checkpoint_look=look))
+    look = CheckpointWatch(due_at=10.0)
+    supervisor.runs.of("demo-1").begin(LiveAttempt(record, ExecutorProcess(None), checkpoint_watch=look))
     running = get_run(connection, "demo-1")
     assert running is not None
-    supervisor.stop(running, intent="stop", actor="me", now_at_once=False)
+    supervisor.stop(running, intent="stop", actor="me", at_once=False)
     assert look.due_at == supervisor.context.monotonic()
 
 

@@ -53,6 +53,16 @@ def test_a_name_that_nobody_changes_stands_in_the_way_of_no_tag(supervisor: Supe
     assert label(supervisor, "vit-1-1", name="vit-1") == "refused"
 
 
+def test_a_new_run_does_not_get_the_name_of_a_renamed_one_as_its_id(supervisor: Supervisor) -> None:
+    connection = supervisor.context.connection
+    assert label(supervisor, "vit-1", name="vit-2") == "done"
+    assert repository.next_run_id(connection, "vit", set())[0] == "vit-3"
+    # The name of a launch is no new one.
+    assert repository.next_run_id(connection, "vit-1", set())[0] == "vit-1-2"
+    assert label(supervisor, "vit-1", name="baseline") == "done"
+    assert repository.next_run_id(connection, "vit", set())[0] == "vit-2"
+
+
 def test_no_note_removes_the_note(supervisor: Supervisor) -> None:
     connection = supervisor.context.connection
     assert label(supervisor, "vit-1", note="first try") == label(supervisor, "vit-1", note=None) == "done"

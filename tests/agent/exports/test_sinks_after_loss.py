@@ -8,11 +8,11 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.exports import live_sink
@@ -140,6 +140,7 @@ def test_it_goes_on_with_the_same_file(form: Format, lost: Lost, monkeypatch: py
     assert lost.follow(form) == 0
 
 
+@pytest.mark.long
 def test_mlflow_gets_the_run_once(lost: Lost) -> None:
     from mlflow.tracking import MlflowClient
 

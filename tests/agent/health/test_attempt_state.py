@@ -105,7 +105,7 @@ def test_lines_that_are_held_back_in_a_buffer_explain_the_silence_until_they_com
 def test_silence_counts_anew_when_nobody_could_have_seen_progress(connection: sqlite3.Connection) -> None:
     watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
     watched.take([WatchedLine(2, None, 1, NOW, None, {})], 10.0, NOW)
-    watched.begin_anew(5000.0)
+    watched.restart_silence(5000.0)
     assert not silence(watched.course, 5010.0 - watched.progress_at, 60.0).is_overdue
 
 
@@ -150,7 +150,7 @@ def looks(watched: AttemptState, busy: Callable[[float], bool]) -> list[tuple[fl
     for at in (100.0 + 2.0 * count for count in range(51)):
         cpu += 2.0 if busy(at) else 0.0
         look = ProcessSnapshot(at, {None: [ProcessReading(1, 1, "S", cpu, 0.0, 0, 0)]}, [], 1)
-        verdict, is_certain = watched.judged(look, {}, ProgressSilence("steps", at, 60.0), 60.0)
+        verdict, is_certain = watched.assess(look, {}, ProgressSilence("steps", at, 60.0), 60.0)
         if verdict is not None:
             found.append((at, verdict.kind, is_certain))
     return found
@@ -167,7 +167,7 @@ def test_work_has_pauses_before_a_silence_of_it_is_a_hang(connection: sqlite3.Co
     watched.had_lines = True
     paused = looks(watched, lambda at: not 120.0 < at <= 140.0)
     assert not any(is_certain for _, _, is_certain in paused)
-    watched.begin_anew(0.0)
+    watched.restart_silence(0.0)
     hung = looks(watched, lambda at: at <= 120.0)
     assert next(at for at, _, is_certain in hung if is_certain) == 146.0
 
@@ -185,3 +185,18 @@ def test_an_agent_that_was_suspended_counts_silence_anew(connection: sqlite3.Con
     now[0] += 5000.0
     watching.turn([attempt])
     assert watched.progress_at == now[0]
+
+
+def test_lines_of_one_rank_beyond_the_first_are_noticed(connection: sqlite3.Connection) -> None:
+    def lone_rank(*ranks: int | None) -> int | None:
+        watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
+        steps = ((step, rank) for step in range(9) for rank in ranks)
+        watched.take([WatchedLine(2, rank, step, None, None, {"loss": 1.0}) for step, rank in steps], 1.0)
+        assert watched.lone_rank is None
+        watched.take(
+            [WatchedLine(2, rank, step, None, None, {"loss": 1.0}) for rank in ranks for step in (30, 50)] * 10, 2.0
+        )
+        return watched.lone_rank
+
+    assert lone_rank(16) == 16
+    assert lone_rank(0) is lone_rank(None) is lone_rank(0, 1) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.health.gpu_faults import sightings
-from gputui.gpu.xid_classes import XID_CLASSES, XidClass
+from gputui.gpu.xid import XID_CLASSES, XidClass
 from gputui.recovery.hardware import Sighting
 from tests.stores import open_store
 

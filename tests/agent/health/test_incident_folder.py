@@ -18,7 +18,7 @@ from gputui.agent.health.incident_folder import (
     LOG_CHARACTERS,
     IncidentArchive,
     incident_folder,
-    keep,
+    start_archiving,
     write,
 )
 from gputui.agent.jobs import Jobs
@@ -35,7 +35,7 @@ TOKEN = "hf_" + "a1B2" * 8
 
 
 @pytest.fixture
-def keepsake(workspace: Workspace) -> IncidentArchive:
+def archive(workspace: Workspace) -> IncidentArchive:
     run_dir = workspace.run_dir("job-1")
     run_dir.mkdir()
     with closing(open_store(workspace.database)) as connection:
@@ -62,10 +62,10 @@ def keepsake(workspace: Workspace) -> IncidentArchive:
     return IncidentArchive(run_dir, "job-1", 2, END, ("GPU-1",), evidence, incident, plan, workspace.database)
 
 
-def test_everything_is_there_and_no_secret(keepsake: IncidentArchive) -> None:
-    write(keepsake)
-    folder = incident_folder(keepsake.run_dir, 2)
-    assert folder == keepsake.run_dir / "incidents" / "2"
+def test_everything_is_there_and_no_secret(archive: IncidentArchive) -> None:
+    write(archive)
+    folder = incident_folder(archive.run_dir, 2)
+    assert folder == archive.run_dir / "incidents" / "2"
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
         "README.txt",
         "decision.json",
@@ -87,9 +87,9 @@ def test_everything_is_there_and_no_secret(keepsake: IncidentArchive) -> None:
     assert (folder / "logs" / "rank1-stderr.txt").read_text().endswith("logged in with [redacted]\n")
 
 
-def test_the_gpus_of_the_run_around_its_end(keepsake: IncidentArchive) -> None:
-    write(keepsake)
-    with (incident_folder(keepsake.run_dir, 2) / "gpus.csv").open(newline="") as file:
+def test_the_gpus_of_the_run_around_its_end(archive: IncidentArchive) -> None:
+    write(archive)
+    with (incident_folder(archive.run_dir, 2) / "gpus.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["uuid"] for row in rows} == {"GPU-1"}
     times = [float(row["at"]) - END for row in rows]
@@ -97,15 +97,15 @@ def test_the_gpus_of_the_run_around_its_end(keepsake: IncidentArchive) -> None:
     assert rows[0]["power_watts"] == "300.0" and rows[0]["temperature_celsius"] == ""
 
 
-def test_all_logs_together_are_bounded(keepsake: IncidentArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_logs_together_are_bounded(archive: IncidentArchive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gputui.agent.health.incident_folder.ALL_LOGS_CHARACTERS", 20)
-    write(keepsake)
-    logs = list((incident_folder(keepsake.run_dir, 2) / "logs").iterdir())
+    write(archive)
+    logs = list((incident_folder(archive.run_dir, 2) / "logs").iterdir())
     assert sum(len(path.read_text()) for path in logs) <= 20 + len("[redacted]")
 
 
 def test_a_full_disk_costs_the_evidence_only(
-    keepsake: IncidentArchive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    archive: IncidentArchive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[Path] = []
 
@@ -116,14 +116,14 @@ def test_a_full_disk_costs_the_evidence_only(
 
     monkeypatch.setattr("gputui.agent.health.incident_folder.write_text", full)
     jobs = Jobs(lambda: None, time.monotonic)
-    keep(keepsake, jobs)
+    start_archiving(archive, jobs)
     wait_until(lambda: not jobs.is_busy, what="the evidence")
     assert mentions(caplog.text, "attempt 2", os.strerror(errno.ENOSPC))
 
 
-def test_a_run_that_was_removed_meanwhile_does_not_come_back(keepsake: IncidentArchive) -> None:
-    keepsake.run_dir.rmdir()
+def test_a_run_that_was_removed_meanwhile_does_not_come_back(archive: IncidentArchive) -> None:
+    archive.run_dir.rmdir()
     jobs = Jobs(lambda: None, time.monotonic)
-    keep(keepsake, jobs)
+    start_archiving(archive, jobs)
     wait_until(lambda: not jobs.is_busy, what="the evidence")
-    assert not keepsake.run_dir.exists()
+    assert not archive.run_dir.exists()

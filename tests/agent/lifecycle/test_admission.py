@@ -7,10 +7,10 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
@@ -50,7 +50,7 @@ class Bench:
         )
         self.recorder = context.recorder
         runs = ActiveRuns()
-        self.starting = Admission(
+        self.admission = Admission(
             context,
             runs,
             ErrorBarrier(context, runs),
@@ -87,7 +87,7 @@ class Bench:
 
     def turn(self, after_seconds: float = 0.0) -> None:
         self.clock += after_seconds
-        self.starting.turn()
+        self.admission.turn()
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_lease_that_another_run_gets_ends_with_the_attempt_that_has_it(
         repository.release_leases(connection, "a-1", keep=UUIDS[:3])
         repository.take_leases(connection, "b-1", UUIDS[3:], NOW)
     bench.see(*UUIDS)
-    bench.starting.turn()
+    bench.admission.turn()
     assert [record.run_id for record in bench.started] == ["a-1"]
     assert repository.leases(connection) == dict.fromkeys(UUIDS, (("a-1",), None))
     assert connection.execute("SELECT run_id FROM events WHERE kind = 'gpus_replaced'").fetchall() == [("b-1",)]
@@ -267,7 +267,7 @@ def test_a_run_waits_with_the_reason_while_no_python_can_start_it(
     own.symlink_to(sys.executable)
     bench = Bench(connection, workspace, "standard", None)
     local = LocalExecutor(str(own), lambda: iter(()))
-    bench.starting.context = replace(bench.starting.context, executors=Executors({LOCAL: local}))
+    bench.admission.context = replace(bench.admission.context, executors=Executors({LOCAL: local}))
     bench.see(*UUIDS)
     own.unlink()
     for _ in range(3):

@@ -12,17 +12,17 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent import slices
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, Task
+from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, PostmortemTask
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
 from gputui.agent.lifecycle.postmortem import examine
 from gputui.agent.lifecycle.supervisor import Supervisor
@@ -30,9 +30,11 @@ from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ResumeChecks
 from gputui.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search
+from gputui.recovery.attempt_steps import trouble_of
 from gputui.recovery.checkpoint_removal import prune
-from gputui.recovery.checkpoint_search import CheckpointSearch, for_person, surveyed, trouble_began
+from gputui.recovery.checkpoint_search import for_person, surveyed
 from gputui.recovery.checkpoints import look_in
+from gputui.recovery.ledger_inputs import CheckpointSearch, FoundCheckpoint
 from gputui.redaction import Redactor
 from gputui.runs import repository
 from gputui.runs.command import Launch
@@ -128,6 +130,16 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
+@pytest.fixture(autouse=True)
+def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of inodes cannot be made up as those of files are."""
+
+    def found(folder: Path, pattern: str) -> list[FoundCheckpoint]:
+        return [one._replace(changed_ns=None) for one in look_in(folder, pattern)]
+
+    monkeypatch.setattr(checkpoint_search, "look_in", found)
+
+
 @pytest.fixture
 def bench(workspace: Workspace) -> Iterator[Bench]:
     made = Bench(workspace)
@@ -204,8 +216,8 @@ def test_a_folder_that_two_runs_have_by_two_paths_is_shared(bench: Bench) -> Non
     assert {row.origin for row in checkpoints.of_run(bench.connection, "b-1")} == {"foreign", "contested"}
     # A link that is away for a while changes nothing.
     link.unlink()
-    turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_look and other.checkpoint_look.job, 11.0)
-    turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_look and not other.checkpoint_look.job, 0.0)
+    turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_watch and other.checkpoint_watch.job, 11.0)
+    turned(bench, lambda: living.turn([other]), lambda: other.checkpoint_watch and not other.checkpoint_watch.job, 0.0)
     assert {row.run_id for row in bench.search().neighbours} == {"b-1"}
 
 
@@ -216,7 +228,7 @@ def test_a_turn_without_time_looks_into_one_folder(bench: Bench, monkeypatch: py
     bench.context.turn.begin()
     for begun in (1, 2):
         living.turn(both)
-        assert sum(one.checkpoint_look is not None for one in both) == begun
+        assert sum(one.checkpoint_watch is not None for one in both) == begun
 
 
 def test_what_lies_in_another_runs_folder_below_is_that_runs(workspace: Workspace) -> None:
@@ -270,9 +282,10 @@ def test_numbers_that_go_wrong_in_a_later_epoch_leave_those_of_the_epochs_before
         bench.save(name, at)
     assert bench.look() == ("later.pt", "epoch_2.pt", "epoch_1.pt")
     search = bench.search()
-    began_at = trouble_began(search, 1, 3)
+    trouble = trouble_of(search, search.rows, 1, 3)
+    began_at = trouble.began_at
     assert began_at is not None and abs(began_at - (bench.begin + 3.2 * HOUR)) < 5.0
-    rows = ledger.attempt_ended(search.rows, search.attempts, 1, "nan_loss", 3, began_at)
+    rows = ledger.attempt_ended(search.rows, search.attempts, 1, "nan_loss", 3, trouble)
     assert [row.name for row in ledger.candidates(rows, search.attempts)] == ["epoch_2.pt", "epoch_1.pt"]
 
 
@@ -615,7 +628,7 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
             repository.move(connection, run, state, cause=cause, now=bench.begin + at * HOUR)
 
     def elsewhere() -> list[dict[str, Any]]:
-        return checkpoint_survey.course_elsewhere(
+        return checkpoint_survey.attempts_to_resume(
             bench.connection, bench.workspace, replace(bench.run(), resume_from=None)
         )
 
@@ -674,7 +687,7 @@ def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
         bench.folder.rmdir()
     if state == "in use":
         (bench.folder / "notes.txt").touch()
-    task = Task(
+    task = PostmortemTask(
         folder=tmp_path, attempt=attempt, exit_record={"code": 1}, survivors=(), launcher="python", rebooted=False,
         ended_at=bench.begin + 3 * HOUR, checkpoints=bench.search(), checkpoints_wanted=1, redactor=Redactor([]),
     )  # fmt: skip
@@ -760,7 +773,7 @@ def test_one_that_cannot_be_looked_at_is_waited_for(bench: Bench, monkeypatch: p
         raise OSError(116, "Stale file handle")
 
     with monkeypatch.context() as patched:
-        patched.setattr(waiting, "again", away)
+        patched.setattr(waiting, "recheck", away)
         assert not decided(bench, checking)
     assert "Stale file handle" in (bench.run().waiting_for or "")
     assert not checking.may_start(bench.run()) and not checking.runs.waiting_of("a-1").resume_check

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.admission import standings
+from gputui.agent.lifecycle.admission import gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
@@ -29,13 +29,13 @@ def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str
     """Seven GPUs: well, in quarantine, lost, drained, split, a stranger's, and one that was not read."""
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW)
     recorder = context.recorder
-    assert standings(context, draining) is None
+    assert gpu_availability(context, draining) is None
     facts = [GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30, mig_mode=i == 4) for i in range(7)]
     samples = [GpuSample(f"GPU-{i}", state="lost" if i == 2 else "ok", memory_used_bytes=1 << 30) for i in range(6)]
     stranger = GpuProcess(pid=1, kind="C", user="bob", memory_bytes=2 << 30)
     recorder.take([Inventory(NOW, "nvml", "580.95", tuple(facts)), FastTick(NOW, tuple(samples))])
     recorder.take([ProcessTick(NOW, {"GPU-5": (stranger,)})])
-    found = standings(context, draining)
+    found = gpu_availability(context, draining)
     assert found is not None
     return {gpu.index: gpu for gpu in found}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from gputui.agent.lifecycle.active_run import Task
+from gputui.agent.lifecycle.active_run import PostmortemTask
 from gputui.agent.lifecycle.postmortem import examine, seen_by_driver
 from gputui.config import Workspace
 from gputui.redaction import REDACTED, Redactor
@@ -21,7 +21,7 @@ def test_a_secret_that_is_a_word_of_the_message_does_not_change_the_verdict(tmp_
         f"torch.OutOfMemoryError: {secret}. Tried to allocate 2.00 GiB. password=hunter2\n"
     )
     attempt = Attempt("r-1", 1, "running", {}, (), {}, 1.0, 1.0)
-    task = Task(
+    task = PostmortemTask(
         folder=tmp_path,
         attempt=attempt,
         exit_record={"code": 1},

@@ -7,10 +7,10 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.rebuild import rebuild

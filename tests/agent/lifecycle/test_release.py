@@ -6,9 +6,9 @@ import json
 import selectors
 import sqlite3
 import subprocess
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import release
@@ -169,7 +169,7 @@ def test_the_next_agent_knows_what_a_process_of_an_earlier_attempt_holds(workspa
         (folder / "processes.json").write_text(json.dumps({"boot_id": identity.boot_id, "processes": [entry]}))
         supervisor = Supervisor(context, selectors.DefaultSelector())
         supervisor.adopt()
-        assert supervisor.draining.uuids() == {"GPU-1", "GPU-2"}
+        assert supervisor.release.uuids() == {"GPU-1", "GPU-2"}
         process.kill()
     connection.close()
 

@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle.removal import Removal, put_away
+from gputui.agent.lifecycle.removal import Removal, move_to_removed
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.recording.free_pages import KEPT_FREE_PAGES, FreePages
 from gputui.agent.slices import SliceSize
@@ -135,7 +135,7 @@ def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Super
     for table, left in (("metrics", 500), ("metric_envelopes", 2), ("metric_stretches", 2), ("metric_sources", 1)):
         assert count(connection, table) == left
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
-    assert not another.removal.is_owing()
+    assert not another.removal.has_lines_left()
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
@@ -165,15 +165,15 @@ def test_what_cannot_be_removed_loses_nothing(supervisor: Supervisor, monkeypatc
     answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused" and "\n" not in (answer.reason or "")
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").read_bytes() == b"weights"
-    assert count(supervisor.context.connection, "metrics") == 10 and not supervisor.removal.is_owing()
+    assert count(supervisor.context.connection, "metrics") == 10 and not supervisor.removal.has_lines_left()
 
 
-def test_a_folder_put_away_for_a_removal_that_never_happened_is_put_back(supervisor: Supervisor) -> None:
+def test_a_folder_moved_for_a_removal_that_never_happened_is_put_back(supervisor: Supervisor) -> None:
     long_run(supervisor, lines=10)
     (supervisor.context.workspace.state / "removed" / "b-1.1" / "checkpoints").mkdir(parents=True)
     # The agent is killed here.
-    assert put_away(supervisor.context.workspace, "a-1") is not None
-    supervisor.removal.go_on()
+    assert move_to_removed(supervisor.context.workspace, "a-1") is not None
+    supervisor.removal.begin()
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
 
@@ -181,10 +181,10 @@ def test_a_folder_put_away_for_a_removal_that_never_happened_is_put_back(supervi
 def test_a_folder_whose_name_is_taken_again_is_deleted(supervisor: Supervisor) -> None:
     long_run(supervisor, lines=10)
     (supervisor.context.workspace.state / "removed" / "a-1.1").mkdir(parents=True)
-    away = put_away(supervisor.context.workspace, "a-1")
-    assert away is not None and away.place.name == "a-1.2"
+    away = move_to_removed(supervisor.context.workspace, "a-1")
+    assert away is not None and away.path.name == "a-1.2"
     away.restore()
-    supervisor.removal.go_on()
+    supervisor.removal.begin()
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").exists()
 
@@ -196,7 +196,7 @@ def test_of_a_link_nothing_but_the_link_is_deleted(supervisor: Supervisor, tmp_p
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "model.pt").write_bytes(b"weights")
     place.symlink_to(tmp_path / "data") if is_link else place.write_text("")
-    supervisor.removal.go_on()
+    supervisor.removal.begin()
     wait_until(lambda: not place.is_symlink() and not place.exists(), what="the deletion")
     assert (tmp_path / "data" / "model.pt").exists()
 
@@ -212,7 +212,7 @@ def test_damaged_records_of_what_is_elsewhere_keep_no_folder(
     place.mkdir(parents=True)
     write_spec(place / SPEC_FILE, spec)
     monkeypatch.setattr(type(supervisor.context.executors.of(spec.target)), "clear", damaged)
-    supervisor.removal.go_on()
+    supervisor.removal.begin()
     wait_until(lambda: not place.exists(), what="the deletion")
     assert not any(place.parent.iterdir())
 

@@ -9,13 +9,13 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from gputui.agent.commands.answers import RefusedError
 from gputui.agent.commands.dispatch import refuse_impossible_gpus
-from gputui.agent.commands.refusal import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import execution
 from gputui.agent.lifecycle.active_run import Starting

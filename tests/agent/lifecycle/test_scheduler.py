@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputui.agent.lifecycle.scheduler import CpuRoom, GpuAvailability, Start, Wait, schedule
 from gputui.runs.spec import GpuRequest, RunSpec, spec_of
@@ -52,6 +52,13 @@ def test_memory_that_no_gpu_in_service_has_holds_back_no_other_run() -> None:
     small = [GpuAvailability(f"g{n}", n, free_bytes=24 << 30, total_bytes=24 << 30) for n in (2, 3)]
     waits, starts = schedule([run("a", 2, memory=40 << 30), run("b", 2)], [*large, *small])
     assert isinstance(waits, Wait) and isinstance(starts, Start)
+
+
+def test_a_run_that_waits_holds_no_gpu_back_that_is_too_small_for_it() -> None:
+    large = GpuAvailability("g0", 0, ("other",), free_bytes=0, total_bytes=80 << 30)
+    small = GpuAvailability("g1", 1, free_bytes=24 << 30, total_bytes=24 << 30)
+    waits, starts = schedule([run("a", 1, memory=40 << 30), run("b", 1)], [large, small])
+    assert isinstance(waits, Wait) and isinstance(starts, Start) and starts.uuids == ("g1",)
 
 
 def test_a_run_says_in_the_plural_what_its_own_gpus_still_hold() -> None:

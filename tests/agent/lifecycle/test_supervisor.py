@@ -10,10 +10,11 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
@@ -117,7 +118,7 @@ def test_every_gpu_that_a_run_left_is_drained_after_adoption(
         repository.move(connection, run, RunState.STOPPED, cause="test", now=clock.wall)
     made = supervisor(Supervisor, workspace, connection, clock)
     made.adopt()
-    assert made.draining.uuids() == {"GPU-1", "GPU-2", "GPU-3"}
+    assert made.release.uuids() == {"GPU-1", "GPU-2", "GPU-3"}
 
 
 def test_a_run_whose_specification_is_damaged_is_given_up_with_the_reason(
@@ -140,6 +141,45 @@ def test_what_may_pass_is_tried_again_and_said_once(
     assert state(connection) == "queued"
     (event,) = read_events(connection)
     assert event.severity == "warning" and event.message.startswith("cannot start: ")
+
+
+def test_a_run_whose_metrics_lie_on_a_dead_file_system_holds_up_no_other(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers, touched_by = threading.Event(), set()
+
+    def slow(real: Any) -> Any:
+        def call(path: Any = ".", *rest: Any, **options: Any) -> Any:
+            if str(path).startswith(str(tmp_path / "far")):
+                touched_by.add(threading.current_thread())
+                answers.wait(30)
+            return real(path, *rest, **options)
+
+        return call
+
+    made = supervisor(Supervisor, workspace, connection, clock)
+    for sequence, (run_id, where) in enumerate([("far-1", tmp_path / "far"), ("near-1", workspace.run_dir("near-1"))]):
+        queued_run(connection, workspace, clock.wall, run_id, sequence)
+        made.context.ingest.open_source(run_id, str(where / "m.jsonl"), "jsonl")
+    started: list[str] = []
+    made.admission.spawn = lambda attempt, *_: started.append(attempt.run_id)
+    for name in ("open", "stat", "lstat", "scandir"):
+        monkeypatch.setattr(os, name, slow(getattr(os, name)))
+    for _ in range(3):
+        made.needs_schedule = True
+        made.turn()
+        clock.monotonic += 2.0
+    assert started == ["near-1"]
+    far = get_run(connection, "far-1")
+    assert far is not None and far.waiting_for == f"waits for {tmp_path}/far/m.jsonl to answer"
+    answers.set()
+
+    def is_started() -> bool:
+        made.turn()
+        return "far-1" in started
+
+    wait_until(is_started)
+    assert threading.current_thread() not in touched_by and touched_by
 
 
 def state(connection: sqlite3.Connection) -> str:
@@ -174,7 +214,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
         made.turn()
 
 
-PARTS = ["watching", "gpu_trouble", "outbox", "draining", "waits", "starting"]
+PARTS = ["health", "gpu_faults", "outbox", "release", "waits", "admission"]
 
 
 @pytest.mark.parametrize("broken", PARTS)
@@ -437,7 +477,7 @@ def test_a_row_that_cannot_be_understood_sets_only_its_own_run_aside(
     connection.execute(f"UPDATE runs SET {change}, state = ? WHERE run_id = 'b-1'", (state_before,))
     made = supervisor(Supervisor, workspace, connection, clock)
     started: list[str] = []
-    made.starting.spawn = lambda record, *_: started.append(record.run_id)
+    made.admission.spawn = lambda record, *_: started.append(record.run_id)
     made.adopt()
     made.turn()
     states = dict(connection.execute("SELECT run_id, state FROM runs").fetchall())
@@ -561,11 +601,32 @@ def test_a_queue_that_is_opened_starts_its_runs_over_many_turns(
         started.append(record.run_id)
         clock.monotonic += 0.015
 
-    made.starting.spawn = spawn
+    made.admission.spawn = spawn
     for count in (2, 4, 6, 8):
         made.context.turn.begin()
         made.turn()
         assert len(started) == count and (made.next_due() == clock.monotonic) == (count < 8)
+
+
+def test_attempts_that_end_together_are_noticed_over_many_turns(
+    workspace: Workspace, connection: sqlite3.Connection, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = supervisor(Supervisor, workspace, connection, clock)
+    for number in range(5):
+        record = Attempt(f"a-{number}", 1, "running", {}, (), {}, 0.0, 0.0)
+        made.runs.of(record.run_id).begin(LiveAttempt(record, ExecutorProcess(None)))
+    looked: list[str] = []
+
+    def step(_: Supervisor, run: ActiveRun, *__: object) -> None:
+        looked.append(run.run_id)
+        clock.monotonic += 0.015
+
+    monkeypatch.setattr(Supervisor, "step", step)
+    for count in (2, 4, 5, 7):
+        made.context.turn.begin()
+        made.notice_ends()
+        assert len(looked) == count and (made.next_due() == clock.monotonic) == (count != 5)
+    assert looked == [f"a-{number}" for number in (0, 1, 2, 3, 4, 0, 1)]
 
 
 # --- a file system that does not answer -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from gputui.agent.recording.event_expiry import EVERY_SECONDS, ROWS_AT_ONCE, Forgetting
+from gputui.agent.recording.event_expiry import EVERY_SECONDS, ROWS_AT_ONCE, EventExpiry
 from gputui.config import Workspace
 from tests.stores import open_store
 
@@ -55,10 +55,10 @@ def test_what_is_over_and_old_goes(connection: sqlite3.Connection) -> None:
             (day * DAY, message, day * DAY),
         )
         connection.execute("INSERT INTO gpu_events (at, uuid, event) VALUES (?, 'GPU-0', ?)", (day * DAY, message))
-    forgetting = Forgetting(connection, lambda: 0.0)
-    forgetting.turn(None, NOW, 1.0)
+    expiry = EventExpiry(connection, lambda: 0.0)
+    expiry.turn(None, NOW, 1.0)
     assert len(left(connection, "subject_id", "alerts")) == 4, "kept for ever"
-    forgetting.turn(365 * DAY, NOW, 1.0)
+    expiry.turn(365 * DAY, NOW, 1.0)
     assert left(connection, "subject_id", "alerts") == ["lasts", "new", "old but ended lately"]
     assert left(connection, "way", "notices") == []
     assert left(connection, "message", "events") == ["new", "run"]
@@ -69,13 +69,13 @@ def test_it_goes_a_slice_at_a_time_and_once_an_hour(connection: sqlite3.Connecti
     for number in range(2 * ROWS_AT_ONCE):
         add_alert(connection, str(number), 10, 11)
     clock = [2.0]
-    forgetting = Forgetting(connection, lambda: clock[0])
+    expiry = EventExpiry(connection, lambda: clock[0])
     for left_over in (ROWS_AT_ONCE, 0):
-        forgetting.turn(365 * DAY, NOW, 1.0)
+        expiry.turn(365 * DAY, NOW, 1.0)
         assert len(left(connection, "subject_id", "alerts")) == left_over, "its time was over after one slice"
     clock[0] = 4.0
-    forgetting.turn(365 * DAY, NOW, 5.0)
-    assert forgetting.due == 4.0 + EVERY_SECONDS
+    expiry.turn(365 * DAY, NOW, 5.0)
+    assert expiry.due == 4.0 + EVERY_SECONDS
     add_alert(connection, "x", 10, 11)
-    forgetting.turn(365 * DAY, NOW, 5.0)
+    expiry.turn(365 * DAY, NOW, 5.0)
     assert left(connection, "subject_id", "alerts") == ["x"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gputui.agent.recording.history_retention import RecordKeeping
+from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
@@ -48,7 +48,7 @@ class Machine:
     def begin(self) -> None:
         """An agent starts."""
         self.recorder = Recorder(self.connection, self.workspace.runs, lambda: self.now)
-        self.keeping = RecordKeeping(
+        self.keeping = HistoryRetention(
             self.connection,
             self.workspace.record,
             self.recorder,
@@ -198,7 +198,7 @@ def test_a_machine_that_slept_leaves_a_gap_and_no_ramp(machine: Machine) -> None
     assert all(energy is not None and energy <= 300.0 * 60 * 1.01 for energy in energies)  # type: ignore[operator]
     gap = timeline.gap_at(machine.connection, START + 2 * HOUR)
     assert gap is not None and gap.end == START + 600 + 5 * HOUR
-    assert machine.keeping.trust.look(machine.now, machine.boot) is True
+    assert machine.keeping.trust.check(machine.now, machine.boot) is True
 
 
 def test_the_oldest_samples_go_when_the_record_is_too_large(machine: Machine) -> None:
@@ -207,7 +207,7 @@ def test_the_oldest_samples_go_when_the_record_is_too_large(machine: Machine) ->
     machine.record(6 * HOUR)
     machine.tidy()
     used = room(machine.connection).used_bytes
-    machine.keeping.pruning.turn(Retention(size_bytes=used - (20 << 10)), machine.now, 1.0, ages_hold=False)
+    machine.keeping.pruning.turn(Retention(size_bytes=used - (20 << 10)), machine.now, 1.0, is_clock_trusted=False)
     (oldest, newest) = machine.rows("SELECT min(at), max(at) FROM gpu_samples")[0]
     assert room(machine.connection).used_bytes <= used - (20 << 10)
     assert START < oldest < newest == machine.now - 5.0  # type: ignore[operator]
@@ -247,6 +247,7 @@ def year(workspace: Workspace) -> Iterator[Machine]:
 TICKS = 3 * 365 + 9 * 73
 
 
+@pytest.mark.long
 def test_a_year(year: Machine) -> None:
     end = START + 365 * DAY
     (oldest_raw,) = year.rows("SELECT min(at) FROM gpu_samples")[0]

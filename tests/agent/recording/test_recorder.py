@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.recording.recorder import BACKLOG_MESSAGES, Recorder
 from gputui.agent.recording.status_line import record_line, record_shape

@@ -25,7 +25,7 @@ from gputui.reports.export.line_file import LineFile
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
-from gputui.reports.export.sink_factory import key_of, memory_key_of
+from gputui.reports.export.sink_factory import key_of, make_sink, memory_key_of
 from gputui.reports.export.subject import read_subject
 from gputui.store.database import open_reader
 from gputui.store.metrics.exported import ExportProgress
@@ -135,6 +135,20 @@ def test_mlflow(filler: Filler, tmp_path: Path) -> None:
         write(filler, "mlflow", "nothing://ada:hunter2@h")
 
 
+@pytest.mark.long
+def test_metrics_whose_names_mlflow_refuses_are_not_merged(filler: Filler, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    filler.metrics("net-1", 2, [{"step": 3, "time": NOW + 10, "acc@1": 0.5, "acc#1": 0.75}])
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    write(filler, "mlflow", uri)
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("gputui")
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id])
+    assert sorted(value for name, value in run.data.metrics.items() if name.startswith("acc_1")) == [0.5, 0.75]
+
+
 def test_trials_are_children_of_their_study_in_mlflow(filler: Filler, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -160,6 +174,48 @@ def test_trials_are_children_of_their_study_in_mlflow(filler: Filler, tmp_path: 
     parents = {name: run.data.tags.get("mlflow.parentRunId") for name, run in runs.items()}
     assert parents.pop("search-1") is None and set(parents.values()) == {runs["search-1"].info.run_id}
     assert [runs[f"search-1-t{number}"].data.tags["gputui.trial"] for number in range(3)] == ["0", "1", "2"]
+
+
+def test_a_study_is_finished_in_mlflow_with_the_last_of_its_trials(filler: Filler, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    filler.study("search-1", trials=4)  # the last two run
+    filler.connection.execute("UPDATE runs SET state = 'queued', attempt = 0 WHERE run_id = 'search-1-t3'")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(tracking_uri=uri)
+
+    def after(number: int, state: str) -> str:
+        """The study's status when this trial has ended so."""
+        filler.connection.execute(
+            "UPDATE runs SET state = ?, ended_at = ? WHERE run_id = ?", (state, NOW, f"search-1-t{number}")
+        )
+        export(filler.connection, read_subject(filler.connection, f"search-1-t{number}"), "mlflow", uri, replace=False)
+        experiment = client.get_experiment_by_name("gputui")
+        assert experiment is not None
+        [study] = client.search_runs([experiment.experiment_id], "attributes.run_name = 'search-1'")
+        return str(study.info.status)
+
+    filler.connection.execute("UPDATE runs SET state = 'running', ended_at = NULL WHERE run_id = 'search-1-t1'")
+    assert [after(0, "succeeded"), after(1, "failed")] == ["RUNNING", "RUNNING"]
+    # One that never began has no run there that could finish the study.
+    assert after(2, "succeeded") == "FINISHED"
+    filler.connection.execute("UPDATE runs SET attempt = 1 WHERE run_id = 'search-1-t3'")
+    assert after(3, "failed") == "FINISHED"
+
+
+def test_a_file_of_our_own_is_no_refusal_of_mlflow(filler: Filler, tmp_path: Path) -> None:
+    filler.study("search-1", trials=3)
+    lock = filler.workspace.database.parent / "studies" / "search-1" / "mlflow.lock"
+    lock.mkdir(parents=True)
+    subject = read_subject(filler.connection, "search-1-t0")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.raises(ExportError, match=f"^cannot write {lock}: Is a directory"):
+        export(filler.connection, subject, "mlflow", uri, replace=False)
+    lock.rmdir()
+    export(filler.connection, subject, "mlflow", uri, replace=False)
+    key = key_of("mlflow", subject.run.run_id, subject.run.created_at, uri)
+    with pytest.raises(KeyError, match="story"):
+        make_sink("mlflow", subject, uri, key).begin({})
 
 
 def follow_mlflow(filler: Filler, uri: str, run_id: str) -> None:

@@ -8,11 +8,11 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.config import Workspace
 from gputui.reports.export import follower as following
@@ -128,6 +128,16 @@ def test_a_run_as_it_grows(form: Format, filler: Filler, tmp_path: Path) -> None
     before = target.read_bytes() if target.is_file() else sorted(path.name for path in target.iterdir())
     assert follower(filler, form, target).run() == 0
     assert before == (target.read_bytes() if target.is_file() else sorted(path.name for path in target.iterdir()))
+
+
+def test_parquet_has_the_metrics_that_came_later(filler: Filler, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    clock = Clock()
+    clock.meanwhile = [lambda: steps(filler, 1, 1, 3, accuracy=0.5)] + [lambda: None] * 40 + [lambda: end(filler)]
+    follower(filler, "parquet", tmp_path / "out", clock).run()
+    table = pyarrow.parquet.read_table(tmp_path / "out")
+    assert table["step"].to_pylist() == [1, 2, 3] and table["accuracy"].to_pylist() == [0.5] * 3
 
 
 @pytest.mark.parametrize("form", FILES)
@@ -375,7 +385,7 @@ def test_a_metric_whose_name_is_not_unicode_has_one_column(filler: Filler, tmp_p
         line = StoredLine(1, 0, step, NOW, {"a\ud800": 0.5, "b\udfff": 0.25})
         position = dict(sink.write([line], False))
         sink.finish("running", NOW)
-        assert begun.is_anew is (step == 1)
+        assert begun.is_new is (step == 1)
     rows = target.read_text().splitlines()
     assert rows == ["attempt,rank,step,time,a?,b?", f"1,0,1,{NOW},0.5,0.25", f"1,0,2,{NOW},0.5,0.25"]
 

@@ -30,7 +30,9 @@ def test_each_form_is_in_the_type_and_in_the_docs_with_its_facts() -> None:
         assert not facts.extra or f"`gputui[{facts.extra}]`" in rows[name]
 
 
-@pytest.mark.parametrize("name", get_args(Format))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if FORMATS[name].extra else ()) for name in get_args(Format)]
+)
 def test_each_form_has_its_own_sink(name: Format, workspace: Workspace, tmp_path: Path) -> None:
     filler = Filler(workspace)
     filler.run("net-1", "running")

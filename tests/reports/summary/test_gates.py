@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.reports.summary.facts import EpochLoss, RateCheck, RunFacts, Validation, spread
 from gputui.reports.summary.gates import judge

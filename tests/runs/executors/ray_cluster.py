@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -76,14 +78,19 @@ class RayCluster:
             children = psutil.Process(self.head.pid).children(recursive=True)
             self.head.send_signal(signal.SIGTERM)
             _, alive = psutil.wait_procs([psutil.Process(self.head.pid), *children], timeout=15)
-            for process in alive:
-                process.kill()
+            _kill(alive)
             self.head.wait()
         # Its parts leave its process tree; all of them have its folder on their command line.
-        for process in psutil.process_iter(["cmdline"]):
-            if any(str(self.folder) in word for word in process.info["cmdline"] or ()):
-                process.kill()
+        everyone = psutil.process_iter(["cmdline"])
+        _kill(one for one in everyone if any(str(self.folder) in word for word in one.info["cmdline"] or ()))
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    """Any of them may end by itself at the same time."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def program() -> Path:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gputui.recovery import checkpoint_folders
+from gputui.runs.executors import far
 from gputui.runs.executors.far import NEWEST_CHECKPOINT, Course, newest_checkpoint, resumed
 
 
@@ -76,6 +78,17 @@ def test_what_a_person_named_is_begun_from_until_something_newer_is_there(there:
 def test_what_was_written_after_numbers_went_wrong_is_not(there: There) -> None:
     assert there.found(of(1, until=2.0)) == "step_10.pt"
     assert there.found(of(1, until=1.0)) is None
+
+
+def test_a_folder_is_as_old_as_its_weights_whatever_an_evaluation_adds_to_it(there: There) -> None:
+    assert far.SAVED_SUFFIXES == checkpoint_folders.SAVED_SUFFIXES
+    for name, at in (("checkpoint-10.pt", 2.7), ("checkpoint-20.pt", 2.8)):
+        make(there.checkpoints / name)
+        there.save(f"{name}/weights.pt", at)
+        os.utime(there.checkpoints / name, (at * 3600,) * 2)
+    (there.checkpoints / "checkpoint-10.pt" / "eval_results.json").write_text("{}")
+    os.utime(there.checkpoints / "checkpoint-10.pt", (2.9 * 3600,) * 2)
+    assert there.found(of(1)) == "checkpoint-20.pt"
 
 
 def test_one_that_could_not_be_begun_from_is_tried_after_those_before(there: There) -> None:

@@ -72,6 +72,7 @@ def lab(machine: Machine, cluster: RayCluster) -> Iterator[Lab]:
             cluster.api().stop(name)
 
 
+@pytest.mark.long
 def test_a_run_is_sent_there_with_its_code_and_comes_back_line_by_line(lab: Lab) -> None:
     run_id = lab.launch("steps=100000", gpus=1)
     wait_until(lambda: (lab.machine.workspace.run_dir(run_id) / "code.zip").exists(), WAIT_SECONDS, "the code")
@@ -88,6 +89,7 @@ def test_a_run_is_sent_there_with_its_code_and_comes_back_line_by_line(lab: Lab)
     assert "done" in lab.machine.gputui("logs", run_id)
 
 
+@pytest.mark.long
 def test_a_removed_run_is_removed_there_too(lab: Lab) -> None:
     run_id = lab.launch("steps=3")
     lab.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
@@ -97,6 +99,7 @@ def test_a_removed_run_is_removed_there_too(lab: Lab) -> None:
     wait_until(lambda: not there.exists(), WAIT_SECONDS, "its removal there")
 
 
+@pytest.mark.long
 def test_with_shared_files_nothing_is_sent_and_checkpoints_are_here(lab: Lab) -> None:
     lab.target(shared=True)
     run_id = lab.launch("steps=100000")
@@ -106,6 +109,7 @@ def test_with_shared_files_nothing_is_sent_and_checkpoints_are_here(lab: Lab) ->
     lab.finish(run_id, lab.run_dir(run_id))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stop_saves(lab: Lab, shared: bool) -> None:
     lab.target(shared=shared)
@@ -118,6 +122,7 @@ def test_a_stop_saves(lab: Lab, shared: bool) -> None:
     assert lab.shown(run_id)["attempts"][0]["incident"] is None
 
 
+@pytest.mark.long
 def test_one_that_another_person_stops_had_time_to_save_and_is_no_failure(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
@@ -129,6 +134,7 @@ def test_one_that_another_person_stops_had_time_to_save_and_is_no_failure(lab: L
     assert (lab.run_dir(run_id) / "checkpoints" / f"step_{last + 1:06d}.pt").is_file()
 
 
+@pytest.mark.long
 def test_a_script_that_fails_goes_on_from_its_checkpoint_there_with_the_same_code(lab: Lab) -> None:
     run_id = lab.launch("steps=60", "fail_at=25", "seconds=0.05")
     wait_until(lambda: (lab.machine.workspace.run_dir(run_id) / "code.zip").exists(), WAIT_SECONDS, "the code")
@@ -139,6 +145,7 @@ def test_a_script_that_fails_goes_on_from_its_checkpoint_there_with_the_same_cod
     assert lab.steps(run_id) == [*range(26), *range(20, 60)]
 
 
+@pytest.mark.long
 def test_one_that_waits_for_gpus_says_so_and_does_nothing_once_it_was_stopped(lab: Lab) -> None:
     first = lab.launch("steps=100000", gpus=2)
     lab.wait_for_step(first, 1)
@@ -155,6 +162,7 @@ def test_one_that_waits_for_gpus_says_so_and_does_nothing_once_it_was_stopped(la
     assert not list(lab.there.glob(f"*/{run_id}/metrics.jsonl"))
 
 
+@pytest.mark.long
 def test_a_node_whose_processes_are_killed_is_a_failed_node(lab: Lab) -> None:
     run_id = lab.launch("steps=100000", "seconds=0.05")
     lab.wait_for_step(run_id, 12)
@@ -176,6 +184,7 @@ def test_a_node_whose_processes_are_killed_is_a_failed_node(lab: Lab) -> None:
     assert sorted(set(lab.steps(run_id))) == list(range(max(lab.steps(run_id)) + 1))
 
 
+@pytest.mark.long
 def test_a_token_that_expired_fails_nothing(lab: Lab, cluster: RayCluster) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
@@ -208,12 +217,14 @@ def test_couriers_killed_one_after_another_leave_one_job_and_every_line_once(lab
     assert len(lab.jobs(run_id)) == 1 and len(lab.shown(run_id)["attempts"]) == 1
 
 
+@pytest.mark.long
 def test_metrics_that_are_cut_off_there_are_followed_from_their_new_beginning(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 300)
     lab.cut_off_metrics(run_id, lab.run_dir(run_id))
 
 
+@pytest.mark.long
 def test_the_dry_run_prints_the_request_that_is_made(lab: Lab) -> None:
     lab.target(setup=["true cuda"], resources={"CPU": 0.5})
     text = lab.machine.gputui("run", lab.profile, "--on", "lab", "--gpus", "2", "--dry-run")
@@ -229,6 +240,7 @@ def test_the_dry_run_prints_the_request_that_is_made(lab: Lab) -> None:
     assert request.keys() - sent.keys() == {"entrypoint_resources"} and sent["entrypoint_num_gpus"] == 0.0
 
 
+@pytest.mark.long
 def test_what_the_cluster_refuses_or_cannot_set_up_is_said(lab: Lab) -> None:
     lab.target(setup=["echo no such module >&2", "exit 3"])
     run_id = lab.launch()
@@ -237,6 +249,7 @@ def test_what_the_cluster_refuses_or_cannot_set_up_is_said(lab: Lab) -> None:
     assert incident["kind"] == "launch_failed" and "no such module" in json.dumps(incident)
 
 
+@pytest.mark.long
 def test_a_check_tells_what_is_there(lab: Lab) -> None:
     def check() -> dict[str, dict[str, str]] | None:
         results = {one["name"]: one for one in lab.machine.json("targets", "check", "lab")}
@@ -375,6 +388,11 @@ def test_a_job_that_its_cluster_has_forgotten_has_ended(tmp_path: Path, has_begu
     record = json.loads((folder / "exit.json").read_text())
     assert is_over and record.get("ended_by") == ("node_fail" if has_begun else None)
     assert (record.get("error") is None) == has_begun
+
+
+def test_an_empty_message_of_the_cluster_is_no_reason(tmp_path: Path) -> None:
+    status = RayCourier(ray_attempt(tmp_path)).state_of("job", {"status": "FAILED", "message": " \n"})
+    assert (status.state, status.reason) == ("ended", None)
 
 
 def test_a_line_of_a_stream_is_known_again_and_a_damaged_one_is_left_out() -> None:

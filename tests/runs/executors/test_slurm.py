@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from gputui.runs.executors.courier import CommandResult
+from gputui.runs.executors.slurm.job_table import recorded, submitted
 from gputui.runs.executors.slurm.script import batch_script
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
+from gputui.runs.executors.ssh.survey import judge_clock
 from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
@@ -149,6 +152,7 @@ def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(
     assert lab.submitted(run_id) == [job] and len(lab.shown(run_id)["attempts"]) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("partition", "is_same_job"), [("scavenge", True), ("cancelled", False)])
 def test_one_that_is_preempted_goes_on(lab: Lab, partition: str, is_same_job: bool) -> None:
     lab.target(partition=partition)
@@ -176,6 +180,7 @@ def test_one_that_is_preempted_goes_on(lab: Lab, partition: str, is_same_job: bo
     assert (first["incident"] or {}).get("kind") == (None if is_same_job else "preempted")
 
 
+@pytest.mark.long
 def test_a_job_that_another_person_cancels_is_no_failure_of_the_script(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
@@ -193,6 +198,7 @@ def test_what_the_cluster_refuses_is_said_in_its_words(lab: Lab) -> None:
     assert any("invalid partition" in line.lower() for line in [incident["summary"], *map(str, incident["evidence"])])
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_answer_is_unknown_and_not_failed(lab: Lab, cluster: SlurmCluster) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
@@ -229,6 +235,7 @@ def test_at_its_real_limit_a_run_has_saved_and_goes_on(lab: Lab, options: list[s
     assert made == list(range(len(made))), "no step lost or made twice"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_requeued", [True, False])
 def test_a_node_that_goes_down_ends_the_job_and_the_run_goes_on(
     lab: Lab, cluster: SlurmCluster, is_requeued: bool
@@ -258,6 +265,7 @@ def test_a_node_that_goes_down_ends_the_job_and_the_run_goes_on(
     assert len(lab.submitted(run_id)) == (1 if is_requeued else 3)
 
 
+@pytest.mark.long
 def test_a_job_that_is_ended_with_its_former_start_goes_on_as_another(lab: Lab, cluster: SlurmCluster) -> None:
     """What the controller sent to end the start on the lost node comes late, and ends the next one."""
     run_id = lab.launch("steps=100000", "seconds=0.05")
@@ -279,6 +287,7 @@ def test_a_job_that_is_ended_with_its_former_start_goes_on_as_another(lab: Lab, 
     assert [(one["incident"] or {}).get("kind") for one in attempts] == ["preempted", None]
 
 
+@pytest.mark.long
 def test_a_job_is_known_by_its_number_where_its_name_and_comment_are_changed(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
@@ -308,6 +317,16 @@ def test_nodes_that_failed_are_left_out_of_the_next_request(tmp_path: Path) -> N
     assert "#SBATCH --exclude=bad,n1,n3\n" in batch_script(plan, "/far", token="T", lost=lost)
 
 
+def test_what_a_login_profile_prints_is_no_answer_of_the_cluster() -> None:
+    banner = "Welcome to the lab\n"
+    assert submitted(f"{banner}42;main\n") == "42"
+    assert submitted(banner) is None
+    ended = recorded("42", f"{banner}NODE_FAIL|n1\n")
+    assert ended is not None and ended.ended_by == "node_fail"
+    assert judge_clock(CommandResult(0, f"{banner}1000\n", ""), 1001.0).status == "pass"
+    assert judge_clock(CommandResult(0, banner, ""), 1001.0).status == "warn"
+
+
 TORCHRUN = """
     name: {name}
     launcher: torchrun
@@ -332,6 +351,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_ranks_of_torchrun_meet_in_a_job(lab: Lab) -> None:
     lab.target(options=["--overcommit"])
     lab.profile = lab.machine.profile(
@@ -360,6 +380,7 @@ def far_lab(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield lab
 
 
+@pytest.mark.long
 def test_a_cluster_behind_ssh_gets_the_code_and_gives_the_metrics_back(far_lab: Lab) -> None:
     run_id = far_lab.launch("steps=100000")
     far_lab.wait_for_step(run_id, 15)
@@ -382,6 +403,7 @@ def test_a_cluster_behind_ssh_gets_the_code_and_gives_the_metrics_back(far_lab: 
     assert "done" in far_lab.machine.gputui("logs", run_id)
 
 
+@pytest.mark.long
 def test_a_stop_reaches_a_cluster_behind_ssh(far_lab: Lab) -> None:
     run_id = far_lab.launch("steps=100000")
     far_lab.wait_for_step(run_id, 5)
@@ -391,6 +413,7 @@ def test_a_stop_reaches_a_cluster_behind_ssh(far_lab: Lab) -> None:
     assert (far_lab.there(run_id) / "checkpoints" / f"step_{last + 1:06d}.pt").is_file()
 
 
+@pytest.mark.long
 def test_a_check_reaches_a_cluster_behind_ssh(far_lab: Lab) -> None:
     results = {one["name"]: one["status"] for one in far_lab.machine.json("targets", "check", "lab")}
     assert {name: results[name] for name in ("commands", "controller", "partition", "submission", "python")} == (

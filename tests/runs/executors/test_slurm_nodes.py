@@ -187,6 +187,7 @@ def lab(machine: Machine, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
     wait_until(lambda: not cluster.run("squeue", "-h", "-o", "%i").split(), what="an empty queue")
 
 
+@pytest.mark.long
 def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 10)
@@ -201,6 +202,7 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     wait_until(lambda: not lab.alive(run_id), WAIT_SECONDS, "an empty queue")
 
 
+@pytest.mark.long
 def test_before_its_limit_a_run_on_two_nodes_saves_and_goes_on(lab: Lab) -> None:
     run_id = lab.launch()
     lab.wait_for_step(run_id, 5)
@@ -215,6 +217,7 @@ def test_before_its_limit_a_run_on_two_nodes_saves_and_goes_on(lab: Lab) -> None
     assert lab.submitted(run_id) == [job] and len(lab.shown(run_id)["attempts"]) == 1
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(lab: Lab) -> None:
     run_id = lab.launch("fail_at=15")
     lab.wait_for_step(run_id, 20, attempt=2)
@@ -224,6 +227,7 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
     assert len(lab.end(run_id)) > 20 and len(lab.shown(run_id)["attempts"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["nodes.py", "shim.py"])
 def test_who_serves_a_node_is_killed_and_both_end_and_go_on_together(lab: Lab, killed: str) -> None:
     run_id = lab.launch()

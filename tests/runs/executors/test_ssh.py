@@ -129,6 +129,7 @@ def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
     assert sent.parent.is_file()
 
 
+@pytest.mark.long
 def test_a_resume_that_finds_no_checkpoint_there_says_so(pair: Pair) -> None:
     run_id = pair.launch("steps=3")
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
@@ -139,6 +140,7 @@ def test_a_resume_that_finds_no_checkpoint_there_says_so(pair: Pair) -> None:
     assert "seen by its target alone" in pair.machine.gputui("policy", "try", "--incident", "killed", "--run", run_id)
 
 
+@pytest.mark.long
 def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair) -> None:
     run_id = pair.launch("steps=60", "fail_at=25", "seconds=0.05")
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
@@ -148,6 +150,7 @@ def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair)
     assert pair.steps(run_id) == [*range(26), *range(20, 60)]
 
 
+@pytest.mark.long
 def test_one_that_was_begun_again_there_never_goes_on_from_what_was_before(pair: Pair) -> None:
     with Path(pair.profile).open("a") as profile:
         profile.write("recovery: {policy: standard, max_attempts: 2, backoff: {base: 0.1}}\n")
@@ -189,6 +192,7 @@ def test_couriers_killed_one_after_another_leave_one_start_and_every_line_once(p
     assert len(pair.shown(run_id)["attempts"]) == 1
 
 
+@pytest.mark.long
 def test_a_removed_run_is_removed_there_too(pair: Pair) -> None:
     run_id = pair.launch("steps=3")
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
@@ -198,6 +202,7 @@ def test_a_removed_run_is_removed_there_too(pair: Pair) -> None:
     wait_until(lambda: not there.exists(), WAIT_SECONDS, "its removal there")
 
 
+@pytest.mark.long
 def test_one_that_is_removed_while_the_line_is_down_is_removed_there_later(pair: Pair) -> None:
     run_id = pair.launch("steps=3")
     pair.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
@@ -268,6 +273,7 @@ def test_a_machine_that_was_rebooted_ends_the_attempt_and_the_next_one_goes_on(p
     assert sorted(set(made)) == list(range(max(made) + 1)), "no step lost"
 
 
+@pytest.mark.long
 def test_code_that_was_sent_in_half_is_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line drops while the first copy is made."""
     real, folder = shutil.which("rsync"), pair.machine.folder / "bin"
@@ -329,6 +335,7 @@ def fill(disk: Path) -> None:
     subprocess.run(["dd", "if=/dev/zero", f"of={disk}/ballast", "bs=4k"], capture_output=True, timeout=20, check=False)
 
 
+@pytest.mark.long
 def test_where_there_is_no_room_for_the_code_the_run_fails_and_says_where(pair: Pair, small_disk: Path) -> None:
     fill(small_disk)
     run_id = pair.launch("steps=3")
@@ -338,6 +345,7 @@ def test_where_there_is_no_room_for_the_code_the_run_fails_and_says_where(pair: 
     assert mentions(attempt["incident"]["summary"], "kepler", "No space left on device")
 
 
+@pytest.mark.long
 def test_where_there_is_no_room_for_a_record_the_run_fails_and_says_where(pair: Pair, small_disk: Path) -> None:
     targets = json.loads(pair.machine.workspace.targets.read_text())
     targets["kepler"]["setup"] = [f"dd if=/dev/zero of={small_disk}/ballast bs=4k"]
@@ -349,6 +357,7 @@ def test_where_there_is_no_room_for_a_record_the_run_fails_and_says_where(pair: 
     assert mentions(attempt["incident"]["summary"], "kepler", "No space left on device")
 
 
+@pytest.mark.long
 def test_a_run_that_fills_its_disk_there_says_where_and_loses_no_line(pair: Pair, small_disk: Path) -> None:
     run_id = pair.launch("steps=100000")
     pair.wait_for_step(run_id, 12)

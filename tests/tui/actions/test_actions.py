@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.charts.cells import cell_width
 from gputui.store.runs import find_run
@@ -27,6 +27,7 @@ from gputui.tui.pages.processes.page import ProcessesScreen
 from gputui.tui.pages.run.chart_pane import RunCharts
 from gputui.tui.pages.run.log_pane import RunLog
 from gputui.tui.pages.run.page import RunScreen
+from gputui.tui.pages.study.choose import ChooseStudyScreen
 from gputui.tui.pages.study.page import StudyScreen
 from gputui.tui.time_travel import TimeTravel
 from gputui.tui.widgets.page import ActionScreen
@@ -42,6 +43,7 @@ SCREENS: dict[Scope, type[ActionScreen]] = {
     "compare": CompareScreen,
     "processes": ProcessesScreen,
     "studies": StudyScreen,
+    "study_files": ChooseStudyScreen,
 }
 PARTS: dict[Scope, tuple[type, ...]] = {"run": (RunCharts, RunLog), "compare": (CompareCharts,)}
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -122,13 +124,13 @@ def test_the_footer_fills_the_width_and_always_tells_how_to_leave(width: int) ->
     assert "q quit" in "".join(text for text, _ in line)
 
 
-@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope not in ("profiles", "launch")])
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope not in ("profiles", "launch", "study_files")])
 def test_looking_back_the_footer_tells_how_to_move_in_time_and_to_return(scope: Scope) -> None:
     live, past = (
         "".join(text for text, _ in footer_line(Context(scope, past_at=past_at), 80)) for past_at in (None, NOW)
     )
     assert "L live" not in live
-    assert "< back in time  > on  L live" in past
+    assert "< back 10 s  > on 10 s  L live" in past
     assert "n new" not in past and "s stop" not in past
 
 
@@ -187,3 +189,8 @@ def test_the_footer_of_a_runs_page_is_that_of_the_section_in_focus() -> None:
     assert not {"cursor_right", "zoom_in", "check"} & told("log", 200)
     assert "log_next" in told("log", 100) and "check" in told("params", 100) and "log_next" not in told("charts", 200)
     assert {"cursor_right", "zoom_in"} <= {part.action for part in footer_parts(Context("compare"), 200)}
+
+
+@pytest.mark.parametrize(("key", "printed"), [("number_sign", "#"), ("shift+tab", "⇧tab"), ("ctrl+underscore", "^_")])
+def test_a_key_is_printed_as_its_sign(key: str, printed: str) -> None:
+    assert key_word(key) == printed

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
 
 import pytest
+from msgspec.structs import asdict
 
 from gputui.config import Workspace
 from gputui.curves.model import ChartRequest

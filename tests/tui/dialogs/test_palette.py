@@ -22,7 +22,7 @@ SIZE = (100, 30)
 
 CHANGES = {
     "stop", "restart", "resume", "remove", "launch", "clone", "start", "pause", "queue_pause", "move_up", "move_down",
-    "signal", "acknowledge", "silence",
+    "signal", "acknowledge", "silence", "study_new",
 }  # fmt: skip
 """Actions that change something outside of the screen."""
 
@@ -39,6 +39,8 @@ def test_words_may_come_in_any_order_and_letters_may_be_left_out() -> None:
     assert cost("gpt open", "Open gpt2-124m-1") == cost("open gpt", "Open gpt2-124m-1") is not None
     assert cost("opgt", "Open gpt2-124m-1") is not None
     assert cost("tpg", "Open gpt2-124m-1") is None
+    assert cost("metric", "Settings: theme, characters, mouse, bell, title, refresh rate") is None
+    assert cost("oom", "Suspend to the shell; fg returns") is None
     assert cost("running", "Open gpt2-124m-1", "running") is not None
 
 
@@ -54,6 +56,22 @@ async def test_what_the_footer_calls_an_action_finds_it(filler: Filler, make_app
         await pilot.press("ctrl+p", *"help", "enter")
         await pilot.pause()
         assert isinstance(app.screen, HelpScreen)
+
+
+async def test_why_an_action_is_not_possible_leaves_it_its_name(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    app = make_app()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+p", *"one place up")
+        await pilot.pause()
+        assert isinstance(app.screen, PaletteScreen)
+        content = app.screen.content(74)
+        [line] = [
+            "".join(text for text, _ in line)
+            for line in content.lines
+            if "Move a waiting run one" in "".join(text for text, _ in line)
+        ]
+        assert "Move a waiting run one place up in the queue" in line and line.rstrip().endswith("…")
 
 
 async def choose(pilot: Pilot[Any], words: str) -> None:
@@ -76,7 +94,7 @@ async def test_settings_themes_copies_and_profiles_are_found(
     monkeypatch.chdir(workspace.profiles.parent)
     (workspace.profiles / "mine.yaml").write_text("name: mine\nlauncher: python\nscript: x.py\ngpus: 0\n")
     told: list[str] = []
-    monkeypatch.setattr(GputuiApp, "tell_terminal", lambda _, sequence: told.append(sequence))
+    monkeypatch.setattr(GputuiApp, "write_sequence", lambda _, sequence: told.append(sequence))
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
         await choose(pilot, "theme light")

@@ -58,16 +58,16 @@ def test_what_is_meant(typed: str, expected: str) -> None:
     ("typed", "why"),
     [
         ("", "type a time, such as"),
-        ("soon", "'soon' is no time; try"),
-        ("3", "'3' is no time; try"),
-        ("25:00", "'25:00' is no time of day"),
+        ("soon", "'soon' is not a time; try"),
+        ("3", "'3' is not a time; try"),
+        ("25:00", "'25:00' is not a time of day"),
         ("13:00pm", "hours go from 1 to 12"),
         ("2026-02-30 10:00", "is no day of the calendar"),
         ("2026-11-22 10:00", "is still to come"),
         ("today 23:00", "is still to come"),
         ("-20x", "is no stretch of time"),
-        ("-", "is no time; try"),
-        ("tomorrow 3:12", "is no time; try"),
+        ("-", "is not a time; try"),
+        ("tomorrow 3:12", "is not a time; try"),
     ],
 )
 def test_what_is_refused(typed: str, why: str) -> None:

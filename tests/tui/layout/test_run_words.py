@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.config import Workspace
 from gputui.runs.spec import MetricsSpec, RunSpec
@@ -142,3 +142,10 @@ def test_a_resumed_run_counts_on_from_what_it_took_before(filler: Filler, worksp
     assert row_of(workspace, "vit-1").run.trained_seconds(NOW) == pytest.approx(45.0)
     filler.run("new-1", "queued", attempt=0, started_ago=None)
     assert row_of(workspace, "new-1").run.trained_seconds(NOW) is None
+
+
+def test_a_run_that_has_done_its_last_step_finishes() -> None:
+    progress = Progress(step=60, total_steps=60, steps_per_second=6.0, newest_at=NOW - 14)
+    assert outlook(RunRow(RUN, progress), NOW) == ("finishing for 14 s", "text")
+    assert outlook(RunRow(RUN, progress), NOW + 600)[1] == "warn"
+    assert outlook(RunRow(RUN, replace(progress, step=59)), NOW)[0].startswith("no step for 14 s")

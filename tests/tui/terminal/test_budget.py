@@ -3,7 +3,7 @@
 import pytest
 
 from gputui.tui.pages.run.page import RunScreen
-from gputui.tui.widgets import slow_pane
+from gputui.tui.widgets import pane as panes
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp, StillFeed
 from tests.tui.display_apps import Dashboard
@@ -42,7 +42,7 @@ async def test_a_run_page_with_one_more_point_in_every_chart_writes_little(
     size: tuple[int, int], budget: int, monkeypatch: pytest.MonkeyPatch, filler: Filler, make_app: MakeApp
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(slow_pane, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(panes, "REDRAW_SECONDS", 0.0)
     filler.overnight()
     app = make_app()
     feed = app.feed

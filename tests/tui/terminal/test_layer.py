@@ -86,7 +86,10 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool], seconds: floa
         await pilot.pause(0.02)
 
 
-@pytest.mark.parametrize(("seed", "words"), [(1, WORDS), (2, [*WORDS, *EMOJI])], ids=["words", "emoji"])
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [pytest.param(1, WORDS, id="words", marks=pytest.mark.long), pytest.param(2, [*WORDS, *EMOJI], id="emoji")],
+)
 async def test_random_operations_end_in_what_was_composed(seed: int, words: list[str]) -> None:
     source = random.Random(seed)
     app = Everything()

@@ -146,7 +146,7 @@ class SlowTerminal(PtyApp):
 @pytest.fixture
 def slow(filler: Filler, workspace: Workspace) -> Iterator[SlowTerminal]:
     filler.overnight()
-    with SlowTerminal(["tests.tui.screen_app", str(workspace.state.parent)], size=(120, 30), places=True) as app:
+    with SlowTerminal(["tests.tui.screen_app", str(workspace.state.parent)], size=(120, 44), places=True) as app:
         app.read_until(lambda: "quit" in app.terminal.text and QUESTION in app.output)
         app.read(0.3)
         os.set_blocking(app.master, False)

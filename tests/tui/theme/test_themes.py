@@ -10,7 +10,7 @@ import pytest
 from rich.color import Color, ColorSystem
 from rich.style import Style
 
-from gputui.charts.glyphs import BRAILLE
+from gputui.charts.glyphs import CELLS
 from gputui.charts.plain import ascii_char, ascii_line, block_char, characters_for, translator
 from gputui.config import Workspace
 from gputui.tui.app import GputuiApp
@@ -180,7 +180,7 @@ def test_braille_becomes_the_stroke_next_to_it(dots: str, stroke: str) -> None:
 
 
 def test_every_braille_cell_becomes_one_character_of_the_set() -> None:
-    for char in BRAILLE.cells:
+    for char in CELLS:
         assert ascii_char(char).isascii() and (ascii_char(char) == " ") == (char == " ")
         assert block_char(char) in " ▝▗▐▘▀▚▜▖▞▄▟▌▛▙█░" and (block_char(char) == " ") == (char == " ")
     assert block_char("⠉") == "▀" and block_char("⣀") == "▄" and block_char("⡇") == "▌"

@@ -1,6 +1,6 @@
-"""Ray: an attempt is one job of the Jobs API, spoken to by plain HTTP; ray itself is not needed here.
+"""Ray: an attempt is one job of the Jobs API, used by plain HTTP, without the ray package.
 
-In comes an attempt's folder; out come the files of the contract. Read first: request.py (what is handed over), then
+In: an attempt's folder. Out: the files of the contract. Read first: request.py (what is submitted), then
 ray_courier.py.
 """
 

@@ -1,4 +1,4 @@
-"""The Jobs API of a Ray cluster by the standard library's HTTP, each call with a deadline."""
+"""A client of a Ray cluster's Jobs API over the standard library's HTTP, with a deadline per call."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gputui.runs.executors.courier import UnreachableError
 
@@ -22,15 +23,14 @@ MAX_WORDS = 300
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The token goes to the target's address and nowhere else."""
+    """Refuses redirects, so that the token is sent to the target's address only."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """What the cluster answered; ``date`` is its clock's, as HTTP has it."""
+class HttpAnswer(Struct, frozen=True):
+    """A response of the cluster; ``date`` is the HTTP header."""
 
     status: int
     body: bytes
@@ -38,12 +38,12 @@ class HttpAnswer:
 
     @property
     def words(self) -> str:
-        """Why it refused, in one line: the last of a traceback, or the whole."""
+        """Why it refused, in one line: the last line of a traceback, or the whole text."""
         lines = [line.strip() for line in self.body.decode("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1][:MAX_WORDS] if lines else f"it answered {self.status} and said nothing"
 
     def json(self) -> Any:
-        """Raises UnreachableError for an answer that is no JSON: it is not from a Ray cluster."""
+        """The JSON body. Raises UnreachableError if it is none, and so not from a Ray cluster."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -51,7 +51,7 @@ class HttpAnswer:
 
 
 class JobsApi:
-    """The cluster of one target."""
+    """The client of one target's cluster."""
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         self.address = str(target["address"]).rstrip("/")
@@ -89,8 +89,8 @@ class JobsApi:
             with error:
                 answer = HttpAnswer(error.code, error.read(), error.headers.get("Date"))
         except (OSError, ValueError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", None) or error
-            raise UnreachableError(f"{self.address} does not answer: {why}") from error
+            reason = getattr(error, "reason", None) or error
+            raise UnreachableError(f"{self.address} does not answer: {reason}") from error
         if answer.status in (401, 403):
             which = self.token_file or DEFAULT_TOKEN
             raise UnreachableError(f"{self.address} refuses the token ({which}): {answer.words}")
@@ -107,14 +107,14 @@ class JobsApi:
         return self.call("POST", "/api/jobs/", request)
 
     def job(self, job: str) -> dict[str, Any] | None:
-        """A job's record; None where there is none. Raises UnreachableError."""
+        """A job's record, or None. Raises UnreachableError."""
         answer = self.call("GET", f"/api/jobs/{job}")
         if answer.status == 404:
             return None
         if answer.status != 200:
             raise UnreachableError(f"{self.address} answered {answer.status}: {answer.words}")
-        found = answer.json()
-        return found if isinstance(found, dict) else None
+        record = answer.json()
+        return record if isinstance(record, dict) else None
 
     def stop(self, job: str) -> None:
         self.call("POST", f"/api/jobs/{job}/stop")
@@ -123,12 +123,12 @@ class JobsApi:
         self.call("DELETE", f"/api/jobs/{job}")
 
     def log(self, job: str) -> str | None:
-        """All that a job printed; None where the cluster cannot say: its node may be gone. Raises UnreachableError."""
+        """The whole output of a job; None if unavailable, as when its node is gone. Raises UnreachableError."""
         answer = self.call("GET", f"/api/jobs/{job}/logs", seconds=120.0)
         return str(answer.json().get("logs") or "") if answer.status == 200 else None
 
     def last_lines(self, job: str, count: int) -> str | None:
-        """The end of what a job printed; None where this cluster cannot tell it."""
+        """The end of a job's output; None if this cluster cannot return it."""
         answer = self.call("GET", "/api/v0/logs/file", submission_id=job, lines=count)
         return answer.body.decode("utf-8", "replace") if answer.status == 200 else None
 

@@ -1,4 +1,4 @@
-"""The keys of a target of kind ray."""
+"""The options of a target of kind ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ADDRESS = matching(r"https?://[A-Za-z0-9_.\-\[\]:]+(/[A-Za-z0-9_./~-]*)?", "an 
 
 
 class RayOptions(TargetOptions):
-    """How the cluster is reached, what is asked of it, and where files go."""
+    """The cluster's address, the resources to request, and the folder of files."""
 
     kind: Literal["ray"]
     address: Annotated[str, _ADDRESS] = Field(description="of the cluster's dashboard, such as http://head:8265")

@@ -21,9 +21,9 @@ from gputui.runs.executors.ray.request import SENT, entry_script, job_request, o
 from gputui.runs.submission import write_private
 
 CODE = "code.zip"
-# What a cluster takes at most, of its own accord (GCS_STORAGE_MAX_SIZE).
+# The default upload limit of a cluster (GCS_STORAGE_MAX_SIZE).
 MAX_PACKAGE_BYTES = 100 << 20
-# The end of the log that is asked for, longer where something before it is missing; then all of it.
+# Lines of the log's end to request: more if the first new one is not among them, and finally all.
 LINES = (50, 2000)
 # …/<tag>/<run>: nothing else is ever removed.
 _ROOT = re.compile(r"/.+/[0-9a-f]{8}/[A-Za-z0-9][^/]*")
@@ -33,10 +33,10 @@ _WAITED_TOO_LONG = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
 
 
 class RayCourier(MirrorCourier):
-    """One job of the cluster; without shared files, what it prints is all that comes back.
+    """Runs an attempt as a job of the cluster. Without shared files, the job's output carries all data back.
 
-    A cluster fails a job that waits for more than its own time (15 minutes unless set): another one takes its place, by
-    the same name with a number.
+    A cluster fails a job that is pending for too long (15 minutes by default). It is then submitted again, with a
+    number appended to its name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class RayCourier(MirrorCourier):
             self.plan = local
 
     def keep_code(self) -> None:
-        """Keep the working directory as it is now, unless the attempt runs the code of an earlier one."""
+        """Package the current working directory, unless the attempt runs the code of an earlier one."""
         path = self.run_dir / CODE
         if self.keeps_code and path.exists():
             return
@@ -78,20 +78,21 @@ class RayCourier(MirrorCourier):
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for workdir in map(Path, self.code_paths(far.CODE_HERE)):
                 for name in self.code_files(workdir):
-                    # One from before 1980 has a time that no archive can hold.
+                    # No file times: an archive cannot hold one before 1980.
                     entry = zipfile.ZipInfo(name)
                     entry.external_attr = ((workdir / name).stat().st_mode & 0xFFFF) << 16
                     archive.writestr(entry, (workdir / name).read_bytes(), zipfile.ZIP_DEFLATED)
         temporary.replace(path)
 
     def package(self, job: str) -> str:
-        """Upload the code with what the job runs; its URI. Raises UnreachableError and TargetRefusalError."""
-        held = io.BytesIO((self.run_dir / CODE).read_bytes())
-        with zipfile.ZipFile(held, "a", zipfile.ZIP_DEFLATED) as archive:
+        """Upload the code and the programs of the job; returns the URI. Raises UnreachableError and
+        TargetRefusalError."""
+        content = io.BytesIO((self.run_dir / CODE).read_bytes())
+        with zipfile.ZipFile(content, "a", zipfile.ZIP_DEFLATED) as archive:
             for name in ("attempt.json", "far.py", "shim.py"):
                 archive.writestr(zipfile.ZipInfo(f"{SENT}/{name}"), (self.far / name).read_bytes())
             archive.writestr(zipfile.ZipInfo(f"{SENT}/job.sh"), entry_script(self.plan, self.far_folder, job))
-        data = held.getvalue()
+        data = content.getvalue()
         if len(data) > MAX_PACKAGE_BYTES:
             size = f"{len(data) >> 20} MiB of {MAX_PACKAGE_BYTES >> 20}"
             raise TargetRefusalError(f"the code is too large to be sent ({size}): ignore data in git, or share files")
@@ -110,7 +111,7 @@ class RayCourier(MirrorCourier):
         return job
 
     def submit_as(self, name: str, job: str) -> None:
-        """Hand the attempt over under a name; ``job`` is what it claims the attempt as."""
+        """Submit the attempt under a name; ``job`` is the name by which it claims the attempt."""
         package = ""
         if self.is_shared:
             (self.far / "job.sh").write_text(entry_script(self.plan, self.far_folder, job), "utf-8")
@@ -127,10 +128,10 @@ class RayCourier(MirrorCourier):
     def jobs(self, token: str) -> list[JobStatus]:
         job = submission_id(self.plan, token)
         name, number = job, 1
-        found = self.api.job(job)
-        if found is None:
+        record = self.api.job(job)
+        if record is None:
             return []
-        while found.get("error_type") == _WAITED_TOO_LONG:
+        while record.get("error_type") == _WAITED_TOO_LONG:
             number += 1
             name = f"{job}.{number}"
             again = self.api.job(name)
@@ -139,29 +140,30 @@ class RayCourier(MirrorCourier):
                     break
                 self.submit_as(name, job)
                 again = self.api.job(name) or {"status": "PENDING"}
-            found = again
-        self.name, self.record = name, found
-        return [self.state_of(job, found)]
+            record = again
+        self.name, self.record = name, record
+        return [self.state_of(job, record)]
 
-    def state_of(self, job: str, found: Mapping[str, Any]) -> JobStatus:
-        state = STATES.get(str(found.get("status")), "pending")
+    def state_of(self, job: str, record: Mapping[str, Any]) -> JobStatus:
+        """The status of a job from its record in the cluster."""
+        state = STATES.get(str(record.get("status")), "pending")
         if state == "pending" and self.stop is not None and self.stop.get("is_withdrawn"):
             state = "ended"
-        error_type, message = found.get("error_type"), found.get("message")
-        first = str(message).strip().splitlines()[0][:300] if message else None
+        error_type, message = record.get("error_type"), record.get("message")
+        first_line = str(message or "").strip().partition("\n")[0][:300] or None
         ended_by: EndedBy | None = None
-        if found.get("status") == "STOPPED":
+        if record.get("status") == "STOPPED":
             ended_by = "cancelled"
         elif error_type in _NODE_IS_GONE:
             ended_by = "node_fail"
         node = self.node()
-        is_news = state != "running" and not (state == "ended" and found.get("status") != "FAILED")
+        is_news = state != "running" and not (state == "ended" and record.get("status") != "FAILED")
         return JobStatus(
-            job, state, first if is_news else None, nodes=(node,) if node is not None else (), ended_by=ended_by
+            job, state, first_line if is_news else None, nodes=(node,) if node is not None else (), ended_by=ended_by
         )
 
     def node(self) -> str | None:
-        """The address of the node that the job is on."""
+        """The address of the job's node."""
         return urllib.parse.urlsplit(str(self.record.get("driver_agent_http_address") or "")).hostname
 
     def forgotten(self, job: str) -> JobStatus | None:
@@ -191,7 +193,7 @@ class RayCourier(MirrorCourier):
     def cancel(self, job: str) -> None:
         self.api.stop(self.name or job)
         if self.stop is not None and self.record.get("status") == "PENDING":
-            # One that waits goes on waiting: the cluster ends it the moment that it begins.
+            # A pending job stays pending: the cluster ends it when it begins.
             self.stop["is_withdrawn"] = True
             write_private(self.folder / "stop.json", self.stop)
 
@@ -202,7 +204,7 @@ class RayCourier(MirrorCourier):
             self.take(self.lines())
 
     def lines(self) -> Sequence[str]:
-        """The log from the first line that is not here yet, or from before it. Raises UnreachableError."""
+        """The log from the first new line on, or from an earlier one. Raises UnreachableError."""
         assert self.name is not None
         for count in LINES:
             text = self.api.last_lines(self.name, count)
@@ -212,14 +214,14 @@ class RayCourier(MirrorCourier):
         return self.whole_log(self.name).split("\n")[:-1]
 
     def whole_log(self, name: str) -> str:
-        """All that the job printed. What was on a node that is gone is gone with it. Raises UnreachableError."""
+        """The whole output of the job; that of a lost node is lost. Raises UnreachableError."""
         text = self.api.log(name)
         if text is None and self.record.get("error_type") not in _NODE_IS_GONE:
             raise UnreachableError(f"no log of {name}")
         return text or ""
 
     def take(self, lines: Sequence[str]) -> None:
-        """Apply what is new; nothing of a line is done twice, for each says where its bytes belong."""
+        """Apply the new lines of the output. Each states the offsets of its data, so none is applied twice."""
         before, folder = self.next_frame, None
         for line in lines:
             frame = far.framed(line)
@@ -240,7 +242,7 @@ class RayCourier(MirrorCourier):
 
 
 def remove_there(folder: Path, target: Mapping[str, Any]) -> None:
-    """Have a job on each node where a run was remove its folder, which the attempts' records name. Raises OSError."""
+    """Submit a job on each node of a run that removes its folder, as named by the attempts' records. Raises OSError."""
     for path in folder.glob("attempts/*/frames.json"):
         root = str(Path(str((far.read_record(path) or {}).get("folder"))).parents[2])
         placed = far.read_record(path.with_name("placement.json")) or {}

@@ -1,4 +1,4 @@
-"""What a Ray cluster is handed for an attempt: pure, so that ``--dry-run`` prints the very request."""
+"""The request that submits an attempt to a Ray cluster; pure, so that ``--dry-run`` prints the exact request."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from gputui.runs.executors.courier import python_of
 
 SENT = "_gputui"
-"""In a sent package: the folder with what is not the user's code."""
+"""The folder in a sent package of files other than the user's code."""
 # Ray gives a job 3 s between its SIGTERM and SIGKILL unless configured otherwise.
 STOP_MARGIN_SECONDS = 20
 
 
 def submission_id(plan: Mapping[str, Any], token: str) -> str:
-    """The job's name there. Ray takes no second job of one name."""
+    """The job's name in the cluster. Ray refuses a second job of the same name."""
     return f"gputui-{plan['run_id']}.{plan['attempt']}-{token}"
 
 
 def entry_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
-    """What the job runs. Where files are not shared it is in the package, and ``folder`` is made by it."""
+    """The entrypoint of the job. Without shared files it is in the package, and creates ``folder``."""
     target = plan["target"]
     lines = ["#!/bin/bash"]
     if not plan["asks"]["gpus"]:
@@ -32,7 +32,7 @@ def entry_script(plan: Mapping[str, Any], folder: str, claim: str) -> str:
 
 
 def job_request(plan: Mapping[str, Any], folder: str, job: str, package: str) -> dict[str, Any]:
-    """The body of POST /api/jobs/. ``package`` is the URI of what was uploaded."""
+    """The body of POST /api/jobs/. ``package`` is the URI of the uploaded package."""
     target = plan["target"]
     environment: dict[str, Any] = {
         "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(round(float(plan["grace_seconds"])) + STOP_MARGIN_SECONDS)}
@@ -45,7 +45,7 @@ def job_request(plan: Mapping[str, Any], folder: str, job: str, package: str) ->
         "submission_id": job,
         "runtime_env": environment,
         "metadata": {"job_submission_id": job, "gputui_run": str(plan["run_id"])},
-        # A job that asks for nothing is put on the head node.
+        # A job that requests nothing is placed on the head node.
         "entrypoint_num_cpus": float(target.get("cpus", 1)),
         "entrypoint_num_gpus": float(plan["asks"]["gpus"]),
     }
@@ -57,7 +57,7 @@ def job_request(plan: Mapping[str, Any], folder: str, job: str, package: str) ->
 
 
 def on_node(words: Sequence[str], job: str, node: str) -> dict[str, Any]:
-    """A job that runs a command on a ``node`` (an IP address) beside whatever else is there."""
+    """A job that runs a command on a ``node`` (an IP address) and reserves no resources."""
     return {
         "entrypoint": shlex.join(words),
         "submission_id": job,
@@ -67,7 +67,7 @@ def on_node(words: Sequence[str], job: str, node: str) -> dict[str, Any]:
 
 
 def preview(plan: Mapping[str, Any], folder: str) -> str:
-    """The request and the script, before there is a token or a package."""
+    """The request and the script, with placeholders for token and package."""
     target = plan["target"]
     job = submission_id(plan, "TOKEN")
     request = json.dumps(job_request(plan, folder, job, "gcs://_ray_pkg_HASH.zip"), indent=2)

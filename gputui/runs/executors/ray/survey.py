@@ -23,7 +23,7 @@ PROBE = (
 
 
 def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Whether it answers and takes the token, which Ray, its clock, free GPUs, and which Python and torch a job has."""
+    """Check the connection and token, the clock, jobs, free GPUs, and the Python and torch of a job."""
     api = JobsApi(target)
     try:
         asked = time.time()
@@ -34,9 +34,11 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
         skew = max(0.0, abs(asked - there) - 1.0)
         yield CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
         jobs = api.call("GET", "/api/jobs/")
-        found = jobs.json() if jobs.status == 200 else []
-        waiting = sum(job.get("status") == "PENDING" for job in found)
-        yield CheckResult("jobs", "pass", f"{sum(job.get('status') == 'RUNNING' for job in found)} run, {waiting} wait")
+        listed = jobs.json() if jobs.status == 200 else []
+        waiting = sum(job.get("status") == "PENDING" for job in listed)
+        yield CheckResult(
+            "jobs", "pass", f"{sum(job.get('status') == 'RUNNING' for job in listed)} run, {waiting} wait"
+        )
         yield _free(api)
         yield from _probed(api, target)
     except UnreachableError as error:
@@ -45,8 +47,8 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
 
 def _free(api: JobsApi) -> CheckResult:
     status = api.call("GET", "/api/cluster_status")
-    found = status.json() if status.status == 200 else {}
-    report = (((found.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport")) or {}
+    content = status.json() if status.status == 200 else {}
+    report = (((content.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport")) or {}
     usage = report.get("usage")
     if not isinstance(usage, dict):
         return CheckResult("gpus", "warn", "the cluster does not tell", "see ray status there")
@@ -57,7 +59,7 @@ def _free(api: JobsApi) -> CheckResult:
 
 
 def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Run a job that asks for nothing and prints what it finds."""
+    """Run a job without resources that prints what it finds."""
     job = f"gputui-check-{secrets.token_hex(4)}"
     python = str(target.get("python") or "python3")
     script = "\n".join([*target.get("setup", ()), shlex.join(["exec", python, "-c", PROBE])])
@@ -67,14 +69,14 @@ def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield CheckResult("job", "fail", done.words, "see whether jobs may be submitted there")
         return
     deadline = time.monotonic() + PROBE_SECONDS
-    found: Mapping[str, Any] = {}
-    while time.monotonic() < deadline and found.get("status") not in ("SUCCEEDED", "FAILED", "STOPPED"):
+    record: Mapping[str, Any] = {}
+    while time.monotonic() < deadline and record.get("status") not in ("SUCCEEDED", "FAILED", "STOPPED"):
         time.sleep(0.5)
-        found = api.job(job) or {}
-    text = (api.log(job) or "") if found.get("status") != "PENDING" else ""
-    if found.get("status") in ("PENDING", "RUNNING"):
+        record = api.job(job) or {}
+    text = (api.log(job) or "") if record.get("status") != "PENDING" else ""
+    if record.get("status") in ("PENDING", "RUNNING"):
         api.stop(job)
-        has_not = "begun" if found.get("status") == "PENDING" else "ended"
+        has_not = "begun" if record.get("status") == "PENDING" else "ended"
         yield CheckResult("job", "warn", f"has not {has_not} within {PROBE_SECONDS:.0f} s", "the cluster may be full")
         return
     api.delete(job)

@@ -1,8 +1,8 @@
-"""Slurm: an attempt is one job. A courier hands it over by sbatch and follows it by squeue, run on a login node that
-shares its files with the nodes: this machine, or one that is reached by SSH.
+"""Slurm: an attempt is one job. A courier submits it by sbatch and polls it by squeue, on a login node that shares a
+file system with the nodes: this machine, or one over SSH.
 
-In comes an attempt's folder; out come the files of the contract. Read first: script.py (what is submitted), then
-courier.py.
+In: an attempt's folder. Out: the files of the contract. Read first: script.py (what is submitted), then
+slurm_courier.py.
 """
 
 from __future__ import annotations

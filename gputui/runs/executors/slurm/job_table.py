@@ -1,4 +1,4 @@
-"""What squeue and sacct print, as job statuses; pure."""
+"""Parse the output of squeue and sacct into job statuses; pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import time
 
 from gputui.runs.executors.courier import EndedBy, JobStatus
 
-# Fields of squeue that 22.05 and every later release have: id, state, reason, expected or real start, nodes, end by the
-# limit, comment.
+# Fields of squeue since release 22.05: id, state, reason, expected or real start, nodes, end by the limit, comment.
 FORMAT = "%i|%T|%r|%S|%N|%e|%k"
 
 _STATES = {
@@ -39,55 +38,66 @@ _ENDED_BY: dict[str, EndedBy] = {
 
 
 def status(job: str, word: str, reason: str, start: str, nodes: str, end: str) -> JobStatus:
-    """One job from the words of a listing; a word that is not known counts as pending, never as an end."""
+    """The status of a job from the fields of a listing. An unknown state counts as pending, never as ended."""
     first = word.split(" ")[0].rstrip("+")
     if first in _ENDED_BY or first in ("COMPLETED", "FAILED"):
         return JobStatus(
             job, "ended", word if reason in ("None", "") else f"{word}: {reason}", ended_by=_ENDED_BY.get(first)
         )
     state = _STATES.get(first, "pending")
-    why = reason if reason not in ("None", "") else None
+    shown = reason if reason not in ("None", "") else None
     if first not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
-        why = f"{first}: {why}" if why else first
+        shown = f"{first}: {shown}" if shown else first
     is_waiting = state in ("pending", "requeued")
     return JobStatus(
         job,
         state,
-        why,
-        _at(start) if is_waiting else None,
-        tuple(expanded(nodes)),
-        None if is_waiting else _at(end),
+        shown,
+        _parse_time(start) if is_waiting else None,
+        tuple(node_names(nodes)),
+        None if is_waiting else _parse_time(end),
     )
 
 
 def jobs(output: str, comment: str | None = None) -> list[JobStatus]:
     """The jobs of a listing in FORMAT that have a ``comment``, or all of them, oldest first."""
-    found = []
+    listed = []
     for line in output.splitlines():
         fields = line.split("|", 6)
         if len(fields) == 7 and comment in (None, fields[6].strip()):
-            found.append(status(*(field.strip() for field in fields[:6])))
-    return sorted(found, key=lambda one: (len(one.job), one.job))
+            listed.append(status(*(field.strip() for field in fields[:6])))
+    return sorted(listed, key=lambda each: (len(each.job), each.job))
 
 
 def recorded(job: str, output: str) -> JobStatus | None:
-    """The end of a job in what ``sacct --parsable2 --format=State,NodeList`` prints; None where there is none."""
+    """The end of a job in the output of ``sacct --parsable2 --format=State,NodeList``, or None.
+
+    Lines without fields are skipped: a login shell's profile may print text before.
+    """
     for line in output.splitlines():
-        word, _, nodes = line.strip().partition("|")
-        if word:
-            found = status(job, word, "", "", nodes, "")
-            return found if found.state == "ended" else None
+        word, separator, nodes = line.strip().partition("|")
+        if word and separator:
+            result = status(job, word, "", "", nodes, "")
+            return result if result.state == "ended" else None
     return None
 
 
-def expanded(nodes: str) -> list[str]:
-    """``n[1-3,7],login`` as it is where it has brackets, because a list of a thousand names is of no use."""
+def submitted(output: str) -> str | None:
+    """The job in the output of ``sbatch --parsable``, which is its last line; None if there is none."""
+    lines = output.split()
+    job = lines[-1].partition(";")[0] if lines else ""
+    return job if job.isdigit() else None
+
+
+def node_names(nodes: str) -> list[str]:
+    """The names in a node list. One with brackets, such as ``n[1-3,7],login``, stays one name, because it may stand for
+    a thousand."""
     if not nodes or nodes.startswith("("):
         return []
     return [nodes] if "[" in nodes else nodes.split(",")
 
 
-def _at(text: str) -> float | None:
+def _parse_time(text: str) -> float | None:
     """squeue's local time as UTC unix seconds."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))

@@ -1,4 +1,4 @@
-"""The batch script of an attempt: pure, so that ``--dry-run`` prints the very one that is submitted."""
+"""The batch script of an attempt; pure, so that ``--dry-run`` prints the exact script that is submitted."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from gputui.runs.executors.courier import python_of
 
 WARN_SECONDS = 120
 CONFIGURATION = "SLURM_CONF"
-"""The one variable that says which cluster the commands speak to."""
+"""The variable that names the cluster of Slurm's commands."""
 
 
 def job_name(run_id: str, attempt: int) -> str:
-    """What squeue lists the attempt as."""
+    """The attempt's job name in squeue."""
     return f"{run_id}.{attempt}"
 
 
 def nodes_of(target: Mapping[str, Any]) -> int:
-    """How many nodes an attempt runs on."""
+    """The number of nodes of an attempt."""
     return int(target.get("nodes", 1))
 
 
 def comment(token: str) -> str:
-    """By what a courier finds its job again."""
+    """The job's comment, by which a courier finds its job."""
     return f"gputui:{token}"
 
 
 def batch_script(plan: Mapping[str, Any], folder: str, *, token: str, lost: Sequence[str] = ()) -> str:
-    """The script for an attempt's ``plan`` (attempt.json), whose far side is ``folder``. ``lost`` are nodes that failed
-    under the run before."""
+    """The script for an attempt's ``plan`` (attempt.json); ``folder`` is its folder on the target. Nodes in ``lost``,
+    which failed in earlier attempts, are excluded."""
     target = dict(plan["target"])
     target["exclude"] = ",".join([*([target["exclude"]] if target.get("exclude") else []), *lost])
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(plan, target, folder, token))]
-    # The warning may come while these lines run; whoever serves the attempt takes it from here on.
+    # The warning signal may come while these lines run. The program that serves the attempt handles it later.
     lines += ["trap '' USR1", *target.get("setup", ()), ""]
     words = [python_of(plan), "-I", "-S", f"{folder}/far.py", "body", folder]
     body = " ".join(shlex.quote(word) for word in words)
@@ -65,13 +65,13 @@ def _options(plan: Mapping[str, Any], target: Mapping[str, Any], folder: str, to
     yield f"--signal=B:USR1@{target.get('warn', WARN_SECONDS)}"
     yield "--requeue"
     yield "--open-mode=append"
-    # A % would begin a pattern.
+    # A % starts a pattern.
     yield f"--output={_quoted(folder.replace('%', '%%') + '/job.log')}"
     yield from target.get("options", ())
 
 
 def sbatch_time(text: str) -> str:
-    """``4h``, ``30m`` and ``2d`` as sbatch has them; what it has itself stays."""
+    """Convert ``4h``, ``30m`` and ``2d`` to sbatch's minutes. Other forms are sbatch's own."""
     match = re.fullmatch(r"(\d+)([mhd])", text)
     if match is None:
         return text

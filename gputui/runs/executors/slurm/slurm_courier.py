@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gputui.runs.executors.courier import (
     CALL_SECONDS,
-    Called,
+    CommandResult,
     Courier,
     JobStatus,
     TargetRefusalError,
@@ -17,29 +17,31 @@ from gputui.runs.executors.courier import (
     serve,
 )
 from gputui.runs.executors.slurm import nodes
-from gputui.runs.executors.slurm.job_table import FORMAT, jobs, recorded
+from gputui.runs.executors.slurm.job_table import FORMAT, jobs, recorded, submitted
 from gputui.runs.executors.slurm.script import CONFIGURATION, batch_script, comment, job_name, nodes_of
 from gputui.runs.executors.ssh.connection import SshShell
 from gputui.runs.executors.ssh.transport import SshMirror
 
-# What a controller that cannot be asked now says; all else that sbatch says is its answer.
-_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "Connection refused",
-         "Resource temporarily unavailable", "slurm_persist_conn", "Protocol authentication error", "Munge",
-         "Connection timed out", "No route to host")  # fmt: skip
+# Messages of a controller that is unreachable; any other message of sbatch is a refusal.
+_UNREACHABLE = (
+    "Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "Connection refused",
+    "Resource temporarily unavailable", "slurm_persist_conn", "Protocol authentication error", "Munge",
+    "Connection timed out", "No route to host",
+)  # fmt: skip
 SUBMIT_SECONDS = 60.0
-# Serves an attempt on several nodes.
+# The program that serves an attempt on several nodes.
 SERVER = Path(nodes.__file__)
 
 
 class LoginShell(SshShell):
-    """The shell that a person has on a login node: what its profile sets up is there."""
+    """A login shell on the login node, which runs the profile that makes Slurm's commands available."""
 
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> Called:
+    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
         return super().call(["bash", "-lc", 'exec "$@"', "bash", *argv], given, seconds)
 
 
 class SlurmJobs(Courier):
-    """One job by sbatch; squeue, then sacct, then the attempt's folder say how it is."""
+    """Couriers of Slurm jobs, by sbatch, squeue and sacct."""
 
     shell: TargetShell
 
@@ -49,10 +51,10 @@ class SlurmJobs(Courier):
             self.plan |= {"nodes": nodes_of(self.target), "server": SERVER.name}
             self.programs = (*self.programs, SERVER)
 
-    def call(self, *argv: str, given: str = "", seconds: float = 30.0) -> Called:
-        """A command of the cluster. Raises UnreachableError where its controller cannot be asked."""
+    def call(self, *argv: str, given: str = "", seconds: float = 30.0) -> CommandResult:
+        """Run a command of the cluster. Raises UnreachableError if its controller is unreachable."""
         done = self.shell.call(argv, given, seconds)
-        if done.code != 0 and any(words in done.errors for words in _AWAY):
+        if done.code != 0 and any(words in done.errors for words in _UNREACHABLE):
             raise UnreachableError(f"{argv[0]}: {done.words}")
         return done
 
@@ -60,14 +62,14 @@ class SlurmJobs(Courier):
         lost = self.lost_nodes()
         done = self.sbatch(token, lost)
         if lost and done.code != 0:
-            # Where there are no others, these may be well again.
+            # There may be no other nodes, and these may work again.
             done = self.sbatch(token, [])
-        job = done.output.strip().partition(";")[0]
-        if done.code != 0 or not job.isdigit():
+        job = submitted(done.output)
+        if done.code != 0 or job is None:
             raise TargetRefusalError(done.words.removeprefix("sbatch: error: "))
         return job
 
-    def sbatch(self, token: str, lost: Sequence[str]) -> Called:
+    def sbatch(self, token: str, lost: Sequence[str]) -> CommandResult:
         script = batch_script(self.plan, self.far_folder, token=token, lost=lost)
         (self.far / "job.sh").write_text(script, "utf-8")
         return self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
@@ -80,11 +82,11 @@ class SlurmJobs(Courier):
         return jobs(done.output, comment(token))
 
     def forgotten(self, job: str) -> JobStatus | None:
-        # A site or a person may have changed its name or comment.
+        # By its number: its name or comment may have been changed.
         done = self.call("squeue", "--noheader", f"--jobs={job}", "--states=all", f"--format={FORMAT}")
-        found = jobs(done.output) if done.code == 0 else []
-        if found:
-            return found[0]
+        listed = jobs(done.output) if done.code == 0 else []
+        if listed:
+            return listed[0]
         done = self.call(
             "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State,NodeList"
         )
@@ -98,7 +100,7 @@ class SlurmJobs(Courier):
 
 
 class SlurmCourier(SlurmJobs):
-    """This machine is a login node and shares its files with the nodes."""
+    """For a login node on this machine, which shares a file system with the nodes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -106,7 +108,7 @@ class SlurmCourier(SlurmJobs):
 
 
 class FarSlurmCourier(SlurmJobs, SshMirror):
-    """The login node is reached by SSH; it shares its files with the nodes."""
+    """For a login node that is reached by SSH, and shares a file system with the nodes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -117,6 +119,7 @@ class FarSlurmCourier(SlurmJobs, SshMirror):
 
 
 def courier_of(folder: Path) -> Courier:
+    """The courier of an attempt, by whether its target names a login node."""
     target = json.loads((folder / "attempt.json").read_text("utf-8"))["target"]
     return FarSlurmCourier(folder) if target.get("host") else SlurmCourier(folder)
 

@@ -8,19 +8,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.courier import Called, TargetShell, UnreachableError
+from gputui.runs.executors.courier import CommandResult, TargetShell, UnreachableError
 from gputui.runs.executors.slurm.script import CONFIGURATION
 from gputui.runs.executors.slurm.slurm_courier import LoginShell
-from gputui.runs.executors.ssh.survey import environment_there
-
-SKEW_SECONDS = 30.0
+from gputui.runs.executors.ssh.survey import DATE, environment_there, judge_clock
 
 
 def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
-    """Whether the commands are there, the controller answers, the partition and account are right, and what is free."""
+    """Check the commands, the controller, the partition, free GPUs, a submission, the clock and the environment."""
     shell = LoginShell(target) if target.get("host") else TargetShell(CONFIGURATION)
 
-    def ask(*argv: str) -> Called:
+    def ask(*argv: str) -> CommandResult:
         return shell.call(argv, seconds=15.0)
 
     try:
@@ -42,8 +40,8 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield _partition(target, ask)
         yield _free(target, ask)
         yield _accepted(target, ask)
-        yield _clock(ask)
-        # The environment lies on the files that nodes share.
+        yield judge_clock(ask(*DATE), time.time())
+        # The environment is on a file system that the nodes share.
         yield from environment_there(shell, target)
     except UnreachableError as error:
         yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
@@ -71,30 +69,24 @@ def _free(target: Mapping[str, Any], ask: Any) -> CheckResult:
     total = used = 0
     nodes = set()
     for line in done.output.splitlines():
-        host, gres, taken = (line[at : at + 60].strip() for at in (0, 60, 120))
+        host, gres, gres_used = (line[start : start + 60].strip() for start in (0, 60, 120))
         if host in nodes or not re.match(r"(idle|mix|alloc|plnd|comp)", line[180:].strip()):
             continue
         nodes.add(host)
         total += gpus_in(gres)
-        used += gpus_in(taken)
+        used += gpus_in(gres_used)
     where = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
     return CheckResult("gpus", "pass" if total else "warn", f"{total - used} of {total} free on {where}")
 
 
 def gpus_in(gres: str) -> int:
-    """How many GPUs a list such as ``gpu:a100:4(S:0-1),gpu:2`` has."""
+    """The number of GPUs in a list such as ``gpu:a100:4(S:0-1),gpu:2``."""
     return sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))
 
 
 def _accepted(target: Mapping[str, Any], ask: Any) -> CheckResult:
-    """Whether sbatch would take a job with the target's partition, account and quality of service."""
+    """Check that sbatch accepts a job with the target's partition, account and quality of service."""
     words = [f"--{key}={target[key]}" for key in ("partition", "account", "qos") if target.get(key)]
     done = ask("sbatch", "--test-only", "--time=1", *words, "--wrap=true")
     text = done.words.removeprefix("sbatch: ")
     return CheckResult("submission", "pass" if done.code == 0 else "fail", text, "see partition, account and qos")
-
-
-def _clock(ask: Any) -> CheckResult:
-    done = ask("date", "+%s")
-    skew = abs(time.time() - float(done.output.strip() or 0))
-    return CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")

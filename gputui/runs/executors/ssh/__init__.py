@@ -1,7 +1,7 @@
-"""A second workstation over SSH: the shim runs there, a courier starts it, asks for what its files grew by, and passes
-a stop on.
+"""SSH: the shim runs on another machine of the user. A courier starts it, fetches the data that its files grow by, and
+forwards a stop.
 
-In comes an attempt's folder; out come the files of the contract. Read first: ssh_courier.py.
+In: an attempt's folder. Out: the files of the contract. Read first: ssh_courier.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SshExecutor(CourierExecutor):
-    """Another machine of the same user."""
+    """Attempts on another machine of the user, over SSH."""
 
     courier = Path(__file__).with_name("ssh_courier.py")
 

@@ -1,4 +1,4 @@
-"""Commands on another machine: one connection for each host, which all couriers share, and a deadline for each call."""
+"""Commands on another machine: one connection per host, shared by all couriers, and a deadline per call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gputui.runs.executors.courier import CALL_SECONDS, Called, TargetShell, UnreachableError
+from gputui.runs.executors.courier import CALL_SECONDS, CommandResult, TargetShell, UnreachableError
 
 CONNECT_SECONDS = 10
 COPY_SECONDS = 600.0
 
-# ssh's exit code for a failure of its own; rsync passes it on.
+# ssh's exit code for its own failures, which rsync returns too.
 _SSH_FAILED = 255
 # rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection to the daemon.
 _RSYNC_CUT_OFF = (12, 30, 35)
@@ -30,7 +30,7 @@ class SshShell(TargetShell):
         super().__init__("SSH_AUTH_SOCK")
         self.target = target
 
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> Called:
+    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
         """Run a command there. Raises UnreachableError."""
         words = [*_ssh_words(self.target), str(self.target["host"]), "--", shlex.join(argv)]
         done = super().call(words, given, seconds)
@@ -38,7 +38,7 @@ class SshShell(TargetShell):
             raise UnreachableError(done.words)
         return done
 
-    def send(self, source: Path, files: str | None, destination: str) -> Called:
+    def send(self, source: Path, files: str | None, destination: str) -> CommandResult:
         """Copy a folder's content into a folder there. ``files`` are the names to copy, separated by NUL; None copies
         all of it. Raises UnreachableError."""
         words = ["rsync", "--archive", "--no-owner", "--no-group", "-e", shlex.join(_ssh_words(self.target))]

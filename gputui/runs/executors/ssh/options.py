@@ -1,4 +1,4 @@
-"""The keys of a target of kind ssh."""
+"""The options of a target of kind ssh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gputui.runs.executors.options import Folder, Host, Inside, Line, TargetOpti
 
 
 class SshOptions(TargetOptions):
-    """How the machine is reached, and where its files go."""
+    """The connection to the machine, and the folder of its files."""
 
     kind: Literal["ssh"]
     host: Host = Field(description="host, user@host, or a name of ~/.ssh/config")

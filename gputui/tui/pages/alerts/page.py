@@ -1,14 +1,13 @@
-"""The page of alerts: what lasts, what is over, and what to do about it."""
+"""The page of alerts: the active and the resolved ones, and what to do about them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 
 from gputui.charts.safe_text import clean
 from gputui.store.alerts import AlertView
@@ -25,18 +24,17 @@ from gputui.tui.layout.alerts import (
     shown_alerts,
     table_lines,
 )
-from gputui.tui.layout.strips import head_line
 from gputui.tui.widgets.list_page import ListPage
-from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.page import Copyable
 from gputui.tui.widgets.pane import Pane
 
-# Lines of both parts; the detail is left out where the list would have fewer.
+# Lines of both parts; the detail is left out if the list would get fewer.
 LIST_LEAST = 4
 DETAIL_LEAST, DETAIL_MOST = 4, 8
 
 
 class _Listed(NamedTuple):
-    """The alerts as they are listed, and what they were listed from."""
+    """The listed alerts, and the snapshot and settings that they were computed from."""
 
     snapshot: Snapshot
     filter_text: str
@@ -48,7 +46,6 @@ class AlertsScreen(ListPage):
     """A table with a cursor, and below it the alert under the cursor in full."""
 
     SCOPE: ClassVar[Scope] = "alerts"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("alerts")
 
     table: AlertsTable
 
@@ -62,12 +59,7 @@ class AlertsScreen(ListPage):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.notice
-        yield self.list
-        yield self.detail
-        yield self.message
-        yield self.footer
+        yield from (self.head, self.notice, self.list, self.detail, self.message, self.footer)
 
     def interest(self) -> Interest:
         return Interest(alerts=True)
@@ -76,7 +68,7 @@ class AlertsScreen(ListPage):
 
     @property
     def shown(self) -> list[AlertView]:
-        """The alerts that match the filter, as they are listed; sorted once for a snapshot."""
+        """The filtered and sorted alerts, computed once per snapshot."""
         snapshot, filter_text, order = self.snapshot, self.table.filter_text, self.table.order
         listed = self._listed
         is_same = listed is not None and (listed.filter_text, listed.order) == (filter_text, order)
@@ -87,14 +79,12 @@ class AlertsScreen(ListPage):
 
     @property
     def alert(self) -> AlertView | None:
-        """The one under the cursor."""
+        """The alert under the cursor."""
         return next((one for one in self.shown if one.alert_id == self.table.cursor), None)
 
     @property
     def run_in_question(self) -> Run | None:
-        alert = self.alert
-        wanted = None if alert is None else alert.run_id
-        return next((row.run for row in self.snapshot.runs if row.run.run_id == wanted), None)
+        return None if self.alert is None else self.snapshot.run_of(self.alert.run_id)
 
     def context(self) -> Context:
         return replace(super().context(), alert=self.alert)
@@ -106,9 +96,9 @@ class AlertsScreen(ListPage):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot = self.shell, self.snapshot
+        snapshot = self.snapshot
         self.keep_cursor()
-        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        self.head.show([self.machine_head(width)])
         left = height - 1 - self.draw_frame(width)
         detail = detail_lines(self.alert, snapshot.at, width, min(DETAIL_MOST, max(DETAIL_LEAST, left // 3)))
         detail = detail if left - len(detail) >= LIST_LEAST else []
@@ -117,18 +107,15 @@ class AlertsScreen(ListPage):
         self.scroll_to_cursor(room_for_rows(room))
         lines = table_lines(self.shown, self.table, snapshot.at, width, room)
         self.list.show(self.with_filter(lines, width), height=room)
-        self.detail.show(detail, height=len(detail))
+        self.detail.fit(detail)
 
     @property
     def row_ids(self) -> list[int]:
         return [one.alert_id for one in self.shown]
 
-    def _at(self, y: int) -> AlertView | None:
-        return row_of(self.shown, self.table, y)
-
     def on_click(self, event: events.Click) -> None:
-        """A click chooses an alert, a second one opens its run."""
-        chosen = self._at(event.y) if event.widget is self.list else None
+        """Move the cursor to the clicked alert; a double click opens its run."""
+        chosen = row_of(self.shown, self.table, event.y) if event.widget is self.list else None
         if chosen is not None:
             self.point_at(chosen.alert_id)
             self.changed()

@@ -1,11 +1,14 @@
-"""Several runs beside each other: what they differ in, how well each did, in what order and groups. Pure."""
+"""A comparison of runs: the parameters in which they differ, their results, their order and groups. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.envelope import Bin
 from gputui.charts.safe_text import clean
@@ -18,25 +21,28 @@ from gputui.tui.data.snapshot import RunRow
 from gputui.tui.layout.panels import by_interest
 
 MOST_CURVES = 6
-"""There are as many colours; more curves would look alike."""
+"""Most runs with a curve: there are as many colours."""
 
 MOST_RUNS = 24
-"""Rows of the table; each run's curve is read, drawn or not."""
+"""Most rows of the table; each run's curve is read, drawn or not."""
 
 SORT_KEYS = ("chosen", "best", "last", "step", "hours")
-"""Orders that every comparison has; behind them come the parameters in which its runs differ."""
-
+"""Orders of every comparison; the parameters in which its runs differ follow."""
 
 _PARAM = "param:"
 UNSET = "–"
-"""Stands for a parameter that a run was launched without."""
+"""The value of a parameter that a run was launched without."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How the page is looked at. ``drawn`` are the runs that have a curve, each at the place of its colour, None where
-    a colour is free; the others stay in the table. ``group`` is a parameter's name; the ``cursor`` is on a run,
-    whatever the order."""
+class Comparison(Struct, frozen=True):
+    """The state of the page.
+
+    Attributes:
+        sort: one of `SORT_KEYS` or a parameter behind `_PARAM`.
+        group: the parameter that runs are grouped by.
+        drawn: the runs with a curve, each at the index of its colour, None for a free colour.
+        cursor: the run under the cursor.
+    """
 
     run_ids: tuple[str, ...]
     metric: str | None = None
@@ -50,8 +56,8 @@ class Comparison:
     def of(
         cls, run_ids: Sequence[str], metric: str | None = None, colours: Mapping[str, int] = MappingProxyType({})
     ) -> Comparison:
-        """The first runs have curves, as many as there are colours. Each has its own of ``colours``, wherever it is
-        compared; where two share one, the later has the next that is free."""
+        """A comparison in which the first `MOST_CURVES` runs have a curve, each in its own of ``colours``; if two runs
+        share a colour, the later one gets the next free one."""
         drawn: list[str | None] = [None] * MOST_CURVES
         for number, run_id in enumerate(run_ids[:MOST_CURVES]):
             wanted = colours.get(run_id, number)
@@ -72,7 +78,7 @@ class Comparison:
         return frozenset(self.run_ids) - frozenset(self.drawn)
 
     def sorted_next(self, params: Sequence[str] = ()) -> Comparison:
-        """The next order; ``params`` are those in which the runs differ."""
+        """The comparison in the next order. ``params`` are those in which the runs differ."""
         keys = [*SORT_KEYS, *(_PARAM + name for name in params)]
         place = keys.index(self.sort) if self.sort in keys else -1
         return replace(self, sort=keys[(place + 1) % len(keys)])
@@ -83,7 +89,7 @@ class Comparison:
         return self.sort.removeprefix(_PARAM) if self.sort.startswith(_PARAM) else None
 
     def toggled(self, run_id: str) -> Comparison:
-        """A run's curve hidden, or shown in a colour that is free; where none is, nothing changes."""
+        """The comparison with a run's curve hidden, or shown if a colour is free."""
         if run_id in self.drawn:
             return replace(self, drawn=tuple(None if each == run_id else each for each in self.drawn))
         if None not in self.drawn:
@@ -92,36 +98,42 @@ class Comparison:
         return replace(self, drawn=(*self.drawn[:free], run_id, *self.drawn[free + 1 :]))
 
     def without(self, run_id: str) -> Comparison:
-        """One run less."""
+        """The comparison without a run."""
         left = tuple(each for each in self.run_ids if each != run_id)
         return replace(self, run_ids=left, drawn=tuple(None if each == run_id else each for each in self.drawn))
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedRun:
-    """A run in the table. ``colour`` is its curve's, whatever the order, None where it has none; ``params`` are those
-    in which the runs differ, as text; ``best`` is the best value of the metric and ``best_x`` where on the axis it was.
-    ``seconds`` is how long the run took until now."""
+class ComparedRun(Struct, frozen=True):
+    """A run in the table.
+
+    Attributes:
+        colour: the number of its curve's colour; None without a curve.
+        params: as text, the parameters in which the runs differ.
+        best: the best value of the metric.
+        best_x: the place of the best value on the axis.
+        is_best_x_exact: whether it is exactly there; else it is in the stretch of the curve that ends there.
+        seconds: how long the run took until now.
+    """
 
     row: RunRow
     colour: int | None
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = msgspec.field(default_factory=dict)
     last: float | None = None
     best: float | None = None
     best_x: float | None = None
+    is_best_x_exact: bool = True
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Runs that have one parameter in common; ``value`` is None where nothing is grouped."""
+class Group(Struct, frozen=True):
+    """Runs with the same ``value`` of the grouping parameter; None if nothing is grouped."""
 
     value: str | None
     runs: tuple[ComparedRun, ...]
 
 
 def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
-    """What any of the runs measured: what all of them have first, each kind as the page of a run has its charts."""
+    """The metrics of all runs: those that all runs have first, each part in the order of a run's page."""
     counts: dict[str, int] = {}
     for each in data.values():
         for name in each.names:
@@ -134,15 +146,15 @@ def metric_names(data: Mapping[str, ChartData]) -> tuple[str, ...]:
 
 
 def grid_page(names: Sequence[str], metric: str | None, count: int) -> tuple[str, ...]:
-    """The metrics of the grid: the page of ``count`` on which ``metric`` is."""
+    """The page of ``count`` metrics that holds ``metric``."""
     place = names.index(metric) if metric in names else 0
     start = place // max(1, count) * max(1, count)
     return tuple(names[start : start + max(1, count)])
 
 
 def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str | None, ...]]:
-    """The launch parameters in which runs differ, and their code, each with its value per run as text; None where a run
-    has none. Those within others are named with a dot between."""
+    """The launch parameters, and the code, in which runs differ, with the text of each run's value; None for a run
+    without it. Nested parameters are named ``outer.inner``."""
     launched = [dict(_flat(launched_params(row.run))) for row in rows]
     for row, params in zip(rows, launched, strict=True):
         if (code := launched_code(row.run)) is not None:
@@ -157,7 +169,7 @@ def differing(rows: Sequence[RunRow]) -> dict[str, tuple[str | None, ...]]:
 
 
 def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: Comparison, now: float) -> list[Group]:
-    """The table: runs in order, in groups. Unknown values come last, whatever the order."""
+    """The table: sorted runs in groups. Unknown values come last in any order."""
     by_id = {row.run.run_id: row for row in rows}
     chosen = [by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]
     params = differing(chosen)
@@ -168,7 +180,8 @@ def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: C
         curve = None
         if comparison.metric is not None and run_id in data:
             curve = data[run_id].curves.get(comparison.metric)
-        best, best_x = _best(curve.bins, is_more_better(curve.name)) if curve is not None else (None, None)
+        is_more = curve is not None and is_more_better(curve.name)
+        best, best_x, is_exact = _best(() if curve is None else curve.bins, is_more=is_more)
         started, ended = row.run.started_at, row.run.ended_at
         runs.append(
             ComparedRun(
@@ -178,6 +191,7 @@ def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: C
                 curve.last if curve is not None else None,
                 best,
                 best_x,
+                is_exact,
                 None if started is None else max(0.0, (now if ended is None else ended) - started),
             )
         )
@@ -189,7 +203,7 @@ def compare(rows: Sequence[RunRow], data: Mapping[str, ChartData], comparison: C
 
 
 def group_next(comparison: Comparison, rows: Sequence[RunRow]) -> Comparison:
-    """Grouped by the next parameter in which the runs differ; after the last, not at all."""
+    """The comparison grouped by the next parameter in which the runs differ; after the last, ungrouped."""
     by_id = {row.run.run_id: row for row in rows}
     names = list(differing([by_id[run_id] for run_id in comparison.run_ids if run_id in by_id]))
     if comparison.group not in names:
@@ -199,7 +213,7 @@ def group_next(comparison: Comparison, rows: Sequence[RunRow]) -> Comparison:
 
 
 def param_texts(rows: Sequence[RunRow], comparison: Comparison) -> list[str]:
-    """Every parameter in which the runs differ: its values, and the runs that have each."""
+    """Each parameter in which the runs differ, with its values and the runs that have each."""
     by_id = {row.run.run_id: row for row in rows}
     chosen = [run_id for run_id in comparison.run_ids if run_id in by_id]
     texts: list[str] = []
@@ -212,7 +226,7 @@ def param_texts(rows: Sequence[RunRow], comparison: Comparison) -> list[str]:
 
 
 def best_of(groups: Sequence[Group], metric: str) -> float | None:
-    """The best value of all; None where fewer than two runs have one, and nothing is better than anything."""
+    """The best value of all runs; None if fewer than two runs have one."""
     values = [run.best for group in groups for run in group.runs if run.best is not None]
     if len(values) < 2:
         return None
@@ -220,12 +234,12 @@ def best_of(groups: Sequence[Group], metric: str) -> float | None:
 
 
 def in_order(groups: Sequence[Group]) -> list[ComparedRun]:
-    """All runs below each other."""
+    """The runs of all groups."""
     return [run for group in groups for run in group.runs]
 
 
 def best_words(groups: Sequence[Group], metric: str) -> str:
-    """The best value of a group in words: "best 0.31"."""
+    """The best value of the groups in words: "best 0.31"."""
     values = [run.best for group in groups for run in group.runs if run.best is not None]
     if not values:
         return "nothing measured"
@@ -254,7 +268,7 @@ def _ordered(runs: list[ComparedRun], comparison: Comparison) -> list[ComparedRu
 
 
 def _by_param(runs: list[ComparedRun], name: str, *, is_reversed: bool) -> list[ComparedRun]:
-    """Numbers by their size, before words; runs without the parameter last."""
+    """Sort by a parameter: numbers before words, runs without it last."""
 
     def key(run: ComparedRun) -> tuple[bool, float, str]:
         text = run.params[name]
@@ -272,15 +286,19 @@ def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _best(bins: Sequence[Bin], is_more: bool) -> tuple[float | None, float | None]:
-    """The extreme of a curve and where it was."""
+def _best(bins: Sequence[Bin], *, is_more: bool) -> tuple[float | None, float | None, bool]:
+    """The best value of a curve, its place, and whether that is exact."""
     best: float | None = None
-    place: float | None = None
-    for each in bins:
-        value = each.high if is_more else each.low
+    found: Bin | None = None
+    for stretch in bins:
+        value = stretch.high if is_more else stretch.low
         if value is not None and (best is None or (value > best if is_more else value < best)):
-            best, place = value, each.last_x
-    return best, place
+            best, found = value, stretch
+    if found is None:
+        return None, None, True
+    if best == found.first:
+        return best, found.first_x, True
+    return best, found.last_x, best == found.last
 
 
 def _flat(params: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:

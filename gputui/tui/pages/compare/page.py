@@ -1,23 +1,24 @@
-"""The compare page: metrics of several runs over each other, in a grid or one, and the table of what they differ in."""
+"""The page that compares runs: one or more charts with a curve per run, and a table of their differences."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partialmethod
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.message import Message
 from textual.widget import Widget
 
 from gputui.charts.cells import cell_width
 from gputui.charts.envelope import Bin
 from gputui.charts.viewport import Extent, Viewport
+from gputui.curves.metric_names import filter_names
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.curves.names import filter_names
 from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.data.snapshot import Interest
@@ -51,9 +52,7 @@ from gputui.tui.pages.compare.view import (
 from gputui.tui.widgets.chart_controller import ChartController
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.list_page import ListPage
-from gputui.tui.widgets.page import bindings_for
-from gputui.tui.widgets.pane import Pane
-from gputui.tui.widgets.slow_pane import SlowPane
+from gputui.tui.widgets.pane import Pane, SlowPane
 
 LEAST_TABLE_ROWS = 4
 _USUAL = "loss"
@@ -61,26 +60,26 @@ _USUAL = "loss"
 
 @dataclass
 class CodeCompared(Message):
-    """How the code of two runs differs."""
+    """The code of two runs was compared."""
 
     texts: tuple[str, ...]
 
 
 class CompareCharts(ChartController):
-    """How the one chart of the comparison is looked at. ``compared`` holds what the feed has read of each run."""
+    """The state of the comparison's charts. ``compared`` holds the feed's data by run."""
 
     def __init__(self, settings: ChartSettings) -> None:
         super().__init__(settings, lambda _: None)
         self.compared: Mapping[str, ChartData] = {}
         self.comparison = Comparison.of(())
-        """What the page compares, as it was drawn last."""
+        """The comparison as it was drawn last."""
         self.names: tuple[str, ...] = ()
         self.is_cut = False
         """Whether the x axis ends with the shortest run."""
 
     @property
     def data(self) -> Mapping[str, ChartData]:
-        """The answers that lie on the axis that was chosen; those to a new one take a moment."""
+        """The data that lie on the chosen axis; after a change, the answer takes a moment."""
         return {
             run_id: self.compared[run_id]
             for run_id in self.comparison.run_ids
@@ -89,7 +88,7 @@ class CompareCharts(ChartController):
 
     @property
     def extent(self) -> Extent | None:
-        """The x axis of all runs together."""
+        """The common x axis of all runs."""
         extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
         if not extents:
             return None
@@ -116,7 +115,7 @@ class CompareCharts(ChartController):
         return curve.bins if curve is not None else ()
 
     def point_at(self, x: float) -> None:
-        """Put the crosshair at a place; it stays within the window."""
+        """Move the crosshair to ``x``, at most to an edge of the window."""
         extent = self.extent
         if extent is not None:
             start, end = self.viewport.window(extent)
@@ -124,15 +123,14 @@ class CompareCharts(ChartController):
 
 
 class CompareScreen(ListPage):
-    """Runs beside each other. There is one cursor: it is on a run of the table, whose curve is on top."""
+    """Charts, and a table of runs with a cursor. The curve of the run under the cursor is on top."""
 
     SCOPE: ClassVar[Scope] = "compare"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("compare")
 
     def __init__(self, run_ids: Sequence[str], settings: ChartSettings | None = None) -> None:
         super().__init__()
         settings = settings or ChartSettings()
-        # Raw curves over each other are a thicket.
+        # Several raw curves over each other are illegible.
         self.charts = CompareCharts(replace(settings, smoothing=settings.smoothing or SMOOTHINGS[1]))
         self.parts = (self.charts,)
         self.comparison = Comparison.of(run_ids)
@@ -150,7 +148,7 @@ class CompareScreen(ListPage):
 
     @property
     def table(self) -> Comparison:
-        """The list's cursor is that of the comparison."""
+        """The comparison: it holds the cursor of the list."""
         return self.comparison
 
     @table.setter
@@ -159,12 +157,7 @@ class CompareScreen(ListPage):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.notice
-        yield self.chart
-        yield self.runs
-        yield self.message
-        yield self.footer
+        yield from (self.head, self.notice, self.chart, self.runs, self.message, self.footer)
 
     def interest(self) -> Interest:
         charts, settings = self.charts, self.charts.settings
@@ -176,7 +169,7 @@ class CompareScreen(ListPage):
         return Interest(compared=self.comparison.run_ids, charts=request)
 
     def show_runs(self, run_ids: Sequence[str], cursor: str | None) -> None:
-        """Put the cursor on a run; where it is not among those compared, compare these instead."""
+        """Move the cursor to a run; if it is not compared yet, compare ``run_ids`` instead."""
         if cursor is not None and cursor not in self.comparison.run_ids:
             self.comparison = Comparison.of(run_ids, self.comparison.metric)
             self._has_colours = False
@@ -230,7 +223,7 @@ class CompareScreen(ListPage):
         charts.columns = cell_columns(width, columns)[1]
         self._metrics = grid_page(names, self.comparison.metric, columns * down)
         curves = tuple(curve for each in data.values() for curve in each.curves.values())
-        # The answer to another request is another picture: charts that were still being read are drawn at once.
+        # The answer to another request is drawn at once.
         answered = tuple(each.request for each in data.values())
         self.chart.show_when(
             (width, chart_height, look, self.comparison, self._metrics, answered),
@@ -241,7 +234,7 @@ class CompareScreen(ListPage):
         self.runs.show(table_lines(groups, self.comparison, width, rows), height=rows)
 
     def _give_colours(self) -> None:
-        """Each run the colour that it has everywhere, as soon as the runs are known."""
+        """Give each run its own colour, as soon as the runs are known."""
         known = {row.run.run_id: run_colour(row.run) for row in self.snapshot.runs}
         if not self._has_colours and known.keys() & set(self.comparison.run_ids):
             self._has_colours = True
@@ -260,7 +253,7 @@ class CompareScreen(ListPage):
         self._place = ids.index(self.comparison.cursor) if self.comparison.cursor in ids else 0
 
     def replacement(self, ids: Sequence[str]) -> str:
-        """What took the place of the run that is gone."""
+        """The run that took the place of the removed one."""
         return ids[min(self._place, len(ids) - 1)]
 
     def do_open(self) -> None:
@@ -296,12 +289,12 @@ class CompareScreen(ListPage):
         self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
 
     def do_params(self) -> None:
-        """All that the runs differ in, however narrow the table is."""
+        """Show all parameters in which the runs differ; a narrow table leaves some out."""
         texts = param_texts(self.snapshot.runs, self.comparison)
-        self.app.push_screen(SheetScreen("What the runs differ in", texts))
+        self.app.push_screen(SheetScreen("Parameters that differ", texts))
 
     def do_code(self) -> None:
-        """How the code of the run under the cursor differs from that of the first of the others."""
+        """Show how the code of the run under the cursor differs from that of the first other run."""
         run = self.run_in_question
         other = next((each for each in self.comparison.run_ids if run is not None and each != run.run_id), None)
         if run is None or other is None:
@@ -332,25 +325,22 @@ class CompareScreen(ListPage):
         self.comparison = found
 
     def do_layout(self) -> None:
-        """The metrics in a grid, or the one that keys act on."""
+        """Toggle between a grid of metrics and one chart."""
         self._is_grid = not self._is_grid
 
     def do_cut(self) -> None:
-        """The x axis up to the end of the shortest run, or of the longest."""
+        """End the x axis with the shortest run, or with the longest again."""
         self.charts.is_cut = not self.charts.is_cut
         self.charts.viewport, self.charts.cursor = Viewport(), None
-
-    def do_metric_next(self) -> None:
-        self._turn_metric(1)
-
-    def do_metric_previous(self) -> None:
-        self._turn_metric(-1)
 
     def _turn_metric(self, by: int) -> None:
         if names := self.charts.names:
             metric = self.comparison.metric
             place = names.index(metric) if metric in names else -by
             self._choose(names[(place + by) % len(names)])
+
+    do_metric_next = partialmethod(_turn_metric, 1)
+    do_metric_previous = partialmethod(_turn_metric, -1)
 
     def _choose(self, metric: str) -> None:
         self.comparison = replace(self.comparison, metric=metric)
@@ -359,7 +349,7 @@ class CompareScreen(ListPage):
     # --- the mouse
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """Over the chart it zooms, over the table it moves the cursor."""
+        """Zoom the charts, or move the cursor in the table."""
         if pane is self.chart:
             self.charts.zoom(-by)
         elif pane is self.runs:
@@ -368,7 +358,8 @@ class CompareScreen(ListPage):
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
-        """A click in the table chooses a run, a second one opens it; one in the chart puts the crosshair there."""
+        """In the table, move the cursor to the clicked run, and open it on a double click; in a chart, move the
+        crosshair."""
         if event.widget is self.runs:
             run_id = run_at(self._groups, self.comparison, self.runs.size.height, event.y)
             if run_id is None:
@@ -381,7 +372,7 @@ class CompareScreen(ListPage):
         self.changed()
 
     def _click_chart(self, x: int, y: int) -> None:
-        """The chart under the pointer is the one that keys act on."""
+        """Choose the metric of the clicked chart, and move the crosshair there."""
         columns, down = self._grid
         cell, _ = cell_columns(self.chart.size.width, columns)
         across = min(x // (cell + 1), columns - 1)
@@ -402,7 +393,7 @@ class CompareScreen(ListPage):
         return self._metric_line
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
-        """Enter takes the first metric that matches."""
+        """Take the typed text; Enter chooses the first metric that matches."""
         self._metric_line = line
         if line is None and text and (found := filter_names(self.charts.names, text)).names:
             self._choose(found.names[0])

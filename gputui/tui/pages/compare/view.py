@@ -1,21 +1,22 @@
-"""The compare page as lines: charts with a curve per run, in a grid or one, and the table that explains them."""
+"""The page that compares runs, as lines: charts with a curve per run, and the table of the runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from gputui.charts.axes import log_bounds
+from msgspec import Struct
+
 from gputui.charts.cells import clip_middle
 from gputui.charts.chart import Curve, Line, XAxis, YAxis, chart
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import count, duration, metric_value, short_number
+from gputui.charts.units import aligned, count, duration, metric_value, short_number
 from gputui.curves.crosshair import values_at
 from gputui.curves.metric_names import is_more_better
 from gputui.curves.model import Axis, ChartData, Frame
-from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, LOG_RATIO, place_words, within
+from gputui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, SHAPES, log_note, place_words, within
 from gputui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule, selected
+from gputui.tui.layout.panels import metric_title
 from gputui.tui.layout.run_words import run_title
 from gputui.tui.layout.words import run_sign, run_state_text
 from gputui.tui.pages.compare.comparison import ComparedRun, Comparison, Group, best_of, best_words
@@ -23,14 +24,10 @@ from gputui.tui.pages.compare.comparison import ComparedRun, Comparison, Group, 
 HEAD_LINES = 2
 """Lines of the table above its rows."""
 
-_MARKS = "●■▲◆✚✖"
-"""A run's sign in the table and in the legend: different without colour, too."""
 
-
-@dataclass(frozen=True, slots=True)
-class CompareLook:
-    """How the charts are looked at: the axis, its window, the crosshair, the smoothing, which metrics are on a
-    logarithmic axis and whether x is, and whether the axis ends with the shortest run."""
+class CompareLook(Struct, frozen=True):
+    """The settings of the charts. ``logs`` are metrics on a logarithmic axis; ``is_cut``: the x axis ends with the
+    shortest run."""
 
     axis: Axis
     window: tuple[float, float] | None
@@ -47,7 +44,7 @@ def compare_head(comparison: Comparison, look: CompareLook, number: int, width: 
     runs += f", {comparison.curve_count} shown" if comparison.hidden else ""
     parts: list[list[Span]] = [
         [(" Compare ", "title"), (runs, "text")],
-        [(" · ", "dim"), (clean(comparison.metric or "–"), "accent"), (f" by {AXIS_NAMES[look.axis]}", "dim")],
+        [(" · ", "dim"), (metric_title(comparison.metric or "–"), "accent"), (f" by {AXIS_NAMES[look.axis]}", "dim")],
     ]
     if number:
         parts.append([(f" · {number} metrics", "dim")])
@@ -71,11 +68,11 @@ LEAST_CELL_WIDTH = 50
 LEAST_CELL_HEIGHT = 7
 MOST_CELLS = 6
 MOST_END = 26
-"""Cells at a chart's right side for the names of the curves that end there."""
+"""Most cells at a chart's right side for the curves' names."""
 
 
 def grid_size(width: int, height: int, metrics: int) -> tuple[int, int]:
-    """Columns and rows of charts that there is room for, not more than there are metrics."""
+    """Columns and rows of charts that fit, at most one chart per metric."""
     columns = max(1, min(2, width // LEAST_CELL_WIDTH, metrics))
     rows = max(1, min(height // LEAST_CELL_HEIGHT, -(-metrics // columns), MOST_CELLS // columns))
     return columns, rows
@@ -101,7 +98,7 @@ def grid_lines(
     height: int,
     columns: int,
 ) -> list[Line]:
-    """A chart for each metric, row by row; the one that keys act on is marked where there are several."""
+    """A chart for each metric, row by row; of several, the current metric's is marked."""
     if len(metrics) <= 1:
         return overlay_lines(runs, data, comparison, comparison.metric, look, width, height)
     lines: list[Line] = []
@@ -130,8 +127,8 @@ def overlay_lines(
     *,
     is_one_of_many: bool = False,
 ) -> list[Line]:
-    """The metric of every run that is not hidden, over each other, with the runs' names at the ends of the curves; the
-    run under the cursor on top."""
+    """The curves of a metric for all runs that are not hidden, each with the run's name at its end; that of the run
+    under the cursor is on top."""
     shown = [(run, run.colour) for run in runs if run.colour is not None]
     shown.sort(key=lambda each: each[0].row.run.run_id == comparison.cursor)
     curves: list[Curve] = []
@@ -155,9 +152,9 @@ def overlay_lines(
         text = metric_value(curve.last)
         name = clip_middle(run_title(run.row.run), max(4, gutter - len(text) - 4))
         curves.append(
-            Curve(smooth or bins, style, _MARKS[colour] if look.cursor is not None else "",
-                  value if look.cursor is not None else None, is_strong=is_current, shape=_MARKS[colour],
-                  end=f"{_MARKS[colour]} {name} {text}")
+            Curve(smooth or bins, style, SHAPES[colour] if look.cursor is not None else "",
+                  value if look.cursor is not None else None, is_strong=is_current, shape=SHAPES[colour],
+                  end=f"{SHAPES[colour]} {name} {text}")
         )  # fmt: skip
     start, end = look.window or (None, None)
     where = f" at {place_words(Frame(look.axis), look.cursor)}" if look.cursor is not None else ""
@@ -167,27 +164,19 @@ def overlay_lines(
         curves,
         width=width,
         height=height,
-        title=f"{pointer}{clean(metric or '')}{where}",
+        title=f"{pointer}{metric_title(metric or '')}{where}",
         x_axis=XAxis(AXIS_NAMES[look.axis], start, end, AXIS_KINDS[look.axis],
                      "log" if look.is_log_x else "linear"),
         y_axis=YAxis("log" if is_log else "linear"),
         cursor=look.cursor,
         least_gutter=GUTTER,
         end_gutter=gutter,
-        note="" if is_log else _log_note(curves),
-        empty_text=problem or _why_empty(shown, data, metric),
+        note="" if is_log else log_note(curves),
+        empty_text=problem or _empty_text(shown, data, metric),
     )  # fmt: skip
 
 
-def _log_note(curves: Sequence[Curve]) -> str:
-    """An offer of a logarithmic axis where the values lie far apart."""
-    bins = [each for curve in curves for each in curve.bins]
-    low, high = log_bounds(bins)
-    is_positive = all(each.low is None or each.low > 0 for each in bins)
-    return "y: log" if low is not None and high is not None and is_positive and high / low > LOG_RATIO else ""
-
-
-def _why_empty(shown: Sequence[object], data: Mapping[str, ChartData], metric: str | None) -> str:
+def _empty_text(shown: Sequence[object], data: Mapping[str, ChartData], metric: str | None) -> str:
     if not shown:
         return "all runs are hidden"
     is_read = metric is None or any(metric in each.request.names for each in data.values())
@@ -195,7 +184,7 @@ def _why_empty(shown: Sequence[object], data: Mapping[str, ChartData], metric: s
 
 
 def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, height: int) -> list[Line]:
-    """A row per run with what differs; groups have a heading each. The row under the cursor stays in sight."""
+    """A row per run with the differing parameters, under headings of groups. The cursor stays in sight."""
     metric = comparison.metric or ""
     placed = place(_columns(groups, metric), width - 2)
     items = _items(groups)
@@ -227,7 +216,7 @@ def table_lines(groups: Sequence[Group], comparison: Comparison, width: int, hei
 
 
 def run_at(groups: Sequence[Group], comparison: Comparison, height: int, y: int) -> str | None:
-    """The run in a line of the table; None where there is none."""
+    """The run in line ``y`` of the table; None if there is none."""
     items = _items(groups)
     place = _first_shown(items, comparison, max(1, height - HEAD_LINES)) + y - HEAD_LINES
     item = items[place] if y >= HEAD_LINES and place < len(items) else None
@@ -235,7 +224,7 @@ def run_at(groups: Sequence[Group], comparison: Comparison, height: int, y: int)
 
 
 def _items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
-    """What the table has a line for: headings of groups, and runs."""
+    """The table's items: groups, for their headings, and runs."""
     items: list[Group | ComparedRun] = []
     for group in groups:
         items += [group] if group.value is not None else []
@@ -244,7 +233,7 @@ def _items(groups: Sequence[Group]) -> list[Group | ComparedRun]:
 
 
 def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, room: int) -> int:
-    """The first of them that is shown, so that the cursor is in sight."""
+    """The index of the first item shown, so that the cursor is in sight."""
     places = (
         number
         for number, item in enumerate(items)
@@ -256,13 +245,23 @@ def _first_shown(items: Sequence[Group | ComparedRun], comparison: Comparison, r
 def _columns(groups: Sequence[Group], metric: str) -> list[Column[ComparedRun]]:
     best = "max" if is_more_better(metric) else "min"
     leading = best_of(groups, metric)
+    runs = [run for group in groups for run in group.runs]
+    ids = [run.row.run.run_id for run in runs]
+    bests = dict(zip(ids, aligned([metric_value(run.best) for run in runs]), strict=True))
+    lasts = dict(zip(ids, aligned([metric_value(run.last) for run in runs]), strict=True))
     columns: list[Column[ComparedRun]] = [
         Column("", 1, _mark),
-        Column("run", 16, _name, grow=2, most=40),
-        Column(best, 10, lambda run, _: _best(run, leading), align=">"),
-        Column("at", 8, _best_place, align=">", importance=3),
-        Column("last", 9, lambda run, _: [(metric_value(run.last), "text")], align=">", importance=1),
-        Column("step", 9, _step, align=">", importance=2),
+        Column("run", 16, lambda run, room: [(clip_middle(run_title(run.row.run), room), "text")], grow=2, most=40),
+        Column(best, 10, lambda run, _: _best(run, bests[run.row.run.run_id], leading), align=">"),
+        Column(
+            "at",
+            8,
+            lambda run, _: [("" if run.is_best_x_exact else "~", "dim"), (short_number(run.best_x), "dim")],
+            align=">",
+            importance=3,
+        ),
+        Column("last", 9, lambda run, _: [(lasts[run.row.run.run_id], "text")], align=">", importance=1),
+        Column("step", 9, lambda run, _: [(count(run.row.progress.step), "text")], align=">", importance=2),
         Column("state", 12, _state, importance=4),
         Column("took", 11, lambda run, _: [(duration(run.seconds), "text")], align=">", importance=5),
     ]
@@ -278,28 +277,15 @@ def _parameter(name: str, groups: Sequence[Group], importance: int) -> Column[Co
     return Column(name, width, lambda run, _: [(run.params.get(name, "–"), "text")], align=">", importance=importance)
 
 
-def _best(run: ComparedRun, leading: float | None) -> list[Span]:
+def _best(run: ComparedRun, text: str, leading: float | None) -> list[Span]:
     is_leading = run.best is not None and run.best == leading
-    return [("★ " if is_leading else "", "good"), (metric_value(run.best), "good" if is_leading else "accent")]
+    return [("★ " if is_leading else "", "good"), (text, "good" if is_leading else "accent")]
 
 
 def _mark(run: ComparedRun, _: int) -> list[Span]:
     if run.colour is None:
         return [("·", "dim")]
-    return [(_MARKS[run.colour], f"series.{run.colour}")]
-
-
-def _name(run: ComparedRun, width: int) -> list[Span]:
-    return [(clip_middle(run_title(run.row.run), width), "text")]
-
-
-def _best_place(run: ComparedRun, _: int) -> list[Span]:
-    return [("–" if run.best_x is None else short_number(run.best_x), "dim")]
-
-
-def _step(run: ComparedRun, _: int) -> list[Span]:
-    step = run.row.progress.step
-    return [("–" if step is None else count(step), "text")]
+    return [(SHAPES[run.colour], f"series.{run.colour}")]
 
 
 def _state(run: ComparedRun, _: int) -> list[Span]:

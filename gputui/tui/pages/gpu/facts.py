@@ -1,4 +1,4 @@
-"""What is known of a GPU, as names, words and gauges. What the driver does not give is left out or shown as "–"."""
+"""The facts of a GPU as names, texts and gauges. Values that the driver does not give are left out or shown as "–"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gputui.tui.layout.words import dated_clock, is_hot
 
 
 class Fact(NamedTuple):
-    """A name, what is known under it, and the style of that."""
+    """A named value, and its style."""
 
     label: str
     text: str
@@ -24,8 +24,8 @@ class Fact(NamedTuple):
 
 
 class Gauge(NamedTuple):
-    """A value with a limit. ``fraction`` of the bar is full, None where the value or the limit is unknown; the text
-    says what a full bar means."""
+    """A value with a limit. ``fraction`` of the bar is full, None if the value or the limit is unknown; ``text`` names
+    the limit."""
 
     label: str
     fraction: float | None
@@ -34,7 +34,7 @@ class Gauge(NamedTuple):
 
 
 def state_facts(row: GpuRow, page: GpuPage | None, now: float) -> list[Fact]:
-    """Whether the GPU works, who uses it, and what keeps it back."""
+    """Whether the GPU works, its run, and what limits it."""
     facts = []
     if row.gpu.state == "lost":
         facts.append(Fact("state", f"{_plain(lost(row, now))}; its last values are below", "bad"))
@@ -64,7 +64,7 @@ def gauges(gpu: GpuView) -> list[Gauge]:
 
 
 def values(gpu: GpuView) -> list[Fact]:
-    """A value to each name, those that are known; dim where they are not of now."""
+    """The known values; dim if they are not current."""
     facts, slow = gpu.facts, gpu.slow
     known = [
         ("free", _in_unit(_free_bytes(gpu), 2**30, "GiB", decimals=1)),
@@ -87,7 +87,7 @@ def values(gpu: GpuView) -> list[Fact]:
 
 
 def hardware_facts(gpu: GpuView) -> list[Fact]:
-    """Errors of its memory, where the driver counts them, and which device it is."""
+    """The GPU's memory errors, if the driver counts them, and its identity."""
     return [*_memory_errors(gpu), *_identity(gpu)]
 
 
@@ -103,7 +103,9 @@ def _quarantine(row: GpuRow, now: float) -> Fact:
 def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     gpu = row.gpu
     if gpu.run_id is None:
-        return Fact("run", f"none of ours; {_number_of_processes(gpu)}", "dim")
+        count = None if gpu.processes is None else len(gpu.processes)
+        words = "no list of processes" if count is None else f"{count} process{'' if count == 1 else 'es'}"
+        return Fact("run", f"none of ours; {words}", "dim")
     text = clean(gpu.run_id) + (f" rank {gpu.rank}" if gpu.rank is not None else "")
     if gpu.shared_with:
         text = f"{', '.join(clean(run_id) for run_id in gpu.run_ids)} share it"
@@ -116,12 +118,6 @@ def _run(row: GpuRow, page: GpuPage | None, now: float) -> Fact:
     if row.rank.is_slow and row.rank.slowdown is not None:
         return Fact("run", f"{text}; slow: {row.rank.slowdown:.1f} times the median step", "warn")
     return Fact("run", text, "accent")
-
-
-def _number_of_processes(gpu: GpuView) -> str:
-    if gpu.processes is None:
-        return "no list of processes"
-    return f"{len(gpu.processes)} process{'' if len(gpu.processes) == 1 else 'es'}"
 
 
 def _progress(rank: RankRow) -> str:
@@ -157,7 +153,7 @@ def _memory_errors(gpu: GpuView) -> list[Fact]:
     if failed:
         text += "; a row remap failed"
     elif pending is not None:
-        text += "; a row remap waits for a reset" if pending else "; no row remap waits"
+        text += "; a row remap is pending until a reset" if pending else "; no row remap pending"
     return [Fact("ECC", text, "bad" if uncorrected or failed else "warn" if pending else "text")]
 
 
@@ -169,10 +165,12 @@ def _identity(gpu: GpuView) -> list[Fact]:
         _switch("persistence", facts.get("persistence_mode")),
         _switch("MIG", facts.get("mig_mode")),
     ]
-    reading = {"instant": "at the instant", "driver": "a mean of the driver's"}.get(facts.get("power_reading") or "")
+    reading = {"instant": "instantaneous power", "driver": "power averaged by the driver"}.get(
+        facts.get("power_reading") or ""
+    )
     if reading:
-        words.append(f"power is read {reading}")
-    return [Fact("is", ", ".join(word for word in words if word), "dim"), Fact("UUID", clean(gpu.uuid), "dim")]
+        words.append(reading)
+    return [Fact("device", ", ".join(word for word in words if word), "dim"), Fact("UUID", clean(gpu.uuid), "dim")]
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
@@ -183,12 +181,12 @@ def _free_bytes(gpu: GpuView) -> int | None:
     total, used, reserved = gpu.memory_total_bytes, gpu.memory_used_bytes, gpu.memory_reserved_bytes
     if total is None or used is None:
         return None
-    # A driver that does not give what it reserves counts that as used.
+    # A driver that does not report reserved memory counts it as used.
     return max(0, total - used if reserved is None else total - used - reserved)
 
 
 def _other_limit(gpu: GpuView, name: str) -> str:
-    """A limit of power, unless it is the one in force, which the gauge shows."""
+    """A power limit, unless it is the current one, which the gauge shows."""
     limit = gpu.facts.get(name)
     return UNKNOWN if limit == gpu.power_limit_watts else watts(limit)
 

@@ -1,12 +1,12 @@
-"""The page of one GPU."""
+"""The page of one GPU: its values, charts, processes and driver events."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partialmethod
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual.app import ComposeResult
-from textual.binding import BindingType
 
 from gputui.charts.chart import Line
 from gputui.store.hardware import GpuView
@@ -16,21 +16,20 @@ from gputui.tui.data.snapshot import GPU_SPANS_SECONDS, GpuPage, Interest
 from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.gpu_words import gpu_row
 from gputui.tui.pages.gpu.view import chart_lines, fact_lines, page_head, process_lines, report_lines
-from gputui.tui.widgets.page import ActionScreen, Copyable, bindings_for
+from gputui.tui.widgets.page import ActionScreen, Copyable
 from gputui.tui.widgets.pane import Pane
 
 WIDE = 120
-"""From this width on the charts are beside the facts."""
+"""Least width of a page with the charts beside the facts."""
 
 FACTS_WIDTH = 64
-"""What is known is easier to read in lines no longer than this."""
+"""Most cells of a line of facts: longer ones are hard to read."""
 
 
 class GpuScreen(ActionScreen):
     """Everything about one GPU in lines that scroll; the charts beside them or between them."""
 
     SCOPE: ClassVar[Scope] = "gpu"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("gpu")
 
     def __init__(self, uuid: str) -> None:
         super().__init__()
@@ -43,11 +42,7 @@ class GpuScreen(ActionScreen):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.notice
-        yield self.body
-        yield self.message
-        yield self.footer
+        yield from (self.head, self.notice, self.body, self.message, self.footer)
 
     def interest(self) -> Interest:
         return Interest(gpu_uuid=self.uuid, gpu_span_seconds=self.span_seconds)
@@ -92,7 +87,7 @@ class GpuScreen(ActionScreen):
         return [fit_line([*a, ("  ", "text"), *b], width) for a, b in zip(left, right, strict=True)]
 
     def _charts_of(self, gpu: GpuView, page: GpuPage, width: int, height: int, across: int) -> list[Line]:
-        """The charts, drawn again only when the history or their size is another."""
+        """The charts, cached until the history or their size changes."""
         key = (id(page.history), page.span_seconds, width, height, across, gpu.power_limit_watts)
         if self._charts[0] != key:
             self._charts = (key, chart_lines(gpu, page, width, height, across=across))
@@ -120,7 +115,7 @@ class GpuScreen(ActionScreen):
     @property
     def run_in_question(self) -> Run | None:
         gpu = self.gpu_in_question
-        return next((row.run for row in self.snapshot.runs if gpu and row.run.run_id == gpu.run_id), None)
+        return None if gpu is None else self.snapshot.run_of(gpu.run_id)
 
     def context(self) -> Context:
         held = self.snapshot.machine.quarantined
@@ -136,17 +131,14 @@ class GpuScreen(ActionScreen):
         if run is not None:
             self.shell.open_run(run.run_id)
 
-    def do_gpu_next(self) -> None:
-        self._turn(1)
-
-    def do_gpu_previous(self) -> None:
-        self._turn(-1)
-
     def _turn(self, by: int) -> None:
         uuids = [gpu.uuid for gpu in self.snapshot.gpus]
         if uuids:
             place = uuids.index(self.uuid) if self.uuid in uuids else 0
             self.turn_to(uuids[(place + by) % len(uuids)])
+
+    do_gpu_next = partialmethod(_turn, 1)
+    do_gpu_previous = partialmethod(_turn, -1)
 
     def turn_to(self, uuid: str) -> None:
         """Show another GPU."""
@@ -154,22 +146,13 @@ class GpuScreen(ActionScreen):
             self.uuid, self.top = uuid, 0
             self.changed()
 
-    def do_span_longer(self) -> None:
-        self._reach(1)
-
-    def do_span_shorter(self) -> None:
-        self._reach(-1)
-
-    def _reach(self, by: int) -> None:
+    def _step_span(self, by: int) -> None:
         place = GPU_SPANS_SECONDS.index(self.span_seconds) + by
         self.span_seconds = GPU_SPANS_SECONDS[min(max(place, 0), len(GPU_SPANS_SECONDS) - 1)]
         self.changed()
 
-    def do_up(self) -> None:
-        self._scroll(-1)
-
-    def do_down(self) -> None:
-        self._scroll(1)
+    do_span_longer = partialmethod(_step_span, 1)
+    do_span_shorter = partialmethod(_step_span, -1)
 
     def do_page_up(self) -> None:
         self._scroll(-max(1, self.body.size.height - 2))
@@ -180,3 +163,6 @@ class GpuScreen(ActionScreen):
     def _scroll(self, by: int) -> None:
         self.top += by
         self.changed()
+
+    do_up = partialmethod(_scroll, -1)
+    do_down = partialmethod(_scroll, 1)

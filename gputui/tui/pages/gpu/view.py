@@ -1,4 +1,4 @@
-"""The page of one GPU: everything known about it, its last minutes or hours as charts, its processes, its reports."""
+"""The page of one GPU as lines: facts, charts, processes and driver events."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gputui.tui.pages.gpu.facts import Fact, Gauge, gauges, hardware_facts, stat
 
 LABEL_WIDTH = 13
 COLUMN_LEAST = 29
-"""Cells of a column of names and values."""
+"""Least cells of a column of names and values."""
 
 GAUGE_MOST = 40
 GAUGE_WORDS = 26
-"""Cells of a bar at most, and of the words behind it."""
+"""Most cells of a bar, and cells of the text behind it."""
 
 CHART_LEAST = 5
 CHART_MOST = 16
@@ -92,14 +92,11 @@ def process_lines(gpu: GpuView, width: int) -> list[Line]:
         return [*lines, fit_line([("  The driver gives no list of processes.", "dim")], width)]
     if not gpu.processes:
         return [*lines, fit_line([("  None.", "dim")], width)]
-    for process in sorted(gpu.processes, key=_largest_first):
-        lines.append(fit_line(_process(process), width))
+    largest_first = sorted(
+        gpu.processes, key=lambda process: -1 if (size := process.memory_bytes) is None else size, reverse=True
+    )
+    lines += [fit_line(_process(process), width) for process in largest_first]
     return lines
-
-
-def _largest_first(process: ProcessView) -> tuple[bool, int]:
-    known = process.memory_bytes
-    return known is None, 0 if known is None else -known
 
 
 def _process(process: ProcessView) -> list[Span]:
@@ -117,7 +114,7 @@ def _process(process: ProcessView) -> list[Span]:
 
 
 def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
-    """What the driver reported about the GPU by itself, the newest first."""
+    """The driver's own reports about the GPU, the newest first."""
     lines = [rule("DRIVER EVENTS (XID)", width)]
     if page is None or not page.events:
         return [*lines, fit_line([("  None.", "dim")], width)]
@@ -133,7 +130,7 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
 
 
 def chart_lines(gpu: GpuView, page: GpuPage, width: int, height: int, *, across: int) -> list[Line]:
-    """Utilisation, memory, power and temperature over the page's span, ``across`` beside each other."""
+    """Charts of utilisation, memory, power and temperature over the page's span, ``across`` side by side."""
     down = -(-4 // across)
     each_width, each_height = (width - across + 1) // across, max(CHART_LEAST, min(CHART_MOST, height // down))
     history = page.history

@@ -1,4 +1,4 @@
-"""Which profile to launch from: a list to filter, what was used last on top; a typed path opens any file."""
+"""Choosing the profile to launch: a list to filter, the last used first; a typed path opens any file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from textual import events
-from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.message import Message
 
 from gputui.charts.cells import clip_middle
@@ -22,20 +19,18 @@ from gputui.config import Workspace
 from gputui.store.runs import Run
 from gputui.tui.actions import Scope
 from gputui.tui.dialogs.palette import ranked
-from gputui.tui.layout.columns import Column, between, fit_line, head_line, place, row_line, selected
+from gputui.tui.layout.columns import Column, head_line, place, row_line
 from gputui.tui.pages.launch.form import Prefill
 from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.launch.plan import is_same_file, profile_path, read_profiles
-from gputui.tui.widgets.line_edit import LineEdit
-from gputui.tui.widgets.page import ActionScreen, bindings_for
-from gputui.tui.widgets.pane import Pane
+from gputui.tui.widgets.file_list import FileListScreen
 
 if TYPE_CHECKING:
     from gputui.profiles.loading import ProfileEntry
 
 
 class ProfileRow(NamedTuple):
-    """One profile of the list. ``missing`` says what it lacks on this machine; ``used_at`` is UTC unix seconds."""
+    """One profile of the list. ``missing`` names what it lacks on this machine; ``used_at`` is UTC unix seconds."""
 
     path: Path
     name: str
@@ -56,8 +51,8 @@ class RowsRead(Message):
 def profile_rows(
     workspace: Workspace, cwd: Path, runs: Sequence[Run], gpu_count: int, environ: Mapping[str, str]
 ) -> list[ProfileRow]:
-    """Every profile that has a name, and every file that a run came from: what was used last first, then what can be
-    launched here. Slow the first time."""
+    """All named profiles and all profile files of runs: the last used first, then those that can be launched here. The
+    first call is slow: it imports pydantic."""
     used: dict[str, float] = {}
     for run in runs:
         path = profile_path(run)
@@ -96,30 +91,15 @@ def _missing_data(entry: ProfileEntry, environ: Mapping[str, str]) -> str:
     return ", ".join(f"needs {name} ({clean(str(params[name]))})" for name, _ in missing_data(params, workdir, environ))
 
 
-class ChooseProfileScreen(ActionScreen):
-    """The list. What is typed filters it; a path (with a slash, or ending in .yaml) names a file to open."""
+class ChooseProfileScreen(FileListScreen[ProfileRow]):
+    """The list of profiles; the chosen one opens the launch form."""
 
     SCOPE: ClassVar[Scope] = "profiles"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("profiles")
 
     def __init__(self, near: str | None = None) -> None:
-        """``near``: the path of the profile that the cursor begins on."""
-        super().__init__()
-        self.pane = Pane(id="profiles")
-        self.edit = LineEdit()
-        self.rows: tuple[ProfileRow, ...] | None = None
+        """``near``: the path of the profile that the cursor starts on."""
+        super().__init__("profiles")
         self._near = near
-        self._place = 0
-        self._top = 0
-        self._room = 1
-        self._is_taken_ahead = False
-
-    def compose(self) -> ComposeResult:
-        self.paint()
-        yield self.notice
-        yield self.pane
-        yield self.message
-        yield self.footer
 
     def on_mount(self) -> None:
         workspace, snapshot = self.shell.workspace, self.snapshot
@@ -130,118 +110,37 @@ class ChooseProfileScreen(ActionScreen):
 
         threading.Thread(target=work, name="profiles", daemon=True).start()
 
-    def interest(self) -> None:
-        """The list shows nothing of the feed's."""
-
     def on_rows_read(self, message: RowsRead) -> None:
-        self.rows = message.rows
         if self._near is not None:
             near = self._near
-            self._place = next((n for n, row in enumerate(self.found) if is_same_file(row.path, near)), 0)
-        if self._is_taken_ahead:
-            self.do_choose()
-        self.changed()
+            self.place = next((n for n, row in enumerate(message.rows) if is_same_file(row.path, near)), 0)
+        self.rows_read(message.rows)
 
     @property
     def found(self) -> Sequence[ProfileRow]:
-        """The rows that fit what was typed."""
         return ranked(self.rows or (), self.edit.text, lambda row: (row.name, f"{row.description} {row.path}", True))
 
     def draw(self, width: int, height: int) -> None:
-        rows = height - self.draw_frame(width)
-        found = self.found
-        note = [("type to filter · ↵ choose · a path opens a file ", "dim")]
-        lines: list[Line] = [
-            between([(" Launch  ", "title"), *self.edit.spans(max(8, width - 62))], note if width >= 76 else [], width)
-        ]
+        height -= self.draw_frame(width)
         placed = place(_COLUMNS, width - 2)
-        lines.append([("  ", "text"), *head_line(placed, width - 2)])
-        self._room = max(1, rows - len(lines))
-        self._top = min(max(self._top, self._place - self._room + 1), max(0, self._place))
-        for number, row in enumerate(found[self._top : self._top + self._room], self._top):
-            line: Line = [("  ", "text"), *row_line(placed, (row, self.snapshot.at), width - 2)]
-            lines.append(selected(line) if number == self._place else line)
-        if not found:
-            lines.append(fit_line([(f"  {self._nothing()}", "dim")], width))
-        self.pane.show(lines, height=rows)
+        rows: list[Line] = [
+            [("  ", "text"), *row_line(placed, (row, self.snapshot.at), width - 2)] for row in self.found
+        ]
+        head: Line = [("  ", "text"), *head_line(placed, width - 2)]
+        note = "type to filter · ↵ choose · a path opens a file"
+        lines = self.list_lines("Launch", note, head, rows, self._nothing(), width, height)
+        self.pane.show(lines, height=height)
 
     def _nothing(self) -> str:
         if self.rows is None:
             return "Reading profiles…"
         if not self.rows:
             return "There is no profile; docs/profiles.md says how to write one."
-        return "↵ opens this file." if self._is_path else "No profile matches."
+        return "↵ opens this file." if self.is_path else "No profile matches."
 
-    @property
-    def _is_path(self) -> bool:
-        return "/" in self.edit.text or self.edit.text.endswith((".yaml", ".yml"))
-
-    # --- keys
-
-    def on_key(self, event: events.Key) -> None:
-        if event.key == "question_mark":
-            return
-        edit = self.edit.typed(event.key, event.character if event.is_printable else None)
-        if edit is None:
-            return
-        event.stop()
-        self.shell.message = ("", "info")
-        if edit.text != self.edit.text:
-            self._place = 0
-        self.edit = edit
-        self.changed()
-
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        self.edit, self._place = self.edit.insert(event.text), 0
-        self.changed()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click chooses a profile, a second one opens it."""
-        number = self._top + event.y - 2
-        if event.widget is self.pane and event.y >= 2 and number < len(self.found):
-            self._place = number
-            if event.chain == 2:
-                self.do_choose()
-            self.changed()
-
-    def _move(self, by: int) -> None:
-        self._place = min(max(0, self._place + by), max(0, len(self.found) - 1))
-
-    def do_up(self) -> None:
-        self._move(-1)
-
-    def do_down(self) -> None:
-        self._move(1)
-
-    def do_page_up(self) -> None:
-        self._move(-self._room)
-
-    def do_page_down(self) -> None:
-        self._move(self._room)
-
-    def do_choose(self) -> None:
-        """Open the form with the profile under the cursor, or with the file whose path is typed."""
-        if self.rows is None:
-            self._is_taken_ahead = True
-            return
-        found = self.found
-        if self._is_path and not found:
-            path = Path(self.edit.text.strip()).expanduser().absolute()
-            if not path.is_file():
-                self.shell.say(f"There is no file {clean(str(path))}.", "warning")
-                return
-        elif found:
-            path = found[min(self._place, len(found) - 1)].path
-        else:
-            return
+    def take(self, chosen: ProfileRow | Path) -> None:
+        path = chosen if isinstance(chosen, Path) else chosen.path
         self.app.push_screen(LaunchScreen(Prefill(path.stem, path=str(path))))
-
-    def do_cancel(self) -> None:
-        if self.edit.text:
-            self.edit, self._place = LineEdit(), 0
-        else:
-            self.app.pop_screen()
 
 
 _Row = tuple[ProfileRow, float]

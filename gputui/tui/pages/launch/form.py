@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.redaction import REDACTED, redact_params
@@ -17,13 +20,13 @@ if TYPE_CHECKING:
     from gputui.profiles.loading import ProfileEntry
     from gputui.profiles.params import Parameter
 
-# No parameter can be called so: their names have no spaces.
+# Fields beside the parameters. Names of parameters have no spaces, so these cannot clash.
 GPUS = "the GPUs"
 PLACE = "runs on"
 NAME = "run's name"
 PRIORITY = "queue priority"
 MORE = "more parameters"
-"""The line that shows and hides the fields of few readers."""
+"""The line that unfolds the rarely used fields."""
 
 MAX_PRIORITY = 1000
 
@@ -40,7 +43,7 @@ _GROUPS = {
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names.split()}
 
 LEAST_FOLDED = 4
-"""Fewer lines than these are not worth a fold."""
+"""Fewer rarely used fields than these are not folded."""
 
 _UNITS = {
     "seconds": "s", "secs": "s", "ms": "ms", "minutes": "min", "hours": "h", "bytes": "bytes", "kb": "kB", "mb": "MB",
@@ -49,24 +52,26 @@ _UNITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """What a form begins with in place of the profile's own values: those of an earlier run. ``path`` is the very file
-    of the profile, where it is known."""
+class Prefill(Struct, frozen=True):
+    """Values of an earlier run that replace the profile's own. ``path`` is the profile's file, if known."""
 
     profile: str
-    params: Mapping[str, object] = field(default_factory=dict)
+    params: Mapping[str, object] = msgspec.field(default_factory=dict)
     gpu_count: int | None = None
     path: str | None = None
     run_id: str | None = None
     target: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One line of the form. ``hint`` says what it takes; ``default`` is the profile's value as text, ``last`` that of
-    the newest run of the profile where it was another. ``choices`` are all the texts that it takes, none where it takes
-    others too. A secret is shown only while it is typed."""
+class Field(Struct, frozen=True):
+    """One line of the form. A secret is shown only while it is typed.
+
+    Attributes:
+        default: the profile's value as text.
+        hint: which values it takes.
+        last: the value in the newest run of the profile, if it differs.
+        choices: the only texts that it takes; empty if it takes others.
+    """
 
     key: str
     label: str
@@ -79,25 +84,29 @@ class Field:
     unit: str = ""
 
     def shown(self, text: str) -> str:
-        """A content of this field as it may be seen."""
+        """``text`` as this field may show it: dots for a secret."""
         if not self.is_parameter or not text:
             return text
         return HIDDEN if redact_params({self.key: text}) != {self.key: text} else text
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The profiles, the chosen one, its fields and their content. In a field just come to (``is_fresh``) what
-    is typed replaces its content; an editing key changes it instead. ``targets`` are the home's.
-    ``folded`` fields, rarely changed ones that this form leaves as they are, are seen while it ``is_open``."""
+class Form(Struct, frozen=True):
+    """The profiles, the chosen one, its fields and their content.
+
+    Attributes:
+        targets: names of the home's targets.
+        is_fresh: whether the cursor has just entered its field: typing then replaces the content, an editing key
+            edits it.
+        folded: keys of rarely used fields, shown only while the form ``is_open``.
+    """
 
     entries: tuple[ProfileEntry, ...] = ()
-    last_params: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    last_params: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     targets: tuple[str, ...] = ()
     chosen: int = 0
     fields: tuple[Field, ...] = ()
-    edits: Mapping[str, LineEdit] = field(default_factory=dict)
-    problems: Mapping[str, str] = field(default_factory=dict)
+    edits: Mapping[str, LineEdit] = msgspec.field(default_factory=dict)
+    problems: Mapping[str, str] = msgspec.field(default_factory=dict)
     cursor: int = 0
     is_fresh: bool = True
     folded: frozenset[str] = frozenset()
@@ -105,7 +114,7 @@ class Form:
 
     @property
     def shown(self) -> list[int]:
-        """The places of the fields that are seen, in their order. What was changed is never out of sight."""
+        """The indices of the visible fields. A changed field is always visible."""
         return [
             number
             for number, item in enumerate(self.fields)
@@ -131,7 +140,7 @@ class Form:
         return self.text(item.key) != item.default
 
     def choose(self, number: int) -> Form:
-        """Another profile, with its defaults; ``number`` wraps around."""
+        """The form of another profile with its defaults; ``number`` wraps around."""
         if not self.entries:
             return self
         chosen = number % len(self.entries)
@@ -146,12 +155,12 @@ class Form:
         return (self.text(PLACE).strip() or None) if PLACE in self.edits else None
 
     def prefilled(self, prefill: Prefill) -> Form:
-        """The form with an earlier run's values where the profile still has their fields."""
+        """The form with an earlier run's values in the fields that the profile still has."""
         form = self
         for number, item in enumerate(self.fields):
             value = prefill.params.get(item.key) if item.is_parameter else None
             if isinstance(value, str) and REDACTED in value:
-                continue  # a secret is not stored: the profile's own is kept
+                continue  # secrets are not stored: the profile's own stays
             if item.key == GPUS and prefill.gpu_count is not None and str(prefill.gpu_count) != _count_of(item.default):
                 value = prefill.gpu_count
             if item.key == PLACE:
@@ -162,21 +171,21 @@ class Form:
         return replace(form, cursor=0, is_fresh=True, folded=form.folded - changed)
 
     def with_gpus(self, text: str) -> Form:
-        """The form with other GPUs."""
+        """The form with another selection of GPUs."""
         place = next((number for number, item in enumerate(self.fields) if item.key == GPUS), None)
         if place is None:
             return self
         return replace(replace(self, cursor=place).edit(LineEdit.at_end(text)), cursor=self.cursor)
 
     def move(self, by: int) -> Form:
-        """The cursor on another field."""
+        """The form with the cursor on another visible field."""
         if not self.fields:
             return self
         shown = self.shown
         return replace(self, cursor=shown[(shown.index(self.cursor) + by) % len(shown)], is_fresh=True)
 
     def turn(self, by: int) -> Form:
-        """The next choice of the current field, or the fold opened or closed."""
+        """The form with the next choice in the current field, or folded or unfolded."""
         item = self.current
         if item is None:
             return self
@@ -189,14 +198,14 @@ class Form:
         return replace(self.edit(LineEdit.at_end(item.choices[place % len(item.choices)])), is_fresh=True)
 
     def type(self, text: str) -> Form:
-        """Text typed or pasted into the current field."""
+        """The form with text typed or pasted into the current field."""
         item = self.current
         if item is None or item.key == MORE:
             return self
         return self.edit((LineEdit() if self.is_fresh else self.edits[item.key]).insert(text))
 
     def edit(self, edit: LineEdit) -> Form:
-        """The current field with another content, checked at once."""
+        """The form with other, checked content in the current field."""
         item = self.current
         if item is None:
             return self
@@ -212,7 +221,7 @@ class Form:
         return {item.key: self.text(item.key) for item in self.fields if item.is_parameter and self.is_changed(item)}
 
     def _check(self, item: Field, text: str) -> str | None:
-        """What is wrong with a field by itself, in a few words."""
+        """What is wrong with the content of a field, in a few words."""
         from gputui.profiles.devices import SelectionError, parse_selection
         from gputui.profiles.params import UnfitValueError
 
@@ -239,13 +248,13 @@ class Form:
 
 
 def _places(names: list[str]) -> list[Field]:
-    """The field that says where, for whoever has a choice."""
+    """The field for the target, if there are any targets."""
     hint = f"this machine if empty, or {', '.join(names)}; ^t asks how it is"
     return [Field(PLACE, "runs on", "", clean(hint), is_parameter=False)] if names else []
 
 
 def priority_of(text: str) -> int | None:
-    """A place in the queue as typed; None where it is none."""
+    """A queue priority as typed; None if it is invalid."""
     try:
         number = int(text)
     except ValueError:
@@ -254,7 +263,7 @@ def priority_of(text: str) -> int | None:
 
 
 def _scalar(value: object) -> Scalar:
-    """A stored parameter as one; what is none is its own text."""
+    """A stored parameter as a scalar; other values as their text."""
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
@@ -264,7 +273,7 @@ def _count_of(selection: str) -> str:
 
 
 def targets_of(entry: ProfileEntry, targets: tuple[str, ...]) -> list[str]:
-    """The names of all targets that a profile may run on: the home's and its own."""
+    """The names of all targets that a profile may run on: those of the home and its own."""
     own = () if entry.profile is None else entry.profile.form.targets
     return sorted({*targets, *own})
 
@@ -280,7 +289,7 @@ def _fields(entry: ProfileEntry, last: Mapping[str, object], targets: tuple[str,
     items = [
         Field(GPUS, "GPUs", gpus, "how many, which (0,1), or all; ^g chooses from a table", is_parameter=False),
         *_places(targets_of(entry, targets)),
-        Field(NAME, "run's name", profile.name, "runs are called after it", is_parameter=False),
+        Field(NAME, "run's name", profile.name, "runs are named NAME-1, NAME-2, …", is_parameter=False),
     ]
     parameters = [_parameter_field(name, parameter, last) for name, parameter in profile.parameters.items()]
     for group in (*_GROUPS, OTHER_GROUP):
@@ -312,7 +321,7 @@ def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]
         default,
         clean(", ".join(part for part in (parameter.help, bounds) if part)),
         last=before if before != default else None,
-        # What its author explains is there to be read.
+        # A parameter with help is worth showing.
         group=_GROUP_OF.get(name, "TRAINING" if parameter.help or parameter.choices else OTHER_GROUP),
         choices=choices,
         unit=_UNITS.get(name.rpartition("_")[2].lower(), "") if "_" in name else "",
@@ -320,6 +329,7 @@ def _parameter_field(name: str, parameter: Parameter, last: Mapping[str, object]
 
 
 def _folded(items: Sequence[Field]) -> frozenset[str]:
-    """The fields that are folded at first: those of no group, unless they are few or the last run changed them."""
+    """Keys of the fields that are folded at first: those of no group, unless they are few or the last run changed
+    them."""
     rest = [item for item in items if item.group == OTHER_GROUP and item.key != MORE and item.last is None]
     return frozenset(item.key for item in rest) if len(rest) >= LEAST_FOLDED else frozenset()

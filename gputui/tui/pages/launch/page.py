@@ -1,16 +1,17 @@
-"""Launching a run: choose a profile, change what should be different, see exactly what will happen, start it."""
+"""The launch form: a profile's fields, the checks and the command that they lead to, and the start."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.message import Message
 
 from gputui.charts.safe_text import clean
@@ -32,7 +33,7 @@ from gputui.tui.pages.launch.plan import (
     survey_lines,
 )
 from gputui.tui.pages.launch.view import LaunchView, launch_lines
-from gputui.tui.widgets.page import ActionScreen, bindings_for
+from gputui.tui.widgets.page import ActionScreen
 from gputui.tui.widgets.pane import Pane
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProfilesRead(Message):
-    """The profiles were read, and which targets there are."""
+    """The profiles and the names of the targets were read."""
 
     entries: tuple[ProfileEntry, ...]
     targets: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class ProfilesRead(Message):
 
 @dataclass
 class Surveyed(Message):
-    """How a target is now."""
+    """A target has answered about its state."""
 
     name: str
     lines: tuple[str, ...]
@@ -57,7 +58,7 @@ class Surveyed(Message):
 
 @dataclass
 class Planned(Message):
-    """What the form came to, as it was at ``generation``. ``is_final``: no slower check follows."""
+    """The plan of the form's content number ``generation``. ``is_final``: no slower check follows."""
 
     generation: int
     plan: Plan
@@ -65,10 +66,9 @@ class Planned(Message):
 
 
 class LaunchScreen(ActionScreen):
-    """The form. Every key that is no command is text for the field under the cursor."""
+    """The form. Every key without an action is text for the field under the cursor."""
 
     SCOPE: ClassVar[Scope] = "launch"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("launch")
 
     def __init__(self, prefill: Prefill | None = None) -> None:
         super().__init__()
@@ -85,10 +85,7 @@ class LaunchScreen(ActionScreen):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.notice
-        yield self.page
-        yield self.message
-        yield self.footer
+        yield from (self.notice, self.page, self.message, self.footer)
 
     def on_mount(self) -> None:
         workspace = self.shell.workspace
@@ -101,24 +98,26 @@ class LaunchScreen(ActionScreen):
         self._in_thread(work)
 
     def interest(self) -> None:
-        """The form shows nothing of the feed's; what lies below is as it was when the form is gone."""
+        """None: the form shows nothing of the feed, which goes on reading for the page below."""
 
     def context(self) -> Context:
-        return replace(super().context(), obstacle=self._obstacle())
+        return replace(super().context(), blocked_by=self._blocked_by())
 
-    def _obstacle(self) -> str | None:
-        """What is wrong as far as it is known; None while nothing is."""
+    def _blocked_by(self) -> str | None:
+        """Why the form cannot be started, as far as known."""
         for key, problem in self.form.problems.items():
             return f"{key}: {problem}"
         if self.form.entry is None:
             return "Reading the profiles…" if self._is_reading else "There is no profile to launch."
-        # What an earlier content came to says nothing about this one.
-        return self.plan.obstacle if self.plan is not None and self._planned == self._generation else None
+        # A plan of earlier content does not count.
+        return self.plan.blocked_by if self.plan is not None and self._planned == self._generation else None
 
     def draw(self, width: int, height: int) -> None:
         rows = height - self.draw_frame(width)
         snapshot = self.snapshot
-        view = LaunchView(self.form, self.plan, snapshot.gpus, snapshot.at, self._is_reading)
+        view = LaunchView(
+            self.form, self.plan, snapshot.gpus, snapshot.machine.quarantined, snapshot.at, self._is_reading
+        )
         self.page.show(launch_lines(view, width, rows), height=rows)
 
     # --- what arrives from threads
@@ -140,8 +139,10 @@ class LaunchScreen(ActionScreen):
             chosen = names.index(prefill.profile)
         if prefill is not None and prefill.run_id is not None and chosen is None:
             # Another profile in its place would launch something else.
+            if self in self.app.screen_stack:
+                self.pop_until_active()
+                self.app.pop_screen()
             gone = clean(prefill.path or prefill.profile)
-            self.app.pop_screen()
             self.shell.say(f"{gone}, the profile of {clean(prefill.run_id)}, is gone.", "warning")
             return
         if prefill is None or chosen is None:
@@ -153,7 +154,7 @@ class LaunchScreen(ActionScreen):
             self._change(form if self._typed_ahead else form.prefilled(prefill))
 
     def _change(self, form: Form) -> None:
-        """The form has another content: its plan is computed again."""
+        """Take changed content, and compute its plan."""
         is_same = form.edits == self.form.edits and form.chosen == self.form.chosen and form.entries
         self.form = form
         if not is_same:
@@ -170,7 +171,7 @@ class LaunchScreen(ActionScreen):
         return not self._is_reading and self._planned == self._generation
 
     def _plan_next(self) -> None:
-        """One plan at a time, of the newest content."""
+        """Compute the plan of the newest content, unless one is being computed."""
         if self._is_planning or self._planned == self._generation:
             return
         self._is_planning = True
@@ -179,7 +180,7 @@ class LaunchScreen(ActionScreen):
 
         def work() -> None:
             plan = make_plan(form, snapshot, workspace)
-            slow = plan.spec is not None and plan.obstacle is None
+            slow = plan.spec is not None and plan.blocked_by is None
             self.post_message(Planned(generation, plan, is_final=not slow))
             if slow:
                 self.post_message(Planned(generation, probe(plan, workspace), is_final=True))
@@ -200,23 +201,23 @@ class LaunchScreen(ActionScreen):
 
     # --- keys
 
-    def on_key(self, event: events.Key) -> None:
+    def take_key(self, event: events.Key) -> bool:
         item = self.form.current
         # Help is the same key everywhere; a question mark can be pasted.
         if item is None or event.key == "question_mark":
-            return
+            return False
         if event.key in ("left", "right") and (item.choices or item.key == MORE):
-            return
+            return False
         edit = None if item.key == MORE else self.form.edits[item.key].press(event.key)
         if edit is not None:
             form = self.form.edit(edit)
         elif event.character is not None and event.is_printable:
             form = self.form.type(event.character)
         else:
-            return
-        event.stop()
+            return False
         self.shell.message = ("", "info")
         self._change(form)
+        return True
 
     def on_paste(self, event: events.Paste) -> None:
         event.stop()
@@ -234,22 +235,19 @@ class LaunchScreen(ActionScreen):
     def do_field_previous(self) -> None:
         self._change(self.form.move(-1))
 
-    def do_profile_next(self) -> None:
-        self._turn(1)
-
-    def do_profile_previous(self) -> None:
-        self._turn(-1)
-
     def _turn(self, by: int) -> None:
-        """Another profile; keys typed before the profiles were read count too."""
+        """Choose another profile; keys pressed before the profiles were read count."""
         if self._is_reading:
             self._typed_ahead += by
             return
         self.plan = None
         self._change(self.form.choose(self.form.chosen + by))
 
+    do_profile_next = partialmethod(_turn, 1)
+    do_profile_previous = partialmethod(_turn, -1)
+
     def do_choose_gpus(self) -> None:
-        """Choose GPUs from a table of who is on them."""
+        """Choose GPUs from a table with their occupants."""
         if self.form.entry is None or self.form.entry.profile is None:
             return
         spec = self.plan.spec if self.plan is not None else None
@@ -264,7 +262,7 @@ class LaunchScreen(ActionScreen):
         self.app.push_screen(PickGpusScreen(count, memory_bytes, chosen), take)
 
     def do_last_values(self) -> None:
-        """The parameters of the newest run of this profile."""
+        """Fill in the parameters of the newest run of this profile."""
         entry = self.form.entry
         last = self.form.last_params.get(entry.name) if entry is not None else None
         if entry is None or not last:
@@ -281,7 +279,7 @@ class LaunchScreen(ActionScreen):
         self.app.push_screen(SheetScreen("What would be started", tuple(lines)))
 
     def do_ask_target(self) -> None:
-        """Ask the target how it is; the answer comes when it comes."""
+        """Ask the target about its state, in a thread; `Surveyed` brings the answer."""
         name = self.form.target
         if name is None:
             self.shell.say(f"Write the name of a target into the field {PLACE!r} first.")
@@ -298,10 +296,10 @@ class LaunchScreen(ActionScreen):
         self.app.pop_screen()
 
     def do_start(self) -> None:
-        """Launch when all is known to be well; typed ahead of the checks, it waits for them."""
-        plan, obstacle = self.plan, self._obstacle()
-        if obstacle is not None:
-            self.shell.say(obstacle, "warning")
+        """Launch the run, after the checks if they are still running."""
+        plan, blocked_by = self.plan, self._blocked_by()
+        if blocked_by is not None:
+            self.shell.say(blocked_by, "warning")
             return
         if plan is None or plan.spec is None or self._planned != self._generation:
             self._is_eager = True

@@ -1,4 +1,4 @@
-"""What a launch form comes to. Reading profiles and checking is done in threads."""
+"""The plan of a launch form: specification, command and checks. Called in threads, because it reads files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.config import Workspace
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
     from gputui.runs.checks import CheckResult
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a form comes to: the specification and its command, or why there is none."""
+class Plan(Struct, frozen=True):
+    """The specification and its command, or why there is none."""
 
     spec: RunSpec | None = None
     problems: tuple[str, ...] = ()
@@ -39,8 +40,8 @@ class Plan:
     checks: tuple[CheckResult, ...] = ()
 
     @property
-    def obstacle(self) -> str | None:
-        """Why it cannot be launched, in a sentence."""
+    def blocked_by(self) -> str | None:
+        """Why it cannot be launched, as a sentence; None if it can."""
         if self.problems:
             return self.problems[0]
         failed = next((check for check in self.checks if check.status == "fail"), None)
@@ -50,8 +51,7 @@ class Plan:
 
 
 def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) -> tuple[ProfileEntry, ...]:
-    """Every profile by name, valid ones first, and of ``files`` those that are still there. Slow the first time:
-    pydantic is imported."""
+    """All named profiles and the existing ``files``, valid ones first. The first call is slow: it imports pydantic."""
     from gputui.profiles.loading import ProfileEntry, list_profiles, load
     from gputui.yaml_forms.problems import ProfileError, shown_path
 
@@ -70,7 +70,7 @@ def read_profiles(workspace: Workspace, cwd: Path, files: Sequence[str] = ()) ->
 
 
 def read_target_names(workspace: Workspace) -> tuple[str, ...]:
-    """The targets of the home; none where their file cannot be understood, which `gputui targets` says."""
+    """The names of the home's targets; none if their file is invalid, which `gputui targets` reports."""
     from gputui.profiles.targets import load_targets
     from gputui.yaml_forms.problems import ProfileError
 
@@ -81,7 +81,7 @@ def read_target_names(workspace: Workspace) -> tuple[str, ...]:
 
 
 def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
-    """How the target of a form is now, line by line: each may take until its own deadline."""
+    """The state of a form's target, line by line. Each line may take until its own deadline."""
     from gputui.profiles.targets import TargetNotFoundError, find_target
     from gputui.runs.executors import Executors
     from gputui.yaml_forms.problems import ProfileError
@@ -98,25 +98,25 @@ def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
 
 
 def check_line(check: CheckResult) -> str:
-    """A check with its mark and, where it is not passed, what to do."""
+    """A check with its mark and, unless it passed, the remedy."""
     mark = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}[check.status]
     remedy = f"; {check.remedy}" if check.remedy and check.status in ("warn", "fail") else ""
     return clean(f"{mark} {check.name}: {check.detail}{remedy}")
 
 
 def is_same_file(path: Path, other: str) -> bool:
-    """Whether two paths lead to one file."""
+    """Whether two paths lead to the same file."""
     return path.resolve() == Path(other).resolve()
 
 
 def profile_path(run: Run) -> str | None:
-    """The file of the profile that a run was launched from; None where that is not recorded."""
+    """The file of the profile that a run was launched from; None if it is not recorded."""
     spec = known_spec(run)
     return None if spec is None else spec.profile_path
 
 
 def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
-    """Resolve the form and look at everything that can be looked at without starting a process."""
+    """Resolve the form, and do all checks that start no process."""
     from gputui.profiles.describe import command_line, describe, preview_launch
     from gputui.profiles.gpu_checks import likely_gpus
     from gputui.profiles.preflight import quick_checks
@@ -154,7 +154,7 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
 
 
 def _plan_elsewhere(form: Form, profile: Profile, workspace: Workspace, env: Mapping[str, str]) -> Plan:
-    """The plan of a run on a target, which is not asked: nothing waits for a network."""
+    """The plan of a run on a target, without contact to it: nothing waits for a network."""
     from gputui.profiles.describe import command_line, preview_launch
     from gputui.profiles.preflight import check_elsewhere
     from gputui.profiles.resolve import ResolveError, resolve
@@ -182,7 +182,7 @@ def _plan_elsewhere(form: Form, profile: Profile, workspace: Workspace, env: Map
 
 
 def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
-    """None where the database cannot be read now: the check then says that nothing is known."""
+    """Peaks of memory in earlier runs; none if the database cannot be read."""
     try:
         with closing(open_reader(workspace.database)) as connection:
             return past_peaks(connection, spec.name)
@@ -191,8 +191,8 @@ def _earlier_peaks(workspace: Workspace, spec: RunSpec) -> list[PastPeak]:
 
 
 def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[Run], gpu_count: int) -> int:
-    """Where a form begins without a choice: at the profile launched last, else at the first that this machine has the
-    GPUs for."""
+    """The index of the profile that a form begins with: the one launched last, else the first that this machine has
+    enough GPUs for."""
     names = {entry.name: number for number, entry in enumerate(entries)}
     launched = [run for run in runs if run.profile in names]
     if launched:
@@ -201,7 +201,7 @@ def first_choice(entries: Sequence[ProfileEntry], runs: Sequence[Run], gpu_count
 
 
 def _asks_for(entry: ProfileEntry) -> float:
-    """How many GPUs a profile needs at the least."""
+    """The least number of GPUs that a profile needs."""
     if entry.profile is None:
         return float("inf")
     gpus = entry.profile.form.gpus
@@ -209,25 +209,25 @@ def _asks_for(entry: ProfileEntry) -> float:
 
 
 def last_params(runs: Sequence[Run]) -> dict[str, Mapping[str, object]]:
-    """The parameters with which the newest run of each profile was launched."""
+    """The launch parameters of the newest run of each profile, by profile. A study chose those of its trials."""
     newest: dict[str, Run] = {}
     for run in runs:
-        if run.profile not in newest or run.sequence > newest[run.profile].sequence:
+        if run.study_id is None and (run.profile not in newest or run.sequence > newest[run.profile].sequence):
             newest[run.profile] = run
     return {name: launched_params(run) for name, run in newest.items()}
 
 
 def launched_gpu_count(run: Run) -> int | None:
-    """How many GPUs a run was launched with; None where its specification cannot be read."""
+    """How many GPUs a run was launched with; None if its specification cannot be read."""
     spec = known_spec(run)
     return None if spec is None else spec.gpus.count
 
 
 def probe(plan: Plan, workspace: Workspace, environ: Mapping[str, str] | None = None) -> Plan:
-    """The plan with what the training's interpreter says about itself; starts a process and may take seconds."""
+    """Add the checks of the training's interpreter. Starts a process and may take seconds."""
     from gputui.profiles.interpreter_checks import check_interpreter
 
-    if plan.spec is None or plan.spec.target is not None or plan.obstacle is not None:
+    if plan.spec is None or plan.spec.target is not None or plan.blocked_by is not None:
         return plan
     env = os.environ if environ is None else environ
     slow = check_interpreter(plan.spec, env, simulated_gpus=workspace.scenario.exists())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gputui.charts.cells import cell_width, clip
 from gputui.charts.chart import Line
@@ -27,18 +28,24 @@ _LABEL_MOST = 24
 _VALUE_WIDTH, _VALUE_WIDTH_WIDE = 18, 36
 _WIDE = 100
 
+_HELP_MOST = 2
+"""Most lines of the help of a field."""
+
+_DESCRIBED_LEAST = 30
+"""Least height of a page that has both the help of a field and the profile's description."""
+
 _FIELDS_LEAST = 3
-"""Lines of fields for which the description makes room."""
+"""With fewer lines of fields than these, the description is left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchView:
+class LaunchView(Struct, frozen=True):
     """Everything that the launch page shows.
 
     Attributes:
         form: the profiles, and the fields of the chosen one.
-        plan: the checks and the command of that form; None while they are worked out.
+        plan: the checks and the command of that form; None while they are computed.
         gpus: this machine's GPUs.
+        quarantined: UUIDs of those that no run gets.
         now: UTC unix seconds.
         is_reading: whether the profiles are still being read.
     """
@@ -46,12 +53,13 @@ class LaunchView:
     form: Form
     plan: Plan | None
     gpus: Sequence[GpuView]
+    quarantined: Collection[str]
     now: float
     is_reading: bool
 
 
 class _Row(NamedTuple):
-    """One line of the form; ``field`` is its place in the form, None for a heading or the line of GPUs."""
+    """One line of the form; ``field`` is its index in the form, None for a heading or the line of GPUs."""
 
     field: int | None
     line: Line
@@ -66,8 +74,10 @@ def launch_lines(view: LaunchView, width: int, height: int) -> list[Line]:
             "Reading profiles…" if view.is_reading else "There is no profile; docs/profiles.md says how to write one."
         )
         return _full([*top, fit_line([(f"  {text}", "dim")], width)], [], width, height)
-    foot = _checks(plan, width, height) + _command(plan, width, height)
-    description = _description(form, width)
+    help_lines = _help(form, width)
+    foot = [*help_lines, *_checks(plan, width, height), *_command(plan, width, height)]
+    # The list of profiles shows the description, too.
+    description = [] if help_lines and height < _DESCRIBED_LEAST else _description(form, width)
     if height - len(top) - len(description) - len(foot) >= _FIELDS_LEAST:
         top += description
     room = max(1, height - len(top) - len(foot))
@@ -98,14 +108,13 @@ def _fields(view: LaunchView, width: int, height: int) -> list[Line]:
 
 
 def _field_rows(view: LaunchView, width: int, height: int) -> list[_Row]:
-    """All fields that are not folded, under the headings of their groups; without headings where ``height`` lines do
-    not hold them too."""
+    """All visible fields under the headings of their groups; without headings if ``height`` lines do not hold them."""
     form = view.form
-    gpu_line = _gpu_line(view.gpus, width) if form.target is None else None
+    gpu_line = _gpu_line(view.gpus, view.quarantined, width) if form.target is None else None
     groups = {form.fields[number].group for number in form.shown}
     has_headings = len(form.shown) + len(groups) + (gpu_line is not None) <= height
     group = RUN_GROUP
-    rows = [_Row(None, rule(RUN_GROUP, width, _help_in_heading(form, width)))]
+    rows = [_Row(None, rule(RUN_GROUP, width))]
     for number in form.shown:
         item = form.fields[number]
         if has_headings and item.group != group:
@@ -119,7 +128,7 @@ def _field_rows(view: LaunchView, width: int, height: int) -> list[_Row]:
 
 
 def _window(rows: Sequence[_Row], cursor: int, width: int, height: int) -> list[Line]:
-    """``height`` of the rows with the cursor's in the middle; the last counts the fields that do not fit."""
+    """``height`` rows around that of the cursor; the last line counts the fields below."""
     if len(rows) <= height:
         return [row.line for row in rows]
     place = next(index for index, row in enumerate(rows) if row.field == cursor)
@@ -139,7 +148,7 @@ def _widths(form: Form, width: int) -> tuple[int, int]:
 
 
 def _note(form: Form, item: Field) -> Span:
-    """The text after a field's value: its problem, else the profile's value where it was changed, else its hint."""
+    """The text behind a field's value: its problem, else the profile's value if changed, else its hint."""
     problem = form.problems.get(item.key)
     if problem is not None:
         return (f"✗ {problem}", "bad")
@@ -150,7 +159,7 @@ def _note(form: Form, item: Field) -> Span:
 
 
 def _fold_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
-    """The line that opens and closes the fold: ``→ 14 more parameters  grad_clip, seed, …``."""
+    """The line that unfolds the folded fields: ``→ 14 more parameters  grad_clip, seed, …``."""
     folded = [each for each in form.fields if each.key in form.folded]
     words = f"{len(folded)} {item.label}"
     names = "← folds them" if form.is_open else ", ".join(each.label for each in folded)
@@ -165,14 +174,24 @@ def _fold_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
     )
 
 
-def _help_in_heading(form: Form, width: int) -> str:
-    """The hint of the field under the cursor, where there is no room for it behind the value; empty where there is, or
-    where the field has a problem, which the checks show."""
+def _help(form: Form, width: int) -> list[Line]:
+    """The hint of the current field, in as many lines as the longest of those hints needs that do not fit behind their
+    values, so that nothing moves with the cursor."""
+    if not form.fields:
+        return []
+    room = width - sum(_widths(form, width)) - 6
+    cut = [item.hint for item in form.fields if item.key != MORE and cell_width(item.hint) > room]
+    if not cut:
+        return []
     item = form.fields[form.cursor]
-    if item.key == MORE:
-        return ""
-    is_cut = cell_width(_note(form, item)[0]) > width - sum(_widths(form, width)) - 6
-    return clip(item.hint, width - 24) if is_cut and item.key not in form.problems else ""
+    label = f"{item.label}: "
+    count = min(_HELP_MOST, max(len(wrap(hint, width - 4 - _LABEL_MOST)) for hint in cut))
+    parts = wrap(label + item.hint, width - 4)[:count] if item.key != MORE and item.hint else []
+    shown: list[Line] = []
+    for number, part in enumerate(parts):
+        head, rest = (label, part.removeprefix(label)) if number == 0 else ("", part)
+        shown.append(fit_line([("  ", "text"), (head, "label"), (rest, "text")], width))
+    return [*shown, *[fit_line([], width)] * (count - len(shown))]
 
 
 def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
@@ -196,11 +215,11 @@ def _field_line(form: Form, item: Field, is_current: bool, width: int) -> Line:
     return fit_line([*spans, turns, (f"  {note}", style)], width)
 
 
-def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
-    """Which GPUs are free and who has the others."""
+def _gpu_line(gpus: Sequence[GpuView], quarantined: Collection[str], width: int) -> Line | None:
+    """The free GPUs, and the occupants of the others."""
     if not gpus:
         return None
-    free = [gpu for gpu in gpus if gpu.state == "ok" and is_free(gpu)]
+    free = [gpu for gpu in gpus if gpu.state == "ok" and is_free(gpu) and gpu.uuid not in quarantined]
     parts: list[list[Span]] = [[("    free ", "dim"), (" ".join(str(gpu.index) for gpu in free) or "none", "good")]]
     if free:
         least = min((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0) for gpu in free)
@@ -209,7 +228,8 @@ def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
     for gpu in gpus:
         if gpu not in free:
             state = {"stale": "silent", "error": "unreadable"}.get(gpu.state, gpu.state)
-            holder = (holder_of(gpu) or "no visible process") if state == "ok" else state
+            unseen = "in quarantine" if gpu.uuid in quarantined else "no visible process"
+            holder = (holder_of(gpu) or unseen) if state == "ok" else state
             held.setdefault(holder, []).append(gpu.index)
     for holder, indices in held.items():
         parts.append([(" · ", "dim"), (" ".join(map(str, indices)), "text"), (f" {holder}", "dim")])
@@ -217,7 +237,7 @@ def _gpu_line(gpus: Sequence[GpuView], width: int) -> Line | None:
 
 
 def _checks(plan: Plan | None, width: int, height: int) -> list[Line]:
-    """Problems, failed checks and warnings in full; the names of the passed ones in one line."""
+    """Problems, failed checks and warnings in full; passed checks as names in one line."""
     lines = [rule("CHECKS", width)]
     if plan is None:
         return [*lines, fit_line([("  checking…", "dim")], width)]
@@ -247,7 +267,7 @@ def _marked(mark: Span, text: str, width: int) -> list[Line]:
 
 
 def _command(plan: Plan | None, width: int, height: int) -> list[Line]:
-    """The exact command, as much of it as there is room for."""
+    """The exact command, cut to the room."""
     lines = [rule("COMMAND", width)]
     if plan is None or not plan.command:
         return [*lines, fit_line([("  –", "dim")], width)]

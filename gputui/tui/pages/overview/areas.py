@@ -1,4 +1,4 @@
-"""How the lines of the overview are shared among its parts."""
+"""Sharing the lines of the overview among its areas."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ TRENDS_MOST = 11
 
 FOLDED_TRENDS_MOST = TRENDS_MOST + 2
 FOLDED_TRENDS_SHARE = 3
-"""Folded, the trends take one of so many lines."""
+"""With the GPUs folded, the trends take this fraction (1/n) of the lines."""
 
 HOST_FROM = 6
 AGGREGATE_FROM = 8
-"""From so many lines on there is one for the host, and one for all GPUs together."""
+"""Least height of a page with a line for the host, and with one for all GPUs together."""
 
 PART_LEAST = 2
 """A heading and a line."""
@@ -23,17 +23,17 @@ PART_LEAST = 2
 RUNS_LEAST = 4
 EVENTS_LEAST = 3
 EVENTS_SHARE = 3
-"""Of what the GPUs leave over, events keep one of so many lines where there are many runs."""
+"""However many runs there are, events keep this fraction (1/n) of the lines that the GPUs leave."""
 
 EVENTS_BESIDE_CHARTS = 5
-"""Charts stay while events arrive: of these four are shown, and a heading."""
+"""Lines that charts leave to the events: a heading and four events."""
 
 AIR_FROM = 36
-"""From so many lines on there is a blank line above runs and events."""
+"""Least height of a page with a blank line above runs and events."""
 
 
 class Rows(NamedTuple):
-    """Lines of each part, headings included."""
+    """Lines of each area, headings included."""
 
     aggregate: int
     gpus: int
@@ -55,11 +55,23 @@ def share_rows(
     events: int,
     has_gpus: bool,
     is_folded: bool,
+    passing: int = 0,
 ) -> Rows:
-    """Share ``height`` lines: the GPUs get what they need as long as runs and events keep a few lines, then the runs
-    what they need, then the trends of all GPUs together, and after them a card per busy GPU, as long as some events
-    are left in sight: charts neither come nor go with events. Folded, the trends take the place of the GPUs' rows.
-    ``gpus`` and ``cards`` say how many lines those take when they may have so many."""
+    """Share ``height`` lines.
+
+    First come the GPUs, while runs and events keep a few lines; then the runs, the trends of all GPUs, and a card per
+    busy GPU. `EVENTS_BESIDE_CHARTS` lines of events remain, so that charts neither come nor go with events. With the
+    GPUs folded, the trends replace their rows.
+
+    Args:
+        height: lines of the page without its frame.
+        gpus, cards: how many lines these take if they may have so many.
+        runs, events: how many there are.
+        has_gpus: whether any GPU is known.
+        is_folded: whether the trends replace the rows of the GPUs.
+        passing: lines that something passing, such as an alert, takes from ``height``. Events give them up, so that
+            no chart goes for it.
+    """
     height = max(0, height)
     aggregate = 1 if has_gpus and height >= AGGREGATE_FROM else 0
     host = 1 if height >= HOST_FROM else 0
@@ -74,27 +86,16 @@ def share_rows(
     else:
         gpu_rows = min(gpu_room, gpus(gpu_room))
     unshared -= gpu_rows + trends
-    run_rows = _rows_of_runs(unshared, wanted_runs, wanted_events)
+    least_events = min(wanted_events, max(EVENTS_LEAST, unshared // EVENTS_SHARE))
+    run_rows = min(wanted_runs, max(min(unshared, PART_LEAST), unshared - least_events))
     event_rows = unshared - run_rows
-    spare = max(0, event_rows - EVENTS_BESIDE_CHARTS)
+    spare = max(0, event_rows - max(EVENTS_LEAST, EVENTS_BESIDE_CHARTS - passing))
     if has_gpus and is_folded:
         card_rows = cards(spare)
     elif has_gpus and gpu_rows == gpus(height):
-        trends, card_rows = _rows_of_charts(spare, cards)
+        if spare >= TRENDS_LEAST:
+            odd_half = spare // 4 * 2 + 1
+            trends = max(TRENDS_LEAST, min(TRENDS_MOST, odd_half))
+            card_rows = cards(spare - trends)
         event_rows -= trends
     return Rows(aggregate, gpu_rows, trends, card_rows, host, run_rows, event_rows - card_rows, air)
-
-
-def _rows_of_runs(unshared: int, wanted: int, wanted_events: int) -> int:
-    """What the runs want, as long as events keep what they want or their share."""
-    events = min(wanted_events, max(EVENTS_LEAST, unshared // EVENTS_SHARE))
-    return min(wanted, max(min(unshared, PART_LEAST), unshared - events))
-
-
-def _rows_of_charts(spare: int, cards: Callable[[int], int]) -> tuple[int, int]:
-    """The trends, about half of what events can spare, and the cards below them."""
-    if spare < TRENDS_LEAST:
-        return 0, 0
-    odd_half = spare // 4 * 2 + 1
-    trends = max(TRENDS_LEAST, min(TRENDS_MOST, odd_half))
-    return trends, cards(spare - trends)

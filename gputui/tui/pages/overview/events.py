@@ -1,4 +1,4 @@
-"""The strip of events: what happened, the newest last."""
+"""The events at the bottom of the overview, the newest last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, moment
 def events_lines(
     events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None
 ) -> list[Line]:
-    """A heading and the newest events, the newest last; with a cursor those around the event of that id."""
+    """A heading and the newest events; with a cursor, those around the event of that id."""
     shown = events_shown(events, height, cursor)
     note = ""
     if cursor is not None and shown and len(shown) < len(events):
@@ -29,7 +29,7 @@ def events_lines(
 
 
 def events_shown(events: Sequence[EventView], height: int, cursor: int | None = None) -> list[EventView]:
-    """The events below the heading: the newest, or those around the one of that id."""
+    """The events that fit below the heading: the newest ones, or those around the event of that id."""
     room = max(0, height - 1)
     end = len(events)
     place = next((number for number, event in enumerate(events) if event.event_id == cursor), None)

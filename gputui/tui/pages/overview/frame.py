@@ -1,9 +1,8 @@
-"""The whole overview as one frame, for where there is no screen."""
+"""The overview as one printed frame, for ``gputui --once``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gputui.charts.chart import Line
 from gputui.tui.data.snapshot import RunRow, Snapshot
@@ -13,23 +12,23 @@ from gputui.tui.layout.moments import time_line
 from gputui.tui.layout.strips import aggregate_line, head_line, host_line, notice_lines, study_strip
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines
-from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines
+from gputui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_lines
 from gputui.tui.pages.overview.run_order import fold_trials
-from gputui.tui.pages.overview.runs import RunsState, Surroundings, runs_lines, surroundings
+from gputui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
 
 OVER_SHOWN = 10
-"""Without a height so many runs that are over are shown, the newest."""
+"""Ended runs in a frame without a height, the newest."""
 
 EVENTS_SHOWN = 12
 
 LINES_BESIDE_GPUS = 10
-"""Room for a head and for what there is to say about GPUs in quarantine, or of none."""
+"""Lines for the head of the GPU table and its notes."""
 
 
 def overview_frame(
     snapshot: Snapshot, width: int, height: int | None, *, host_name: str, notice: str | None = None
 ) -> list[Line]:
-    """Head, notices, GPUs, host, runs and events. In ``height`` lines, or without one in as many as it takes."""
+    """Head, notices, GPUs, host, runs and events, in ``height`` lines or, for None, in as many as they need."""
     head = [head_line(snapshot, width, host_name, demo=False, readonly=False, has_keys=False)]
     if snapshot.past is not None:
         head.append(time_line(snapshot.past, snapshot.at, width))
@@ -38,9 +37,9 @@ def overview_frame(
     head += [] if alerts is None else [alerts]
     studies = study_strip(snapshot.studies, width, has_keys=False)
     runs, folded = fold_trials(snapshot.runs)
-    around = replace(surroundings(snapshot, folded), has_keys=False)
+    context = RowContext.of(snapshot, folded, has_keys=False)
     if height is None:
-        return [*head, *_all_of_it(snapshot, studies, runs, around, width)]
+        return [*head, *_unlimited(snapshot, studies, runs, context, width)]
     rows = share_rows(
         max(0, height - len(head) - len(studies)),
         gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
@@ -49,29 +48,29 @@ def overview_frame(
     return [
         *head,
         *([aggregate_line(snapshot, width)] if rows.aggregate else []),
-        *(gpu_lines(snapshot, width, rows.gpus, Pointed(has_keys=False)) if rows.gpus else []),
+        *(gpu_lines(snapshot, width, rows.gpus, GpuCursor(has_keys=False)) if rows.gpus else []),
         *([host_line(snapshot, width)] if rows.host else []),
         *studies,
         *[fit_line([], width)] * (rows.air // 2),
-        *runs_lines(runs, RunsState(), around, width, rows.runs),
+        *runs_lines(runs, RunsState(), context, width, rows.runs),
         *[fit_line([], width)] * (rows.air // 2),
         *events_lines(snapshot.events, snapshot.at, width, rows.events),
     ][:height]
 
 
-def _all_of_it(
-    snapshot: Snapshot, studies: Sequence[Line], rows: Sequence[RunRow], around: Surroundings, width: int
+def _unlimited(
+    snapshot: Snapshot, studies: Sequence[Line], rows: Sequence[RunRow], context: RowContext, width: int
 ) -> list[Line]:
     active = [row for row in rows if not row.run.state.is_over]
     over = [row for row in rows if row.run.state.is_over]
     shown = [*active, *over[:OVER_SHOWN]]
-    runs = runs_lines(shown, RunsState(), around, width, max(2, len(shown) + 1))
+    runs = runs_lines(shown, RunsState(), context, width, max(2, len(shown) + 1))
     if len(over) > OVER_SHOWN:
         runs.append(fit_line([(f"  … {len(over) - OVER_SHOWN} older ones; gputui ps lists all", "dim")], width))
     events = snapshot.events[-EVENTS_SHOWN:]
     return [
         *([aggregate_line(snapshot, width)] if snapshot.gpus else []),
-        *gpu_lines(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS, Pointed(has_keys=False)),
+        *gpu_lines(snapshot, width, len(snapshot.gpus) + LINES_BESIDE_GPUS, GpuCursor(has_keys=False)),
         host_line(snapshot, width),
         *studies,
         *runs,

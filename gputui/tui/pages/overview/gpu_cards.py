@@ -1,4 +1,4 @@
-"""A card per GPU with its last minutes as a chart, for screens with room below the table."""
+"""A card per busy GPU with a chart of its last minutes, for screens with room below the table."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CARD_WIDTH = 46
 CARD_HEIGHT = 6
 CARD_HEIGHT_MOST = 8
 BUSY_PERCENT = 5.0
-"""A GPU that did more than this in the last minutes has a card; the others' row says it all."""
+"""Least peak of utilisation in the last minutes that earns a GPU a card."""
 
 
 class Grid(NamedTuple):
-    """How cards are laid out: how many beside and below each other, and the lines of one."""
+    """The layout of the cards: how many side by side and below each other, and the lines of one."""
 
     across: int
     down: int
@@ -28,7 +28,7 @@ class Grid(NamedTuple):
 
 
 def card_grid(count: int, width: int, lines: int) -> Grid | None:
-    """The cards of ``count`` GPUs in at most ``lines`` lines, all of them or none."""
+    """The layout of ``count`` cards in at most ``lines`` lines; None if they do not all fit."""
     if not count:
         return None
     across = min(count, max(1, width // CARD_WIDTH))
@@ -39,7 +39,7 @@ def card_grid(count: int, width: int, lines: int) -> Grid | None:
 
 
 def busy_gpus(snapshot: Snapshot) -> list[GpuView]:
-    """The GPUs that have a card: those that a run has, and those that did something in the last minutes."""
+    """The GPUs that have a card: those with a run or with load in the last minutes."""
     busy = []
     for gpu in snapshot.gpus:
         history = snapshot.gpu_history.get(gpu.uuid)
@@ -50,7 +50,7 @@ def busy_gpus(snapshot: Snapshot) -> list[GpuView]:
 
 
 def card_lines(snapshot: Snapshot, width: int, grid: Grid) -> list[Line]:
-    """The cards of the busy GPUs; one without samples has an empty one."""
+    """The cards of the busy GPUs. Without samples a card is empty."""
     each = (width - 1) // grid.across
     cards = [_card(snapshot, gpu, each - 1, grid.height) for gpu in busy_gpus(snapshot)]
     lines: list[Line] = []

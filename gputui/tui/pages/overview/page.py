@@ -1,13 +1,12 @@
-"""The overview: is the machine fine, is the training fine, what happened."""
+"""The overview: the machine, the runs and the events on one page."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.widget import Widget
 
 from gputui.tui.actions import Scope
@@ -17,29 +16,23 @@ from gputui.tui.layout.strips import (
     aggregate_heads,
     aggregate_line,
     demo_line,
-    head_line,
     host_line,
     study_strip,
 )
 from gputui.tui.pages.overview.areas import share_rows
 from gputui.tui.pages.overview.events import events_lines, events_shown
 from gputui.tui.pages.overview.gpu_cards import busy_gpus, card_grid, card_lines
-from gputui.tui.pages.overview.gpus import Pointed, gpu_height, gpu_lines, row_at
+from gputui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_lines, row_at
 from gputui.tui.pages.overview.run_order import ORDERS, RunOrder, next_order, order_named, order_of_letter
-from gputui.tui.pages.overview.runs import RunsState, runs_lines, surroundings
-from gputui.tui.pages.overview.selection import OverviewCursor
-from gputui.tui.widgets.cursor import Section
-from gputui.tui.widgets.page import bindings_for
-from gputui.tui.widgets.pane import Pane
-from gputui.tui.widgets.slow_pane import SlowPane
+from gputui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
+from gputui.tui.pages.overview.selection import OverviewCursor, Section
+from gputui.tui.widgets.pane import Pane, SlowPane
 
 
 class OverviewScreen(OverviewCursor):
-    """GPUs, host, runs and events below each other. The cursor is on a GPU, a run or an event; what an action is
-    about follows from it."""
+    """GPUs, host, runs and events below each other. Actions apply to the GPU, run or event under the cursor."""
 
     SCOPE: ClassVar[Scope] = "overview"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("overview")
 
     def __init__(self, *, is_folded: bool = False, order: str = "") -> None:
         super().__init__()
@@ -53,7 +46,7 @@ class OverviewScreen(OverviewCursor):
         self.host = Pane(id="host")
         self.studies = Pane(id="studies")
         self.runs = Pane(id="runs")
-        self.happened = Pane(id="events")
+        self.events = Pane(id="events")
         self.is_folded = is_folded
         self.table = RunsState(order=order_named(order).name)
         self._awaits_letter = False
@@ -64,35 +57,25 @@ class OverviewScreen(OverviewCursor):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.notice
-        yield self.alerts
-        yield self.aggregate
-        yield self.gpus
-        yield self.trend_heads
-        yield self.trends
-        yield self.cards
-        yield self.host
-        yield self.studies
-        yield self.runs
-        yield self.happened
-        yield self.message
-        yield self.footer
+        yield from (self.head, self.notice, self.alerts)
+        yield from (self.aggregate, self.gpus, self.trend_heads, self.trends, self.cards, self.host)
+        yield from (self.studies, self.runs, self.events, self.message, self.footer)
 
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot = self.shell, self.snapshot
+        snapshot = self.snapshot
         self.keep_cursor()
         focus = self.focus_at
-        head = [head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)]
-        head += [demo_line(snapshot, width)] if app.is_demo and snapshot.past is None else []
-        self.head.show(head, height=len(head))
+        head = [self.machine_head(width)]
+        head += [demo_line(snapshot, width)] if self.shell.is_demo and snapshot.past is None else []
+        self.head.fit(head)
         strip = alert_strip(snapshot.alerts, snapshot.at, width)
-        self.alerts.show([] if strip is None else [strip], height=0 if strip is None else 1)
+        self.alerts.fit([] if strip is None else [strip])
         studies = study_strip(snapshot.studies, width)
-        self.studies.show(studies, height=len(studies))
-        around = len(head) + self.draw_frame(width) + (strip is not None) + len(studies)
+        self.studies.fit(studies)
+        passing = self.draw_frame(width) - 1 + (strip is not None)
+        around = len(head) + 1 + passing + len(studies)
         cards = len(busy_gpus(snapshot))
         rows = share_rows(
             height - around,
@@ -102,12 +85,13 @@ class OverviewScreen(OverviewCursor):
             events=len(snapshot.events),
             has_gpus=bool(snapshot.gpus),
             is_folded=self.is_folded,
+            passing=passing,
         )
-        self.aggregate.show([aggregate_line(snapshot, width)] if rows.aggregate else [], height=rows.aggregate)
-        pointed = Pointed(focus.gpu if focus.section == "gpus" else None, self.scroll_gpus(rows, width))
-        self.gpus.show(gpu_lines(snapshot, width, rows.gpus, pointed) if rows.gpus else [], height=rows.gpus)
+        self.aggregate.fit([aggregate_line(snapshot, width)] if rows.aggregate else [])
+        cursor = GpuCursor(focus.gpu if focus.section == "gpus" else None, self.scroll_gpus(rows, width))
+        self.gpus.show(gpu_lines(snapshot, width, rows.gpus, cursor) if rows.gpus else [], height=rows.gpus)
         heads, room = ([aggregate_heads(snapshot, width)], rows.trends - 1) if rows.trends else ([], 0)
-        self.trend_heads.show(heads, height=len(heads))
+        self.trend_heads.fit(heads)
         self.trends.show_when(
             (width, room),
             (snapshot.gpu_history,),
@@ -115,44 +99,44 @@ class OverviewScreen(OverviewCursor):
             height=room,
         )
         self._draw_cards(width, rows.cards)
-        self.host.show([host_line(snapshot, width)] if rows.host else [], height=rows.host)
-        for pane in (self.runs, self.happened):
+        self.host.fit([host_line(snapshot, width)] if rows.host else [])
+        for pane in (self.runs, self.events):
             pane.set_space_above(rows.air // 2)
         self.scroll_to_cursor(rows.runs - 1)
         self.page_rows = rows.runs - 2
-        lines = runs_lines(self.shown_rows, self.table, surroundings(snapshot, self.folded_trials), width, rows.runs)
+        lines = runs_lines(self.shown_rows, self.table, RowContext.of(snapshot, self.folded_trials), width, rows.runs)
         self.runs.show(self.with_filter(lines, width), height=rows.runs)
-        lines = events_lines(snapshot.events, snapshot.at, width, rows.events, self._pointed_event)
-        self.happened.show(lines, height=rows.events)
+        lines = events_lines(snapshot.events, snapshot.at, width, rows.events, self._current_event)
+        self.events.show(lines, height=rows.events)
 
     def _draw_cards(self, width: int, height: int) -> None:
         snapshot = self.snapshot
         busy = busy_gpus(snapshot)
         grid = card_grid(len(busy), width, height)
-        sitting = tuple((gpu.uuid, gpu.state, gpu.run_ids, gpu.rank) for gpu in busy) if grid else ()
+        occupants = tuple((gpu.uuid, gpu.state, gpu.run_ids, gpu.rank) for gpu in busy) if grid else ()
         self.cards.show_when(
-            (width, height, sitting),
+            (width, height, occupants),
             (snapshot.gpu_history,),
             lambda: card_lines(snapshot, width, grid) if grid else [],
             height=height,
         )
 
     @property
-    def _pointed_event(self) -> int | None:
+    def _current_event(self) -> int | None:
         return self.focus_at.event if self.focus_at.section == "events" else None
 
     # --- the mouse
 
     def wheel(self, pane: Widget | None, by: int) -> None:
         """The cursor moves in the section under the pointer."""
-        sections: dict[Widget | None, Section] = {self.gpus: "gpus", self.runs: "runs", self.happened: "events"}
+        sections: dict[Widget | None, Section] = {self.gpus: "gpus", self.runs: "runs", self.events: "events"}
         section = sections.get(pane)
         if section is not None:
             self.focus_on(section)
             self.move(by)
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses a GPU, a run or an event, a second one opens it; one on the alerts opens their page."""
+        """Move the cursor to the clicked GPU, run or event; a double click opens it. The alert strip opens its page."""
         if event.widget is self.alerts:
             self.shell.perform("alerts")
             return
@@ -167,8 +151,8 @@ class OverviewScreen(OverviewCursor):
         elif event.widget is self.runs and event.y > 0 and row < len(self.shown_rows):
             self.focus_at = replace(self.focus_at, section="runs")
             self.point_at(self.shown_rows[row].run.run_id)
-        elif event.widget is self.happened:
-            shown = events_shown(snapshot.events, self.happened.size.height, self._pointed_event)
+        elif event.widget is self.events:
+            shown = events_shown(snapshot.events, self.events.size.height, self._current_event)
             if not 1 <= event.y <= len(shown):
                 return
             self.focus_at = replace(self.focus_at, section="events", event=shown[event.y - 1].event_id)
@@ -185,7 +169,7 @@ class OverviewScreen(OverviewCursor):
         self.shell.change(fold=self.is_folded)
 
     def do_open(self) -> None:
-        """The page of what the cursor is on."""
+        """Open the page of the GPU, run or study under the cursor."""
         run = self.run_in_question
         if self.focus_at.section == "gpus" or run is None:
             self.do_gpu_detail()
@@ -200,7 +184,7 @@ class OverviewScreen(OverviewCursor):
             self.shell.open_gpu(gpu.uuid)
 
     def do_compare(self) -> None:
-        """The marked runs; with fewer than two marked, the run under the cursor with the newest of its profile."""
+        """Compare the marked runs; if fewer than two, the run under the cursor with the newest of its profile."""
         self.shell.compare(self.run_in_question, self.marked_runs)
 
     def do_mark(self) -> None:
@@ -211,7 +195,7 @@ class OverviewScreen(OverviewCursor):
                 self.move(1)
 
     def do_sort(self) -> None:
-        """The next order; the key that follows may be the letter of one."""
+        """Sort by the next order; the following key may choose one by its letter."""
         self._sort(next_order(self.table.order))
         self._awaits_letter = True
         letters = " · ".join(f"{order.letter} {order.words.removeprefix('by ') or order.name}" for order in ORDERS)
@@ -222,11 +206,11 @@ class OverviewScreen(OverviewCursor):
         self.shell.change(sort=order.name)
         self.changed()
 
-    def take_key(self, key: str) -> bool:
+    def take_key(self, event: events.Key) -> bool:
         awaits, self._awaits_letter = self._awaits_letter, False
-        order = order_of_letter(key) if awaits and self.line is None else None
+        order = order_of_letter(event.key) if awaits and self.line is None else None
         if order is None:
-            return super().take_key(key)
+            return super().take_key(event)
         self.shell.say("")
         self._sort(order)
         return True

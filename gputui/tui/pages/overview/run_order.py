@@ -1,4 +1,4 @@
-"""Which runs the table shows, and in which order."""
+"""The orders and the filter of the table of runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from gputui.tui.layout.words import run_sign
 
 
 class RunOrder(NamedTuple):
-    """One way to sort, and the letter that chooses it. ``key`` is None where a run lacks the value: it goes to the
-    end."""
+    """A sort order and the letter that chooses it. Runs whose ``key`` is None go to the end."""
 
     name: str
     letter: str
@@ -26,13 +25,12 @@ def _loss(row: RunRow) -> float | None:
     return None if loss is None or not math.isfinite(loss) else loss
 
 
-def _lost_hours(row: RunRow) -> float | None:
+def _negated_loss_of_time(row: RunRow) -> float | None:
     return None if row.cost is None else -(row.cost.lost_seconds or 0.0)
 
 
-def _pace(row: RunRow) -> float | None:
-    pace = row.progress.steps_per_second
-    return None if pace is None else -pace
+def _negated(value: float | None) -> float | None:
+    return None if value is None else -value
 
 
 ORDERS: tuple[RunOrder, ...] = (
@@ -41,10 +39,16 @@ ORDERS: tuple[RunOrder, ...] = (
     RunOrder("name", "r", "by name", lambda row: row.run.run_id),
     RunOrder("loss", "l", "by loss", _loss),
     RunOrder("left", "e", "by time left", lambda row: row.progress.seconds_left),
-    RunOrder("pace", "p", "fastest first", _pace),
-    RunOrder("lost", "f", "by what failures cost", _lost_hours),
+    RunOrder("pace", "p", "fastest first", lambda row: _negated(row.progress.steps_per_second)),
+    RunOrder(
+        "lost",
+        "f",
+        "by what failures cost",
+        lambda row: _negated(None if row.cost is None else row.cost.lost_seconds or 0.0),
+    ),
 )
-"""As one key goes through them. The first leaves the rows as they come: those that run, the queue, then the rest."""
+"""All orders, in the order in which a key steps through them. The first keeps that of the snapshot: active runs, the
+queue, ended runs."""
 
 
 def order_named(name: str) -> RunOrder:
@@ -58,7 +62,7 @@ def order_of_letter(letter: str) -> RunOrder | None:
 
 
 def next_order(name: str) -> RunOrder:
-    """The one after it."""
+    """The order after the one of this name."""
     return ORDERS[(ORDERS.index(order_named(name)) + 1) % len(ORDERS)]
 
 
@@ -74,7 +78,7 @@ def in_order(rows: Sequence[RunRow], name: str) -> list[RunRow]:
 
 
 def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
-    """The rows in which every word of the filter occurs, in id, name, ``#tags``, note, state, profile or reason."""
+    """The rows that contain every word of the filter in their id, name, ``#tags``, note, state, profile or reason."""
     words = filter_text.lower().split()
     if not words:
         return list(rows)
@@ -82,8 +86,10 @@ def matching(rows: Sequence[RunRow], filter_text: str) -> list[RunRow]:
 
 
 def fold_trials(rows: Sequence[RunRow]) -> tuple[list[RunRow], Mapping[str, Sequence[RunRow]]]:
-    """The rows with the ended trials of each study folded into the first of them, and what each such row summarises, by
-    its run. A study with one ended trial is not folded."""
+    """Fold the ended trials of each study into the first of them, if there are several.
+
+    Returns the remaining rows, and by the run of each such row the trials that it summarises.
+    """
     trials: defaultdict[str, list[RunRow]] = defaultdict(list)
     for row in rows:
         if row.run.study_id is not None and row.run.state.is_over:

@@ -1,21 +1,23 @@
-"""The runs table and the events strip."""
+"""The table of runs on the overview."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from gputui.charts.bars import bar
 from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import ago, count, duration, index_ranges, metric_value, short_number
-from gputui.recovery.cost import Cost, in_words
+from gputui.charts.units import ago, count, duration, index_ranges, metric_value, rate, short_number
+from gputui.recovery.cost import in_words
 from gputui.store.queue import QueuePause
 from gputui.tui.data.snapshot import RunRow, Snapshot
 from gputui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule
@@ -25,10 +27,17 @@ from gputui.tui.layout.words import run_sign, run_state_text
 from gputui.tui.pages.overview.run_order import order_named
 
 
-@dataclass(frozen=True, slots=True)
-class RunsState:
-    """What the table adds to the snapshot: the row under the cursor, the first row shown, the filter, the order (see
-    `run_order.ORDERS`), and the runs marked for a comparison."""
+class RunsState(Struct, frozen=True):
+    """State of the table beyond the snapshot.
+
+    Attributes:
+        cursor: the run under the cursor.
+        top: index of the first row shown.
+        filter_text: words that a shown row contains.
+        order: a name of `run_order.ORDERS`.
+        marked: the runs marked for a comparison.
+        is_focused: whether arrow keys move in this table.
+    """
 
     cursor: str | None = None
     top: int = 0
@@ -38,24 +47,44 @@ class RunsState:
     is_focused: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a row says about a run from beyond it: indices of GPUs by UUID, places in the queue by run, the pause; the
-    ended trials that a row summarises, by its run (`run_order.fold_trials`); whether there are keys to press, and
-    whether this is a past moment."""
+class RowContext(Struct, frozen=True):
+    """What rows show beyond their runs.
+
+    Attributes:
+        now: the moment shown, UTC unix seconds.
+        gpu_index: the index of each GPU by its UUID.
+        places: the place in the queue of each waiting run.
+        pause: the pause of the queue.
+        folded: the ended trials that a row summarises, by its run (`run_order.fold_trials`).
+        has_keys: whether there are keys to press; off for printed frames.
+        is_past: whether a past moment is shown.
+    """
 
     now: float
-    gpu_index: Mapping[str, int] = field(default_factory=dict)
-    places: Mapping[str, int] = field(default_factory=dict)
+    gpu_index: Mapping[str, int] = msgspec.field(default_factory=dict)
+    places: Mapping[str, int] = msgspec.field(default_factory=dict)
     pause: QueuePause | None = None
-    folded: Mapping[str, Sequence[RunRow]] = field(default_factory=dict)
+    folded: Mapping[str, Sequence[RunRow]] = msgspec.field(default_factory=dict)
     has_keys: bool = True
     is_past: bool = False
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, folded: Mapping[str, Sequence[RunRow]], *, has_keys: bool = True) -> RowContext:
+        waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
+        return cls(
+            snapshot.at,
+            {gpu.uuid: gpu.index for gpu in snapshot.gpus},
+            {run_id: number for number, run_id in enumerate(waiting, 1)},
+            snapshot.machine.queue_pause,
+            folded,
+            has_keys,
+            snapshot.past is not None,
+        )
 
 
 class _Shown(NamedTuple):
     row: RunRow
-    around: Surroundings
+    context: RowContext
     state: RunsState
 
     @property
@@ -63,70 +92,47 @@ class _Shown(NamedTuple):
         return self.row.run.run_id == self.state.cursor
 
 
-def surroundings(snapshot: Snapshot, folded: Mapping[str, Sequence[RunRow]] | None = None) -> Surroundings:
-    """What the rows of a snapshot say beyond their runs."""
-    waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
-    return Surroundings(
-        snapshot.at,
-        {gpu.uuid: gpu.index for gpu in snapshot.gpus},
-        {run_id: number for number, run_id in enumerate(waiting, 1)},
-        snapshot.machine.queue_pause,
-        folded or {},
-        is_past=snapshot.past is not None,
-    )
+def runs_lines(rows: Sequence[RunRow], state: RunsState, context: RowContext, width: int, height: int) -> list[Line]:
+    """A heading, then a row per run. ``rows`` are filtered and sorted."""
+    shown = rows[state.top : state.top + max(0, height - 1)]
+    placed = place(_columns(rows, width), width)
+    lines = [_heading(rows, len(shown), state, context, placed, width, height)]
+    if not rows:
+        lines.append(fit_line([("  " + _empty_text(state, context), "dim")], width))
+    lines += [_row(placed, _Shown(row, context, state), width) for row in shown]
+    return lines[:height]
 
 
-def _none(state: RunsState, around: Surroundings) -> str:
+def _empty_text(state: RunsState, context: RowContext) -> str:
     """Why there is no run to show."""
     if state.filter_text:
         return "No run matches the filter; esc clears it."
-    if around.is_past:
+    if context.is_past:
         return "There was no run yet."
-    if around.has_keys:
+    if context.has_keys:
         return "No run yet. Press n to launch one from a profile."
     return "No run yet; gputui run PROFILE launches one."
-
-
-def runs_lines(rows: Sequence[RunRow], state: RunsState, around: Surroundings, width: int, height: int) -> list[Line]:
-    """A heading, then a row per run; ``rows`` are those that match the filter, in their order."""
-    shown = rows[state.top : state.top + max(0, height - 1)]
-    placed = place(_columns(rows, width), width)
-    lines = [_heading(rows, len(shown), state, around, placed, width, height)]
-    if not rows:
-        return [*lines, fit_line([("  " + _none(state, around), "dim")], width)][:height]
-    for row in shown:
-        lines.append(_row(placed, _Shown(row, around, state), width))
-    return lines[:height]
 
 
 def _heading(
     rows: Sequence[RunRow],
     shown: int,
     state: RunsState,
-    around: Surroundings,
+    context: RowContext,
     placed: Placed[_Shown],
     width: int,
     height: int,
 ) -> Line:
-    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: the columns' heads in the rule, as far as the notes
-    leave room for them; of the notes what matters most comes first and stays longest."""
-    order = order_named(state.order).words
-    title = " ".join(
-        part for part in ("RUNS", order, f"/{clean(state.filter_text)}" if state.filter_text else "") if part
-    )
+    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: notes, the most important first, and in the rest of
+    the rule the columns' heads."""
+    filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
+    title = " ".join(filter(None, ("RUNS", order_named(state.order).words, filter_words)))
     notes: list[Span] = []
-    if around.pause is not None:
-        since = (
-            duration(max(0.0, around.now - around.pause.at) // 60 * 60) if around.now - around.pause.at >= 60 else ""
-        )
-        passed = f" {since} ago" if since else ""
-        how = "P opens it" if around.has_keys else "gputui queue resume opens it"
-        notes.append((f"queue paused by {clean(around.pause.actor)}{passed}, {how}", "warn"))
-    current = next((row for row in rows if row.run.run_id == state.cursor), None)
-    if current is not None and current.cost is not None and not any(c.head == "LOST" for c, _ in placed):
-        words = in_words(current.cost)
-        if words and not current.run.state.is_over:
-            notes.append((f"failures cost {words}", "dim"))
+    if context.pause is not None:
+        seconds = context.now - context.pause.at
+        since = f" {duration(seconds // 60 * 60)} ago" if seconds >= 60 else ""
+        how = "P opens it" if context.has_keys else "gputui queue resume opens it"
+        notes.append((f"queue paused by {clean(context.pause.actor)}{since}, {how}", "warn"))
     if state.marked:
         notes.append((f"{len(state.marked)} marked", "accent"))
     if len(rows) > height - 1 and shown:
@@ -136,7 +142,7 @@ def _heading(
 
 
 def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
-    """Put the columns' heads into the part of a rule that is nothing but a stroke, each above its column."""
+    """Put the columns' heads into the bare part of a rule, each above its column."""
     heads: list[Span] = []
     at = 0
     rule = next(number for number, (_, style) in enumerate(line) if style == "rule")
@@ -145,7 +151,7 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
         left = at if column is placed[0][0] else at + column.gap
         at = left + room
         head = f" {column.head} "
-        # Aligned with the cell below, whichever side that is on.
+        # Aligned like the cells below.
         begin = left + room - len(column.head) - 1 if column.align == ">" else left - 1
         if column.head and begin >= start and begin + len(head) < end:
             heads += [("─" * (begin - start), "rule"), (head, "head")]
@@ -154,35 +160,36 @@ def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
 
 
 def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
-    """A run that trains shows all its columns; of any other the outlook takes the room of what it does not have, and
-    the state what it needs."""
-    run, progress = shown.row.run, shown.row.progress
-    is_selected = shown.is_current and shown.state.is_focused
-    if run.run_id in shown.around.folded:
+    if shown.row.run.run_id in shown.context.folded:
         line = _study_row(placed, shown, width)
-        return selected(line) if is_selected else line
-    if run.state == "running":
+    elif shown.row.run.state == "running":
         line = row_line(placed, shown, width)
-        return selected(line) if is_selected else line
-    is_reached = progress.step is not None and (run.state.is_over or run.state == "stopping")
-    count_of_cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if is_reached else 3
+    else:
+        line = _idle_row(placed, shown, width)
+    return selected(line) if shown.is_current and shown.state.is_focused else line
+
+
+def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+    """A run that does not train now: its first columns, then its outlook in the room of the others."""
+    run, progress = shown.row.run, shown.row.progress
+    has_step = progress.step is not None and (run.state.is_over or run.state == "stopping")
+    cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if has_step else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
-    head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:count_of_cells])
+    head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
     tags, note = tag_words(run), clean(run.note or "")
     tail = (
         (_queue_words(shown), "label"),
         (f"{tags} · " if tags else "", "label"),
-        outlook(shown.row, shown.around.now),
+        outlook(shown.row, shown.context.now),
         (cost, "dim"),
         (f" · {note}" if note else "", "dim"),
     )
-    line = [*_short_row(head, tail, width)]
-    return selected(line) if is_selected else line
+    return [*_short_row(head, tail, width)]
 
 
 def _study_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     """The ended trials of a study: how many there are, how they ended, and when the last one did."""
-    trials = shown.around.folded[shown.row.run.run_id]
+    trials = shown.context.folded[shown.row.run.run_id]
     style = "cursor" if shown.is_current and shown.state.is_focused else "text"
     cells: list[list[Span]] = [
         [*_pointer(shown), ("□", "dim")],
@@ -190,12 +197,12 @@ def _study_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
         [("study", "dim")],
     ]
     head = tuple((tuple(cell), room, column) for cell, (column, room) in zip(cells, placed, strict=False))
-    states = Counter(trial.run.state for trial in trials)
-    parts = [f"{count(number)} {run_sign(state).word}" for state, number in states.most_common()]
+    # A pruned trial's run was stopped.
+    states = Counter(trial.run.trial_state or run_sign(trial.run.state).word for trial in trials)
+    parts = [f"{count(number)} {word}" for word, number in states.most_common()]
     last = max((trial.run.ended_at for trial in trials if trial.run.ended_at is not None), default=None)
-    words = f"{count(len(trials))} trials: {', '.join(parts)}" + (
-        "" if last is None else f" · {ago(shown.around.now - last)}"
-    )
+    words = f"{count(len(trials))} trials: {', '.join(parts)}"
+    words += "" if last is None else f" · {ago(shown.context.now - last)}"
     return [*_short_row(head, ((words, "dim"),), width)]
 
 
@@ -203,8 +210,10 @@ def _study_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
 def _short_row(
     head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], tail: tuple[Span, ...], width: int
 ) -> tuple[Span, ...]:
-    """A row of a few cells, each with its room and its column, and what follows them; the last cell takes what it
-    needs. Most rows of a long table say the same for hours."""
+    """Cells, each with its room and its column, and the text behind them; the last cell takes the room that it needs.
+
+    Cached, because most rows of a long table stay the same for hours.
+    """
     line: Line = []
     for number, (spans, room, column) in enumerate(head, 1):
         if number == len(head):
@@ -215,18 +224,11 @@ def _short_row(
 
 
 def _queue_words(shown: _Shown) -> str:
-    place = shown.around.places.get(shown.row.run.run_id)
+    place = shown.context.places.get(shown.row.run.run_id)
     if place is None:
         return ""
     priority = shown.row.run.priority
     return f"#{place} " + (f"priority {priority} " if priority else "") + "· "
-
-
-def lost_words(cost: Cost) -> str:
-    """What failures cost a run in a few cells: ``421 steps 3 min``."""
-    steps = "" if cost.lost_steps is None else f"{count(cost.lost_steps)} steps"
-    time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
-    return " ".join(part for part in (steps, time) if part)
 
 
 def _sign(shown: _Shown, width: int) -> list[Span]:
@@ -244,12 +246,8 @@ def _pointer(shown: _Shown) -> list[Span]:
 
 
 def _name(shown: _Shown, width: int) -> list[Span]:
-    return [
-        (
-            clip_middle(run_title(shown.row.run), width),
-            "cursor" if shown.is_current and shown.state.is_focused else "text",
-        )
-    ]
+    style = "cursor" if shown.is_current and shown.state.is_focused else "text"
+    return [(clip_middle(run_title(shown.row.run), width), style)]
 
 
 def _state(shown: _Shown, width: int) -> list[Span]:
@@ -262,15 +260,15 @@ def _step(shown: _Shown, width: int) -> list[Span]:
     if progress.step is None:
         return []
     step, is_over = count(progress.step), shown.row.run.state.is_over
-    totals = (
-        [f"/{count(progress.total_steps)}", f"/{short_number(progress.total_steps)}"] if progress.total_steps else []
-    )
-    total = next((text for text in totals if not is_over and cell_width(step + text) <= width), "")
+    totals: list[str] = []
+    if progress.total_steps and not is_over:
+        totals = [f"/{count(progress.total_steps)}", f"/{short_number(progress.total_steps)}"]
+    total = next((text for text in totals if cell_width(step + text) <= width), "")
     return [(step, "text"), (total, "dim")]
 
 
 def _done(shown: _Shown, width: int) -> list[Span]:
-    """How much of the steps is done, as a bar on its track and in percent."""
+    """The share of the steps done, as a bar and in percent."""
     progress = shown.row.progress
     if progress.step is None or not progress.total_steps:
         return []
@@ -284,45 +282,50 @@ def _loss(shown: _Shown, width: int) -> list[Span]:
     progress = shown.row.progress
     if progress.loss is None:
         return []
-    is_finite = progress.loss == progress.loss and abs(progress.loss) != float("inf")
-    return [(_number_in(progress.loss, width), "text" if is_finite else "bad")]
-
-
-def _number_in(value: float, room: int) -> str:
-    """As many digits as fit: a number that is cut would say something else."""
-    texts = [metric_value(value), *(f"{value:.{digits}g}" for digits in (3, 2, 1)), f"{value:.0e}".replace("e-0", "e-")]
-    return next((text for text in texts if cell_width(text) <= room), texts[-1])
+    # As many digits as fit: a clipped number would be another number.
+    loss = progress.loss
+    # Three decimals keep the points of usual losses below each other.
+    usual = f"{loss:.3f}" if 0.0995 <= abs(loss) < 1000 else metric_value(loss)
+    texts = [usual, *(f"{loss:.{digits}g}" for digits in (3, 2, 1)), f"{loss:.0e}".replace("e-0", "e-")]
+    text = next((text for text in texts if cell_width(text) <= width), texts[-1])
+    return [(text, "text" if math.isfinite(loss) else "bad")]
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
     return [(spark(shown.row.progress.losses, width), f"series.{run_colour(shown.row.run)}")]
 
 
-def _remark(shown: _Shown, width: int) -> list[Span]:
-    words, style = outlook(shown.row, shown.around.now)
+def _time_left(shown: _Shown, width: int) -> list[Span]:
+    words, style = outlook(shown.row, shown.context.now)
     return [(words.removesuffix(" left"), style)]
 
 
 def _gpus(shown: _Shown, width: int) -> list[Span]:
-    indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.around.gpu_index.get(uuid)) is not None)
+    indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.context.gpu_index.get(uuid)) is not None)
     return [(index_ranges(indices), "text")] if indices else []
 
 
 def _pace(shown: _Shown, width: int) -> list[Span]:
     pace = shown.row.progress.steps_per_second
-    return [] if pace is None or silent_seconds(shown.row, shown.around.now) else [(short_number(pace), "text")]
+    return [] if pace is None or silent_seconds(shown.row, shown.context.now) else [(rate(pace), "text")]
 
 
 def _lost(shown: _Shown, width: int) -> list[Span]:
-    words = "" if shown.row.cost is None else lost_words(shown.row.cost)
+    """What failures cost the run: ``421 steps 3 min``."""
+    cost = shown.row.cost
+    if cost is None:
+        return []
+    steps = "" if cost.lost_steps is None else f"{count(cost.lost_steps)} steps"
+    time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
+    words = " ".join(filter(None, (steps, time)))
     return [(words, "warn")] if words else []
 
 
-def _ran(shown: _Shown, width: int) -> list[Span]:
-    ran = shown.row.run.trained_seconds(shown.around.now)
-    if ran is None:
+def _run_time(shown: _Shown, width: int) -> list[Span]:
+    seconds = shown.row.run.trained_seconds(shown.context.now)
+    if seconds is None:
         return []
-    return [(duration(ran if ran < 60 else ran // 60 * 60), "text")]
+    return [(duration(seconds if seconds < 60 else seconds // 60 * 60), "text")]
 
 
 def _labels(shown: _Shown, width: int) -> list[Span]:
@@ -330,15 +333,11 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
     return [(tags, "label"), (f" {note}" if tags else note, "dim")]
 
 
-def _profile(shown: _Shown, width: int) -> list[Span]:
-    return [(clean(shown.row.run.profile), "dim")]
-
-
 _LEAST_NAME = 13
 
 
 def _columns(rows: Sequence[RunRow], width: int) -> tuple[Column[_Shown], ...]:
-    """The columns for these rows: a sixth of the width may go to names that are long."""
+    """The columns for these rows; long names get up to a sixth of the width."""
     widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
     has_labels = any(row.run.tags or row.run.note for row in rows)
@@ -357,7 +356,7 @@ _OTHERS: tuple[Column[_Shown], ...] = (
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
     Column("GPUS", 5, _gpus, importance=5, gap=2, grow=1, most=16),
     Column("LOST", 21, _lost, importance=6, gap=2),
-    Column("TIME", 9, _ran, ">", importance=7, gap=2),
-    Column("PROFILE", 12, _profile, importance=8, gap=2, most=24),
-    Column("ETA", 12, _remark, gap=2, grow=4),
+    Column("TIME", 11, _run_time, ">", importance=7, gap=2),
+    Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),
+    Column("ETA", 12, _time_left, gap=2, grow=4),
 )

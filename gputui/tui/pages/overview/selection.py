@@ -1,9 +1,13 @@
-"""The cursor of the overview: on a GPU, a run or an event, and what an action is therefore about."""
+"""The cursor of the overview: the GPU, run or event that it is on, and so the subject of actions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partialmethod
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.store.events import EventView
 from gputui.store.hardware import GpuView
@@ -14,12 +18,24 @@ from gputui.tui.pages.overview.areas import Rows
 from gputui.tui.pages.overview.gpus import first_shown
 from gputui.tui.pages.overview.run_order import fold_trials, in_order, matching
 from gputui.tui.pages.overview.runs import RunsState
-from gputui.tui.widgets.cursor import Focus, Section, kept, moved, next_section
-from gputui.tui.widgets.list_page import ListPage
+from gputui.tui.widgets.list_page import ListPage, moved
+
+Section = Literal["gpus", "runs", "events"]
+SECTIONS: tuple[Section, ...] = ("gpus", "runs", "events")
+
+
+class Focus(Struct, frozen=True):
+    """The section that arrow keys move in, and its last GPU (UUID) and event (id). ``gpu_top`` is the index of the
+    first GPU shown where not all fit."""
+
+    section: Section = "runs"
+    gpu: str | None = None
+    gpu_top: int = 0
+    event: int | None = None
 
 
 class OverviewCursor(ListPage):
-    """Keeps the cursor where it is however the snapshot changes, and moves it."""
+    """Keeps the cursor on its GPU, run or event while snapshots change, and moves it."""
 
     table: RunsState
 
@@ -34,7 +50,7 @@ class OverviewCursor(ListPage):
 
     @property
     def shown_rows(self) -> list[RunRow]:
-        """The runs that match the filter, in their order. Without a filter the ended trials of a study share a row."""
+        """The filtered and sorted runs. Without a filter the ended trials of a study share a row."""
         runs, table = self.snapshot.runs, self.table
         if self._sorted[0] is not runs or self._sorted[1:3] != (table.filter_text, table.order):
             found = in_order(matching(runs, table.filter_text), table.order)
@@ -50,12 +66,12 @@ class OverviewCursor(ListPage):
 
     @property
     def marked_runs(self) -> tuple[str, ...]:
-        """The runs marked for a comparison, in the order of the table; runs that were removed are not among them."""
+        """The runs marked for a comparison that still exist, in the order of the snapshot."""
         return tuple(row.run.run_id for row in self.snapshot.runs if row.run.run_id in self.table.marked)
 
     @property
     def gpu_in_question(self) -> GpuView | None:
-        """The GPU under the cursor or that the event is about, or the first one of the run under it."""
+        """The GPU under the cursor, the GPU of the event under it, or the first GPU of the run under it."""
         gpus = self.snapshot.gpus
         if self.focus_at.section == "gpus":
             return next((gpu for gpu in gpus if gpu.uuid == self.focus_at.gpu), None)
@@ -74,7 +90,7 @@ class OverviewCursor(ListPage):
 
     @property
     def run_in_question(self) -> Run | None:
-        """The run under the cursor, or the one that the GPU or the event under it is about."""
+        """The run under the cursor, or the run of the GPU or event under it."""
         section, wanted = self.focus_at.section, self.table.cursor
         if section == "gpus":
             gpu = self.gpu_in_question
@@ -95,7 +111,7 @@ class OverviewCursor(ListPage):
         )
 
     def keep_cursor(self) -> None:
-        """The cursor stays on its run, wherever that moves; when it is gone, on the first. So with GPUs and events."""
+        """Keep the cursor on its run, GPU or event; when that is gone, move it to the first one."""
         if self._awaited in self.row_ids:
             self.point_at(self._awaited)
             self._awaited = None
@@ -105,7 +121,8 @@ class OverviewCursor(ListPage):
         event = focus.event
         if event is not None and all(each.event_id != event for each in snapshot.events):
             event = snapshot.events[0].event_id if snapshot.events else None
-        gpu = kept([gpu.uuid for gpu in snapshot.gpus], focus.gpu)
+        uuids = [gpu.uuid for gpu in snapshot.gpus]
+        gpu = focus.gpu if focus.gpu in uuids else next(iter(uuids), None)
         self.focus_at = replace(focus, section=section, gpu=gpu, event=event)
         if self.table.is_focused != (section == "runs"):
             self.table = replace(self.table, is_focused=section == "runs")
@@ -144,18 +161,18 @@ class OverviewCursor(ListPage):
             return
         self.changed()
 
-    def do_focus_next(self) -> None:
-        self._focus(1)
-
-    def do_focus_previous(self) -> None:
-        self._focus(-1)
-
-    def _focus(self, by: int) -> None:
-        self.focus_on(next_section(self.focus_at.section, by, self._filled()))
+    def _turn_section(self, by: int) -> None:
+        """Focus the next section, or the previous one with -1, that is not empty."""
+        place, filled = SECTIONS.index(self.focus_at.section), self._filled()
+        following = (SECTIONS[(place + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
+        self.focus_on(next(section for section in following if section in filled))
         self.changed()
 
+    do_focus_next = partialmethod(_turn_section, 1)
+    do_focus_previous = partialmethod(_turn_section, -1)
+
     def focus_on(self, section: Section) -> None:
-        """Put the cursor into a section, where it was there last."""
+        """Move the cursor into a section, to its last place there."""
         event = self.focus_at.event
         if section == "events" and event is None and self.snapshot.events:
             event = self.snapshot.events[-1].event_id

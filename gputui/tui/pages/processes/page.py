@@ -1,16 +1,16 @@
-"""The page of processes."""
+"""The page of processes: their table, and what a person can do to one of them."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.message import Message
 
 from gputui.charts.safe_text import clean
@@ -22,7 +22,6 @@ from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.dialogs.sheet import SheetScreen
 from gputui.tui.dialogs.signals import SignalScreen
-from gputui.tui.layout.strips import head_line
 from gputui.tui.pages.processes.rows import (
     GROUPINGS,
     ORDERS,
@@ -37,11 +36,11 @@ from gputui.tui.pages.processes.rows import (
 )
 from gputui.tui.pages.processes.view import cores_line, detail_texts, items_of, table_lines, total_line
 from gputui.tui.widgets.list_page import ListPage
-from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.page import Copyable
 from gputui.tui.widgets.pane import Pane
 
 CORES_HEIGHT = 30
-"""From this height on there is a line for the CPU cores."""
+"""Least height of a page with a line for the CPU cores."""
 
 
 @dataclass
@@ -53,10 +52,9 @@ class EnvironmentRead(Message):
 
 
 class ProcessesScreen(ListPage):
-    """All processes on the GPUs and of our runs in one table; the cursor is on one of them."""
+    """All processes on the GPUs and of our runs in one table."""
 
     SCOPE: ClassVar[Scope] = "processes"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("processes")
 
     table: TableState
 
@@ -77,12 +75,7 @@ class ProcessesScreen(ListPage):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.notice
-        yield self.total
-        yield self.body
-        yield self.message
-        yield self.footer
+        yield from (self.head, self.notice, self.total, self.body, self.message, self.footer)
 
     def interest(self) -> Interest:
         return Interest(processes=True)
@@ -95,14 +88,14 @@ class ProcessesScreen(ListPage):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot = self.shell, self.snapshot
+        snapshot = self.snapshot
         self.keep_cursor()
-        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        self.head.show([self.machine_head(width)])
         rows, groups = self._arrange()
         totals = [total_line(rows, snapshot, width)]
         if snapshot.processes is not None and height >= CORES_HEIGHT:
             totals.append(cores_line(snapshot.processes.core_percents, width))
-        self.total.show(totals, height=len(totals))
+        self.total.fit(totals)
         room = height - 1 - len(totals) - self.draw_frame(width)
         self.page_rows = room - 4
         self.scroll_to_cursor(room - 2)
@@ -110,7 +103,7 @@ class ProcessesScreen(ListPage):
         self.body.show(self.with_filter(lines, width), height=room)
 
     def _arrange(self) -> tuple[list[ProcessRow], list[ProcessGroup]]:
-        """All rows and those shown; made again when the snapshot or what is asked for is another."""
+        """All rows, and the arranged ones. Cached until the snapshot, the filter or the order changes."""
         state = replace(self.table, cursor=None, top=0)
         if self._made[0] is not self.snapshot or self._made[1] != state:
             rows = process_rows(self.snapshot)
@@ -132,8 +125,7 @@ class ProcessesScreen(ListPage):
     @property
     def run_in_question(self) -> Run | None:
         row = self.row_in_question
-        wanted = row.run_id if row else None
-        return next((each.run for each in self.snapshot.runs if each.run.run_id == wanted), None)
+        return None if row is None else self.snapshot.run_of(row.run_id)
 
     def context(self) -> Context:
         row = self.row_in_question
@@ -155,16 +147,16 @@ class ProcessesScreen(ListPage):
             if wanted is not None:
                 self.point_at(wanted.key)
         if self.snapshot.processes is None and self.snapshot.past is None:
-            # The page was come back to: what the host knows, and with it the keys, is read again.
+            # Back on this page: the host's processes, and with them the keys of rows, are still being read.
             return
         super().keep_cursor()
 
     def replacement(self, ids: Sequence[Key]) -> Key:
-        """What took the place of the process that has ended."""
+        """The row that took the place of the ended process."""
         return ids[min(max(0, self.table.top), len(ids) - 1)]
 
     def scroll_to_cursor(self, room: int) -> None:
-        """The rows are under headings."""
+        """As in a `ListPage`, but rows are under headings, and that of the cursor's group stays in sight."""
         items = items_of(self._arrange()[1])
         place = next(
             (n for n, item in enumerate(items) if not isinstance(item, str) and item.key == self.table.cursor), 0
@@ -173,11 +165,11 @@ class ProcessesScreen(ListPage):
         top = min(self.table.top, place, max(0, len(items) - room))
         top = max(top, place - room + 1)
         if top == place and place > 0 and isinstance(items[place - 1], str):
-            top -= 1  # the heading of its group stays in sight
+            top -= 1
         self.table = replace(self.table, top=max(0, top))
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses a process, a second one opens what is known of it."""
+        """Move the cursor to the clicked process; a double click shows its details."""
         items = items_of(self._arrange()[1])
         place = self.table.top + event.y - 2
         if event.widget is self.body and event.y >= 2 and place < len(items):
@@ -191,7 +183,7 @@ class ProcessesScreen(ListPage):
     # --- what is shown
 
     def do_sort(self) -> None:
-        """The next order; the key that follows may be the letter of a column."""
+        """Sort by the next order; the following key may choose one by its letter."""
         place = ORDERS.index(order_named(self.table.order))
         self.table = replace(self.table, order=ORDERS[(place + 1) % len(ORDERS)].name)
         self._awaits_letter = True
@@ -199,11 +191,11 @@ class ProcessesScreen(ListPage):
         self.shell.say(f"Sorted {order_named(self.table.order).words}; a letter chooses: {letters}")
         self.changed()
 
-    def take_key(self, key: str) -> bool:
+    def take_key(self, event: events.Key) -> bool:
         awaits, self._awaits_letter = self._awaits_letter, False
-        order = order_of_letter(key) if awaits and self.line is None else None
+        order = order_of_letter(event.key) if awaits and self.line is None else None
         if order is None:
-            return super().take_key(key)
+            return super().take_key(event)
         self.table = replace(self.table, order=order.name)
         self.shell.say(f"Sorted {order.words}.")
         self.changed()
@@ -240,7 +232,7 @@ class ProcessesScreen(ListPage):
             return
 
         def work() -> None:
-            # The kernel may hold this up for as long as the process itself is stuck in it.
+            # Blocks while the process is stuck in the kernel.
             self.post_message(EnvironmentRead(row.pid, environment_texts(row.pid, row.start_ticks)))
 
         threading.Thread(target=work, name="environment", daemon=True).start()
@@ -268,7 +260,7 @@ class ProcessesScreen(ListPage):
         self.app.push_screen(SignalScreen(about, warning), decide)
 
     def _send(self, row: ProcessRow, number: signal.Signals) -> None:
-        """In a thread: nothing of a process is read or done in the loop of the screen."""
+        """Send a signal in a thread: calls about a process may block."""
         app = self.shell
 
         def work() -> None:
@@ -283,7 +275,7 @@ class ProcessesScreen(ListPage):
 
 
 def _about(row: ProcessRow) -> tuple[str, str]:
-    """Which process a signal is for, and what it would do to a run."""
+    """The process that a signal is for, and a warning if it belongs to a run."""
     about = f"PID {row.pid} of {row.user or 'an unknown user'}: {row.command or 'no command is known'}"
     if row.run_id is None:
         return about, ""
@@ -296,7 +288,7 @@ def _about(row: ProcessRow) -> tuple[str, str]:
 
 
 def environment_texts(pid: int, start_ticks: int | None) -> list[str]:
-    """The environment of a process, a variable a line, without secrets; a sentence where it cannot be read."""
+    """The environment of a process without secrets, one variable per line; or a sentence why it cannot be read."""
     found = environment_of(pid)
     now = identify(pid)
     if start_ticks is None or now is None or now.start_ticks != start_ticks:

@@ -1,11 +1,14 @@
-"""Which processes the table shows, in which order and how they hang together: pure, from a snapshot."""
+"""The rows of the table of processes: filtered, sorted, grouped and arranged as a tree."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.charts.units import index_ranges
@@ -17,18 +20,21 @@ Grouping = Literal["", "gpu", "run"]
 GROUPINGS: tuple[Grouping, ...] = ("", "gpu", "run")
 
 IDLE_SECONDS = 300.0
-"""A process that holds memory of a GPU at 0 % for so long is marked as idle."""
+"""A process that has held memory of a GPU at 0 % for this long is marked as idle."""
 
 _GroupKey = tuple[bool, tuple[int, ...], str]
 Key = tuple[int, int | None]
 """A process for as long as it lives: PID and start ticks."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRow:
-    """One process, on one GPU, several or none. ``start_ticks`` is None where the PID is not visible on this machine;
-    ``idle_seconds`` is for how long it has held memory of GPUs that compute nothing; ``tree`` is the text before its
-    command in the tree."""
+class ProcessRow(Struct, frozen=True):
+    """One process, on any number of GPUs.
+
+    Attributes:
+        start_ticks: None if the PID is not visible on this machine.
+        idle_seconds: how long it has held memory of GPUs that compute nothing.
+        tree: the branches before its command in the tree.
+    """
 
     pid: int
     start_ticks: int | None
@@ -49,17 +55,17 @@ class ProcessRow:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has held memory for nothing for long enough to be marked."""
+        """Whether it has been idle long enough to be marked."""
         return self.idle_seconds is not None and self.idle_seconds >= IDLE_SECONDS
 
     @property
     def key(self) -> Key:
-        """What tells it from all others."""
+        """The identity of the process while it lives."""
         return self.pid, self.start_ticks
 
 
 class ProcessOrder(NamedTuple):
-    """One way to sort, and the letter that chooses it; unknown values go to the end."""
+    """A sort order and the letter that chooses it. Rows whose ``key`` is None go to the end."""
 
     name: str
     words: str
@@ -83,9 +89,8 @@ ORDERS: tuple[ProcessOrder, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TableState:
-    """What the table adds to the snapshot."""
+class TableState(Struct, frozen=True):
+    """State of the table beyond the snapshot."""
 
     cursor: Key | None = None
     top: int = 0
@@ -96,12 +101,11 @@ class TableState:
     grouping: Grouping = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
+class ProcessGroup(Struct, frozen=True):
     """Rows under a heading; the heading is empty where nothing is grouped."""
 
     heading: str
-    rows: tuple[ProcessRow, ...] = field(default=())
+    rows: tuple[ProcessRow, ...] = msgspec.field(default=())
 
 
 def order_named(name: str) -> ProcessOrder:
@@ -118,8 +122,8 @@ _FLAG_WITH_VALUE = ("-X", "-W")
 
 
 def short_command(command: str) -> str:
-    """A command line without what tells nothing in a table: the folder of the program, and of Python the flags of the
-    interpreter itself. ``/opt/env/bin/python3.11 -u -m trainer`` → ``python -m trainer``."""
+    """A command line without the program's folder and the flags of the Python interpreter:
+    ``/opt/env/bin/python3.11 -u -m trainer`` → ``python -m trainer``."""
     program, _, rest = command.partition(" ")
     name = program.rsplit("/", 1)[-1] or program
     if not re.fullmatch(r"python[\d.]*", name):
@@ -131,7 +135,7 @@ def short_command(command: str) -> str:
 
 
 def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
-    """All processes of a snapshot: those on the GPUs, each once, and what else our runs have on this machine."""
+    """All processes of a snapshot, each once: those on the GPUs, and those of our runs on this machine."""
     hosts = dict(snapshot.processes.hosts) if snapshot.processes is not None else {}
     held: dict[Key, list[tuple[int, ProcessView]]] = {}
     idle: dict[Key, list[float | None]] = {}
@@ -146,7 +150,7 @@ def process_rows(snapshot: Snapshot) -> list[ProcessRow]:
         is_same = host is not None and host.start_ticks == ticks
         row = _row(pid, ticks, places, hosts.pop(pid) if is_same else None)
         since = [at for at in idle[pid, ticks] if at is not None]
-        # One GPU that computes is reason enough to be there.
+        # A process is idle only if all its GPUs are.
         is_idle = len(since) == len(places) and not row.sm_percent
         rows.append(replace(row, idle_seconds=snapshot.at - max(since)) if is_idle else row)
     return [*rows, *(_row(host.pid, host.start_ticks, (), host) for host in hosts.values())]
@@ -156,7 +160,7 @@ def _row(
     pid: int, ticks: int | None, places: Sequence[tuple[int, ProcessView]], host: HostProcess | None
 ) -> ProcessRow:
     listed = [process for _, process in places]
-    run_id, rank = _first((each.run_id, each.rank) for each in listed) or (None, None)
+    run_id, rank = next(((each.run_id, each.rank) for each in listed if each.run_id is not None), (None, None))
     return ProcessRow(
         pid=pid,
         start_ticks=ticks,
@@ -178,9 +182,11 @@ def _row(
 
 
 def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[ProcessGroup]:
-    """The rows that match the filter, sorted, in their groups, and within these as a tree where that is asked for."""
+    """The rows that match the filter, sorted, in groups; within a group as a tree if ``state`` says so."""
     order = order_named(state.order)
-    found = _sorted(_matching(rows, state.filter_text), order.key, reverse=state.is_reversed)
+    words = state.filter_text.lower().split()
+    matching = [row for row in rows if all(word in _haystack(row) for word in words)]
+    found = _sorted(matching, order.key, reverse=state.is_reversed)
     shape = _as_tree if state.is_tree else tuple
     if state.grouping == "":
         return [ProcessGroup("", shape(found))] if found else []
@@ -191,15 +197,10 @@ def arranged(rows: Iterable[ProcessRow], state: TableState) -> list[ProcessGroup
 
 
 def _group(row: ProcessRow, grouping: Grouping) -> _GroupKey:
-    """GPUs are ordered by their numbers; what is on no GPU and in no run comes last."""
+    """Groups sort by GPU or run; processes without one come last."""
     if grouping == "gpu":
         return not row.gpus, tuple(row.gpus), f"GPU {index_ranges(row.gpus)}" if row.gpus else "no GPU"
     return row.run_id is None, (), row.run_id if row.run_id is not None else "no run of ours"
-
-
-def _matching(rows: Iterable[ProcessRow], filter_text: str) -> list[ProcessRow]:
-    words = filter_text.lower().split()
-    return [row for row in rows if all(word in _haystack(row) for word in words)] if words else list(rows)
 
 
 def _haystack(row: ProcessRow) -> str:
@@ -219,8 +220,8 @@ def _sorted(
 
 
 def _as_tree(rows: Sequence[ProcessRow]) -> tuple[ProcessRow, ...]:
-    """Children behind their parents, whole trees in the order of the best row in them; who has no parent among the rows
-    is at the margin."""
+    """Children behind their parents. Trees are ordered by the first of their rows; a row without a parent among the
+    rows is a root."""
     by_pid = {row.pid: row for row in rows}
     children: dict[int, list[ProcessRow]] = {}
     roots: dict[Key, ProcessRow] = {}
@@ -242,10 +243,6 @@ def _as_tree(rows: Sequence[ProcessRow]) -> tuple[ProcessRow, ...]:
             is_last = number == len(listed) - 1
             waiting.append((child, below + ("└ " if is_last else "├ "), below + ("  " if is_last else "│ ")))
     return tuple(shown)
-
-
-def _first(pairs: Iterable[tuple[str | None, int | None]]) -> tuple[str, int | None] | None:
-    return next(((run_id, rank) for run_id, rank in pairs if run_id is not None), None)
 
 
 def _text(text: str | None) -> str | None:

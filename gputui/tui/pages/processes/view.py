@@ -1,4 +1,4 @@
-"""The page of processes: a table of what runs on the GPUs and for our runs."""
+"""The page of processes as lines: totals, CPU cores and the table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from gputui.tui.pages.processes.rows import ProcessGroup, ProcessRow, TableState
 _STATES = {"T": "stopped", "t": "traced", "Z": "ended", "D": "waits in the kernel"}
 
 
-def idle_words(seconds: float) -> str:
-    """For how long; samples are looked through for a day."""
-    return "over a day" if seconds >= 0.99 * LOOK_BACK_SECONDS else duration(60 * (seconds // 60))
-
-
 class _Shown(NamedTuple):
     row: ProcessRow
     is_current: bool
@@ -30,8 +25,8 @@ class _Shown(NamedTuple):
 def table_lines(
     snapshot: Snapshot, groups: Sequence[ProcessGroup], state: TableState, width: int, height: int, *, listed: int
 ) -> list[Line]:
-    """A heading, the names of the columns, then the rows from ``state.top`` on, groups under their headings.
-    ``listed`` is how many processes there are whatever the filter hides."""
+    """A heading, the columns' names, then the rows from ``state.top`` on, under the headings of their groups.
+    ``listed`` counts all processes, filtered or not."""
     items = items_of(groups)
     room = max(0, height - 2)
     shown = items[state.top : state.top + room]
@@ -41,7 +36,7 @@ def table_lines(
     placed = place([column for column in _COLUMNS if has_runs or column.head != "RUN"], width)
     lines.append(head_line(placed, width))
     if not items:
-        lines.append(fit_line([("  " + _nothing(snapshot, state), "dim")], width))
+        lines.append(fit_line([("  " + _empty_text(snapshot, state), "dim")], width))
     for item in shown:
         if isinstance(item, str):
             lines.append(fit_line([(f" {item}", "label")], width))
@@ -53,7 +48,7 @@ def table_lines(
 
 
 def items_of(groups: Sequence[ProcessGroup]) -> list[str | ProcessRow]:
-    """Headings and rows below each other."""
+    """The table's items: headings of groups, and rows."""
     items: list[str | ProcessRow] = []
     for group in groups:
         if group.heading:
@@ -63,14 +58,14 @@ def items_of(groups: Sequence[ProcessGroup]) -> list[str | ProcessRow]:
 
 
 def total_line(rows: Sequence[ProcessRow], snapshot: Snapshot, width: int) -> Line:
-    """All processes together."""
+    """Totals over all processes."""
     ours = sum(row.run_id is not None for row in rows)
     cpu = [row.cpu_percent for row in rows if row.cpu_percent is not None]
     ram = [row.memory_bytes for row in rows if row.memory_bytes is not None]
     hidden = sum(gpu.processes is None and gpu.state == "ok" for gpu in snapshot.gpus)
     parts: list[Span] = [
         (f" {len(rows)} process{'' if len(rows) == 1 else 'es'}", "label"),
-        (f" · {ours} of our runs · {len(rows) - ours} others", "text"),
+        (f" · {ours} of gputui runs · {len(rows) - ours} other{'' if len(rows) - ours == 1 else 's'}", "text"),
     ]
     if cpu:
         parts.append((f" · CPU {percent(sum(cpu))}", "text"))
@@ -82,7 +77,7 @@ def total_line(rows: Sequence[ProcessRow], snapshot: Snapshot, width: int) -> Li
 
 
 def cores_line(core_percents: Sequence[float | None], width: int) -> Line:
-    """How busy each CPU core is, a bar for each; of more cores than there is room for, the first."""
+    """A bar for the load of each CPU core, as many as fit."""
     if not core_percents:
         return fit_line([(" cores", "label"), ("  reading…", "dim")], width)
     room = width - 20
@@ -96,9 +91,15 @@ BUSY_CORE_PERCENT = 90.0
 
 
 def detail_texts(row: ProcessRow) -> list[str]:
-    """Everything known of one process, a fact a line."""
+    """Everything known of one process, one fact per line."""
     run = UNKNOWN if row.run_id is None else row.run_id + ("" if row.rank is None else f" rank {row.rank}")
     seen = "" if row.start_ticks is not None else " (not visible on this machine: a container's, or outside of ours)"
+    idle = UNKNOWN
+    if row.idle_seconds is not None:
+        # Samples reach back a day.
+        is_capped = row.idle_seconds >= 0.99 * LOOK_BACK_SECONDS
+        idle_for = "over a day" if is_capped else duration(60 * (row.idle_seconds // 60))
+        idle = f"{idle_for}: it holds memory of GPUs that compute nothing"
     facts = [
         ("PID", f"{row.pid}{seen}"),
         ("parent", UNKNOWN if row.parent_pid is None else str(row.parent_pid)),
@@ -107,12 +108,7 @@ def detail_texts(row: ProcessRow) -> list[str]:
         ("GPUs", index_ranges(row.gpus) if row.gpus else "none"),
         ("GPU memory", bytes_text(row.gpu_memory_bytes)),
         ("SM", UNKNOWN if row.sm_percent is None else percent(row.sm_percent)),
-        (
-            "idle",
-            UNKNOWN
-            if row.idle_seconds is None
-            else f"{idle_words(row.idle_seconds)}: it holds memory of GPUs that compute nothing",
-        ),
+        ("idle", idle),
         ("CPU", UNKNOWN if row.cpu_percent is None else f"{percent(row.cpu_percent)} of a core"),
         ("running for", UNKNOWN if row.running_seconds is None else duration(row.running_seconds)),
         ("RAM (USS)", bytes_text(row.memory_bytes)),
@@ -136,7 +132,8 @@ def _heading(state: TableState, count: int, listed: int, top: int, shown: int, i
     return styled_rule(", ".join(words), width, notes)
 
 
-def _nothing(snapshot: Snapshot, state: TableState) -> str:
+def _empty_text(snapshot: Snapshot, state: TableState) -> str:
+    """Why there is no row."""
     if state.filter_text:
         return "No process matches the filter; esc clears it."
     if snapshot.past is not None:
@@ -153,36 +150,15 @@ def _pid(shown: _Shown, width: int) -> list[Span]:
     return [mark, (f"{row.pid:>{width - 1}}", style)]
 
 
-def _user(shown: _Shown, width: int) -> list[Span]:
-    return [(shown.row.user or UNKNOWN, "dim")]
+def _gpu_value(row: ProcessRow, text: str) -> list[Span]:
+    """A value that only a process on a GPU has."""
+    if text == UNKNOWN:
+        return [(text, "dim")] if row.gpus else []
+    return [(text, "text")]
 
 
-def _gpus(shown: _Shown, width: int) -> list[Span]:
-    return [(index_ranges(shown.row.gpus), "text")]
-
-
-def _gpu_memory(shown: _Shown, width: int) -> list[Span]:
-    value = shown.row.gpu_memory_bytes
-    if value is None:
-        return [(UNKNOWN, "dim")] if shown.row.gpus else []
-    return [(bytes_text(value), "text")]
-
-
-def _sm(shown: _Shown, width: int) -> list[Span]:
-    value = shown.row.sm_percent
-    if value is None:
-        return [(UNKNOWN, "dim")] if shown.row.gpus else []
-    return [(percent(value), "text")]
-
-
-def _cpu(shown: _Shown, width: int) -> list[Span]:
-    value = shown.row.cpu_percent
-    return [(UNKNOWN, "dim")] if value is None else [(percent(value), "text")]
-
-
-def _ram(shown: _Shown, width: int) -> list[Span]:
-    value = shown.row.memory_bytes
-    return [(UNKNOWN, "dim")] if value is None else [(bytes_text(value), "text")]
+def _host_value(text: str) -> list[Span]:
+    return [(text, "dim" if text == UNKNOWN else "text")]
 
 
 def _run(shown: _Shown, width: int) -> list[Span]:
@@ -208,19 +184,15 @@ def _command(shown: _Shown, width: int) -> list[Span]:
     return [*parts, (UNKNOWN if row.command is None else short_command(row.command), "text")]
 
 
-def _time(shown: _Shown, width: int) -> list[Span]:
-    return [(age(shown.row.running_seconds), "dim")]
-
-
 _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("PID", 8, _pid, ">"),
-    Column("USER", 8, _user, gap=1, grow=1, most=12),
-    Column("GPU", 4, _gpus, ">", gap=1),
-    Column("GPU MEM", 8, _gpu_memory, ">", gap=1),
-    Column("SM", 4, _sm, ">", importance=3, gap=1),
-    Column("CPU", 5, _cpu, ">", importance=1, gap=1),
-    Column("RAM", 8, _ram, ">", importance=2, gap=1),
-    Column("TIME", 6, _time, ">", importance=5, gap=1),
+    Column("USER", 8, lambda shown, _: [(shown.row.user or UNKNOWN, "dim")], gap=1, grow=1, most=12),
+    Column("GPU", 4, lambda shown, _: [(index_ranges(shown.row.gpus), "text")], ">", gap=1),
+    Column("GPU MEM", 8, lambda shown, _: _gpu_value(shown.row, bytes_text(shown.row.gpu_memory_bytes)), ">", gap=1),
+    Column("SM", 4, lambda shown, _: _gpu_value(shown.row, percent(shown.row.sm_percent)), ">", importance=3, gap=1),
+    Column("CPU", 5, lambda shown, _: _host_value(percent(shown.row.cpu_percent)), ">", importance=1, gap=1),
+    Column("RAM", 8, lambda shown, _: _host_value(bytes_text(shown.row.memory_bytes)), ">", importance=2, gap=1),
+    Column("TIME", 6, lambda shown, _: [(age(shown.row.running_seconds), "dim")], ">", importance=5, gap=1),
     Column("RUN", 13, _run, importance=4, gap=1, grow=1, most=26),
     Column("COMMAND", 14, _command, gap=1, grow=8),
 )

@@ -1,13 +1,14 @@
-"""The chart that is looked at, as files: the picture and its numbers."""
+"""The focused chart as files: a picture and its numbers."""
 
 from __future__ import annotations
 
 import os
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.chart import Curve
 from gputui.charts.picture import Drawing
@@ -23,9 +24,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class ChartFile:
-    """A chart to be written. ``name`` has no ending."""
+class ChartFile(Struct, frozen=True):
+    """A chart to be written. ``name`` has no file extension."""
 
     folder: Path
     name: str
@@ -33,7 +33,7 @@ class ChartFile:
 
 
 def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: ChartLook) -> ChartFile:
-    """The chart as it is seen, without the crosshair."""
+    """The chart as it is on the screen, without the crosshair."""
     look = replace(look, cursor=None, focus=None)
     if is_by_rank(panel, data, look.settings) and panel.key in data.ranked:
         drawn = [
@@ -48,11 +48,15 @@ def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: C
     elif panel.field is not None:
         devices = [curve for curve in data.hardware if curve.field == panel.field]
         devices.sort(key=lambda curve: look.gpus.get(curve.uuid or "", 1 << 20))
+        # A GPU that is gone is named by its UUID, the host by nothing.
+        names = [
+            panel.title if curve.uuid is None else f"{panel.title} GPU {look.gpus.get(curve.uuid, curve.uuid)}"
+            for curve in devices
+        ]
         drawn = [
-            Curve(within(curve.bins, look.window), f"series.{number % COLOURS}",
-                  _device_name(panel, curve.uuid, look.gpus), curve.last)
-            for number, curve in enumerate(devices)
-        ]  # fmt: skip
+            Curve(within(curve.bins, look.window), f"series.{number % COLOURS}", name, curve.last)
+            for number, (curve, name) in enumerate(zip(devices, names, strict=True))
+        ]
     else:
         drawn = [_named(curve, panel) for curve in panel_curves(panel, data, look)]
     drawing = Drawing(
@@ -66,21 +70,15 @@ def chart_file(folder: Path, run_id: str, panel: Panel, data: ChartData, look: C
 
 
 def _file_name(key: str) -> str:
-    """A name for the files of a metric, no two metrics the same: ``val/loss`` gives ``val.loss``, and what a file's
-    name cannot tell apart is told apart by a checksum."""
+    """A unique file name for a metric: ``val.loss`` for ``val/loss``; with a checksum if characters had to go."""
     name = _UNSAFE.sub("_", key.replace("/", ".")).strip(".")
     if len(name) <= _NAME_MAX and name.replace(".", "/") == key:
         return name
     return f"{name[:_NAME_MAX]}-{zlib.crc32(key.encode(errors='surrogatepass')):08x}".lstrip("-")
 
 
-def _device_name(panel: Panel, uuid: str | None, gpus: Mapping[str, int]) -> str:
-    """``GPU power W GPU 3``; a GPU that is not there now by its UUID, the host by none."""
-    return panel.title if uuid is None else f"{panel.title} GPU {gpus.get(uuid, uuid)}"
-
-
 def _named(curve: Curve, panel: Panel) -> Curve:
-    """Files have a legend and a column of names; what lies behind stays out of the legend."""
+    """The curve with a name for the legend and the table; shadows get none in the legend."""
     if curve.is_shadow:
         return replace(curve, style="dim", label=f"{panel.key} (measured)" if curve.value is not None else
                        f"{panel.key} (redone)")  # fmt: skip
@@ -88,8 +86,7 @@ def _named(curve: Curve, panel: Panel) -> Curve:
 
 
 def write(file: ChartFile) -> str:
-    """Write the chart as CSV and SVG, as PNG where that is possible, each file whole or not at all, and say so. Raises
-    OSError."""
+    """Write the chart as CSV, SVG and, if possible, PNG, each file atomically. Returns a sentence. Raises OSError."""
     from gputui.charts import export
 
     file.folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_DIR_MODE)

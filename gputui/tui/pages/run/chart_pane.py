@@ -1,15 +1,17 @@
-"""The charts of a run's page: what keys do to them, and what they ask the feed for."""
+"""The charts of a run's page: their actions, and the request to the feed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gputui.charts.chart import Line
 from gputui.charts.envelope import Bin
 from gputui.charts.viewport import Extent, Viewport
-from gputui.curves.model import ChartData, ChartRequest, Frame, HardwareField
+from gputui.curves.model import Axis, ChartData, ChartRequest, Frame, HardwareField
 from gputui.store.hardware import GpuView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.chart_settings import ChartSettings
@@ -20,16 +22,16 @@ from gputui.tui.pages.run.chart_files import ChartFile, chart_file
 from gputui.tui.pages.run.charts_head import chart_head, filter_head
 from gputui.tui.widgets.chart_controller import ChartController
 from gputui.tui.widgets.line_edit import LineEdit
-from gputui.tui.widgets.slow_pane import SlowPane
+from gputui.tui.widgets.pane import SlowPane
 
 AT_CROSSHAIR: tuple[HardwareField, ...] = ("utilization", "power", "temperature")
-"""Asked for with the crosshair even where no chart shows them."""
+"""Fields read while there is a crosshair, shown by a chart or not."""
 
 _BINS_STEP = 128
 
 
 class RunCharts(ChartController):
-    """How the charts of a run are looked at, and their pane. ``request`` is what they need from the feed."""
+    """The state and the pane of a run's charts. ``request`` is what they need from the feed."""
 
     def __init__(self, settings: ChartSettings, set_up: Callable[[ChartSettings], object]) -> None:
         super().__init__(settings, set_up)
@@ -38,7 +40,9 @@ class RunCharts(ChartController):
         self.is_maximised = False
         self.request = ChartRequest(names=USUAL, axis=settings.axis, smoothing=settings.smoothing,
                                     hardware=("utilization",))  # fmt: skip
+        # The first chart until another one is chosen: that of the loss may come later than those of the hardware.
         self._focus: str | None = None
+        self._is_focus_chosen = False
         self._data: ChartData | None = None
         self._look: ChartLook | None = None
         self._panels = Panels((), 0)
@@ -46,16 +50,20 @@ class RunCharts(ChartController):
         self._places: Sequence[PanelPlace] = ()
         self._window = (0.0, 1.0)
         self._unused_lines = 0
+        self._has_step = True
+        self._is_over = False
 
     # --- drawing
 
     def prepare(self, width: int) -> None:
-        """Ask for what fits into this width before anything is known of the run."""
+        """Request as many bins as fit into this width, before anything is known of the run."""
         self.request = replace(self.request, bins=_bins_for(width))
 
     def draw(self, page: RunPage, gpus: Sequence[GpuView], width: int, height: int, *, is_focused: bool) -> None:
-        """Draw what is known, and find out what to ask for."""
+        """Draw the known data, and update the request."""
         self._unused_lines = page.intake.rejected if page.intake is not None else 0
+        self._is_over = page.run.state.is_over
+        self._note_steps(page)
         data = self._data = page.charts or ChartData(self.request, Frame(self.request.axis))
         has_gpus = bool(page.run.gpus)
         self._panels = panels(data.names or page.metric_names, self.settings, has_gpus=has_gpus)
@@ -73,7 +81,7 @@ class RunCharts(ChartController):
         shown = {panel.key for panel in self._visible}
         looked_at = (look.settings, look.window, look.cursor, look.focus, look.slow_ranks, self.edit, self._visible)
         self.pane.show_when(
-            (width, height, page.run.gpus, looked_at, data.request),
+            (width, height, page.run.gpus, looked_at, data.request, self._is_over),
             (
                 self._unused_lines,
                 data.markers,
@@ -85,11 +93,23 @@ class RunCharts(ChartController):
             height=height,
         )
 
+    def _note_steps(self, page: RunPage) -> None:
+        """Learn whether there are metrics of a step; the first changes the axis, so that the window starts over."""
+        charts, former = page.charts, self._axis
+        if page.metric_names and (page.progress.step or any(attempt.last_step for attempt in page.attempts)):
+            self._has_step = True
+        elif charts is None:
+            self._has_step = page.run.state.is_over
+        elif charts.frame.axis in ("step", "epoch"):
+            self._has_step = bool(charts.frame.end)
+        if self._axis != former:
+            self.viewport, self.cursor = Viewport(), None
+
     def _choose_visible(self, width: int, height: int) -> None:
-        """The screenful of charts with the one in focus among them."""
+        """Choose the screenful of charts that holds the focused one."""
         shown = self._panels.shown
         keys = [panel.key for panel in shown]
-        if self._focus not in keys:
+        if self._focus not in keys or not self._is_focus_chosen:
             self._focus = keys[0] if keys else None
         at = keys.index(self._focus) if self._focus is not None else 0
         layout = "one" if self.is_maximised else self.settings.layout
@@ -118,9 +138,9 @@ class RunCharts(ChartController):
         if self.cursor is not None and has_gpus:
             fields += [field for field in AT_CROSSHAIR if field not in fields]
         return ChartRequest(
-            # The names are asked for as they were until the run's own are known.
+            # Until the run's own names are known, the usual ones are requested.
             names=tuple(panel.key for panel in self._visible if panel.field is None) if self._panels.shown else USUAL,
-            axis=self.settings.axis,
+            axis=self._axis,
             window=window,
             bins=_bins_for(width),
             smoothing=self.settings.smoothing,
@@ -133,7 +153,9 @@ class RunCharts(ChartController):
         if self.edit is not None:
             head = filter_head(self.edit, self._panels, width)
         else:
-            head = chart_head(data, self._panels, look, self._visible, width, unused_lines=self._unused_lines)
+            head = chart_head(
+                data, self._panels, look, self._visible, width, unused_lines=self._unused_lines, is_over=self._is_over
+            )
         if not self._visible:
             text = "No metric matches the filter; esc clears it." if self.settings.filter_text else "No metric yet."
             return [head, fit_line([("  " + text, "dim")], width)][:height]
@@ -142,9 +164,15 @@ class RunCharts(ChartController):
     # --- what is there
 
     @property
+    def _axis(self) -> Axis:
+        """The chosen axis; before the first step, time instead of steps and epochs, on which nothing has a place."""
+        is_too_early = not self._has_step and self.settings.axis in ("step", "epoch")
+        return "time" if is_too_early else self.settings.axis
+
+    @property
     def _is_on_axis(self) -> bool:
-        """Whether the data lie on the axis that was chosen; the answer to a new one takes a moment."""
-        return self._data is not None and self._data.frame.axis == self.settings.axis
+        """Whether the data lie on the axis; after a change, the answer takes a moment."""
+        return self._data is not None and self._data.frame.axis == self._axis
 
     @property
     def extent(self) -> Extent | None:
@@ -164,11 +192,11 @@ class RunCharts(ChartController):
 
     @property
     def focus(self) -> Panel | None:
-        """The chart that keys act on."""
+        """The focused chart."""
         return next((panel for panel in self._panels.shown if panel.key == self._focus), None)
 
     def why_not_by_rank(self, ranks: int) -> str | None:
-        """Why the chart in focus cannot be drawn by rank; None where it can."""
+        """Why the focused chart cannot be drawn by rank; None if it can."""
         panel = self.focus
         if panel is None or self._data is None:
             return "There is no chart yet."
@@ -177,22 +205,20 @@ class RunCharts(ChartController):
         if ranks < 2:
             return "This run has one rank, and its curve is what you see."
         if panel.key not in self._data.rank_names:
-            return f"Only one rank reports {panel.title}; several report {self._ranked_words()}."
+            names = [name for name in self._data.names if name in self._data.rank_names]
+            ranked = ", ".join(names[:4]) or "nothing of their own"
+            return f"Only one rank reports {panel.title}; several report {ranked}."
         return None
-
-    def _ranked_words(self) -> str:
-        names = [name for name in self._data.names if name in self._data.rank_names] if self._data is not None else []
-        return ", ".join(names[:4]) or "nothing of their own"
 
     @property
     def head_text(self) -> str:
-        """The line above the charts, for copying: what is known at the crosshair."""
+        """The line above the charts, for copying: the values at the crosshair."""
         return self.pane.text.partition("\n")[0].strip()
 
     # --- the crosshair
 
     def point_at(self, x: float) -> None:
-        """Put the crosshair at a place; a window that does not hold it moves there."""
+        """Move the crosshair to ``x``, and the window if ``x`` lies outside."""
         extent = self.extent
         if extent is None:
             return
@@ -206,21 +232,18 @@ class RunCharts(ChartController):
             return None
         return self._data.frame.moment_at(self.cursor)
 
-    def do_marker_previous(self) -> None:
-        self._move_to_marker(-1)
-
-    def do_marker_next(self) -> None:
-        self._move_to_marker(1)
-
     def _move_to_marker(self, by: int) -> None:
-        """Put the crosshair on what happened next, or before with -1."""
+        """Move the crosshair to the next marker, or the previous one with -1."""
         if self._data is not None and self._is_on_axis:
             found = next_marker(self._data.markers, self.cursor, by)
             if found is not None:
                 self.point_at(found.x)
 
+    do_marker_previous = partialmethod(_move_to_marker, -1)
+    do_marker_next = partialmethod(_move_to_marker, 1)
+
     def move_to_end(self, *, of_data: bool) -> None:
-        """The crosshair away, the newest values again; or to the first place with ``of_data`` off."""
+        """Remove the crosshair and follow the newest values; or, if not ``of_data``, move it to the first place."""
         extent = self.extent
         if of_data or extent is None:
             self.cursor = None
@@ -230,7 +253,7 @@ class RunCharts(ChartController):
 
     @property
     def bins(self) -> Sequence[Bin]:
-        """The curve of the chart in focus, or where it has none the first one."""
+        """The curve of the focused chart, or if that has none, the first curve."""
         if self._data is None:
             return ()
         curve = self._data.curves.get(self._focus or "")
@@ -250,6 +273,7 @@ class RunCharts(ChartController):
     def move_focus(self, by: int) -> None:
         keys = [panel.key for panel in self._panels.shown]
         if keys and self._focus in keys:
+            self._is_focus_chosen = True
             self._focus = keys[min(max(keys.index(self._focus) + by, 0), len(keys) - 1)]
 
     def turn_page(self, by: int) -> None:
@@ -260,21 +284,21 @@ class RunCharts(ChartController):
         self.change(replace(self.settings, filter_text=text))
 
     def file(self, folder: Path, run_id: str) -> ChartFile | None:
-        """The chart in focus, to be written; None where there is none."""
+        """The focused chart, to be written; None if there is none."""
         panel = self.focus
         if panel is None or self._data is None or self._look is None:
             return None
         return chart_file(folder, run_id, panel, self._data, self._look)
 
     def click(self, x: int, y: int) -> None:
-        """A click chooses the chart and puts the crosshair there."""
+        """Focus the clicked chart, and move the crosshair there."""
         for panel, place in zip(self._visible, self._places, strict=False):
             column = x - place.left - GUTTER - 2
             if 0 <= y - 1 - place.top < place.height and 0 <= x - place.left < place.width:
-                self._focus = panel.key
+                self._focus, self._is_focus_chosen = panel.key, True
                 self.point_at_column(column, plot_columns(place.width, place.height))
 
 
 def _bins_for(width: int) -> int:
-    """Two for each column, in steps: a terminal that is dragged larger does not ask again with every cell."""
+    """Two bins per column, in steps, so that a terminal that is being resized does not request with every cell."""
     return -(-2 * width // _BINS_STEP) * _BINS_STEP

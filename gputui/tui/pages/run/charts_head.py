@@ -1,4 +1,4 @@
-"""The line above the charts: what is under the crosshair, or how the charts are looked at."""
+"""The line above the charts: the values at the crosshair, or the settings of the charts."""
 
 from __future__ import annotations
 
@@ -28,20 +28,29 @@ _GLYPHS = {"incident": "✗ ", "alert": "▲ "}
 
 
 def filter_head(edit: LineEdit, panels: Panels, width: int) -> Line:
-    """The filter while it is typed, and what it leaves."""
+    """The filter being typed, and how many charts match."""
     note = f" {clean(panels.problem)}" if panels.problem else f" {len(panels.shown)} of {panels.count} charts "
     room = max(8, width - 9 - len(note))
     return fit_line([(" filter ", "title"), *edit.spans(room), (note, "warn" if panels.problem else "dim")], width)
 
 
 def chart_head(
-    data: ChartData, panels: Panels, look: ChartLook, visible: Sequence[Panel], width: int, *, unused_lines: int = 0
+    data: ChartData,
+    panels: Panels,
+    look: ChartLook,
+    visible: Sequence[Panel],
+    width: int,
+    *,
+    unused_lines: int = 0,
+    is_over: bool = False,
 ) -> Line:
-    """What is shown: at the crosshair what happened there and the hardware's values that no chart shows; else the
-    settings that are not the usual ones, and how many metrics lines could not be used."""
+    """With a crosshair, what happened there and the hardware's values that no chart shows; else the changed settings
+    and the number of unusable metrics lines."""
     if look.cursor is not None:
         return fit_line([span for part in _at_cursor(data, look, visible) for span in part], width)
     parts = _settings_parts(data, panels, look, visible, width)
+    if data.frame.axis == "time" and look.settings.axis in ("step", "epoch"):
+        parts.insert(1, [(" · no step known" if is_over else " · no step yet", "dim")])
     if unused_lines:
         lines = "1 line" if unused_lines == 1 else f"{count(unused_lines)} lines"
         parts.append([(f" · {lines} could not be used", "warn")])

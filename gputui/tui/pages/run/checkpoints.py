@@ -1,8 +1,8 @@
-"""The checkpoints of a run: which there are, how old and large, and whether the newest is whole."""
+"""The table of a run's checkpoints: name, size, age and validity."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
@@ -54,7 +54,7 @@ _Row = tuple[Checkpoint, float, int | None]
 def _where(found: Checkpoint) -> str:
     if found.step is None:
         return found.name
-    # Two that are written over in turns may have the same step.
+    # Two files that are overwritten in turns may have the same step.
     return f"step {count(found.step)}" if is_step_named(found.name) else f"{found.name} ~{count(found.step)}"
 
 

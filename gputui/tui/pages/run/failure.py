@@ -1,4 +1,4 @@
-"""Why a run failed, and what to do about it: over the whole width, before everything else."""
+"""The banner of a failed run: why it failed, and the keys that help."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _KEYS = (
 
 
 def fatal_incident(page: RunPage) -> IncidentView | None:
-    """What a failed run failed of; None where it did not fail, or nothing is known of it."""
+    """The incident that ended a failed run; None for other runs, or if none is known."""
     if page.run.state != "failed" or not page.incidents:
         return None
     return page.incidents[-1]
 
 
 def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
-    """What, where, whether it was retried, and the keys that help; nothing for a run that did not fail."""
+    """The cause, what recovery decided, and the keys that help; nothing for a run that did not fail."""
     if page.run.state != "failed":
         return []
     incident = fatal_incident(page)
@@ -42,7 +42,7 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
     tries = len(page.attempts)
     if tries > 1:
         after = f"{tries} attempts · {after}" if after else f"{tries} attempts"
-    texts = [(part, "bad") for part in wrap(_sentence(cause), width - 4)[:MOST_CAUSE_LINES]]
+    texts = [(part, "bad") for part in wrap(cause[:1].upper() + cause[1:], width - 4)[:MOST_CAUSE_LINES]]
     texts += [(part, "text") for part in wrap(after, width - 4)[:MOST_CAUSE_LINES]]
     lines: list[Line] = [fit_line([(" ┃ ", "bad"), part], width) for part in texts]
     keys: list[list[Span]] = [[(" ┃ ", "bad")]]
@@ -56,10 +56,6 @@ def banner_lines(page: RunPage, context: Context, width: int) -> list[Line]:
 
 
 def title_of(incident: IncidentView) -> str:
-    """What an incident is called where the banner has its summary."""
+    """A short name of an incident, for places where the banner shows its summary."""
     kind = KINDS.get(incident.kind)
     return kind.title if kind is not None else incident.kind.replace("_", " ")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The head of a run's page, and what its sections have in common."""
+"""The head of a run's page, and helpers of its sections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gputui.tui.layout.run_words import outlook, placement_words, run_title, tag
 from gputui.tui.layout.words import run_sign, run_state_text
 
 LEAST_NAME = 12
-"""Cells that a run's name keeps in the head, whatever follows it."""
+"""Least cells of a run's name in the head."""
 
 
 def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, past: Past | None = None) -> Line:
@@ -28,21 +28,35 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
     tail = [(" ", "text"), *right_end(now, past)]
     room = width - _size(tail)
     parts: list[list[Span]] = [[(" · ", "dim"), (f"{sign.glyph} {run_state_text(run)}", sign.style)]]
+    step_at = len(parts) + 1
+    shorter_steps: tuple[str, ...] = ()
     if progress.step is not None:
         total = f"/{count(progress.total_steps)}" if progress.total_steps else ""
         parts.append([(" · ", "dim"), (f"step {count(progress.step)}{total}", "text")])
-    # However long the name is, the state and the step follow it.
+        if progress.total_steps:
+            short = f"{count(progress.step)}/{short_number(progress.total_steps)}"
+            shorter_steps = (f"step {short}", short)
+    # A long name is clipped so that state and step stay in sight.
     name = clip_middle(run_title(run), max(LEAST_NAME, room - 1 - sum(map(_size, parts))))
     parts.insert(0, [(" " + name, "title")])
     words, style = outlook(RunRow(run, progress), now) if run.state != "failed" else (_failed_words(page, now), "text")
     parts.append([(" · ", "dim"), (words, style)] if words else [])
-    if progress.loss is not None:
-        # The head is painted with every snapshot, the curves less often: the newest value is here first.
-        parts.append([(" · ", "dim"), (f"loss {metric_value(progress.loss)}", "text")])
+    place: list[Span] = []
     if run.target is None:
-        parts.append([(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")])
-    elif words != (place := placement_words(run, now))[0]:
-        parts.append([(" · ", "dim"), place])
+        place = [(" · ", "dim"), (gpu_words(run.gpus, gpus), "text")]
+    # Where it runs is worth more than the whole number of steps.
+    for text in shorter_steps:
+        if room < sum(map(_size, [*parts, place])):
+            parts[step_at] = [(" · ", "dim"), (text, "text")]
+    if progress.loss is not None:
+        # The head is painted with every snapshot, the curves less often.
+        loss: list[Span] = [(" · ", "dim"), (f"loss {metric_value(progress.loss)}", "text")]
+        if sum(map(_size, [*parts, loss, place])) <= room:
+            parts.append(loss)
+    if run.target is None:
+        parts.append(place)
+    elif words != (elsewhere := placement_words(run, now))[0]:
+        parts.append([(" · ", "dim"), elsewhere])
     if progress.steps_per_second:
         parts.append([(" · ", "dim"), (f"{short_number(progress.steps_per_second)} steps/s", "text")])
     if run.attempt > 1:
@@ -51,7 +65,7 @@ def run_head(page: RunPage, gpus: Sequence[GpuView], now: float, width: int, pas
 
 
 def labels_line(run: Run, width: int) -> Line | None:
-    """The id of a renamed run, tags and note; None if it has none of them."""
+    """The id of a renamed run, its tags and its note; None if it has none of them."""
     note = clean(run.note or "")
     parts = [(clean(run.run_id) if run.is_renamed else "", "dim"), (tag_words(run), "label"), (note, "text")]
     spans = [(f" {words} ", style) for words, style in parts if words]
@@ -59,7 +73,7 @@ def labels_line(run: Run, width: int) -> Line | None:
 
 
 def _failed_words(page: RunPage, now: float) -> str:
-    """``after 19 s, 1 d ago``; why is in the banner below."""
+    """``after 19 s, 1 d ago``; the banner below has the reason."""
     ended = page.run.ended_at
     if ended is None:
         return ""
@@ -72,7 +86,7 @@ def _size(spans: Sequence[Span]) -> int:
 
 
 def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
-    """``GPU 0–3, 6`` or ``CPU``; a GPU that is no longer known is named by the beginning of its UUID."""
+    """``GPU 0–3, 6`` or ``CPU``; an unknown GPU is named by the beginning of its UUID."""
     if not uuids:
         return "CPU"
     known = {gpu.uuid: gpu.index for gpu in gpus}
@@ -82,12 +96,12 @@ def gpu_words(uuids: Sequence[str], gpus: Sequence[GpuView]) -> str:
 
 
 def heading(title: str, width: int, note: str = "", *, is_focused: bool = False) -> Line:
-    """The heading of a section; that of the one that keys act on is marked."""
+    """The heading of a section, marked if the section is focused."""
     return rule(title, width, note, style="tab" if is_focused else "title")
 
 
 def from_top(lines: Sequence[Line], offset: int, width: int, height: int) -> list[Line]:
-    """The lines from ``offset`` on; left-out lines at either end are counted, where a line is left to read."""
+    """The lines from ``offset`` on; left-out lines at both ends are counted if there is room for it."""
     if height < 1:
         return []
     if len(lines) <= height:
@@ -103,5 +117,5 @@ def from_top(lines: Sequence[Line], offset: int, width: int, height: int) -> lis
 
 
 def most_offset(lines: int, height: int) -> int:
-    """How far lines can be scrolled in so much room."""
+    """The largest offset of ``lines`` lines in ``height``."""
     return max(0, lines - max(1, height))

@@ -1,4 +1,4 @@
-"""The log of a run: its end or the place that somebody reads, what was searched for, the grave lines in colour."""
+"""The log of a run as lines: warnings and errors in colour, hits of a search marked."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def log_lines(
     is_focused: bool = False,
     was_stopped: bool = False,
 ) -> list[Line]:
-    """A heading, or what is being searched for, and the lines of the pane. The traceback by which the launcher of an
-    attempt that ``was_stopped`` reports the stop is no error."""
+    """A heading or the search being typed, and the visible lines. If the attempt ``was_stopped``, the traceback by
+    which its launcher reports that is not shown as an error."""
     if height < 1:
         return []
     tail = view.tail
@@ -86,7 +86,7 @@ def _line(view: LogView, number: int, width: int, *, is_harmless: bool = False) 
 
 
 def _marked(text: str, view: LogView, style: str) -> list[Span]:
-    """The text with what was searched for set off."""
+    """The text with the hits of the search marked."""
     pattern = view.search.pattern
     if pattern is None:
         return [(text, style)]

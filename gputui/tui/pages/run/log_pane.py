@@ -1,8 +1,9 @@
-"""The log of a run's page: which one, and what keys do to it."""
+"""The log of a run's page: the choice of the log, and its actions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partialmethod
 
 from gputui.tui.data.snapshot import LogTail
 from gputui.tui.pages.run.log import log_lines
@@ -12,8 +13,8 @@ from gputui.tui.widgets.pane import Pane
 
 
 class RunLog:
-    """Holds how the log is looked at, and its pane. ``label`` and ``is_deep`` are what it needs from the feed; ``warn``
-    shows a sentence."""
+    """The state and the pane of the log. ``label`` and ``is_deep`` are its request to the feed; ``warn`` shows a
+    sentence."""
 
     def __init__(self, warn: Callable[[str], object]) -> None:
         self._warn = warn
@@ -27,24 +28,18 @@ class RunLog:
         self._to_try: list[str | None] = []
 
     def draw(self, tail: LogTail, width: int, height: int, *, is_focused: bool, was_stopped: bool = False) -> None:
-        """Draw what is known."""
+        """Draw the newest tail."""
         self.view.update(tail, height - 1)
         if self._to_try:
             self._seek(tail)
         if tail.lines and len(tail.lines) < height - 1 and not tail.is_whole:
-            # Progress bars take much of a file and few lines: older ones fill the pane.
+            # Progress bars take many bytes and few lines: older lines must fill the pane.
             self.is_deep = True
         lines = log_lines(self.view, self.edit, width, height, is_focused=is_focused, was_stopped=was_stopped)
         self.pane.show(lines, height=height)
 
-    def do_log_next(self) -> None:
-        self._choose(1)
-
-    def do_log_previous(self) -> None:
-        self._choose(-1)
-
     def _choose(self, by: int) -> None:
-        """The log of the next rank, stream or attempt before."""
+        """Show the next log, or the previous one with -1: another rank, stream or earlier attempt."""
         labels = self.view.tail.labels
         here = self.view.tail.label
         if all(each == here for each in labels):
@@ -53,22 +48,27 @@ class RunLog:
         place = labels.index(here) if here in labels else -by
         self.show(labels[(place + by) % len(labels)])
 
+    do_log_next = partialmethod(_choose, 1)
+    do_log_previous = partialmethod(_choose, -1)
+
     def show(self, label: str) -> None:
-        """The log of this label."""
+        """Show the log with this label."""
         self.label = label
         self.is_deep = False
 
-    def show_traceback(self, rank: int | None) -> None:
-        """Show the newest traceback, first looked for in the logs of ``rank``."""
-        labels = self.view.tail.labels
-        preferred = [f"rank {rank} stderr", f"rank {rank}", "launcher"]
-        self._to_try = [*(name for name in preferred if name in labels), *labels, None]
+    def show_traceback(self, labels: Sequence[str], rank: int | None) -> None:
+        """Show the newest traceback: of the logs with these labels, first those of ``rank``, then those of other ranks;
+        a launcher's own traceback only says that a rank has failed."""
+        preferred = [f"rank {rank} stderr", f"rank {rank}"]
+        ranks = [name for name in labels if name.startswith("rank ") and " of attempt " not in name]
+        ranks.sort(key=lambda name: not name.endswith(" stderr"))
+        self._to_try = [*(name for name in preferred if name in labels), *ranks, *labels, None]
         self._to_try = list(dict.fromkeys(self._to_try))
         self.label = self._to_try[0]
         self.is_deep = False
 
     def _seek(self, tail: LogTail) -> None:
-        """Stay at this log's traceback, or go on to the next log."""
+        """Show this log's traceback, or try the next log."""
         if tail.label != self.label and self.label is not None:
             return  # not read yet
         if self.view.to_traceback():
@@ -78,13 +78,13 @@ class RunLog:
         self.label = self._to_try[0] if self._to_try else None
 
     def scroll(self, by: int) -> None:
-        """Move by lines; at the upper end older lines are asked for."""
+        """Scroll by lines; at the upper end, request older lines."""
         self.view.scroll(by)
         if by < 0 and self.view.is_at_top:
             self.is_deep = True
 
     def sideways(self, by: int) -> None:
-        """Half a screen to the left, or to the right: for lines that are longer than the pane."""
+        """Scroll half a pane to the left (-1) or right (1)."""
         room = max(2, self.pane.size.width - 1)
         self.view.sideways(by * (room // 2), room)
 
@@ -93,30 +93,27 @@ class RunLog:
         self.view.to_top()
 
     def search(self, edit: LineEdit | None, text: str) -> None:
-        """Look for a text, all of the log that is kept for it."""
+        """Search the whole log that is kept."""
         self.edit = edit
         if text:
             self.is_deep = True
         if text != self.view.search.text:
             self.view.look_for(text)
 
-    def do_hit_next(self) -> None:
-        self._go_to_hit(1)
-
-    def do_hit_previous(self) -> None:
-        self._go_to_hit(-1)
-
     def _go_to_hit(self, by: int) -> None:
         if not self.view.search.text:
             self._warn("Nothing is searched for yet: go to the log with 3, then /.")
         self.view.next_hit(by)
+
+    do_hit_next = partialmethod(_go_to_hit, 1)
+    do_hit_previous = partialmethod(_go_to_hit, -1)
 
     def do_grave_only(self) -> None:
         self.view.only_grave()
 
     @property
     def text(self) -> str:
-        """What is in the pane, for copying: the line of the current hit, else all of it."""
+        """Text for copying: the line of the current hit, else all visible lines."""
         if self.view.current_hit is not None:
             return self.view.line(self.view.current_hit)[0]
         return "\n".join(self.view.line(number)[0] for number in self.view.line_numbers)

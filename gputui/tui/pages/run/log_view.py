@@ -1,6 +1,6 @@
-"""Which lines of a log are looked at: the end that is followed or a place scrolled to, a search, the grave ones only.
+"""The visible lines of a log: its followed end or a place scrolled to, a search, warnings only.
 
-Lines are known by their numbers, so that what is read stays in its place while the log grows.
+Lines are known by their numbers, so that the visible ones keep their place while the log grows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gputui.charts.cells import cell_width
 from gputui.runs.log_levels import Level
@@ -17,10 +18,9 @@ from gputui.tui.data.snapshot import LogTail
 EXPRESSION_MARK = "~"
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What is searched for: words as they are, whatever their case unless they have capitals; after ``~`` a regular
-    expression. ``problem`` says why there is nothing to find."""
+class Search(Struct, frozen=True):
+    """A search: literal text, case-sensitive only if it has capitals, or a regular expression behind ``~``. ``problem``
+    says what is wrong with the expression."""
 
     text: str = ""
     pattern: re.Pattern[str] | None = None
@@ -41,18 +41,18 @@ class Search:
 
 
 class LogView:
-    """The state of the log's pane. `update` takes in a newer tail; every other method is a key."""
+    """The state of the log's pane. `update` takes a newer tail; the other methods carry out keys."""
 
     def __init__(self) -> None:
         self.tail = LogTail()
         self.search = Search()
         self.is_grave_only = False
         self.hits: list[int] = []
-        """Numbers of the lines that the search found, among those shown."""
+        """Numbers of the shown lines that match the search."""
         self.current_hit: int | None = None
         self.height = 1
         self.left = 0
-        """Cells of each line that lie left of the pane."""
+        """Cells of each line that are scrolled out to the left."""
         self._is_at_beginning = False
         self._below: int | None = None
         self._shown: list[int] | range = range(0)
@@ -65,12 +65,12 @@ class LogView:
 
     @property
     def shown(self) -> Sequence[int]:
-        """Numbers of the lines that may be looked at."""
+        """Numbers of the lines that pass the filter."""
         return self._shown
 
     @property
     def line_numbers(self) -> Sequence[int]:
-        """Numbers of the lines in the pane now."""
+        """Numbers of the visible lines."""
         end = self._end
         return self._shown[max(0, end - self.height) : end]
 
@@ -84,14 +84,14 @@ class LogView:
         return self._end <= self.height
 
     def line(self, number: int) -> tuple[str, Level]:
-        """A line and how grave it is."""
+        """A line and its level."""
         place = number - self.tail.first
         level = self.tail.levels[place] if place < len(self.tail.levels) else Level.INFO
         return self.tail.lines[place], Level(level)
 
     @property
     def _end(self) -> int:
-        """Where the pane ends among the lines shown; the first screenful is never cut off above."""
+        """The end of the pane as an index of `shown`; the first screenful is always full."""
         if self._below is None:
             return len(self._shown)
         return min(max(bisect_left(self._shown, self._below), self.height), len(self._shown))
@@ -99,7 +99,7 @@ class LogView:
     # --- what changes it
 
     def update(self, tail: LogTail, height: int) -> None:
-        """Take in what the log holds now; ``height`` is how many lines the pane has."""
+        """Take the newest tail for a pane of ``height`` lines."""
         self.height = max(1, height)
         if tail is self.tail:
             return
@@ -110,14 +110,14 @@ class LogView:
         if not is_same:
             self._below = self.current_hit = None
             self._is_at_beginning = False
-        # The last line known may have been an unfinished one.
+        # The last known line may have been unfinished.
         self._find(max(known_end - 1, tail.first) if goes_on else None)
         if self._is_at_beginning:
-            # Older lines were read meanwhile.
+            # Older lines may have been read meanwhile.
             self.to_top()
 
     def _find(self, since: int | None = None) -> None:
-        """Compute again which lines are shown and which are hits; ``since`` a number what is before it is known."""
+        """Compute the shown lines and the hits; results for lines before number ``since`` are kept."""
         tail = self.tail
         end = tail.first + len(tail.lines)
         if not self.is_grave_only:
@@ -136,25 +136,25 @@ class LogView:
         self.hits = kept + [n for n in new if pattern.search(tail.lines[n - tail.first])]
 
     def follow(self) -> None:
-        """Show the end and go on with it."""
+        """Show the end of the log, and follow it."""
         self._below = None
         self._is_at_beginning = False
         self.left = 0
 
     def to_top(self) -> None:
-        """Show the beginning of what is read, and of what will be read of older lines."""
+        """Show the beginning, also once older lines were read."""
         self.left = 0
         if self._shown:
             self._show_end_at(self.height)
             self._is_at_beginning = True
 
     def scroll(self, by: int) -> None:
-        """Move by lines, up is negative; at the end it follows again."""
+        """Scroll by lines, negative is up. At the end, follow again."""
         if self._shown:
             self._show_end_at(self._end + by)
 
     def sideways(self, by: int, width: int) -> None:
-        """Move by cells, left is negative, until the longest line in the pane, ``width`` cells wide, ends in it."""
+        """Scroll by cells, negative is left, up to the end of the longest line in a pane of ``width`` cells."""
         longest = max((cell_width(self.line(number)[0]) for number in self.line_numbers), default=0)
         self.left = max(0, min(self.left + by, longest - width))
 
@@ -166,12 +166,12 @@ class LogView:
             self._below = self._shown[max(end, min(self.height, len(self._shown) - 1))]
 
     def only_grave(self) -> None:
-        """Only warnings and worse, or all lines again; what is read stays in the pane."""
+        """Toggle between all lines, and warnings and errors only; the place is kept."""
         self.is_grave_only = not self.is_grave_only
         self._find()
 
     def to_traceback(self) -> bool:
-        """Show the newest stretch of lines that are errors, from its first line on; False where there is none."""
+        """Show the newest block of error lines from its beginning; False if there is none."""
         levels = self.tail.levels
         end = next((place for place in range(len(levels) - 1, -1, -1) if levels[place] == Level.ERROR), None)
         if end is None:
@@ -186,14 +186,14 @@ class LogView:
         return True
 
     def look_for(self, text: str) -> None:
-        """Search again; the hit nearest to the pane's end is shown."""
+        """Search for ``text``, and show the hit nearest to the pane's end."""
         self.search = Search.of(text)
         self.current_hit = None
         self._find()
         self.next_hit(-1)
 
     def next_hit(self, by: int) -> None:
-        """Go to the next hit below, or above with -1, around the ends."""
+        """Go to the next hit, or the previous one with -1, wrapping around."""
         if not self.hits:
             return
         if self.current_hit is None:
@@ -210,7 +210,7 @@ class LogView:
 
     @property
     def hit_place(self) -> int | None:
-        """Which hit is shown, counted from 1."""
+        """The number of the current hit, from 1."""
         return None if self.current_hit is None else bisect_left(self.hits, self.current_hit) + 1
 
 

@@ -1,15 +1,14 @@
-"""A run's page: its curves, and beside them what explains them. Keys act on the section in focus."""
+"""The page of a run: charts, ranks, log, timeline and parameters. Keys act on the focused section."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from typing import ClassVar, Literal, get_args
 
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widget import Widget
 
@@ -28,11 +27,11 @@ from gputui.tui.pages.run.head import labels_line, run_head
 from gputui.tui.pages.run.log_pane import RunLog
 from gputui.tui.pages.run.sections import Sections, section_lines, side_heights
 from gputui.tui.widgets.line_edit import LineEdit
-from gputui.tui.widgets.page import ActionScreen, Choice, Copyable, bindings_for
+from gputui.tui.widgets.page import ActionScreen, Choice, Copyable
 from gputui.tui.widgets.pane import Pane
 
 WIDE = 120
-"""From this width on all sections are side by side."""
+"""Least width of a page with all sections side by side."""
 
 Section = Literal["charts", "ranks", "log", "story", "params"]
 SECTIONS: tuple[Section, ...] = get_args(Section)
@@ -50,7 +49,6 @@ class RunScreen(ActionScreen):
     """The page of one run. Narrow screens show one section at a time, wide ones all."""
 
     SCOPE: ClassVar[Scope] = "run"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("run")
 
     def __init__(self, run_id: str, memory: ChartMemory) -> None:
         super().__init__()
@@ -72,6 +70,7 @@ class RunScreen(ActionScreen):
         self.checkpoint_to_check: str | None = None
         self._memory = memory
         self._was_read = False
+        self._has_sought_cause = False
         self._scrolled: dict[str, int] = dict.fromkeys(SECTIONS, 0)
         self._rooms: dict[Section, int] = {}
 
@@ -81,18 +80,11 @@ class RunScreen(ActionScreen):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.labels
-        yield self.banner
-        yield self.notice
-        yield self.tabs
-        yield self.middle
-        yield self.log_part.below
-        yield self.message
-        yield self.footer
+        yield from (self.head, self.labels, self.banner, self.notice, self.tabs, self.middle, self.log_part.below)
+        yield from (self.message, self.footer)
 
     def on_screen_resume(self) -> None:
-        """What lay above may have looked at something else; until this run is read again it is not gone."""
+        """The page above may have shown another run; this one is not gone while it is being read again."""
         if self.is_mounted and self.page is None:
             self._was_read = False
         super().on_screen_resume()
@@ -108,7 +100,7 @@ class RunScreen(ActionScreen):
         )
 
     def warnings(self) -> Sequence[str]:
-        """Why the charts stay empty although the run writes metrics."""
+        """Why the charts stay empty although the run writes metrics, if they do."""
         known = self.page.intake if self.page is not None else None
         text = intake_words(known) if known is not None and not known.taken else None
         return [] if text is None else [text]
@@ -122,7 +114,7 @@ class RunScreen(ActionScreen):
 
     @property
     def page(self) -> RunPage | None:
-        """What is known of the run; None until it was read, or when it is gone."""
+        """The data of the run; None until it was read, or if it is gone."""
         page = self.snapshot.page
         return page if page is not None and page.run.run_id == self.run_id else None
 
@@ -150,17 +142,22 @@ class RunScreen(ActionScreen):
             return
         if not self._was_read and self._has_only_log(page):
             self.section = "log"
+        if page.run.state != "failed":
+            self._has_sought_cause = False
+        elif not self._has_sought_cause:
+            self._has_sought_cause = True
+            self._show_traceback(page)
         self._was_read = True
         self.head.show(
             [self.with_trail(lambda room: run_head(page, snapshot.gpus, snapshot.at, room, snapshot.past), width)]
         )
         labels = labels_line(page.run, width)
-        self.labels.show([] if labels is None else [labels], height=0 if labels is None else 1)
+        self.labels.fit([] if labels is None else [labels])
         banner = banner_lines(page, self.context(), width)
-        self.banner.show(banner, height=len(banner))
+        self.banner.fit(banner)
         around += len(banner) + (labels is not None)
         is_wide = width >= WIDE and not self.is_maximised
-        self.tabs.show([] if is_wide else [self._tabs_line(width)], height=0 if is_wide else 1)
+        self.tabs.fit([] if is_wide else [self._tabs_line(width)])
         body = max(0, height - around - (0 if is_wide else 1))
         self.charts.is_maximised = self.is_maximised
         if is_wide:
@@ -201,7 +198,7 @@ class RunScreen(ActionScreen):
             if name == section:
                 pane.show(section_lines(sections, name, width, height, is_titled=False), height=height)
             else:
-                pane.show([], height=0)
+                pane.fit([])
         if is_charts:
             self.charts.draw(page, self.snapshot.gpus, width, height, is_focused=True)
         if is_log:
@@ -212,13 +209,13 @@ class RunScreen(ActionScreen):
 
     @staticmethod
     def _has_only_log(page: RunPage) -> bool:
-        """Whether the run failed without a metric: the log says more than empty charts do."""
+        """Whether the run failed without a metric, so that the log is more useful than empty charts."""
         return page.run.state == "failed" and not page.metric_names
 
     def _place(
         self, upper: int, charts_width: int, side_width: int, log_height: int, *, is_log_beside: bool = False
     ) -> None:
-        """Sizes of the parts; one without room is not there. ``is_log_beside`` gives the charts' place to the log."""
+        """Set the sizes of all parts; those of size 0 are hidden. ``is_log_beside``: the log replaces the charts."""
         log = self.log_part
         self.middle.display = upper > 0
         self.middle.styles.height = upper
@@ -234,7 +231,9 @@ class RunScreen(ActionScreen):
 
     def _draw_log(self, page: RunPage, width: int, height: int) -> None:
         is_focused = self.section == "log" and width >= WIDE
-        self.log_part.draw(page.log, width, height, is_focused=is_focused, was_stopped=_was_stopped(page))
+        stopped = (attempt.number for attempt in page.attempts if attempt.state == "stopped")
+        was_stopped = any(f"/attempts/{number}/" in page.log.source for number in stopped)
+        self.log_part.draw(page.log, width, height, is_focused=is_focused, was_stopped=was_stopped)
 
     def _tabs_line(self, width: int) -> Line:
         spans = [(" ", "text")]
@@ -248,7 +247,7 @@ class RunScreen(ActionScreen):
 
     @property
     def line(self) -> LineEdit | None:
-        """A filter of the charts or a search in the log."""
+        """The filter of the charts or the search in the log that is being typed."""
         return self.charts.edit or self.log_part.edit
 
     def type_line(self, line: LineEdit | None, text: str) -> None:
@@ -267,7 +266,7 @@ class RunScreen(ActionScreen):
         return panes.get(pane)
 
     def wheel(self, pane: Widget | None, by: int) -> None:
-        """The section under the pointer scrolls, whichever is in focus; the charts zoom."""
+        """Scroll the section under the pointer, focused or not; zoom the charts."""
         section = self._section_of(pane)
         if section == "charts":
             self.charts.zoom(-by)
@@ -276,7 +275,7 @@ class RunScreen(ActionScreen):
         self.changed()
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses the section, in the charts the chart and the moment."""
+        """Focus the clicked section, and in the charts the chart and the place."""
         section = self._section_of(event.widget)
         if section is not None:
             self.section = section
@@ -312,7 +311,7 @@ class RunScreen(ActionScreen):
     # --- actions: the page
 
     def do_back(self) -> None:
-        """What was opened last goes first: the whole-page view, the crosshair, a search, a filter; then the page."""
+        """Leave the whole-page view, else remove the crosshair, the search or the filter, else leave the page."""
         if self.is_maximised:
             self.is_maximised = False
         elif self.section == "charts" and self.charts.cursor is not None:
@@ -324,26 +323,20 @@ class RunScreen(ActionScreen):
         else:
             self.app.pop_screen()
 
-    def do_section_next(self) -> None:
-        self.section = SECTIONS[(SECTIONS.index(self.section) + 1) % len(SECTIONS)]
+    def _turn_section(self, by: int) -> None:
+        self.section = SECTIONS[(SECTIONS.index(self.section) + by) % len(SECTIONS)]
 
-    def do_section_previous(self) -> None:
-        self.section = SECTIONS[(SECTIONS.index(self.section) - 1) % len(SECTIONS)]
+    do_section_next = partialmethod(_turn_section, 1)
+    do_section_previous = partialmethod(_turn_section, -1)
 
-    def do_section_charts(self) -> None:
-        self.section = "charts"
+    def _focus(self, section: Section) -> None:
+        self.section = section
 
-    def do_section_ranks(self) -> None:
-        self.section = "ranks"
-
-    def do_section_log(self) -> None:
-        self.section = "log"
-
-    def do_section_story(self) -> None:
-        self.section = "story"
-
-    def do_section_params(self) -> None:
-        self.section = "params"
+    do_section_charts = partialmethod(_focus, "charts")
+    do_section_ranks = partialmethod(_focus, "ranks")
+    do_section_log = partialmethod(_focus, "log")
+    do_section_story = partialmethod(_focus, "story")
+    do_section_params = partialmethod(_focus, "params")
 
     def do_maximise(self) -> None:
         self.is_maximised = not self.is_maximised
@@ -355,20 +348,8 @@ class RunScreen(ActionScreen):
             self.section = "charts"
             self.charts.edit = LineEdit.at_end(self.charts.settings.filter_text)
 
-    def do_up(self) -> None:
-        self._scroll(-1)
-
-    def do_down(self) -> None:
-        self._scroll(1)
-
-    def do_page_up(self) -> None:
-        self._scroll_page(-1)
-
-    def do_page_down(self) -> None:
-        self._scroll_page(1)
-
     def _scroll(self, by: int, section: Section | None = None) -> None:
-        """The section in focus, or another, by so many lines."""
+        """Scroll the focused section, or ``section``, by lines."""
         section = section or self.section
         if section == "charts":
             self.charts.move_focus(by)
@@ -379,6 +360,9 @@ class RunScreen(ActionScreen):
             # The timeline is read from its end.
             moved = self._scrolled[section] + (-by if section == "story" else by)
             self._scrolled[section] = min(max(0, moved), most)
+
+    do_up = partialmethod(_scroll, -1)
+    do_down = partialmethod(_scroll, 1)
 
     @property
     def _inner_width(self) -> int:
@@ -392,6 +376,9 @@ class RunScreen(ActionScreen):
             self.log_part.scroll(by * max(1, self.log_part.view.height - 1))
         else:
             self._scroll(by * max(1, self._rooms.get(self.section, 1) - 2))
+
+    do_page_up = partialmethod(_scroll_page, -1)
+    do_page_down = partialmethod(_scroll_page, 1)
 
     def do_beginning(self) -> None:
         if self.section == "charts":
@@ -431,7 +418,7 @@ class RunScreen(ActionScreen):
             self.charts.change(self.charts.settings.with_ranks(focus.key))
 
     def do_time_type(self) -> None:
-        """With the crosshair on, its moment is the one that is meant."""
+        """Show the moment of the crosshair; without one, ask for the moment."""
         at = self.charts.cursor_at
         if at is None:
             self.shell.type_moment()
@@ -446,9 +433,13 @@ class RunScreen(ActionScreen):
             self.shell.work(partial(chart_files.write, file), "The chart cannot be written")
 
     def do_traceback(self) -> None:
-        incident = fatal_incident(self.page) if self.page is not None else None
         self.section = "log"
-        self.log_part.show_traceback(incident.rank if incident is not None else None)
+        if self.page is not None:
+            self._show_traceback(self.page)
+
+    def _show_traceback(self, page: RunPage) -> None:
+        incident = fatal_incident(page)
+        self.log_part.show_traceback(page.log.labels, incident.rank if incident is not None else None)
 
     def do_check(self) -> None:
         page = self.page
@@ -457,18 +448,12 @@ class RunScreen(ActionScreen):
             self.section = "params"
 
 
-def _was_stopped(page: RunPage) -> bool:
-    """Whether a person stopped the attempt that wrote the log."""
-    stopped = {attempt.number for attempt in page.attempts if attempt.state == "stopped"}
-    return any(f"/attempts/{number}/" in page.log.source for number in stopped)
-
-
 def charts_width(width: int) -> int:
-    """Cells of the charts in a screen of this width; beside them one stays free."""
-    return width if width < WIDE else width - min(96, width * 2 // 5) - 1
+    """Cells of the charts on a screen of this width; the cell beside them stays free."""
+    return width if width < WIDE else width - min(96, width * 9 // 20) - 1
 
 
 def _beside(lines: list[Line], height: int) -> list[Line]:
-    """Lines with the edge that separates them from the pane to their left."""
+    """Lines with a rule on their left edge."""
     edge = ("│ ", "rule")
     return [[edge, *(lines[y] if y < len(lines) else [])] for y in range(height)]

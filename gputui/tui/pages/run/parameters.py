@@ -14,20 +14,20 @@ from gputui.store.run_history import DecisionView, IncidentView
 from gputui.tui.data.run_details import launched_code
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import Column, fit_line, head_line, place, row_line
-from gputui.tui.layout.words import clock
+from gputui.tui.layout.words import dated_clock
 
 
-def parameter_lines(page: RunPage, width: int) -> list[Line]:
-    """Each parameter as launched and as it is now, what recovery changed with the incident, and the code that ran."""
-    launched, now = page.launched, page.run.params
-    names = [*launched, *(name for name in now if name not in launched)]
+def parameter_lines(page: RunPage, now: float, width: int) -> list[Line]:
+    """The launched and current value of each parameter, the incidents that changed them, and the code version."""
+    launched, current = page.launched, page.run.params
+    names = [*launched, *(name for name in current if name not in launched)]
     words = launched_code(page.run)
     code: list[Line] = [] if words is None else [fit_line([(" code ", "label"), (words, "text")], width)]
     if not names:
         return [fit_line([("  This profile has no parameters.", "dim")], width), *code]
-    why = _changed_by(page.incidents, page.decisions)
-    names.sort(key=lambda name: launched.get(name) == now.get(name))
-    items = [(name, _value(launched, name), _value(now, name), why.get(name, "")) for name in names]
+    why = _changed_by(page.incidents, page.decisions, now)
+    names.sort(key=lambda name: launched.get(name) == current.get(name))
+    items = [(name, _value(launched, name), _value(current, name), why.get(name, "")) for name in names]
     name_width = min(max(cell_width(clean(name)) for name in names), max(8, width // 3)) + 1
     widest = max(cell_width(value) for _, *values, _ in items for value in values)
     reasons = max(cell_width(reason) for *_, reason in items)
@@ -64,12 +64,12 @@ def _value(params: Mapping[str, object], name: str) -> str:
     return clean(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _changed_by(incidents: Sequence[IncidentView], decisions: Sequence[DecisionView]) -> dict[str, str]:
+def _changed_by(incidents: Sequence[IncidentView], decisions: Sequence[DecisionView], now: float) -> dict[str, str]:
     kinds = {incident.incident_id: incident for incident in incidents}
     why: dict[str, str] = {}
     for decision in decisions:
         incident = kinds.get(decision.incident_id)
         for name in decision.params:
             reason = incident.kind.replace("_", " ") if incident else "recovery"
-            why[name] = f"← {clean(reason)} {clock(decision.at)}"
+            why[name] = f"← {clean(reason)} {dated_clock(decision.at, now)}"
     return why

@@ -1,9 +1,11 @@
-"""The sections beside the charts, cut to the room that each of them has."""
+"""The sections beside the charts, each cut to its height."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
 
 from gputui.charts.chart import Line
 from gputui.store.hardware import GpuView
@@ -16,24 +18,25 @@ from gputui.tui.pages.run.ranks import ranks_lines
 from gputui.tui.pages.run.timeline import begins_entry, cost_lines, day_of, timeline_lines
 
 CHECKPOINTS_BESIDE = 3
-"""Rows of checkpoints where they are beside other sections."""
+"""Rows of checkpoints shown beside other sections."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sections:
-    """What the sections show. ``offsets`` is how far each is scrolled: the timeline from its end, the others from their
-    beginning."""
+class Sections(Struct, frozen=True):
+    """What the sections show. ``offsets`` are the lines that each is scrolled by: the timeline from its end, the others
+    from their beginning."""
 
     page: RunPage
     gpus: Sequence[GpuView]
     now: float
     focus: str
-    offsets: Mapping[str, int] = field(default_factory=dict)
+    offsets: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     def most_offset(self, name: str, width: int, height: int) -> int:
         """How far a section can be scrolled."""
         if name == "params":
-            return most_offset(len(parameter_lines(self.page, width)) + len(self._checkpoints(width)) + 2, height)
+            return most_offset(
+                len(parameter_lines(self.page, self.now, width)) + len(self._checkpoints(width)) + 2, height
+            )
         return 0 if name == "ranks" else most_offset(len(self.story(width)) + 2, height)
 
     def story(self, width: int, *, with_evidence: bool = True) -> list[Line]:
@@ -44,11 +47,11 @@ class Sections:
 
 
 def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
-    """The lines of each section below each other: what is in focus gets what it needs first."""
+    """Share ``height`` lines among the sections; the focused one comes first."""
     page = sections.page
     checkpoints = len(checkpoint_lines(page, sections.now, width))
     wanted = {
-        "params": 3 + len(parameter_lines(page, width)) + min(CHECKPOINTS_BESIDE, checkpoints),
+        "params": 3 + len(parameter_lines(page, sections.now, width)) + min(CHECKPOINTS_BESIDE, checkpoints),
         "ranks": 2 + max(1, len(page.progress.ranks)),
         "story": 1 + len(sections.story(width, with_evidence=False)) + len(cost_lines(page, width)),
     }
@@ -72,7 +75,7 @@ def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
 
 
 def section_lines(sections: Sections, name: str, width: int, height: int, *, is_titled: bool) -> list[Line]:
-    """One section in ``height`` lines; ``is_titled`` where there are others."""
+    """One section in ``height`` lines, with a title if it is one of several (``is_titled``)."""
     is_focused = is_titled and sections.focus == name
     offset = sections.offsets.get(name, 0)
     if name == "params":
@@ -81,7 +84,7 @@ def section_lines(sections: Sections, name: str, width: int, height: int, *, is_
     lines = [heading(title, width, is_focused=is_focused)] if is_titled else []
     room = height - len(lines)
     if name == "ranks":
-        lines += ranks_lines(sections.page.progress.ranks, sections.now, width, room)
+        lines += ranks_lines(sections.page.progress.ranks, width, room)
     else:
         lines += _story(sections, width, room, offset, with_evidence=not is_titled or is_focused)
     return lines[: max(0, height)]
@@ -91,11 +94,11 @@ def _parameters(
     sections: Sections, width: int, height: int, offset: int, *, is_focused: bool, is_titled: bool
 ) -> list[Line]:
     page = sections.page
-    parameters = parameter_lines(page, width)
+    parameters = parameter_lines(page, sections.now, width)
     checkpoints = checkpoint_lines(page, sections.now, width)
     note = checkpoint_note(page.checkpoints, sections.now)
     if offset == 0 and is_titled:
-        # Beside other sections each of the two keeps its newest and most telling lines.
+        # Beside other sections, both parts keep their most important lines.
         below = 1 + min(len(checkpoints), CHECKPOINTS_BESIDE if len(parameters) + 3 > height else height)
         below = min(below, max(2, height - 1 - len(parameters)))
         above = max(0, height - below - 1)
@@ -108,7 +111,7 @@ def _parameters(
 
 
 def _story(sections: Sections, width: int, height: int, offset: int, *, with_evidence: bool) -> list[Line]:
-    """The end of the story, what it cost below it; with the number of lines above."""
+    """The end of the timeline, then the costs; left-out lines are counted."""
     cost = cost_lines(sections.page, width)[: max(0, height - 1)]
     lines = sections.story(width, with_evidence=with_evidence)
     room = max(0, height - len(cost))
@@ -116,7 +119,7 @@ def _story(sections: Sections, width: int, height: int, offset: int, *, with_evi
     shown = lines[max(0, end - room) : end]
     hidden = end - len(shown)
     if hidden > 0 and shown:
-        # Never from the middle of a sentence, unless there is nothing but one.
+        # The lines begin with an entry, not inside one, unless there is only one.
         begin = next((place for place, line in enumerate(shown) if place and begins_entry(line)), 1)
         day = day_of(lines, hidden + begin)
         before = [(f"  … {hidden + begin} lines before", "dim"), (f" · {day}" if day else "", "label")]

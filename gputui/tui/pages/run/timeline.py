@@ -1,4 +1,4 @@
-"""The story of a run: attempts, incidents, decisions, and what they cost."""
+"""The timeline of a run: attempts, incidents, decisions, and their costs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from gputui.tui.pages.run.head import gpu_words
 EVIDENCE_SHOWN = 3
 _CLOCK = " %H:%M:%S "
 _MARGIN = len(" 00:00:00 ")
-"""Text stands behind the time of day."""
+"""Cells of the time of day before each entry."""
 _INDENT = 2
 _DAY_STYLE = "label"
 _EVENT_STYLES = {"warning": "warn", "error": "bad"}
 
 
 class _Entry(NamedTuple):
-    """One thing that happened: when (UTC unix seconds), its text and style, and what is told below it."""
+    """One entry: its time (UTC unix seconds), text and style, and the details below it."""
 
     at: float
     style: str
@@ -44,11 +44,8 @@ class _Entry(NamedTuple):
 def timeline_lines(
     page: RunPage, gpus: Sequence[GpuView], now: float, width: int, *, with_evidence: bool = False
 ) -> list[Line]:
-    """Attempts, incidents with what was decided and what they cost, in order of time, under the day where it is not
-    that of ``now``.
-
-    ``with_evidence`` adds why an incident was taken for what it was.
-    """
+    """Attempts, and incidents with decisions and costs, in order of time. Days other than that of ``now`` have a
+    heading. ``with_evidence`` adds the evidence of each incident."""
     sinks = ((f"→ sinks: {', '.join(page.sinks)}", "dim"),) if page.sinks else ()
     entries = [
         _Entry(page.run.created_at, "dim", "queued", sinks),
@@ -62,7 +59,7 @@ def timeline_lines(
     ]
     if page.run.ended_at is not None:
         sign = run_sign(page.run.state)
-        # Of a failed run the banner has the reason.
+        # The reason of a failed run is in the banner.
         reason = "" if page.run.state == "failed" else clean(page.run.told_reason or "")
         words = f"{sign.glyph} {sign.word}" + (f": {reason}" if reason else "")
         entries.append(_Entry(page.run.ended_at, sign.style, words))
@@ -79,19 +76,18 @@ def timeline_lines(
 
 
 def begins_entry(line: Line) -> bool:
-    """Whether a line of the timeline is the first of an entry, or a day."""
+    """Whether a line of the timeline is the first line of an entry or the heading of a day."""
     return bool(line) and not line[0][0].startswith("  ")
 
 
 def day_of(lines: Sequence[Line], place: int) -> str:
-    """The day that the line at ``place`` is under, empty where that is the day of now or the line names it
-    itself."""
+    """The day of the line at index ``place``; empty for today, or if the line is itself that heading."""
     days = [number for number, line in enumerate(lines[: place + 1]) if line[0][1] == _DAY_STYLE]
     return "" if not days or days[-1] == place else lines[days[-1]][0][0].strip()
 
 
 def cost_lines(page: RunPage, width: int) -> list[Line]:
-    """What the run's failures have cost together; nothing where there were none."""
+    """The total cost of the run's failures; nothing if there were none."""
     met = {incident.incident_id for incident in page.incidents}
     together = cost.total(paid for incident_id, paid in page.costs.items() if incident_id in met)
     if together is None or not cost.in_words(together):
@@ -112,7 +108,8 @@ def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
         if with_evidence:
             details += [(f"· {clean(str(found))}", "dim") for found in incident.evidence[:EVIDENCE_SHOWN]]
         if incident is not fatal:
-            details += [(f"→ {_decision_words(each)}", "text") for each in by_incident.get(incident.incident_id, [])]
+            decided = by_incident.get(incident.incident_id, [])
+            details += [(f"→ {clean(each.reason or each.verdict)}", "text") for each in decided]
         paid = page.costs.get(incident.incident_id)
         if paid is not None and cost.in_words(paid):
             details.append((f"cost {cost.in_words(paid)}", "dim"))
@@ -122,7 +119,7 @@ def _incidents(page: RunPage, *, with_evidence: bool) -> Iterator[_Entry]:
 
 @lru_cache(8192)
 def _entry_lines(stamp: str, style: str, text: str, details: tuple[Span, ...], width: int) -> tuple[Line, ...]:
-    """An entry as lines that nobody may change: they are kept, for the page is drawn every second and entries stay."""
+    """An entry as lines, cached because the page is drawn every second. Callers must not change them."""
     lines: list[Line] = []
     for number, part in enumerate(wrap(text, width - _MARGIN)):
         lines.append(fit_line([(stamp if number == 0 else " " * _MARGIN, "dim"), (part, style)], width))
@@ -136,7 +133,7 @@ def _entry_lines(stamp: str, style: str, text: str, details: tuple[Span, ...], w
 def _start_of(attempt: Attempt, gpus: Sequence[GpuView], target: str | None) -> _Entry:
     where = gpu_words(attempt.gpus, gpus) if target is None else clean(target)
     if attempt.resumed_from is not None:
-        # What it was given, until it shows where it went on.
+        # Until the first step is known, the name of the checkpoint.
         name = PurePath(attempt.resumed_from).name
         given = clean(name) if attempt.resumed_step is None else step_words(name, attempt.resumed_step)
         begin = given if attempt.first_step is None else f"step {count(attempt.first_step)}"
@@ -156,12 +153,7 @@ def _end_of(attempt: Attempt) -> _Entry:
     else:
         how = "ended"
     seconds = None if attempt.started_at is None else attempt.ended_at - attempt.started_at
-    # A clock that was set back meanwhile tells no duration.
+    # With a clock that was set back, the duration is unknown.
     took = "" if seconds is None or seconds < 0 else f" after {duration(seconds)}"
     at_step = "" if attempt.last_step is None else f" at step {count(attempt.last_step)}"
     return _Entry(attempt.ended_at, "dim", f"attempt {attempt.number} {how}{took}{at_step}")
-
-
-def _decision_words(decision: DecisionView) -> str:
-    """What was decided, in the words that recovery itself gave it."""
-    return clean(decision.reason or decision.verdict)

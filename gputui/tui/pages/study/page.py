@@ -1,15 +1,14 @@
-"""The page of studies: one study at a time, its trials in a table, pictures of what they reached."""
+"""The page of studies: the trials of one study as a table and as charts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial, partialmethod
 from typing import ClassVar
 
-import yaml
+from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import BindingType
 
 from gputui.charts.safe_text import clean
 from gputui.store.runs import Run
@@ -18,7 +17,6 @@ from gputui.studies.analysis import ranked
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, StudyPage
 from gputui.tui.layout.columns import fit_line, rule
-from gputui.tui.layout.strips import head_line
 from gputui.tui.pages.study.view import (
     HEAD_LINES,
     SIDE_LEAST,
@@ -34,21 +32,21 @@ from gputui.tui.pages.study.view import (
 )
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.list_page import ListPage
-from gputui.tui.widgets.page import Copyable, bindings_for
+from gputui.tui.widgets.page import Copyable
 from gputui.tui.widgets.pane import Pane
+from gputui.yaml_forms.document import plain_value
 
 COMPARED = 8
-"""Trials that are compared at once, the best of them."""
+"""Most trials in a comparison, the best ones."""
 
 PICTURE_LEAST = 9
 TABLE_LEAST = 7
 
 
 class StudyScreen(ListPage):
-    """Trials with a cursor, pictures beside or below them, and the trial under the cursor in words."""
+    """The table of trials, charts beside or below it, and details of the trial under the cursor."""
 
     SCOPE: ClassVar[Scope] = "studies"
-    BINDINGS: ClassVar[list[BindingType]] = bindings_for("studies")
 
     table: StudyTable
 
@@ -66,13 +64,7 @@ class StudyScreen(ListPage):
 
     def compose(self) -> ComposeResult:
         self.paint()
-        yield self.head
-        yield self.notice
-        yield self.title_lines
-        yield self.list
-        yield self.pictures
-        yield self.detail
-        yield self.message
+        yield from (self.head, self.notice, self.title_lines, self.list, self.pictures, self.detail, self.message)
         yield self.footer
 
     def interest(self) -> Interest:
@@ -82,20 +74,19 @@ class StudyScreen(ListPage):
 
     @property
     def study(self) -> StudyPage | None:
-        """The study that is shown; None while it is being read, and where there is none."""
+        """The study that is shown; None while it is being read, or if there is none."""
         page = self.snapshot.study_page
         is_asked = page is not None and self.study_id in (None, page.study.study_id)
         return page if is_asked else None
 
     @property
     def trial(self) -> TrialRow | None:
-        """The one under the cursor."""
+        """The trial under the cursor."""
         return next((row for row in self._shown if row.trial.number == self.table.cursor), None)
 
     @property
     def run_in_question(self) -> Run | None:
-        wanted = None if self.trial is None else self.trial.trial.run_id
-        return next((row.run for row in self.snapshot.runs if row.run.run_id == wanted), None)
+        return None if self.trial is None else self.snapshot.run_of(self.trial.trial.run_id)
 
     @property
     def row_ids(self) -> list[int]:
@@ -114,18 +105,19 @@ class StudyScreen(ListPage):
     # --- drawing
 
     def draw(self, width: int, height: int) -> None:
-        app, snapshot, page = self.shell, self.snapshot, self.study
-        self.head.show([head_line(snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)])
+        snapshot, page = self.snapshot, self.study
+        self.head.show([self.machine_head(width)])
         left = height - 1 - self.draw_frame(width)
         if page is None:
             self._draw_empty(width, left)
             return
         progress = {row.run.run_id: row.progress for row in snapshot.runs}
-        self._shown = trial_rows(page, progress, self.table)
+        states = {row.run.run_id: row.run.state for row in snapshot.runs}
+        self._shown = trial_rows(page, progress, self.table, states)
         self.keep_cursor()
-        head = study_head(page, snapshot.at, width)
+        head = study_head(page, width)
         detail = detail_lines(self.trial, snapshot.at, width) if left - len(head) >= TABLE_LEAST + 3 else []
-        self.title_lines.show(head, height=len(head))
+        self.title_lines.fit(head)
         if self._point_line is not None:
             spans = self._point_line.spans(max(8, width - 12))
             detail = [
@@ -133,7 +125,7 @@ class StudyScreen(ListPage):
                 fit_line([(" point ", "title"), *spans], width),
             ]
         left -= len(head) + len(detail)
-        self.detail.show(detail, height=len(detail))
+        self.detail.fit(detail)
         is_beside = width >= SIDE_LEAST
         table_width = width * 3 // 5 if is_beside else width
         wanted = HEAD_LINES + max(1, len(self._shown))
@@ -150,22 +142,20 @@ class StudyScreen(ListPage):
         lines += [fit_line([], table_width)] * (room - len(lines))
         joined = [[*line, (" ", "text"), *other] for line, other in zip(lines, side, strict=True)]
         self.list.show(joined, height=room)
-        self.pictures.show([], height=0)
+        self.pictures.fit([])
 
     def _draw_empty(self, width: int, height: int) -> None:
         self._shown = []
-        words = (
-            "reading…"
-            if self.snapshot.agent is None or self.study_id is not None
-            else ("No study yet. gputui study run FILE begins one, gputui sweep PROFILE --set lr=0.1,0.01 a grid.")
-        )
-        self.title_lines.show([fit_line([(f" {words}", "dim")], width)], height=1)
+        words = "No study yet. N starts one from a file; gputui sweep PROFILE --set lr=0.1,0.01 tries a grid."
+        if self.snapshot.agent is None or self.study_id is not None:
+            words = "reading…"
+        self.title_lines.fit([fit_line([(f" {words}", "dim")], width)])
         self.list.show([], height=max(0, height - 1))
         for pane in (self.pictures, self.detail):
-            pane.show([], height=0)
+            pane.fit([])
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses a trial, a second one opens its run."""
+        """Move the cursor to the clicked trial; a double click opens its run."""
         chosen = row_at(self._shown, self.table, event.y) if event.widget is self.list else None
         if chosen is not None:
             self.point_at(chosen.trial.number)
@@ -187,12 +177,6 @@ class StudyScreen(ListPage):
         assert run is not None
         self.shell.open_run(run.run_id)
 
-    def do_study_next(self) -> None:
-        self._turn(1)
-
-    def do_study_previous(self) -> None:
-        self._turn(-1)
-
     def _turn(self, by: int) -> None:
         page = self.study
         if page is None or len(page.known) < 2:
@@ -200,6 +184,9 @@ class StudyScreen(ListPage):
             return
         place_of = page.known.index(page.study.study_id)
         self.turn_to(page.known[(place_of + by) % len(page.known)])
+
+    do_study_next = partialmethod(_turn, 1)
+    do_study_previous = partialmethod(_turn, -1)
 
     def turn_to(self, study_id: str) -> None:
         """Show this study."""
@@ -216,24 +203,38 @@ class StudyScreen(ListPage):
     def do_sort(self) -> None:
         self.table = replace(self.table, order="value" if self.table.order == "number" else "number", top=0)
 
+    def _ask(self, words: str, verb: str, **args: object) -> None:
+        """Write a command about this study."""
+        assert self.study is not None
+        self.shell.ask(words, verb, None, {"study": self.study.study.study_id, **args})
+
     def do_study_pause(self) -> None:
-        page = self.study
-        assert page is not None
-        if page.study.state is StudyState.PAUSED:
-            self.shell.ask("Resume the study", "study_resume", None, {"study": page.study.study_id})
+        if self.study is not None and self.study.study.state is StudyState.PAUSED:
+            self._ask("Resume the study", "study_resume")
         else:
-            self.shell.ask("Pause the study", "study_pause", None, {"study": page.study.study_id})
+            self._ask("Pause the study", "study_pause")
 
     def do_study_stop(self) -> None:
         page = self.study
         assert page is not None
-        study_id = page.study.study_id
-        text = f"Stop {study_id}? Its running trials are stopped, too; gputui study resume continues it."
-        self.shell.confirmed(
-            "Stop the study", text, lambda: self.shell.ask("Stop the study", "study_stop", None, {"study": study_id})
-        )
+        text = f"Stop {page.study.study_id}? Its running trials are stopped, too; gputui study resume continues it."
+        self.shell.confirmed("Stop the study", text, lambda: self._ask("Stop the study", "study_stop"))
 
-    # --- a point by hand
+    def do_prune(self) -> None:
+        assert self.trial is not None
+        number = self.trial.trial.number
+        text = f"Cut trial {number} short? Its run ends at once, without a checkpoint."
+        ask = partial(self._ask, f"Prune trial {number}", "study_prune", trial=number)
+        self.shell.confirmed("Prune the trial", text, ask)
+
+    def do_keep(self) -> None:
+        assert self.trial is not None
+        trial = self.trial.trial
+        is_kept = trial.wish == "keep"
+        words = f"Leave trial {trial.number} to the pruner" if is_kept else f"Keep trial {trial.number}"
+        self._ask(words, "study_keep", trial=trial.number, keep=not is_kept)
+
+    # --- a new trial
 
     def do_enqueue(self) -> None:
         row = self.trial
@@ -258,8 +259,8 @@ class StudyScreen(ListPage):
             if not name or not sign or not value:
                 self.shell.say(f"{clean(word)}: write NAME=VALUE, separated by spaces.", "warning")
                 return
-            given[name] = yaml.safe_load(value)
-        self.shell.ask("Add a trial", "study_enqueue", None, {"study": page.study.study_id, "set": given})
+            given[name] = plain_value(value)
+        self._ask("Add a trial", "study_enqueue", set=given)
 
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question

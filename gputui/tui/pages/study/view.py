@@ -1,23 +1,30 @@
-"""The page of a study as lines: what was found, a row per trial, and pictures of the values."""
+"""The page of a study as lines: head, a row per trial, and charts of the objective."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.charts.bars import bar, sparkline
 from gputui.charts.chart import Line, chart
 from gputui.charts.picture import Drawing
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, count, duration, metric_value, percent
+from gputui.charts.units import UNKNOWN, aligned, count, duration, gpu_hours, metric_value, percent
+from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
 from gputui.studies.analysis import best_trial, counted, importances
-from gputui.studies.spec import Dimension, Objective, StudySpec
+from gputui.studies.spec import Dimension, StudySpec
+from gputui.tui.data.progress import LOSS
 from gputui.tui.data.snapshot import Progress, StudyPage
+from gputui.tui.layout.charts import SHAPES
 from gputui.tui.layout.columns import (
     Column,
     fit_line,
@@ -29,11 +36,12 @@ from gputui.tui.layout.columns import (
     selected,
     wrap,
 )
-from gputui.tui.layout.words import STUDY_SIGNS, UNKNOWN_SIGN, Sign, dated_clock
+from gputui.tui.layout.panels import metric_title
+from gputui.tui.layout.words import STUDY_SIGNS, UNKNOWN_SIGN, Sign, dated_clock, run_sign
 
 View = Literal["values", "slices", "courses", "front"]
-"""What the pictures show: values over trials and what mattered; the value over each parameter; the values of each trial
-over its steps; one objective over the other."""
+"""What the charts show: values over trials and the importance of parameters; values over each parameter; the course of
+each trial over its steps; one objective over the other."""
 
 Order = Literal["number", "value"]
 
@@ -41,12 +49,28 @@ HEAD_LINES = 2
 """Lines of the table above its rows."""
 
 SIDE_LEAST = 110
-"""From this width on the pictures are beside the table."""
+"""Least width of a page with the charts beside the table."""
 
 DOT_HEIGHT = 1 / 30
-"""Of a point, as a share of the range of values."""
+"""Height of a point, as a fraction of the range of values."""
+
+LEAST_PLAIN = 1e-3
+"""Smaller parameters are written with an exponent."""
 
 _GUTTER = 7
+_COURSE_END = 11
+"""Cells at the right of the trials' curves for their names."""
+
+_HEADED_LEAST = 8
+"""Least height of charts with a heading."""
+
+_VIEWS: Mapping[View, tuple[str, str]] = {
+    "values": ("VALUES", "by end of trial"),
+    "slices": ("VALUE OVER PARAMETERS", "by importance, grey: pruned"),
+    "courses": ("CURVES", "others grey"),
+    "front": ("OBJECTIVES", ""),
+}
+_NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?|-?inf|nan")
 
 TRIAL_SIGNS: Mapping[TrialState, Sign] = {
     TrialState.ENQUEUED: Sign("◌", "enqueued", "dim"),
@@ -63,9 +87,8 @@ TRIAL_SIGNS: Mapping[TrialState, Sign] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StudyTable:
-    """What the page adds to the snapshot: the trial under the cursor, the first row shown, filter, order and view."""
+class StudyTable(Struct, frozen=True):
+    """State of the page beyond the snapshot: the trial under the cursor, the first row shown, filter, order, view."""
 
     cursor: int | None = None
     top: int = 0
@@ -75,8 +98,8 @@ class StudyTable:
 
 
 class TrialRow(NamedTuple):
-    """A trial as the table shows it. ``value`` is that of its end, or the last it has shown; ``curve`` has its value at
-    each rung that any trial passed, or, where ``is_by_rung`` is false, the newest losses of its run."""
+    """A trial as the table shows it. ``value`` is its final or latest value; ``curve`` has its value at each rung that
+    any trial passed or, if not ``is_by_rung``, the newest losses of its run: of an objective that is the loss."""
 
     trial: TrialRecord
     progress: Progress | None
@@ -84,13 +107,26 @@ class TrialRow(NamedTuple):
     curve: tuple[float | None, ...]
     is_by_rung: bool
     is_best: bool
+    run_state: RunState | None = None
+
+    @property
+    def sign(self) -> Sign:
+        """That of the trial; of one that the study has launched, that of its run, which may still be queued."""
+        if self.trial.state is TrialState.RUNNING and self.run_state is not None and not self.run_state.is_over:
+            return run_sign(self.run_state)
+        return TRIAL_SIGNS[self.trial.state]
 
 
 # --- what the table shows
 
 
-def trial_rows(page: StudyPage, progress: Mapping[str, Progress], table: StudyTable) -> list[TrialRow]:
-    """The trials that match the filter, in the order wanted. ``progress`` is that of their runs, by run."""
+def trial_rows(
+    page: StudyPage,
+    progress: Mapping[str, Progress],
+    table: StudyTable,
+    states: Mapping[str, RunState] = MappingProxyType({}),
+) -> list[TrialRow]:
+    """The filtered and sorted trials. ``progress`` and ``states`` are those of their runs, by run."""
     objective = None if page.spec is None else page.spec.objectives[0]
     best = None if objective is None else best_trial(page.trials, objective)
     words = table.filter_text.lower().split()
@@ -101,11 +137,12 @@ def trial_rows(page: StudyPage, progress: Mapping[str, Progress], table: StudyTa
             continue
         run = None if trial.run_id is None else progress.get(trial.run_id)
         rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
-        is_by_rung = len(rungs) > 1 or run is None
+        is_by_rung = len(rungs) > 1 or run is None or objective is None or objective.metric != LOSS
         curve = tuple(map(rungs.get, range(1, farthest + 1))) if is_by_rung or run is None else run.losses
         value = trial.value if trial.value is not None else next(reversed(rungs.values()), None)
         is_best = best is not None and trial.number == best.number
-        rows.append(TrialRow(trial, run, value, curve, is_by_rung, is_best))
+        state = None if trial.run_id is None else states.get(trial.run_id)
+        rows.append(TrialRow(trial, run, value, curve, is_by_rung, is_best, state))
     if table.order == "value" and objective is not None:
         sign = 1.0 if objective.direction == "minimize" else -1.0
 
@@ -127,13 +164,13 @@ def _searched(trial: TrialRecord) -> str:
 # --- the head
 
 
-def study_head(page: StudyPage, now: float, width: int) -> list[Line]:
-    """The study's name and state, then what was found and what it took."""
+def study_head(page: StudyPage, width: int) -> list[Line]:
+    """The study's name and state; then its trials, best value and cost."""
     study, spec = page.study, page.spec
     sign = STUDY_SIGNS[study.state]
     place_of = page.known.index(study.study_id) + 1
     parts: list[list[Span]] = [
-        [(f" {clean(study.name)} ", "title"), (f"{sign.glyph} {sign.word}", sign.style)],
+        [(f" {clean(study.study_id)} ", "title"), (f"{sign.glyph} {sign.word}", sign.style)],
         [(f" · profile {clean(study.profile)}", "text")],
     ]
     if spec is not None:
@@ -144,18 +181,20 @@ def study_head(page: StudyPage, now: float, width: int) -> list[Line]:
         parts.append([(f" · {how}", "dim")])
     if len(page.known) > 1:
         parts.append([(f" · study {place_of} of {len(page.known)}", "dim")])
-    lines = [fitting(parts, width), fitting(_found(page, now), width)]
+    lines = [fitting(parts, width), fitting(_results(page), width)]
     if study.reason:
         style = "bad" if study.state is StudyState.FAILED else "warn" if not study.state.is_over else "dim"
         lines += [fit_line([(f" {part}", style)], width) for part in wrap(clean(study.reason), width - 2)][:2]
     return lines
 
 
-def _found(page: StudyPage, now: float) -> list[list[Span]]:
+def _results(page: StudyPage) -> list[list[Span]]:
     states = counted(page.trials)
     parts: list[list[Span]] = [[(f" {count(len(page.trials))} trials", "text")]]
-    if page.spec is not None and page.spec.budget.trials is not None:
-        parts[0] = [(f" {count(len(page.trials))} of {count(page.spec.budget.trials)} trials", "text")]
+    wanted = None if page.spec is None else page.spec.wanted_trials
+    if wanted is not None:
+        # Points that a person added, reruns and earlier runs count beyond the budget.
+        parts[0] = [(f" {count(len(page.trials))} of {count(max(wanted, len(page.trials)))} trials", "text")]
     for state in TrialState:
         if states.get(state):
             parts.append([(f" · {states[state]} {TRIAL_SIGNS[state].word}", TRIAL_SIGNS[state].style)])
@@ -168,9 +207,8 @@ def _found(page: StudyPage, now: float) -> list[list[Span]]:
     if page.gpu_hours:
         limit = None if page.spec is None else page.spec.budget.gpu_hours
         of = "" if limit is None else f" of {limit:g}"
-        parts.append([(f" · {page.gpu_hours:.2g}{of} GPU-hours", "text")])
-    end = now if page.study.ended_at is None else page.study.ended_at
-    parts.append([(f" · {duration(max(0.0, end - page.study.created_at))}", "text")])
+        parts.append([(f" · {gpu_hours(page.gpu_hours)}{of} GPU-hours", "text")])
+    parts.append([(f" · {duration(page.running_seconds)}", "text")])
     return parts
 
 
@@ -178,14 +216,14 @@ def _found(page: StudyPage, now: float) -> list[list[Span]]:
 
 
 def table_lines(page: StudyPage, rows: Sequence[TrialRow], table: StudyTable, width: int, height: int) -> list[Line]:
-    """A heading, the names of the columns, a row per trial."""
+    """A heading, the columns' names, and a row per trial."""
     if height < 1:
         return []
     title = f"TRIALS /{clean(table.filter_text)}" if table.filter_text else "TRIALS"
     note = "by value" if table.order == "value" else "by number"
     if len(rows) > height - HEAD_LINES:
         note = f"{table.top + 1}–{min(table.top + height - HEAD_LINES, len(rows))} of {len(rows)}, {note}"
-    placed = place(_columns(page), width - 1)
+    placed = place(_columns(page, rows), width - 1)
     lines = [rule(title, width, note), fit_line([(" ", "text"), *head_line(placed, width - 1)], width)]
     if not rows:
         words = "No trial matches the filter; esc clears it." if table.filter_text else "No trial yet."
@@ -205,43 +243,60 @@ def row_at(rows: Sequence[TrialRow], table: StudyTable, y: int) -> TrialRow | No
     return rows[number] if y >= HEAD_LINES and number < len(rows) else None
 
 
-def _columns(page: StudyPage) -> list[Column[TrialRow]]:
+def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
     spec = page.spec
-    metric = "value" if spec is None else clean(spec.objectives[0].metric)
+    metric = "value" if spec is None else metric_title(spec.objectives[0].metric)
+    values = _texts({row.trial.number: metric_value(row.value) for row in rows})
     columns: list[Column[TrialRow]] = [
         Column("#", 4, lambda row, _: [(str(row.trial.number), "label")], align=">"),
         Column("STATE", 12, _state, gap=1),
-        Column(metric.upper(), max(9, min(16, len(metric))), _value, align=">", gap=1),
+        Column(metric.upper(), max(9, min(16, len(metric)), _widest(values) + 2), _value(values), align=">", gap=1),
         Column("CURVE", 10, _curve(page), importance=2, gap=1),
     ]
     if spec is not None and (spec.pruner.kind != "none" or spec.pbt is not None):
         columns.append(Column("RUNG", 5, _rung, align=">", importance=4, gap=1))
     if spec is not None and len(spec.objectives) > 1:
         for place_of, objective in enumerate(spec.objectives[1:], 1):
-            head = clean(objective.metric)
-            columns.append(Column(head.upper(), max(9, min(16, len(head))), _objective(place_of), align=">"))
+            head = metric_title(objective.metric)
+            texts = _texts({one.number: _objective(one, place_of) for one in page.trials})
+            columns.append(Column(head.upper(), max(9, min(16, len(head)), _widest(texts)), _text(texts), align=">"))
     names = spec.tuned if spec is not None else tuple(dict.fromkeys(name for one in page.trials for name in one.params))
     for number, name in enumerate(names):
-        widest = max((len(_param(one, name)) for one in page.trials), default=1)
+        texts = _texts(_params(page.trials, name))
         head = clean(name)
-        width = min(16, max(len(head), widest))
-        columns.append(
-            Column(head.upper(), width, _parameter(name), align=">", importance=1 if number < 3 else 3, gap=1)
-        )
+        width = min(16, max(len(head), _widest(texts)))
+        columns.append(Column(head.upper(), width, _text(texts), align=">", importance=1 if number < 3 else 3, gap=1))
     columns.append(Column("REASON", 12, _reason, importance=9, grow=1))
     return columns
 
 
 def _state(row: TrialRow, width: int) -> list[Span]:
-    sign = TRIAL_SIGNS[row.trial.state]
+    sign = row.sign
     return [(f"{sign.glyph} ", sign.style), (sign.word, sign.style)]
 
 
-def _value(row: TrialRow, width: int) -> list[Span]:
-    text = metric_value(row.value)
-    if row.is_best:
-        return [("★ ", "good"), (text, "good")]
-    return [(text, "text" if row.trial.state is TrialState.COMPLETE else "dim")]
+def _texts(texts: Mapping[int, str]) -> Mapping[int, str]:
+    """The texts by trial, with their decimal points below each other if all are numbers."""
+    are_numbers = all(text == UNKNOWN or _NUMBER.fullmatch(text) for text in texts.values())
+    return dict(zip(texts, aligned(list(texts.values())), strict=True)) if are_numbers else texts
+
+
+def _widest(texts: Mapping[int, str]) -> int:
+    return max(map(len, texts.values()), default=1)
+
+
+def _text(texts: Mapping[int, str]) -> Callable[[TrialRow, int], list[Span]]:
+    return lambda row, _: [(texts[row.trial.number], "text")]
+
+
+def _value(texts: Mapping[int, str]) -> Callable[[TrialRow, int], list[Span]]:
+    def cell(row: TrialRow, width: int) -> list[Span]:
+        text = texts[row.trial.number]
+        if row.is_best:
+            return [("★ ", "good"), (text, "good")]
+        return [(text, "text" if row.trial.state is TrialState.COMPLETE else "dim")]
+
+    return cell
 
 
 def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
@@ -252,11 +307,11 @@ def _curve(page: StudyPage) -> Callable[[TrialRow, int], list[Span]]:
 
 
 def _sparks(row: TrialRow, width: int, low: float | None, high: float | None) -> list[Span]:
-    """A curve; those of rungs have the ends of all trials, so that they can be compared."""
+    """A curve. Curves over rungs share the range of all trials, so that they can be compared."""
     curve = row.curve
     if not row.is_by_rung:
         return [(sparkline(curve[-width:], width) if curve else "", "accent")]
-    # The same rungs lie below each other, so that one sees who was cut short and where.
+    # Equal rungs are in equal columns, which shows where a trial was pruned.
     ends = (
         [len(curve) * cell // width for cell in range(1, width + 1)] if len(curve) > width else range(1, len(curve) + 1)
     )
@@ -272,41 +327,44 @@ def _rung(row: TrialRow, width: int) -> list[Span]:
     return [(UNKNOWN if row.trial.rung is None else str(row.trial.rung), "dim")]
 
 
-def _objective(number: int) -> Callable[[TrialRow, int], list[Span]]:
-    def cell(row: TrialRow, width: int) -> list[Span]:
-        values = row.trial.values
-        return [(metric_value(values[number]) if number < len(values) else UNKNOWN, "text")]
-
-    return cell
+def _objective(trial: TrialRecord, number: int) -> str:
+    return metric_value(trial.values[number]) if number < len(trial.values) else UNKNOWN
 
 
-def _parameter(name: str) -> Callable[[TrialRow, int], list[Span]]:
-    return lambda row, width: [(_param(row.trial, name), "text")]
+def _params(trials: Sequence[TrialRecord], name: str) -> dict[int, str]:
+    """A parameter of each trial. Where one value needs an exponent all have one, so that they compare at a glance."""
+    values = [one.params.get(name) for one in trials]
+    has_exponent = any(isinstance(value, float) and 0 < abs(value) < LEAST_PLAIN for value in values)
+    return {one.number: _param(one, name, has_exponent=has_exponent) for one in trials}
 
 
-def _param(trial: TrialRecord, name: str) -> str:
+def _param(trial: TrialRecord, name: str, *, has_exponent: bool = False) -> str:
     value = trial.params.get(name)
     if isinstance(value, float):
-        return f"{value:.4g}"
+        mantissa, mark, exponent = f"{value:{'.3e' if has_exponent else '.4g'}}".partition("e")
+        return f"{mantissa}e{int(exponent)}" if mark else mantissa
     return UNKNOWN if value is None else clean(str(value))
 
 
 def _reason(row: TrialRow, width: int) -> list[Span]:
     if row.trial.reason:
-        # The state is a column of its own.
+        # The state has its own column.
         return [(clean(row.trial.reason.removeprefix(f"{row.trial.state} at ")), "dim")]
+    parts = ["kept"] if row.trial.wish == "keep" and not row.trial.state.is_over else []
     if row.progress is not None and row.trial.state is TrialState.RUNNING and row.progress.step is not None:
         total = "" if row.progress.total_steps is None else f"/{count(row.progress.total_steps)}"
-        return [(f"step {count(row.progress.step)}{total}", "dim")]
-    return [("" if row.trial.origin == "sampled" else row.trial.origin, "dim")]
+        parts.append(f"step {count(row.progress.step)}{total}")
+    elif row.trial.origin != "sampled":
+        parts.append(row.trial.origin)
+    return [(" · ".join(parts), "dim")]
 
 
 def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
-    """What there is to say of the trial under the cursor: its point, its run and why it ended."""
+    """Details of the trial under the cursor: its parameters, its run and why it ended."""
     if row is None:
         return []
     trial = row.trial
-    sign = TRIAL_SIGNS[trial.state]
+    sign = row.sign
     point = ", ".join(f"{clean(name)} {_param(trial, name)}" for name in trial.params)
     first: list[Span] = [(f" Trial {trial.number} ", "title"), (sign.word, sign.style), (f" · {point}", "text")]
     second: list[Span] = [(f" run {clean(trial.run_id)}" if trial.run_id else " no run yet", "dim")]
@@ -326,35 +384,58 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
 
 
 def views_of(page: StudyPage) -> tuple[View, ...]:
-    """What can be looked at."""
+    """The views that this study has."""
     several = page.spec is not None and len(page.spec.objectives) > 1
     has_courses = any(len(values) > 1 for values in page.rungs.values())
     return ("values", "slices", *(("courses",) if has_courses else ()), *(("front",) if several else ()))
 
 
 def picture_lines(page: StudyPage, table: StudyTable, width: int, height: int) -> list[Line]:
-    """The pictures of the view in exactly ``height`` lines."""
+    """The charts of the chosen view in exactly ``height`` lines, below a heading if there is room."""
     spec = page.spec
     if height < 3 or width < 20 or spec is None:
         return [fit_line([], width)] * max(0, height)
+    if height >= _HEADED_LEAST:
+        return [_view_heading(page, spec, table, width), *_picture_lines(page, spec, table, width, height - 1)]
+    return _picture_lines(page, spec, table, width, height)
+
+
+def _view_heading(page: StudyPage, spec: StudySpec, table: StudyTable, width: int) -> Line:
+    """What the charts show, in which order or colours, and which of the views it is."""
+    views = views_of(page)
+    view = table.view if table.view in views else "values"
+    words, note = _VIEWS[view]
+    better = (
+        "" if view == "front" else f"{'lower' if spec.objectives[0].direction == 'minimize' else 'higher'} is better"
+    )
+    notes = [part for part in (note, better, f"view {views.index(view) + 1} of {len(views)}") if part]
+    while len(words) + len(" · ".join(notes)) + 6 > width and len(notes) > 1:
+        notes.pop(0)
+    return rule(words, width, " · ".join(notes))
+
+
+def _picture_lines(page: StudyPage, spec: StudySpec, table: StudyTable, width: int, height: int) -> list[Line]:
     cursor = next((one for one in page.trials if one.number == table.cursor), None)
     if table.view == "slices":
         lines = _slices(page, spec, cursor, width, height)
     elif table.view == "courses":
-        lines = _drawn(
-            pictures.courses(page.trials, page.rungs, spec), None, width, height, "no trial passed a rung yet"
-        )
+        lines = _courses(page, spec, width, height)
     elif table.view == "front" and len(spec.objectives) > 1:
-        lines = _front(page, spec.objectives, cursor, width, height)
+        at = cursor.values[0] if cursor is not None and cursor.values else None
+        front = pictures.front(page.trials, spec.objectives, DOT_HEIGHT)
+        lines = _drawn(front, at, width, height, "no complete trial yet")
     else:
         lines = _values(page, spec, cursor, width, height)
     return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
 
 
 def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    shares = importances(page.trials, spec.space, spec.objectives[0])
+    objective = spec.objectives[0]
+    shares = importances(page.trials, spec.space, objective)
     below = 0 if height < 14 else 1 + len(spec.space)
-    lines = _values_by_trial(page, spec.objectives[0], cursor, width, height - below)
+    at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
+    drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
+    lines = _drawn(drawing, at, width, height - below, "no trial is over yet")
     if not below:
         return lines
     lines.append(rule("IMPORTANCE", width, "of complete trials"))
@@ -362,7 +443,6 @@ def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
         return [*lines, fit_line([("  Known after four complete trials.", "dim")], width)]
     name_width = min(20, max(len(clean(one.name)) for one in shares))
     for one in shares:
-        trend = {1: "larger is better", -1: "smaller is better", 0: ""}[one.sign]
         room = max(4, width - name_width - 28)
         lines.append(
             fit_line(
@@ -370,7 +450,7 @@ def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
                     (f" {clean(one.name):<{name_width}.{name_width}} ", "text"),
                     (bar(one.share, room), "accent"),
                     (f" {percent(one.share * 100):>5}", "text"),
-                    (f" {trend}", "dim"),
+                    (f" {one.trend}", "dim"),
                 ],
                 width,
             )
@@ -378,15 +458,23 @@ def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
     return lines
 
 
-def _values_by_trial(
-    page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int
+def _courses(page: StudyPage, spec: StudySpec, width: int, height: int) -> list[Line]:
+    """The curves of all trials over steps; the names of the best stand at their ends, in the order of their values."""
+    drawing = pictures.courses(page.trials, page.rungs, spec)
+    gutter = _COURSE_END if width >= 4 * _COURSE_END else 0
+    shapes = iter(SHAPES)
+    curves = []
+    for curve in drawing.curves:
+        if gutter and curve.label:
+            shape = next(shapes)
+            curve = replace(curve, label="", shape=shape, end=f"{shape} {curve.label}")
+        curves.append(curve)
+    return _drawn(replace(drawing, curves=curves), None, width, height, "no trial passed a rung yet", gutter)
+
+
+def _drawn(
+    drawing: Drawing, cursor: float | None, width: int, height: int, empty: str, end_gutter: int = 0
 ) -> list[Line]:
-    at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
-    drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
-    return _drawn(drawing, at, width, height, "no trial is over yet")
-
-
-def _drawn(drawing: Drawing, cursor: float | None, width: int, height: int, empty: str) -> list[Line]:
     return chart(
         drawing.curves,
         width=width,
@@ -396,12 +484,13 @@ def _drawn(drawing: Drawing, cursor: float | None, width: int, height: int, empt
         y_axis=drawing.y_axis,
         cursor=cursor,
         least_gutter=_GUTTER,
+        end_gutter=end_gutter,
         empty_text=empty,
     )
 
 
 def _slices(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    """The value over each tuned parameter; of more than fit those that mattered most."""
+    """A chart of the value over each tuned parameter; if not all fit, over the most important ones."""
     across = 2 if width >= 70 and len(spec.space) > 1 else 1
     down = max(1, min(math.ceil(len(spec.space) / across), height // 7))
     places = {
@@ -422,10 +511,3 @@ def _slice(
     at = None if cursor is None else pictures.axis_position(dimension, cursor)
     drawing = pictures.over_parameter(page.trials, page.rungs, dimension, spec.objectives[0], DOT_HEIGHT)
     return _drawn(drawing, at, width, height, "no complete trial yet")
-
-
-def _front(
-    page: StudyPage, objectives: Sequence[Objective], cursor: TrialRecord | None, width: int, height: int
-) -> list[Line]:
-    at = cursor.values[0] if cursor is not None and cursor.values else None
-    return _drawn(pictures.front(page.trials, objectives, DOT_HEIGHT), at, width, height, "no complete trial yet")

@@ -88,7 +88,7 @@ async def test_new_ones_first_then_what_is_seen_then_what_is_over(app: GputuiApp
             "disk", "gpu_hot", "data_wait", "xid_hardware", "gpu_parked", "slow_steps", "shm", "gradient_norm"
         ]  # fmt: skip
         shown = text(app, "alerts")
-        assert "▸✗ 02:47:44  25 min   new      State disk" in shown
+        assert "▸✗ 02:47:44  25 min      new      State disk" in shown
         assert "silenced GPU 5" in shown and "acked    GPU 7" in shown and " RESOLVED " in shown
         assert mentions(text(app, "detail"), "To do: ")
         assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
@@ -187,7 +187,7 @@ async def test_silencing_asks_for_how_long(app: GputuiApp, filler: Filler) -> No
         await pilot.pause()
         await pilot.press("j", "z")
         assert isinstance(app.screen, SilenceScreen)
-        assert "GPU hot for GPU 3" in text(app, "silence") and "until 04:12:44 (1 h 00)" in text(app, "silence")
+        assert "GPU hot for GPU 3" in text(app, "silence") and "until 04:12:44 (1 h)" in text(app, "silence")
         await pilot.press("ctrl+u", "s", "o", "o", "n", "enter")
         assert "a time such as 30min" in text(app, "silence")
         await pilot.press("ctrl+u", "2", "h", "tab")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.charts.envelope import Bin
 from gputui.curves.metric_names import is_more_better
@@ -199,3 +199,17 @@ def test_the_grid_shows_the_page_of_the_metric_in_focus() -> None:
     names = ("a", "b", "c", "d", "e")
     assert grid_page(names, "b", 2) == ("a", "b") and grid_page(names, "e", 2) == ("e",)
     assert grid_page(names, None, 4) == names[:4] and grid_page((), "a", 4) == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [((0.5, 2.0, 1.0), (0.0, True)), ((2.0, 1.0, 0.5), (2.0, True)), ((2.0, 0.5, 1.0), (2.0, False))],
+)
+def test_a_stretch_knows_only_its_ends_exactly(values: tuple[float, ...], place: tuple[float, bool]) -> None:
+    stretch = Bin(0.0, 0.0)
+    for x, value in enumerate(values):
+        stretch.add(float(x), value)
+    data = ChartData(ChartRequest(("loss",)), Frame("step"), ("loss",), {"loss": MetricCurve("loss", (stretch,))})
+    [group] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",), "loss"), 200.0)
+    [run] = group.runs
+    assert (run.best, (run.best_x, run.is_best_x_exact)) == (0.5, place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
@@ -31,7 +32,7 @@ def form_of(count: int, cursor: int = 0) -> Form:
 
 def shown(form: Form, width: int, height: int, command: str = COMMAND) -> list[str]:
     """The page as texts; every line has been checked to have the width."""
-    view = LaunchView(form, Plan(command=command, checks=CHECKS), (), 0.0, is_reading=False)
+    view = LaunchView(form, Plan(command=command, checks=CHECKS), (), (), 0.0, is_reading=False)
     lines: list[Line] = launch_lines(view, width, height)
     texts = ["".join(text for text, _ in line) for line in lines]
     assert len(texts) == height and {cell_width(text) for text in texts} == {width}
@@ -52,6 +53,18 @@ def test_the_command_and_the_field_under_the_cursor_are_in_any_height(height: in
     assert "^d shows all" in texts[-1]
     assert any("COMMAND" in text for text in texts) and any("CHECKS" in text for text in texts)
     assert any(text.startswith(f"▸ f{cursor:02}") for text in texts)
+
+
+@pytest.mark.parametrize("cursor", [0, 1, 2])
+def test_the_help_of_a_field_is_readable_and_moves_nothing(cursor: int) -> None:
+    form = form_of(3, cursor)
+    hint = "how much of the data is used: all of it for 1, a tenth for 0.1; only whole files are ever read"
+    form = replace(form, fields=(form.fields[0], replace(form.fields[1], hint=hint), form.fields[2]))
+    texts = shown(form, 80, 24)
+    place = next(number for number, text in enumerate(texts) if "CHECKS" in text)
+    words = " ".join(" ".join(texts[place - 2 : place]).split())
+    assert words == f"f{cursor:02}: {hint if cursor == 1 else 'a number'}"
+    assert place == next(n for n, text in enumerate(shown(replace(form, cursor=1), 80, 24)) if "CHECKS" in text)
 
 
 @pytest.mark.parametrize("count", [12, 20, 30])

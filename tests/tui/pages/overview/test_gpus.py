@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.config import Workspace
 from gputui.store.database import open_reader
@@ -15,7 +15,7 @@ from gputui.tui.layout.gpu_words import gpu_row, health, pcie_link, who
 from gputui.tui.layout.strips import aggregate_line
 from gputui.tui.pages.gpu.view import chart_lines, fact_lines, process_lines, report_lines
 from gputui.tui.pages.overview.gpu_cards import card_grid, card_lines
-from gputui.tui.pages.overview.gpus import Pointed, first_shown, gpu_height, gpu_lines
+from gputui.tui.pages.overview.gpus import GpuCursor, first_shown, gpu_height, gpu_lines
 from tests.texts import mentions
 from tests.tui.filling import NOW, Filler, uuid
 from tests.tui.pages.overview.test_render import read, styles_of, text_of, widths
@@ -45,9 +45,9 @@ def test_every_width_is_filled_exactly(filler: Filler, workspace: Workspace, wid
 def test_the_cursor_is_a_mark_in_the_margin(filler: Filler, workspace: Workspace) -> None:
     filler.many_gpus(16)
     snapshot = read(workspace)
-    tall = text_of(gpu_lines(snapshot, 80, 17, Pointed(uuid(9))))
+    tall = text_of(gpu_lines(snapshot, 80, 17, GpuCursor(uuid(9))))
     assert [line for line in tall if line.startswith("▸")] == [tall[10]] and tall[10].startswith("▸ 9")
-    short = text_of(gpu_lines(snapshot, 80, 9, Pointed(uuid(9))))
+    short = text_of(gpu_lines(snapshot, 80, 9, GpuCursor(uuid(9))))
     assert "▸ 9" in short[2]
 
 
@@ -55,7 +55,7 @@ def test_gpus_that_do_not_fit_scroll_with_the_cursor(filler: Filler, workspace: 
     filler.many_gpus(16)
     snapshot = read(workspace)
     top = first_shown(16, 12, 0, 6, 60)
-    text = text_of(gpu_lines(snapshot, 60, 6, Pointed(uuid(12), top)))
+    text = text_of(gpu_lines(snapshot, 60, 6, GpuCursor(uuid(12), top)))
     assert any(line.startswith("▸12") for line in text) and text[-1].startswith("  … 12 more GPUs")
     assert first_shown(16, 12, 0, 17, 60) == 0
 

@@ -294,7 +294,7 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         assert {row.run.run_id for row in stands_for} == ended and len(ended) > 2
         assert ended & set(table.row_ids) == {stands_for[0].run.run_id}
         (line,) = [line for line in text(app, "runs").splitlines() if "trials:" in line]
-        assert f"{len(ended)} trials" in line
+        assert f"{len(ended)} trials" in line and "pruned" in line and "stopped" not in line
         table.point_at(stands_for[0].run.run_id)
         await pilot.press("enter")
         await pilot.pause()

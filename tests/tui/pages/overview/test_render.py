@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
@@ -34,7 +34,7 @@ from gputui.tui.pages.overview.events import events_lines
 from gputui.tui.pages.overview.gpu_cards import busy_gpus
 from gputui.tui.pages.overview.gpus import gpu_lines
 from gputui.tui.pages.overview.run_order import matching
-from gputui.tui.pages.overview.runs import RunsState, Surroundings, runs_lines, surroundings
+from gputui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
 from tests.tui.filling import NOW, Filler
 
 
@@ -199,6 +199,17 @@ def test_charts_neither_come_nor_go_with_events(events: int) -> None:
     assert rows(events)[0] >= 7 and rows(events)[1] >= 5
 
 
+@pytest.mark.parametrize("height", range(24, 60))
+def test_no_chart_goes_when_an_alert_comes(height: int) -> None:
+    def trends(passing: int) -> int:
+        return share_rows(
+            height - passing, gpus=lambda most: min(most, 9), cards=lambda most: 0, runs=8, events=9, has_gpus=True,
+            is_folded=False, passing=passing,
+        ).trends  # fmt: skip
+
+    assert bool(trends(1)) >= bool(trends(0))
+
+
 def test_only_busy_gpus_have_a_card(snapshot: Snapshot) -> None:
     idle = next(gpu.uuid for gpu in snapshot.gpus if gpu.run_id is None)
     history = snapshot.gpu_history[idle]
@@ -236,12 +247,12 @@ def test_head_and_host(snapshot: Snapshot) -> None:
 
 
 def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
-    lines = runs_lines(snapshot.runs, RunsState("vit-b16-1"), surroundings(snapshot), 80, 5)
+    lines = runs_lines(snapshot.runs, RunsState("vit-b16-1"), RowContext.of(snapshot, {}), 80, 5)
     assert widths(lines) == {80}
     text = text_of(lines)
-    assert text[0] == " RUNS ─────────── STATE ──── failures cost 422 steps, 1 h 06 and 2.1 GPU-hours ─"
+    assert text[0] == " RUNS ─────────── STATE ───── PROGRESS ─────────── STEP ─── LOSS  ETA ──────────"
     assert text[1].startswith("▸● vit-b16-1      running ↻2 ") and "10%  9 440/90 000    1.9" in text[1]
-    assert text[1].endswith("6 h 43")
+    assert text[1].endswith("6 h 43 min")
     assert text[2].startswith(" ● gpt2-124m-1    running ") and "68%   4 120/6 000    1.9" in text[2]
     assert text[3] == " ◌ lr-sweep-3     queued       #1 · waits for 2 GPUs, first in line"
     assert text[4].startswith(" ✗ resnet50-2     failed ") and "           12  1 h ago · a Python exc" in text[4]
@@ -255,17 +266,19 @@ def test_the_runs_table_at_80_columns(snapshot: Snapshot) -> None:
         (0.004332, "0.00433"),
         (0.00043, "4.3e-4"),
         (123456.0, "123456"),
+        (0.2052, "0.205"),
+        (3.0, "3.000"),
         (0.0, "0"),
     ],
 )
 def test_a_loss_is_never_cut(snapshot: Snapshot, loss: float, shown: str) -> None:
     row = replace(snapshot.runs[0], progress=replace(snapshot.runs[0].progress, loss=loss))
-    line = text_of(runs_lines([row], RunsState(), surroundings(snapshot), 80, 2))[1]
+    line = text_of(runs_lines([row], RunsState(), RowContext.of(snapshot, {}), 80, 2))[1]
     assert f" {shown}  6 h" in line and "…" not in line
 
 
 def test_a_narrow_table_keeps_what_matters(snapshot: Snapshot) -> None:
-    lines = runs_lines(snapshot.runs, RunsState(), surroundings(snapshot), 60, 5)
+    lines = runs_lines(snapshot.runs, RunsState(), RowContext.of(snapshot, {}), 60, 5)
     assert widths(lines) == {60}
     assert all(word in text_of(lines)[1] for word in ("vit-b16-1", "running", "9 440"))
 
@@ -274,8 +287,8 @@ def test_the_filter_needs_every_word(snapshot: Snapshot) -> None:
     assert [row.run.run_id for row in matching(snapshot.runs, "running vit")] == ["vit-b16-1"]
     assert [row.run.run_id for row in matching(snapshot.runs, "KeyError")] == ["resnet50-2"]
     assert matching(snapshot.runs, "nothing like it") == []
-    assert "No run matches" in text_of(runs_lines([], RunsState(None, 0, "x"), Surroundings(NOW), 80, 3))[1]
-    assert "Press n" in text_of(runs_lines([], RunsState(), Surroundings(NOW), 80, 3))[1]
+    assert "No run matches" in text_of(runs_lines([], RunsState(None, 0, "x"), RowContext(NOW), 80, 3))[1]
+    assert "Press n" in text_of(runs_lines([], RunsState(), RowContext(NOW), 80, 3))[1]
 
 
 def test_events_end_with_the_newest(snapshot: Snapshot) -> None:
@@ -331,7 +344,6 @@ def test_folded_the_cards_get_what_events_can_spare(height: int, cards: int) -> 
 def test_small_helpers() -> None:
     assert wrap("one two three", 7) == ["one two", "three"]
     assert wrap("abcdefghij", 4) == ["abcd", "efgh", "ij"]
-    assert wrap("one two", 5, indent=2) == ["one", "  two"]
     assert wrap("", 5) == []
     assert wrap("at step 14 310 of 20", 13) == ["at step", "14 310 of 20"]
     assert text_of([between([("left", "text")], [("right", "text")], 12)]) == ["left   right"]
@@ -351,7 +363,8 @@ def test_an_empty_machine_is_calm(workspace: Workspace) -> None:
     ("ago", "shown"),
     [
         (0, "03:12:44 "),
-        (86_399, "03:12:45 "),
+        (3 * 3600, "00:12:44 "),
+        (4 * 3600, "Fri 23:12"),
         (86_400, "Fri 03:12"),
         (5 * 86_400, "Mon 03:12"),
         (6 * 86_400, "15 Nov   "),
@@ -369,5 +382,5 @@ def test_steps_are_never_cut(overnight: None, workspace: Workspace, step: int, t
     snapshot = read(workspace)
     row = snapshot.runs[0]
     row = replace(row, progress=replace(row.progress, step=step, total_steps=total))
-    line = text_of(runs_lines([row], RunsState(), surroundings(snapshot), 120, 2))[1]
+    line = text_of(runs_lines([row], RunsState(), RowContext.of(snapshot, {}), 120, 2))[1]
     assert row.run.state == "running" and f" {shown} " in line

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.runs.identity import read_stat
@@ -388,7 +388,7 @@ async def test_for_how_long_a_process_has_held_memory_for_nothing(filler: Filler
         assert page.row_in_question is not None and page.row_in_question.pid == 777
         await pilot.press("enter")
         await pilot.pause()
-        assert mentions(" ".join(text(app, "sheet").split()), "idle 2 h 00", "memory")
+        assert mentions(" ".join(text(app, "sheet").split()), "idle 2 h", "memory")
 
 
 # --- commands, cores, environment, letters

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.charts.chart import Line
@@ -182,15 +182,15 @@ async def test_the_crosshair_moves_over_all_charts_and_names_its_place(app: Gput
         assert page_of(app).charts.cursor is None
 
 
-async def test_a_run_without_a_step_says_where_to_look(app: GputuiApp) -> None:
+async def test_a_run_without_a_step_has_its_charts_over_time(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await press(pilot, "G", "enter", "1")
         assert page_of(app).run_id == "resnet50-2"
-        assert mentions(text(app, "charts"), "no step yet", "x ") and "reading…" not in text(app, "charts")
-        await press(pilot, "right", "left", "ctrl+left", "plus", "minus", "shift+left", "E", "y", "asterisk")
-        assert page_of(app).charts.cursor is None
-        await press(pilot, "x")
-        assert "not recorded then" in text(app, "charts")
+        assert "x time · no step known" in head(app) and "reading…" not in text(app, "charts")
+        await press(pilot, "left", "ctrl+left", "plus", "minus", "shift+left", "E", "y", "asterisk")
+        assert page_of(app).charts.cursor is not None
+        await press(pilot, "end", "x")
+        assert page_of(app).charts.settings.axis == "time" and head(app).strip() == "x time"
 
 
 async def test_what_a_script_writes_cannot_drive_the_terminal(app: GputuiApp, filler: Filler) -> None:
@@ -563,10 +563,14 @@ async def test_without_metrics_the_log_has_the_place_of_the_charts(
     async with app.run_test(size=(120, 36)) as pilot:
         await press(pilot, "enter")
         page = page_of(app)
-        assert "hello of rank 0" in text(app, "log_beside")
+        for _ in range(3):
+            feed_of(app).refresh()
+            await pilot.pause()
+        # The launcher and rank 0 have logs, too; the traceback is that of rank 1.
+        assert "rank 1 stderr" in text(app, "log_beside") and "KeyError" in text(app, "log_beside")
         assert not page.charts.pane.display and not page.log_part.below.display
         await press(pilot, "1")
-        assert page.charts.pane.display and "hello of rank 0" in text(app, "log")
+        assert page.charts.pane.display and "rank 1 stderr" in text(app, "log")
         await press(pilot, "2")
         assert not page.charts.pane.display
 
@@ -617,3 +621,43 @@ def test_a_single_line_of_room_shows_a_line_and_not_what_is_left_out() -> None:
     lines: list[Line] = [[(name, "text")] for name in ("one", "two", "three")]
     assert from_top(lines, 0, 10, 1) == [[("one", "text")]]
     assert [line[0][0].strip() for line in from_top(lines, 0, 10, 2)] == ["one", "… 2 more"]
+
+
+async def test_the_first_chart_is_in_focus_until_another_is_chosen(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await press(pilot, "enter")
+        charts = page_of(app).charts
+        first = charts.focused_key
+        assert first == "loss"
+        # As before the first step: only the hardware has charts.
+        await press(pilot, "slash", *"power", "enter")
+        assert charts.focused_key not in (None, first)
+        await press(pilot, "escape")
+        assert charts.focused_key == first
+        await press(pilot, "down")
+        chosen = charts.focused_key
+        await press(pilot, "x", "x")
+        assert chosen != first and charts.focused_key == chosen
+
+
+async def test_charts_are_over_time_until_there_is_a_step(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.run("bert-1", "starting", gpus=(4,), started_ago=30)
+    filler.attempt("bert-1", 1, "starting", gpus=(4,), started_ago=30)
+    filler.metrics("bert-1", 1, [{"step": 0, "time": filler.now - 9, "total_steps": 60, "world_size": 1}])
+    app = make_app()
+    async with app.run_test(size=SMALL) as pilot:
+        app.open_run("bert-1")
+        await pilot.pause()
+        await pilot.pause()
+        shown = text(app, "charts")
+        assert "x time · no step yet" in head(app) and "not recorded then" not in shown
+        assert feed_of(app).interest.charts.axis == "time" and page_of(app).charts.settings.axis == "step"
+        await press(pilot, "right")
+        assert page_of(app).charts.cursor is not None
+        filler.metrics("bert-1", 1, [{"step": 1, "time": filler.now - 2, "loss": 3.0}])
+        feed_of(app).refresh()
+        await pilot.pause()
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert head(app).startswith(" x step") and page_of(app).charts.cursor is None

@@ -6,11 +6,11 @@ import json
 import sys
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
@@ -86,11 +86,13 @@ def page(snapshot: Snapshot) -> RunPage:
 def test_the_head_of_a_page_keeps_whole_words(page: RunPage, snapshot: Snapshot) -> None:
     line = run_head(page, snapshot.gpus, NOW, 80)
     assert widths([line]) == {80}
-    assert text_of([line]) == [" vit-b16-1 · ● running ↻2 · step 9 440/90 000 · 6 h 43 left · GPU 6    03:12:44"]
+    assert text_of([line]) == [" vit-b16-1 · ● running ↻2 · step 9 440/90k · 6 h 43 min left · GPU 6   03:12:44"]
+    [wider] = text_of([run_head(page, snapshot.gpus, NOW, 120)])
+    assert "step 9 440/90 000 · 6 h 43 min left · loss 1.942 · GPU 6 ·" in wider
 
 
 def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
-    text = text_of(parameter_lines(page, 80))
+    text = text_of(parameter_lines(page, NOW, 80))
     assert text[1].split() == ["batch_size", "512", "384", "←", "cuda", "oom", "01:41:05"]
     assert text[2].split()[:3] == ["grad_accum", "1", "2"]
     assert text[3].split() == ["lr", "0.001", "0.001"]
@@ -99,12 +101,12 @@ def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
 def test_slow_ranks_are_named() -> None:
     ranks = {n: RankRow(n, 100, NOW, 0.3, 0.006, slowdown=1.0) for n in range(4)}
     ranks[2] = RankRow(2, 100, NOW, 0.45, 0.12, slowdown=1.5)
-    text = text_of(ranks_lines(ranks, NOW, 80, 8))
+    text = text_of(ranks_lines(ranks, 80, 8))
     assert text[3].endswith("▲ slow, 1.5× the median")
     assert "slow" not in text[1]
-    few = text_of(ranks_lines(ranks, NOW, 80, 4))
+    few = text_of(ranks_lines(ranks, 80, 4))
     assert any("r2" in line for line in few) and few[-1] == "  … 2 more, none slower"
-    assert text_of(ranks_lines({}, NOW, 80, 4)) == ["  No rank has reported yet."]
+    assert text_of(ranks_lines({}, 80, 4)) == ["  No rank has reported yet."]
 
 
 def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
@@ -115,7 +117,7 @@ def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
 
     rows = rank_rows([line(0, 0.5), line(1, 0.5), line(2, 0.9)])
     assert rows[2].is_slow and not rows[0].is_slow
-    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, NOW, 80, 8))[1:]]
+    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 80, 8))[1:]]
     assert work == [["500", "ms"], ["500", "ms"], ["900", "ms"]], "the row shows what it is called slow by"
 
 
@@ -160,13 +162,13 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
     assert text_of(timeline_lines(page, snapshot.gpus, NOW, 80)) == [
         " 00:09:22 queued",
         " 00:09:24 started on GPU 6–7",
-        " 01:41:04 attempt 1 ended with code 1 after 1 h 32 at step 4 310",
+        " 01:41:04 attempt 1 ended with code 1 after 1 h 32 min at step 4 310",
         " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
         "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch",
         "            stays within 2 %",
-        "          cost 311 steps, 1 h 02 and 2.1 GPU-hours",
+        "          cost 311 steps, 1 h 2 min and 2.1 GPU-hours",
         " 01:41:54 attempt 2 from step 4 000 on GPU 6–7",
-        " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 at step 8 110",
+        " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 min at step 8 110",
         " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
         "          → left GPU 7 out and went on with one rank, for the other GPU is",
         "            healthy",
@@ -175,7 +177,7 @@ def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot
     ]
     there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
     assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
-    assert text_of(cost_lines(page, 80)) == [" 2 incidents cost 422 steps, 1 h 06 and 2.1 GPU-hours"]
+    assert text_of(cost_lines(page, 80)) == [" 2 incidents cost 422 steps, 1 h 6 min and 2.1 GPU-hours"]
     assert cost_lines(replace(page, costs={}), 80) == []
     evidence = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, with_evidence=True))
     assert "          · XID 79: GPU has fallen off the bus" in evidence
@@ -336,11 +338,11 @@ def look_of(**changes: object) -> ChartLook:
 
 def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
     data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0))
-    assert " loss  9.000" in text_of(panel_lines(LOSS, data, look_of(), 60, 9))[0]
+    assert " loss  9" in text_of(panel_lines(LOSS, data, look_of(), 60, 9))[0]
     tall = text_of(panel_lines(LOSS, data, look_of(), 60, 10))
-    assert "9.000" not in tall[0] and [line for line in tall if line.endswith(" 9.000")]  # where the curve ends
+    assert tall[0].strip() == "loss" and [line for line in tall if line.endswith(" 9")]  # where the curve ends
     lines = panel_lines(LOSS, data, look_of(cursor=3.2, focus="loss"), 60, 10)
-    assert text_of(lines)[0].startswith("▸loss  3.000") and widths(lines) == {60}
+    assert text_of(lines)[0].startswith("▸loss  3") and widths(lines) == {60}
     assert styles(lines, "│") >= {"cursor"}
     nan = data_of(MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0))
     lines = panel_lines(LOSS, nan, look_of(cursor=1.0), 60, 10)
@@ -350,7 +352,7 @@ def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
 def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
     curve = MetricCurve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
     lines = panel_lines(LOSS, data_of(curve), look_of(window=(0.0, 4.0)), 60, 12)
-    assert "~ 3.000  1.000" in text_of(lines)[0]
+    assert "~ 3  1" in text_of(lines)[0]
     drawn = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
     assert drawn == {"series.0", "shadow"}
 
@@ -378,6 +380,8 @@ def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
     assert "● 0: 10  ■ 1: 90" in at
     far = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=9.0), 60, 10))[0]
     assert "● 0: –  ■ 1: –" in far  # nothing was recorded there
+    small = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(), 26, 6))[0]
+    assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
     many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
     gpus = {f"GPU-{n}": n for n in range(8)}
     assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, data_of(hardware=many), look_of(gpus=gpus), 60, 10))[0]
@@ -426,10 +430,10 @@ def test_many_checkpoints_are_counted_in_place_of_marked() -> None:
 def test_a_logarithmic_axis_is_offered_where_values_lie_far_apart() -> None:
     far = data_of(MetricCurve("loss", bins(1000, 2, 1, 2), last=2.0))
     near = data_of(MetricCurve("loss", bins(10, 2, 1, 2), last=2.0))
-    assert text_of(panel_lines(LOSS, far, look_of(), 60, 10))[0].endswith("y: log")
-    assert "y: log" not in text_of(panel_lines(LOSS, near, look_of(), 60, 10))[0]
+    assert text_of(panel_lines(LOSS, far, look_of(), 60, 10))[0].endswith("y key: log axis")
+    assert "y key: log axis" not in text_of(panel_lines(LOSS, near, look_of(), 60, 10))[0]
     logged = look_of(settings=ChartSettings(logs=frozenset({"loss"})))
-    assert "y: log" not in text_of(panel_lines(LOSS, far, logged, 60, 10))[0]
+    assert "y key: log axis" not in text_of(panel_lines(LOSS, far, logged, 60, 10))[0]
 
 
 def test_memory_names_its_unit_once() -> None:
@@ -496,7 +500,7 @@ def test_a_long_name_leaves_its_place_to_the_state_and_the_step(page: RunPage, s
     line = run_head(long, snapshot.gpus, NOW, 80)
     assert widths([line]) == {80}
     [text] = text_of([line])
-    assert " · ● running ↻2 · step 9 440/90 000 " in text and text.startswith(" pretrain") and "-12 ·" in text
+    assert " · ● running ↻2 · 9 440/90k " in text and text.startswith(" pretrain") and "-12 ·" in text
     assert text_of([run_head(long, snapshot.gpus, NOW, 200)])[0].startswith(f" {name} · ● running")
 
 
@@ -526,10 +530,13 @@ def test_the_crosshair_tells_the_date_where_the_run_has_more_than_one_day() -> N
 def test_parameters_have_the_room_that_they_need(page: RunPage) -> None:
     params = {"optimizer.weight_decay_schedule.final_value": 3.3000000000000003, "data": "/srv/data/imagenet-1k/train"}
     same = replace(page, launched=params, run=replace(page.run, params=params), incidents=(), decisions=())
-    text = text_of(parameter_lines(same, 80))
+    text = text_of(parameter_lines(same, NOW, 80))
     assert text[1].split() == ["optimizer.wei…e.final_value", "3.3000000000000003", "3.3000000000000003"]
     changed = replace(same, run=replace(page.run, params=params | {"data": "x"}))
-    assert widths(parameter_lines(changed, 46)) == {46} and "x" in text_of(parameter_lines(changed, 46))[1].split()
+    assert (
+        widths(parameter_lines(changed, NOW, 46)) == {46}
+        and "x" in text_of(parameter_lines(changed, NOW, 46))[1].split()
+    )
 
 
 def test_of_many_ranks_those_that_stand_out_are_named() -> None:
@@ -552,7 +559,9 @@ def test_of_many_ranks_those_that_stand_out_are_named() -> None:
 def test_what_is_set_once_stands_behind_what_is_measured() -> None:
     names = ("world_size", "batch_size", "seconds", "loss", "accuracy")
     shown = [panel.key for panel in panels(names, ChartSettings(), has_gpus=False).shown]
-    assert shown == ["loss", "accuracy", "host/cpu", "host/memory", "seconds", "world_size", "batch_size"]
+    assert shown == ["loss", "accuracy", "host/cpu", "host/memory", "seconds"]
+    found = panels(names, ChartSettings(pins=("world_size",), filter_text="size"), has_gpus=False)
+    assert [panel.key for panel in found.shown] == ["world_size", "batch_size"], "what is asked for is there"
 
 
 def test_the_timeline_tells_of_sinks(filler: Filler) -> None:
@@ -593,4 +602,4 @@ def test_what_was_measured_at_step_0_alone_has_no_place_on_a_logarithmic_axis() 
     )
     look = ChartLook(ChartSettings(is_log_x=True), (1.0, 500.0), None, None, {})
     lines = text_of(panel_lines(Panel("a", "a", 0), data, look, 60, 8))
-    assert any("nothing measured above 0 here" in line for line in lines) and "6.000" in lines[0]
+    assert any("nothing measured above 0 here" in line for line in lines) and "a  6" in lines[0]

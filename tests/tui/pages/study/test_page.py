@@ -6,15 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
 
+from gputui.store.run_states import RunState
+from gputui.store.studies import TrialState
 from gputui.studies.spec import Objective
 from gputui.tui.app import GputuiApp
-from gputui.tui.data.snapshot import Moment
+from gputui.tui.data.snapshot import Moment, Progress
 from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.pages.study.page import StudyScreen
+from gputui.tui.pages.study.view import StudyTable, _params, trial_rows
 from gputui.tui.widgets.pane import Pane
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import NOW, Filler
@@ -180,6 +184,33 @@ async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, fil
         assert len(asked(filler)) == 1 and "NAME=VALUE" in text(app, "message")
 
 
+@pytest.mark.parametrize(("typed", "value"), [("1e-05", 1e-05), ("2e-3", 0.002), ("[", "["), ("{a", "{a")])
+async def test_a_value_is_read_as_the_command_line_reads_it(
+    app: GputuiApp, filler: Filler, typed: str, value: object
+) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("n", "ctrl+u")
+        page(app).type_line(None, f"lr={typed}")
+        await until(pilot, lambda: bool(asked(filler)))
+        assert asked(filler) == [("study_enqueue", None, {"study": "lr-search-1", "set": {"lr": value}})]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_trial_is_pruned_and_kept(app: GputuiApp, filler: Filler, is_kept: bool) -> None:
+    if is_kept:
+        filler.connection.execute("UPDATE trials SET wish = 'keep' WHERE number = 13")
+    async with app.run_test(size=(160, 36)) as pilot:
+        await opened(pilot)
+        assert ("kept" in text(app, "trials")) is is_kept
+        await pilot.press("end", "x", "y")
+        await until(pilot, lambda: len(asked(filler)) == 1)
+        await pilot.press("e")
+        await until(pilot, lambda: len(asked(filler)) == 2)
+        trial = {"study": "lr-search-1", "trial": 13}
+        assert asked(filler) == [("study_prune", None, trial), ("study_keep", None, {**trial, "keep": not is_kept})]
+
+
 async def test_the_study_is_paused_and_stopped(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await opened(pilot)
@@ -201,3 +232,42 @@ async def test_the_same_rungs_of_trials_lie_below_each_other(app: GputuiApp) -> 
         assert curves[2][0] != " " and len(curves[2].rstrip()) == 2
         assert curves[12][0] != " " and len(curves[12].rstrip()) == 2
         assert "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
+
+
+@pytest.mark.parametrize(("metric", "shown"), [("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())])
+async def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(
+    app: GputuiApp, metric: str, shown: tuple[float, ...]
+) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        found = page(app).study
+    assert found is not None and found.spec is not None
+    objective = replace(found.spec.objectives[0], metric=metric)
+    without_rungs = found._replace(rungs={}, spec=replace(found.spec, objectives=(objective,)))
+    trial = next(trial for trial in found.trials if trial.run_id is not None)
+    progress = {str(trial.run_id): Progress(losses=(3.0, 2.0, 1.0))}
+    rows = {row.trial.number: row for row in trial_rows(without_rungs, progress, StudyTable())}
+    assert rows[trial.number].curve == shown
+
+
+async def test_a_trial_whose_run_is_queued_is_not_called_running(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        found = page(app).study
+    assert found is not None
+    trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
+    for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
+        rows = trial_rows(found, {}, StudyTable(), {str(trial.run_id): state})
+        assert next(row for row in rows if row.trial.number == trial.number).sign.word == word
+
+
+async def test_small_parameters_have_exponents_below_each_other(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(pilot)
+        found = page(app).study
+    assert found is not None
+    trials = [
+        replace(trial, params={"lr": value}) for trial, value in zip(found.trials, (1.958e-5, 0.003), strict=False)
+    ]
+    assert list(_params(trials, "lr").values()) == ["1.958e-5", "3.000e-3"]
+    assert list(_params(trials[1:], "lr").values()) == ["0.003"]

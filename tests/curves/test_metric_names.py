@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.curves.names import filter_names
+from gputui.curves.metric_names import filter_names
 from tests.texts import mentions
 
 NAMES = ("loss", "val/loss", "val/acc", "lr", "grad_norm", "Layer.0.norm")

@@ -1,0 +1,179 @@
+"""The parameters and arguments of a drafted profile, from the words that were typed and the script's options."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+
+from gputui.profiles.draft_subject import DraftNotes, DraftSubject
+from gputui.profiles.params import UNDECIDED
+from gputui.profiles.script_survey import Option
+from gputui.profiles.typed_command import as_number
+from gputui.runs.spec import ROLE_NAMES, Scalar
+
+OUT = "{run_dir}/out"
+"""The output folder of a drafted run."""
+
+# Names of recovery's parameters in other people's scripts, beside ROLE_NAMES.
+_ROLE_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("per_device_train_batch_size", "train_batch_size", "micro_batch_size", "micro_bs", "batch", "bs"),
+    "grad_accum": ("grad_accum_steps", "accumulate_grad_batches", "accum_steps", "accum", "gradient_accumulation"),
+    "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing"),
+    "lr": ("base_lr",),
+    "grad_clip": ("clip_grad", "gradient_clip_val", "clip"),
+    "num_workers": ("workers", "dataloader_num_workers"),
+    "timeout": ("ddp_timeout",),
+}
+_OUTPUT_OPTIONS = (
+    "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
+    "logdir", "log_dir", "results_dir", "project_dir", "save_path", "work_dir",
+)  # fmt: skip
+# Options worth a parameter besides those of recovery: the length of the training, since a person changes it first, and
+# the Trainer's intervals, since its metrics can be read only when it saves.
+_LENGTH = re.compile(
+    r"(?:(?:max|num|n|total|train|training)_?)+(?:step|iter|iteration|epoch|update)s?"
+    r"|steps|iters|iterations|epochs|updates",
+    re.IGNORECASE,
+)
+_HF_INTERVALS = ("save_steps", "logging_steps")
+# An option for a file that the script saves, and loads if it exists.
+_SAVED_FILE = re.compile(r"^(?!.*(?:load|resume|init|pretrain)).*(?:snapshot|checkpoint|ckpt|save)", re.IGNORECASE)
+
+
+class DraftArguments:
+    """Arguments with placeholders, and the parameters that fill them.
+
+    Attributes:
+        params: parameter → default.
+        roles: role of recovery → parameter, if recovery would not know the parameter by its name.
+        args: the arguments, as words that `shlex.split` can read.
+        out_options: options that name the output folder → ``OUT``.
+        left: options that keep the script's own default.
+    """
+
+    def __init__(self, subject: DraftSubject, notes: DraftNotes) -> None:
+        self.subject = subject
+        self.notes = notes
+        self.params: dict[str, Scalar] = {}
+        self.roles: dict[str, str] = {}
+        self.args: list[str] = []
+        self.out_options: dict[str, str] = {}
+        self.left: list[str] = []
+
+    def read(self) -> None:
+        """Take the typed words, their numbers as parameters; then add the options that recovery or a person changes."""
+        typed = self._add_typed()
+        for name, option in self.subject.options.items():
+            if name not in typed:
+                self._add_untyped(name, option)
+
+    def _add_typed(self) -> set[str]:
+        """Returns the names of the typed options."""
+        subject = self.subject
+        words = deque(subject.command.words)
+        is_lightning_cli = subject.preset == "lightning" and subject.survey.style == "lightning"
+        if is_lightning_cli and not subject.command.program and (not words or words[0] != "fit"):
+            words.appendleft("fit")
+        typed: set[str] = set()
+        positional = deque(option.name for option in subject.options.values() if not option.flag)
+        while words:
+            word = words.popleft()
+            flag, equals, value = word.partition("=")
+            name = flag.lstrip("-+").replace("-", "_").replace(".", "_")
+            option = subject.options.get(name)
+            is_flag = option is not None and option.is_flag
+            if not equals and not is_flag and not flag.startswith("-"):
+                place = positional.popleft() if positional else None
+                if place is not None:
+                    typed.add(place)
+                self._add_positional(word, place)
+                continue
+            if not equals and not is_flag:
+                follows = words[0] if words else ""
+                if not follows or (follows.startswith("-") and as_number(follows) is None):
+                    self.args.append(quote(word))
+                    continue
+                value = words.popleft()
+            typed.add(name)
+            separator = "=" if equals else " "
+            if is_flag:
+                self.params[name] = True
+                self.args.append(f"[{flag} {{{name}}}]")
+            elif name.lower() in _OUTPUT_OPTIONS:
+                self._add_output(name, f"{flag}{separator}{OUT}")
+                self.notes.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
+            elif (number := as_number(value)) is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
+                self._add_param(name, number, argument_of(flag, separator, name))
+            else:
+                self.args.append(f"{flag}{separator}{quote(value)}")
+        return typed
+
+    def _add_positional(self, word: str, name: str | None) -> None:
+        """Add a typed word for the positional argument ``name``, None if the script names none there."""
+        number = as_number(word)
+        if name is not None and name.lower() in _OUTPUT_OPTIONS:
+            self._add_output(name, OUT)
+            self.notes.found.append(f"{word} became {OUT}, a folder of each run's own")
+        elif name is None or number is None:
+            self.args.append(quote(word))
+        else:
+            self.params[name] = number
+            self.args.append(f"{{{name}}}")
+
+    def _add_untyped(self, name: str, option: Option) -> None:
+        flag, default = option.flag, option.default
+        separator = self.subject.separator if flag else ""
+        argument = argument_of(flag, separator, name)
+        if self.subject.survey.named_files == {default} and _SAVED_FILE.search(name):
+            self._add_output(name, f"{flag}{separator}{OUT}/{str(default).rpartition('/')[2]}")
+        elif name.lower() in _OUTPUT_OPTIONS and not option.is_flag:
+            self._add_output(name, f"{flag}{separator}{OUT}")
+        elif option.is_required:
+            self.params[name] = UNDECIDED
+            self.args.append(argument)
+            self.notes.open_points.append(f"the script requires {flag or name}: give it as params: {name}")
+        elif not flag:
+            # Without it the positional arguments behind it would move.
+            self._add_param(name, default, argument)
+        elif not option.is_known or not (role_of(name) or _LENGTH.fullmatch(name) or name in _HF_INTERVALS):
+            self.left.append(flag)
+        elif option.is_flag and default is not True:  # the flag of an option that is on turns it off
+            self._add_param(name, default, f"[{argument}]")
+        elif not option.is_flag and default is None:
+            self._add_param(name, None, f"[{argument}]")
+        elif not option.is_flag and not isinstance(default, str):
+            self._add_param(name, default, argument)
+        else:
+            self.left.append(flag)
+
+    def _add_output(self, name: str, argument: str) -> None:
+        self.args.append(argument)
+        self.out_options[name] = OUT
+
+    def _add_param(self, name: str, default: Scalar, argument: str) -> None:
+        self.params[name] = default
+        self.args.append(argument)
+        role = role_of(name)
+        if role is None or role in self.roles or name in ROLE_NAMES[role]:
+            return
+        if not any(usual in self.params for usual in ROLE_NAMES[role]):
+            self.roles[role] = name
+
+
+def argument_of(flag: str, separator: str, name: str) -> str:
+    """The argument that passes a parameter, such as ``--steps {steps}``; only the value without a flag."""
+    return f"{flag}{separator}{{{name}}}" if flag else f"{{{name}}}"
+
+
+def role_of(name: str) -> str | None:
+    """The role that recovery gives to a parameter of this name."""
+    for role, usual in ROLE_NAMES.items():
+        if name.lower() in (*usual, *_ROLE_ALIASES.get(role, ())):
+            return role
+    return None
+
+
+def quote(word: str) -> str:
+    """Quote a word for `shlex.split`. Unlike `shlex.quote` it leaves placeholders such as ``{lr}`` bare."""
+    return word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else "'" + word.replace("'", "'\"'\"'") + "'"

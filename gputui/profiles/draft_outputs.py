@@ -1,0 +1,240 @@
+"""The ``metrics`` and ``checkpoints`` of a drafted profile."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from gputui.profiles.draft_arguments import OUT
+from gputui.profiles.draft_subject import DraftNotes, DraftSubject
+from gputui.profiles.printed_patterns import DraftPattern, patterns_of
+from gputui.profiles.script_paths import fill_options
+
+_RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path", "load_checkpoint", "checkpoint")
+
+
+class _Checkpoints(Struct, frozen=True):
+    """A folder, "" if it is unknown, and a glob below it. ``is_guess``: the script does not show all of it."""
+
+    folder: str
+    pattern: str
+    is_guess: bool = False
+
+
+class DraftOutputs:
+    """Drafts the sections that say where a script writes. ``out_options`` are the options that name its output folder,
+    with their values."""
+
+    def __init__(self, subject: DraftSubject, notes: DraftNotes, out_options: Mapping[str, str]) -> None:
+        self.subject = subject
+        self.survey = subject.survey
+        self.preset = subject.preset
+        self.notes = notes
+        self.out_options = out_options
+        self.out_dir = self._out_dir()
+
+    def _out_dir(self) -> str | None:
+        """The output folder: from the script's option for it, else from its code."""
+        if self.out_options:
+            return OUT
+        for call in ("TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments", "Trainer", "CSVLogger"):
+            words = self.survey.keywords.get(call, {})
+            for word in ("output_dir", "default_root_dir", "save_dir"):
+                found = self._filled(words.get(word, "*"))
+                if "*" not in found and found:
+                    return found.rstrip("/")
+        return None
+
+    def _filled(self, path: str) -> str:
+        return fill_options(path, {**self.out_options, "run_dir": "{run_dir}"})
+
+    # --- metrics ----------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[str]:
+        """The lines of ``metrics``."""
+        if "GPUTUI_METRICS" in self.survey.text:
+            self.notes.found.append("metrics lines written to $GPUTUI_METRICS")
+            return ["metrics: {source: jsonl}"]
+        sources = self._file_sources()
+        drafts = patterns_of(self.survey.printed)
+        ready = [draft for draft in drafts if draft.steps in ("global", "in_epoch")]
+        spare = [draft for draft in drafts if draft not in ready]
+        has_epochs_only = bool(drafts) and all(draft.steps == "epoch" for draft in drafts)
+        if has_epochs_only:
+            ready, spare = drafts, []
+        # With each pattern that cannot be used, why: none of these lines has a step of the whole training.
+        reasons = {"unclear": "steps begin again with each epoch", "epoch": "has no step, only an epoch"}
+        spares = [f"  # line {each.line}, {reasons[each.steps]}: {_single(each.pattern)}" for each in spare]
+        if ready and self.preset != "hf":
+            sources.append([*_output_source(ready, has_epochs_only), *spares])
+            self.notes.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
+        if not sources:
+            self.notes.open_points.append(
+                "no metrics were found: --preset hf or another takes those of its framework; else give patterns of "
+                "what it prints (docs/metrics.md)"
+            )
+            return [
+                "# No metrics were found. What it prints can be searched (docs/metrics.md):",
+                "# metrics: {source: output, patterns: ['step (?P<step>\\d+) loss (?P<loss>\\S+)']}",
+                *spares,
+                "metrics: off",
+            ]
+        if len(sources) == 1:
+            return ["metrics:", *(f"  {line}" for line in sources[0])]
+        shown = ["metrics:"]
+        for source in sources:
+            shown += [f"  - {source[0]}", *(f"    {line}" for line in source[1:])]
+        return shown
+
+    def _file_sources(self) -> list[list[str]]:
+        """The lines of each source that is a file."""
+        survey = self.survey
+        sources: list[list[str]] = []
+        if self.preset == "hf":
+            path = f"{self.out_dir or 'out'}/checkpoint-*/trainer_state.json"
+            sources.append(["source: hf", f'path: "{path}"   # with each checkpoint'])
+            self.notes.found.append("metrics in trainer_state.json")
+        if self.preset == "lightning" and ("CSVLogger" in survey.calls or "metrics.csv" in survey.text):
+            folder = survey.keywords.get("CSVLogger", {}).get("save_dir", "*").strip("*") or self.out_dir or "."
+            sources.append(["source: csv", f'path: "{folder}/lightning_logs/version_*/metrics.csv"'])
+        elif self.preset == "lightning":
+            comment = "# CSVLogger: {source: csv, path: …/metrics.csv}"
+            path = f"{self.out_dir or '.'}/lightning_logs/version_*"
+            sources.append([f"source: tensorboard             {comment}", f'path: "{path}"'])
+        if "SummaryWriter" in survey.calls:
+            words = survey.keywords.get("SummaryWriter", {})
+            folder = self._filled(words.get("log_dir", words.get("logdir", "runs/*")))
+            sources.append(["source: tensorboard", f'path: "{folder}"'])
+            self.notes.found.append(f"TensorBoard files in {folder}")
+        return sources
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[str]:
+        """The lines of ``checkpoints``."""
+        notes, survey = self.notes, self.survey
+        saved = self._saved()
+        if saved is not None and not saved.folder:
+            notes.open_points.append(
+                f"in which folder it saves {saved.pattern} cannot be seen: write it as checkpoints: dir"
+            )
+            saved = None
+        is_passed = re.search(r"--\S*resume", self.subject.command_text) is not None
+        if is_passed:
+            resume, comment = None, "what it starts is given its own option to resume"
+        else:
+            resume, comment = self._resume()
+        if saved is None:
+            notes.open_points.append("no checkpoints were found: a new attempt begins from the start")
+            words = resume or "--resume {checkpoint}"
+            return [
+                "# No checkpoints were found; with them a new attempt would go on from the newest one:",
+                f'# checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{words}"}}',
+            ]
+        where = f"checkpoints {saved.folder}/{saved.pattern}"
+        if saved.is_guess:
+            notes.guesses.append(f"{where}: a guess; gputui explain says after a run whether a file matched")
+        else:
+            notes.found.append(where)
+        lines = [
+            "checkpoints:",
+            f"  dir: {yaml_text(saved.folder)}",
+            f"  pattern: {yaml_text(saved.pattern)}" + ("     # a guess" if saved.is_guess else ""),
+        ]
+        if resume is not None:
+            lines.append(f"  resume: {yaml_text(resume)}")
+        elif "GPUTUI_CHECKPOINT" not in survey.text and not is_passed and not self._loads_own_checkpoint:
+            notes.open_points.append("the script has no option to resume: a new attempt would begin from the start")
+        return [*lines, f"  # {comment}"] if comment else lines
+
+    def _saved(self) -> _Checkpoints | None:
+        out_dir = self.out_dir
+        if self.preset == "hf":
+            return _Checkpoints(out_dir or "out", "checkpoint-*", is_guess=out_dir is None)
+        if self.preset == "timm":
+            # timm's saver writes this file with every epoch; model_best.pth.tar beside it may be older.
+            return _Checkpoints(out_dir or "output", "**/last.pth.tar", is_guess=True)
+        paths = [self._filled(path) for path in self.survey.saves]
+        if self.preset == "lightning":
+            paths = [path for path in paths if path.endswith(".ckpt") and not path.startswith("*")]
+            if not paths or paths[0].startswith("lightning_logs"):
+                return _Checkpoints(out_dir or ".", "lightning_logs/version_*/checkpoints/*.ckpt", out_dir is None)
+        for path in sorted(paths, key=lambda path: ("best" in path, "*" not in path.rpartition("/")[2])):
+            folder, _, pattern = path.rpartition("/")
+            if not pattern.strip("*"):
+                continue
+            known, star, _ = folder.partition("*")
+            if not star:
+                return _Checkpoints(folder or ".", pattern)
+            # The unknown part may be any number of folders.
+            return _Checkpoints(known.rpartition("/")[0] or out_dir or "", f"**/{pattern}", is_guess=True)
+        if len(self.survey.named_files) == 1:
+            (path,) = self.survey.named_files
+            folder, _, file = path.rpartition("/")
+            option = next((name for name, each in self.survey.options.items() if each.default == path), None)
+            if option is not None and option in self.out_options:
+                return _Checkpoints(OUT, file, is_guess=True)
+            if out_dir is not None:
+                return _Checkpoints(out_dir, f"**/{file}", is_guess=True)
+            return _Checkpoints(folder or ".", file, is_guess=True)
+        return None
+
+    def _resume(self) -> tuple[str | None, str]:
+        """The arguments that resume, and a comment."""
+        survey, preset = self.survey, self.preset
+        if "GPUTUI_CHECKPOINT" in survey.text:
+            return None, "resumed by $GPUTUI_CHECKPOINT, which the script reads"
+        if preset == "nanogpt":
+            return "--init_from=resume", "the script finds its own ckpt.pt"
+        if preset == "lightning" and survey.style == "lightning":
+            return "--ckpt_path {checkpoint}", ""
+        if preset == "lightning" and not survey.options.keys() & set(_RESUME_OPTIONS):
+            return None, 'one line makes it resume: trainer.fit(model, ckpt_path=os.environ.get("GPUTUI_CHECKPOINT"))'
+        if preset == "hf" and survey.style == "hf" and "resume_from_checkpoint" in survey.text:
+            return "--resume_from_checkpoint {checkpoint}", ""
+        for name in _RESUME_OPTIONS:
+            option = survey.options.get(name)
+            if option is not None and option.is_flag:
+                return option.flag, "the script finds its newest checkpoint itself"
+            if option is not None:
+                return f"{option.flag}{self.subject.separator}{{checkpoint}}", ""
+        if preset == "hf":
+            return (
+                None,
+                'one line makes it resume: trainer.train(resume_from_checkpoint=os.environ.get("GPUTUI_CHECKPOINT"))',
+            )
+        if self._loads_own_checkpoint:
+            return None, "the script seems to load its own checkpoint where that is there"
+        return None, "the script would begin again; where it can, let it load os.environ.get('GPUTUI_CHECKPOINT')"
+
+    @property
+    def _loads_own_checkpoint(self) -> bool:
+        return "load" in self.survey.calls and bool(self.survey.calls & {"exists", "is_file", "isfile"})
+
+
+def _output_source(patterns: Sequence[DraftPattern], has_epochs_only: bool) -> list[str]:
+    """The lines of a source that searches the output of the first rank."""
+    lines = ["source: output                 # stdout and stderr of the first rank"]
+    if has_epochs_only:
+        lines.append("step: epoch")
+    units = {name: unit for pattern in patterns for name, unit in pattern.units.items()}
+    if units:
+        lines.append("units: {" + ", ".join(f"{name}: {unit}" for name, unit in units.items()) + "}")
+    texts = [pattern.pattern for pattern in patterns]
+    if not any("(?P<loss>" in text for text in texts):
+        # Alerts and recovery know the loss by this name.
+        texts = [text.replace("(?P<train_loss>", "(?P<loss>") for text in texts]
+    return [*lines, "patterns:", *(f"  - {_single(text)}" for text in texts)]
+
+
+def _single(text: str) -> str:
+    """Text in YAML's single quotes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def yaml_text(text: str) -> str:
+    """Text as a YAML scalar, quoted only if it must be."""
+    return text if re.fullmatch(r"[A-Za-z./][\w./ =-]*", text) and ": " not in text else json.dumps(text)

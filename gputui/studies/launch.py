@@ -1,0 +1,165 @@
+"""What a study would start on this machine: its runs, first points, checks and expected cost."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from msgspec.structs import replace
+
+from gputui.charts import units
+from gputui.config import Workspace
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.loading import Profile
+from gputui.profiles.preflight import check, quick_checks
+from gputui.profiles.resolve import ResolveError, resolve
+from gputui.runs.checks import CheckResult
+from gputui.runs.spec import RunSpec, Scalar
+from gputui.store.database import StoreError, open_reader
+from gputui.store.memory_peaks import past_peaks
+from gputui.store.studies import SECONDS_PER_HOUR, expected_seconds
+from gputui.studies import decide
+from gputui.studies.loading import gpus_of
+from gputui.studies.pbt import first_point
+from gputui.studies.sampling import OptunaMirror
+from gputui.studies.sharing import trials_on_gpu
+from gputui.studies.spec import StudySpec
+
+SHOWN_POINTS = 10
+
+
+def resolve_study(
+    spec: StudySpec, profile: Profile, situation: GpuSituation | None, usual_seconds: float | None
+) -> tuple[StudySpec, RunSpec]:
+    """The study with the GPUs of a trial, and the specification of its runs. ``usual_seconds`` is the usual duration of
+    a run, None if unknown. Raises ResolveError if this machine cannot run it."""
+    whole = None if situation is None else sum(not gpu.mig_mode for gpu in situation.facts)
+    if whole and spec.gpus_per_trial > whole:
+        asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, this machine has {whole}; give {whole} at most"
+        raise ResolveError([asked], is_refusal=True)
+    base = resolve(
+        profile,
+        overrides=dict(spec.params),
+        gpus_override=None if spec.gpus_per_trial == gpus_of(profile) else str(spec.gpus_per_trial),
+        inventory=None if situation is None else situation.facts,
+    )
+    spec = replace(spec, gpus_per_trial=len(base.gpus.uuids) or base.gpus.count)
+    if problems := impossible_budget(spec, usual_seconds):
+        raise ResolveError(problems, is_refusal=True)
+    return spec, base
+
+
+def impossible_budget(spec: StudySpec, seconds: float | None) -> list[str]:
+    """Problems of a budget that is too small for one trial. ``seconds`` is the usual duration of a run, None if
+    unknown."""
+    if seconds is None:
+        return []
+    budget, hours = spec.budget, seconds * spec.gpus_per_trial / SECONDS_PER_HOUR
+    found = []
+    if budget.wall_seconds is not None and budget.wall_seconds < seconds:
+        took, given = units.duration(seconds), units.duration(budget.wall_seconds)
+        found.append(f"budget.wall: {given} is less than one run takes, {took} by earlier ones; give more")
+    if budget.gpu_hours is not None and budget.gpu_hours < hours:
+        found.append(
+            f"budget.gpu_hours: {budget.gpu_hours:g} is less than one run takes, {hours:.2g} by earlier ones; give more"
+        )
+    return found
+
+
+def check_first_trial(
+    workspace: Workspace, base: RunSpec, spec: StudySpec, situation: GpuSituation | None, *, with_process: bool = True
+) -> list[CheckResult]:
+    """The checks of the first trial as a run; those that start a process only ``with_process``."""
+    trial = decide.trial_spec(base, spec, spec.name, 0, first_points(spec, 1)[0])
+    try:
+        with closing(open_reader(workspace.database)) as connection:
+            past = past_peaks(connection, trial.name)
+    except StoreError:
+        past = []
+    checks = check if with_process else quick_checks
+    return checks(trial, state=workspace.state, gpus=situation, past=past)
+
+
+def usual_seconds(connection: sqlite3.Connection | None, spec: StudySpec) -> float | None:
+    """The usual duration of a run of the study's profile; None without earlier runs."""
+    return None if connection is None else expected_seconds(connection, spec.profile, spec.params)
+
+
+def first_points(spec: StudySpec, count: int) -> list[dict[str, Scalar]]:
+    """The first points of a study without results."""
+    if spec.pbt is not None:
+        return [first_point(spec.space, spec.seed, number) for number in range(min(count, spec.pbt.members))]
+    if spec.sampler.kind == "grid":
+        return (spec.grid() or [])[:count]
+    count = min(count, spec.budget.trials or count)
+    mirror = OptunaMirror(spec, spec.name, {})
+    return [mirror.ask()[0] for _ in range(count)]
+
+
+def study_plan(connection: sqlite3.Connection | None, spec: StudySpec) -> dict[str, Any]:
+    """The first points of a study, and its expected cost by earlier runs of the profile (null if unknown). Pruning and
+    the slowdown of trials that share a GPU are ignored. JSON; ``connection`` is None if nothing was recorded."""
+    trials = spec.budget.trials if spec.pbt is None else spec.pbt.members
+    if spec.pbt is None and spec.sampler.kind == "grid":
+        size = spec.grid_size or 0
+        trials = size if trials is None else min(trials, size)
+    seconds, room, sharing = usual_seconds(connection, spec), spec.parallel, 1
+    if connection is not None:
+        (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
+        sharing = _trials_on_each_gpu(connection, spec)
+        if spec.gpus_per_trial:
+            slots = gpus // spec.gpus_per_trial * sharing
+            room = min(spec.parallel or slots, slots) or None
+    if room is None and not spec.gpus_per_trial:
+        room = 1
+    total = None if seconds is None or trials is None else seconds * trials
+    wall = None if total is None or trials is None or room is None else total / min(room, trials)
+    limit = spec.budget.wall_seconds
+    return {
+        "name": spec.name,
+        "profile": spec.profile,
+        "trials": trials,
+        "gpus_per_trial": spec.gpus_per_trial,
+        "trials_per_gpu": sharing,
+        "parallel": room,
+        "first_points": first_points(spec, SHOWN_POINTS),
+        "expected_trial_seconds": seconds,
+        "expected_wall_seconds": min(wall, limit) if wall is not None and limit is not None else wall,
+        "expected_gpu_hours": None if total is None else total * spec.gpus_per_trial / sharing / 3600,
+    }
+
+
+def plan_head(plan: Mapping[str, Any]) -> str:
+    """``vit-lr: 24 trials of vit-b16, 2 GPUs each, 4 at a time``."""
+    count = "an open number of trials" if plan["trials"] is None else units.count_of(plan["trials"], "trial")
+    gpus = plan["gpus_per_trial"]
+    on = f"{units.count_of(gpus, 'GPU')} each" if gpus else "on the CPU"
+    if plan["trials_per_gpu"] > 1:
+        on = f"{plan['trials_per_gpu']} sharing a GPU"
+    return f"{plan['name']}: {count} of {plan['profile']}, {on}, {plan['parallel'] or units.UNKNOWN} at a time"
+
+
+def plan_cost(plan: Mapping[str, Any]) -> str:
+    """The expected duration and cost as a sentence."""
+    if plan["expected_trial_seconds"] is None:
+        return "no run of the profile with these parameters has succeeded yet: how long it takes is not known"
+    wall, hours = plan["expected_wall_seconds"], plan["expected_gpu_hours"]
+    return f"expected without pruning: {units.duration(wall)}, {units.gpu_hours(hours)} GPU-hours"
+
+
+def point_words(params: Mapping[str, Any], names: Sequence[str] | None = None) -> str:
+    """``lr=0.01 batch_size=16``."""
+    shown = {name: params[name] for name in names} if names is not None else params
+    return " ".join(f"{name}={units.metric_value(v) if isinstance(v, float) else v}" for name, v in shown.items())
+
+
+def _trials_on_each_gpu(connection: sqlite3.Connection, spec: StudySpec) -> int:
+    """How many trials would share each GPU, by the peaks of earlier runs of the profile on one GPU."""
+    if spec.trials_per_gpu == 1:
+        return 1
+    peaks = (past.peak_bytes for past in past_peaks(connection, spec.profile) if past.gpu_count == 1)
+    largest = max((peak for peak in peaks if peak is not None), default=None)
+    gpus = connection.execute("SELECT facts ->> '$.memory_total_bytes' FROM gpus WHERE present").fetchall()
+    return min((trials_on_gpu(spec.trials_per_gpu, total, 0, largest) for (total,) in gpus), default=1)

@@ -1,0 +1,115 @@
+"""Queries of a study about the runs of its trials and about free GPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+
+from gputui.runs.spec import RunSpec, Scalar
+from gputui.store.memory_peaks import peak_bytes, study_peaks
+from gputui.store.metrics.objectives import reported_values
+from gputui.store.metrics.queries import latest
+from gputui.store.run_states import RunState
+from gputui.studies import decide
+from gputui.studies.decide import ObjectiveCourse, ObjectivePoint, RunEnd
+from gputui.studies.sharing import trials_on_gpu
+from gputui.studies.spec import StudySpec
+
+STEP_METRIC = "step_time"
+
+
+def run_end(connection: sqlite3.Connection, run_id: str | None) -> RunEnd | None:
+    """How a run ended, None while it is active. A removed run counts as stopped."""
+    row = connection.execute(
+        "SELECT state, reason, EXISTS (SELECT 1 FROM attempts AS a WHERE a.run_id = runs.run_id "
+        "AND a.last_step IS NOT NULL), json_valid(spec) AND spec ->> '$.checkpoints' IS NOT NULL "
+        "FROM runs WHERE run_id = ?",
+        (run_id,),
+    ).fetchone()
+    if row is None:
+        return RunEnd(RunState.STOPPED, "its run was removed")
+    state = RunState(row[0])
+    if not state.is_over:
+        return None
+    incident = None if state is RunState.SUCCEEDED else last_incident(connection, run_id)
+    return RunEnd(state, row[1], None if incident is None else incident[0], bool(row[2]), bool(row[3]))
+
+
+def last_incident(connection: sqlite3.Connection, run_id: str | None) -> tuple[str, str] | None:
+    """The kind and fingerprint of a run's last incident."""
+    row: tuple[str, str] | None = connection.execute(
+        "SELECT kind, fingerprint FROM incidents WHERE run_id = ? ORDER BY incident_id DESC LIMIT 1", (run_id,)
+    ).fetchone()
+    return row
+
+
+def has_stepped(connection: sqlite3.Connection, run_id: str | None) -> bool:
+    """Whether any attempt of a run reported a step."""
+    query = "SELECT 1 FROM attempts WHERE run_id = ? AND last_step IS NOT NULL"
+    return connection.execute(query, (run_id,)).fetchone() is not None
+
+
+def constraint_values(connection: sqlite3.Connection, spec: StudySpec, run_id: str | None) -> tuple[float, ...]:
+    """How far a run breaks each constraint of the study; see `decide.constraint_values`."""
+    if not spec.constraints.count or run_id is None:
+        return ()
+    attempts = connection.execute("SELECT number FROM attempts WHERE run_id = ?", (run_id,)).fetchall()
+    peaks = [peak for (number,) in attempts if (peak := peak_bytes(connection, run_id, number)) is not None]
+    return decide.constraint_values(spec, max(peaks, default=None), latest(connection, run_id).get(STEP_METRIC))
+
+
+def trial_slots(connection: sqlite3.Connection, spec: StudySpec, study_id: str, base: RunSpec) -> int:
+    """How many trials may run at the same time; see `decide.room_for`. ``base`` is the specification of their runs."""
+    gpus, leased, queued = connection.execute(
+        "SELECT (SELECT count(*) FROM gpus WHERE present AND uuid NOT IN (SELECT gpu_uuid FROM gpu_quarantine)), "
+        "(SELECT count(DISTINCT l.gpu_uuid) FROM leases AS l JOIN runs AS r USING (run_id) "
+        "WHERE r.study_id IS NOT ?1), (SELECT coalesce(sum(coalesce(gpu_count, max(spec ->> '$.gpus.count', "
+        "json_array_length(spec, '$.gpus.uuids')))), 0) FROM runs "
+        "WHERE state = 'queued' AND json_valid(spec) AND study_id IS NOT ?1 AND priority >= ?2)",
+        (study_id, spec.priority),
+    ).fetchone()
+    share = 1
+    if spec.trials_per_gpu > 1:
+        peaks = study_peaks(connection, study_id)
+        sizes = connection.execute("SELECT name, facts ->> '$.memory_total_bytes' FROM gpus WHERE present")
+        fitting = (trials_on_gpu(spec.trials_per_gpu, total, 0, peaks.get(name)) for name, total in sizes)
+        share = max(fitting, default=1)
+    return decide.room_for(spec, gpus, leased + queued, len(os.sched_getaffinity(0)), base.nproc, share)
+
+
+def warm_trials(
+    connection: sqlite3.Connection, spec: StudySpec
+) -> list[tuple[str, dict[str, Scalar], list[float], float]]:
+    """(run, tuned values, a value per objective, end time) of the newest ``warm_start`` runs of the profile that
+    succeeded inside the space with the study's fixed values, oldest first. Raises sqlite3.Error."""
+    trials: list[tuple[str, dict[str, Scalar], list[float], float]] = []
+    rows = connection.execute(
+        "SELECT run_id, params, ended_at FROM runs WHERE profile = ? AND state = 'succeeded' ORDER BY sequence DESC",
+        (spec.profile,),
+    )
+    for run_id, text, ended_at in rows:
+        if len(trials) >= spec.warm_start:
+            break
+        params = json.loads(text)
+        is_alike = all(params.get(name) == value for name, value in spec.params.items())
+        if not is_alike or not all(
+            dimension.name in params and dimension.holds(params[dimension.name]) for dimension in spec.space
+        ):
+            continue
+        metrics = list(dict.fromkeys(objective.metric for objective in spec.objectives))
+        courses: dict[str, ObjectiveCourse] = {}
+        for value in reported_values(connection, run_id, metrics, "step", {})[0]:
+            point = ObjectivePoint(value.step, value.step, value.value, value.attempt, value.at or 0.0)
+            courses.setdefault(value.metric, ObjectiveCourse()).add(point)
+        values = [
+            decide.objective_value(courses.get(objective.metric, ObjectiveCourse()).points, objective)
+            for objective in spec.objectives
+        ]
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        if len(finite) == len(values):
+            trials.append(
+                (run_id, {dimension.name: params[dimension.name] for dimension in spec.space}, finite, ended_at)
+            )
+    return trials[::-1]

@@ -1,0 +1,313 @@
+"""Files that are read aside: what does not answer keeps nobody else waiting, and nobody gets another run's values."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.metrics import background_reads, background_sources, files
+from gputui.metrics.background_reads import ReadContext
+from gputui.metrics.ingest import MetricsIngest
+from gputui.store.database import open_reader
+from tests.conftest import wait_until
+from tests.stores import open_store
+
+from .conftest import NOW, line
+
+Files = set[tuple[int, int]]
+
+
+class Thread:
+    """Work in a thread, or in the caller's once ``is_over`` is asked for."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self._value = work, None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._work()
+        except OSError as error:
+            self._error = error
+
+    @property
+    def is_over(self) -> bool:
+        self._thread.join(0.2)
+        return not self._thread.is_alive()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class Home:
+    """A home with runs whose files lie elsewhere; ``written`` says what the processes of each run have open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.work = folder / "home", folder / "work"
+        self.folder.mkdir()
+        self.work.mkdir()
+        self.connection = open_store(self.folder / "gputui.db")
+        self.written: dict[str, list[Path]] = {}
+        self.notes: list[tuple[str, str]] = []
+        self.last_step: dict[str, int] = {}
+        read_context = ReadContext(
+            home=self.folder,
+            start=lambda _, work: Thread(work),
+            connect=lambda: open_reader(self.folder / "gputui.db"),
+            run_dir=lambda run_id: self.folder / "runs" / run_id,
+            written_by=self._written_by,
+        )
+        self.ingest = MetricsIngest(self.connection, clock=lambda: NOW, read_context=read_context)
+
+    def _written_by(self, attempts: Sequence[tuple[str, int]]) -> list[Files]:
+        found = []
+        for run_id, _ in attempts:
+            statuses = [path.stat() for path in self.written.get(run_id, ())]
+            found.append({(status.st_dev, status.st_ino) for status in statuses})
+        return found
+
+    def run(self, run_id: str, path: str, kind: str = "jsonl", *, attempt: int = 1) -> None:
+        self.connection.execute(
+            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+            "VALUES (?, (SELECT count(*) FROM runs), ?, 'p', 'running', '{}', '{}', 0)",
+            (run_id, run_id),
+        )
+        self.ingest.open_source(run_id, str(self.work / path), kind)
+        wait_until(lambda: self.ingest.survey(run_id) is None)
+        ends = self.ingest.ends(run_id)
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute(
+            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at) "
+            "VALUES (?, ?, 'running', '{}', '[]', '{}', ?)",
+            (run_id, attempt, NOW - 100),
+        )
+        self.ingest.begin_attempt(run_id, attempt, ends=ends)
+        self.connection.execute("COMMIT")
+
+    def end(self, run_id: str, at: float) -> None:
+        self.connection.execute("UPDATE attempts SET ended_at = ? WHERE run_id = ?", (at, run_id))
+        self.connection.execute("UPDATE runs SET ended_at = ?, state = 'failed' WHERE run_id = ?", (at, run_id))
+        self.ingest.forget(run_id)
+
+    def pump(self, rounds: int = 4) -> None:
+        for _ in range(rounds):
+            report = self.ingest.pump()
+            self.notes += [(run_id, note.kind) for run_id, note in report.notes]
+            time.sleep(0.01)
+
+    def steps(self, run_id: str) -> list[int]:
+        rows = self.connection.execute(
+            "SELECT step FROM metrics JOIN metric_sources USING (source_id) WHERE run_id = ? "
+            "ORDER BY source_id, metrics.generation, metrics.byte_offset",
+            (run_id,),
+        )
+        return [row[0] for row in rows]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setattr(background_reads, "ACTIVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(background_reads, "QUIET_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(background_sources, "UNATTRIBUTED_SECONDS", 0.0)
+    made = Home(tmp_path)
+    yield made
+    made.ingest.close()
+    made.connection.close()
+
+
+def write(path: Path, *steps: int, at: float | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write("".join(map(line, steps)))
+    if at is not None:
+        os.utime(path, (at, at))
+
+
+# --- whose file it is -------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_that_hold_one_file_open_get_none_of_its_values(home: Home) -> None:
+    home.run("a", "log.jsonl")
+    log = home.work / "log.jsonl"
+    home.written["a"] = [log]
+    write(log, 1, 2)
+    home.pump()
+    assert home.steps("a") == [1, 2]
+    home.run("b", "log.jsonl")
+    home.written["b"] = [log]
+    write(log, 3, 4)
+    home.pump()
+    assert (home.steps("a"), home.steps("b")) == ([1, 2], [])
+    assert {("a", "metrics_doubtful"), ("b", "metrics_doubtful")} == set(home.notes)
+    # Lines of the first are among those that the second has not read.
+    home.written["a"] = []
+    home.end("a", NOW + 10)
+    home.pump()
+    assert home.steps("b") == []
+
+
+def test_each_run_follows_the_file_that_its_own_processes_have_open(home: Home) -> None:
+    """Two starts with the pattern of the documentation."""
+    for number, run_id in enumerate(("a", "b")):
+        home.run(run_id, "logs/version_*/metrics.jsonl")
+        path = home.work / f"logs/version_{number}/metrics.jsonl"
+        write(path, 10 * number, at=NOW + number)
+        home.written[run_id] = [path]
+    for step in range(1, 4):
+        for number in range(2):
+            write(home.work / f"logs/version_{number}/metrics.jsonl", 10 * number + step, at=NOW + 10 * step + number)
+            home.pump()
+    assert (home.steps("a"), home.steps("b")) == ([0, 1, 2, 3], [10, 11, 12, 13])
+    assert home.notes == []
+
+
+def test_a_file_is_kept_that_was_read_while_no_other_run_lived(home: Home) -> None:
+    """By a writer that opens and closes its file for each line."""
+    home.run("a", "logs/version_*/metrics.jsonl")
+    write(home.work / "logs/version_0/metrics.jsonl", 1, at=NOW)
+    home.pump()
+    home.run("b", "logs/version_*/metrics.jsonl")
+    write(home.work / "logs/version_1/metrics.jsonl", 50, at=NOW + 9)
+    write(home.work / "logs/version_0/metrics.jsonl", 2, at=NOW + 8)
+    home.pump()
+    assert home.steps("a") == [1, 2]
+    # Nobody can see who wrote it: it may be the next file of the first run.
+    assert home.steps("b") == []
+    assert ("b", "metrics_doubtful") in home.notes
+
+
+def test_the_file_of_a_run_that_ended_meanwhile_is_not_taken_over(home: Home) -> None:
+    home.run("a", "logs/version_*/metrics.jsonl")
+    home.run("b", "logs/version_*/metrics.jsonl")
+    write(home.work / "logs/version_1/metrics.jsonl", 50, at=NOW + 9)
+    home.pump()
+    home.end("b", NOW + 10)
+    home.pump()
+    assert home.steps("a") == []
+
+
+def test_a_run_alone_reads_whatever_its_pattern_matches(home: Home) -> None:
+    home.run("a", "logs/version_*/metrics.jsonl")
+    for number in range(3):
+        write(home.work / f"logs/version_{number}/metrics.jsonl", number, at=NOW + number)
+        home.pump()
+    assert home.steps("a") == [0, 1, 2]
+
+
+def test_runs_that_do_not_overlap_in_time_share_a_file(home: Home) -> None:
+    log = home.work / "log.jsonl"
+    home.run("a", "log.jsonl")
+    write(log, 1)
+    home.pump()
+    home.end("a", NOW - 200)
+    home.run("b", "log.jsonl")
+    write(log, 2)
+    home.pump()
+    assert (home.steps("a"), home.steps("b"), home.notes) == ([1], [2], [])
+
+
+# --- what does not answer ---------------------------------------------------------------------------------------------
+
+
+def test_links_in_circles_keep_nobody_waiting_and_are_read(home: Home) -> None:
+    for name in ("a", "b"):
+        (home.work / name).symlink_to(".")
+    home.run("a", "**/metrics.jsonl")
+    write(home.work / "metrics.jsonl", 1)
+    home.pump()
+    assert home.steps("a") == [1]
+
+
+def test_a_search_that_is_cut_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_ENTRIES", 3)
+    home.run("a", "**/metrics.jsonl")
+    for number in range(20):
+        (home.work / f"folder{number}").mkdir()
+    home.pump()
+    assert set(home.notes) == {("a", "metrics_search_cut")}
+
+
+class DeadFolder:
+    """File operations below a folder that wait until it answers again."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        self.answers.set()
+        self.touched_by: set[str] = set()
+        for name in ("open", "stat", "scandir", "lstat"):
+            monkeypatch.setattr(os, name, self._slow(getattr(os, name), f"{folder}/"))
+
+    def _slow(self, real: Callable[..., Any], below: str) -> Callable[..., Any]:
+        def call(path: Any = ".", *rest: Any, **options: Any) -> Any:
+            if isinstance(path, str | Path) and f"{path}/".startswith(below):
+                self.touched_by.add(threading.current_thread().name)
+                self.answers.wait(30)
+            return real(path, *rest, **options)
+
+        return call
+
+
+def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 0.2)
+    dead = DeadFolder(home.work / "far", monkeypatch)
+    home.run("far", "far/m.jsonl")
+    home.run("near", str(home.folder / "runs/near/m.jsonl"))
+    # Another device than that of the home.
+    home.ingest._background.home_device = -1  # type: ignore[union-attr]
+    write(home.work / "far/m.jsonl", 1)
+    home.pump()
+    assert home.steps("far") == [1]
+    dead.answers.clear()
+    began = time.monotonic()
+    for step in itertools.count():
+        write(home.folder / "runs/near/m.jsonl", step)
+        home.pump(1)
+        if ("far", "metrics_unanswered") in home.notes or time.monotonic() - began > 20:
+            break
+    assert home.notes == [("far", "metrics_unanswered")]
+    assert home.steps("near")
+    assert threading.current_thread().name not in dead.touched_by
+    # The end of the attempt is not kept waiting either.
+    report = home.ingest.finish("far")
+    assert not report.more and not report.awaits
+    dead.answers.set()
+
+
+def test_it_goes_on_when_the_file_system_answers(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 0.1)
+    dead = DeadFolder(home.work / "far", monkeypatch)
+    home.ingest._background.home_device = -1  # type: ignore[union-attr]
+    home.run("far", "far/m.jsonl")
+    dead.answers.clear()
+    home.pump()
+    dead.answers.set()
+    write(home.work / "far/m.jsonl", 1, 2)
+    home.pump(8)
+    assert home.steps("far") == [1, 2]
+
+
+def test_a_run_waits_for_the_file_system_of_its_metrics(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = DeadFolder(home.work / "far", monkeypatch)
+    dead.answers.clear()
+    home.connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('far', 1, 'far', 'p', 'queued', '{}', '{}', 0)"
+    )
+    path = str(home.work / "far/m.jsonl")
+    home.ingest.open_source("far", path, "jsonl")
+    assert home.ingest.survey("far") == path
+    dead.answers.set()
+    wait_until(lambda: home.ingest.survey("far") is None)
+    assert json.dumps(len(home.ingest.ends("far"))) == "1"
