@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: run demo test test-long check format coverage bench chaos screenshots clean
+.PHONY: run demo test test-long test-long-setup check format coverage bench chaos screenshots clean
 
 run: $(VENV)/.installed
 	@$(BIN)/gputui
@@ -12,22 +12,31 @@ run: $(VENV)/.installed
 demo: $(VENV)/.installed
 	@$(BIN)/gputui --demo
 
-# Many tests wait more than they compute, so four run at once on two cores; what must be alone comes afterwards.
+# Four workers on two cores, since many tests wait for processes; tests/conftest.py says which worker runs what.
 JOBS ?= 4
-# Both parts run, whatever the first finds. A failure names the seed of its order: make test SEED="--seed 1".
-define in-two-parts
-	@status=0; \
-	$(BIN)/python -m pytest -m "$(1) and not alone" -n $(JOBS) --dist loadgroup $(2) || status=$$?; \
-	$(BIN)/python -m pytest -m "$(1) and alone" $(2) || status=$$?; \
-	exit $$status
-endef
 
+# The same tests with the same examples in the same order each time.
 test: $(VENV)/.installed-dev
-	$(call in-two-parts,not long,$(SEED))
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest -m "not long" -n $(JOBS) --dist loadgroup --durations 10
 
-# Random chaos, every property with hundreds of examples, the wide matrix of the trainer, benchmarks, the wheel.
+# What only breadth finds, in random order: chaos, the wide matrix, real Slurm, Ray, sshd and frameworks, the wheel, and
+# what measures time, which runs last and alone. A failure prints its seed: make test-long SHUFFLE=1234
+SHUFFLE ?= any
+LONG = $(BIN)/python -m pytest --hypothesis-profile many --shuffle $(SHUFFLE) --durations 10
 test-long: $(VENV)/.installed-dev
-	$(call in-two-parts,(long or hypothesis),--hypothesis-profile many $(SEED))
+	@status=0; \
+	$(LONG) -m "(long or hypothesis) and not alone" -n $(JOBS) --dist loadscope || status=$$?; \
+	$(LONG) -m "long and alone" || status=$$?; \
+	exit $$status
+
+# What test-long needs beyond pip's packages for `make test`; tests skip what is not installed. Ray has an environment of its own.
+test-long-setup: $(VENV)/.installed-dev
+	apt-get update -q
+	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+		openssh-server prometheus munge rsync slurm-wlm
+	$(PIP) install -c constraints.txt -e '.[train,dev,foreign]'
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install --quiet "ray[default]"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -36,77 +36,74 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# In `make test` a property is tried with a few random examples, in `make test-long` with many; the seed that is printed
-# decides which. A shared machine's clock says nothing about the code, nor does how long it takes to make up an example.
-_ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
-settings.register_profile("few", _ANY_PACE, max_examples=20)
-settings.register_profile("many", _ANY_PACE, max_examples=300)
-settings.load_profile("few")
-
-
-# What asserts how long something takes: `make test` runs these without others beside them.
-ALONE = (
-    "pty/test_never_blocks.py",
-    "tui/terminal/test_budget.py",
-    "tui/terminal/test_slow_lines.py",
-    "faults/test_memory_leak.py",
-)
+# `make test` runs the same examples in the same order each time; `make test-long` draws both (--shuffle) and tries many
+# examples. Deadlines per example would measure the machine.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile("fixed", _UNTIMED, max_examples=20, derandomize=True)
+settings.register_profile("many", _UNTIMED, max_examples=300)
+settings.load_profile("fixed")
 
 TESTS = Path(__file__).parent
 
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """For the few that run alone the others need not be imported, nor what they import."""
-    if not config.option.markexpr.endswith("and alone") or TESTS not in collection_path.parents:
-        return None
-    place = collection_path.relative_to(TESTS).as_posix()
-    return None if any(f"{one}/".startswith(f"{place}/") for one in ALONE) else True
+# Which of the four workers runs a directory's tests: always the same one, so that each process runs the same tests in
+# the same order. The trainer's ranks have a worker of their own, and so have the drills with real agents: neither kind
+# competes with itself. Each of the four takes about as long as the others.
+WORKERS = {
+    "trainer": "ranks",
+    "charts": "ranks",
+    "curves": "ranks",
+    "faults": "drills",
+    "tui": "screen",
+    "demo": "screen",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="order of the tests and examples of their properties (default: any)")
+    parser.addoption("--shuffle", metavar="SEED", help="shuffle the tests and draw other examples: a number or 'any'")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before hypothesis looks at its seed. A worker of xdist has that of all."""
+    """Settle the seed before hypothesis reads its own."""
     if hasattr(config, "workerinput"):
-        config.option.seed = config.workerinput["seed"]
-    if config.option.seed is None:
-        config.option.seed = random.SystemRandom().randrange(10**6)
-    if config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = str(config.option.seed)
+        config.option.shuffle = config.workerinput["shuffle"]
+    if config.option.shuffle == "any":
+        config.option.shuffle = str(random.SystemRandom().randrange(10**6))
+    if config.option.shuffle is not None and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = config.option.shuffle
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Hand the seed to a worker of xdist."""
-    node.workerinput["seed"] = node.config.option.seed
+    node.workerinput["shuffle"] = node.config.option.shuffle
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    terminalreporter.write_line(f"the same order and examples again: --seed {config.option.seed}")
+    if config.option.shuffle is not None:
+        terminalreporter.write_line(f"the same order and examples again: --shuffle {config.option.shuffle}")
 
 
-def pytest_sessionstart() -> None:
-    """A file that was moved must be moved in the list too, or it would run beside others."""
-    missing = [one for one in ALONE if not (TESTS / one).is_file()]
-    if missing:
-        raise pytest.UsageError(f"tests/conftest.py: ALONE names files that are not there: {', '.join(missing)}")
-
-
-# Before xdist's own, which looks for the groups.
+# Before xdist's own hook, which looks for the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(TESTS).as_posix() in ALONE:
-            item.add_marker("alone")
-        group = together(item)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
-    shuffle(items, config.option.seed)
-    if hasattr(config, "workerinput"):
-        spread(items)
+        item.add_marker(pytest.mark.xdist_group(WORKERS.get(item.path.relative_to(TESTS).parts[0], "rest")))
+    if config.option.shuffle is not None:
+        shuffle(items, int(config.option.shuffle))
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> None:
+    """Shuffle the modules and the tests within each; what a module's tests share is still made once."""
+    draw = random.Random(seed)
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    order = list(modules.values())
+    draw.shuffle(order)
+    for module in order:
+        draw.shuffle(module)
+    items[:] = [item for module in order for item in module]
 
 
 def pytest_collection_finish() -> None:
@@ -115,59 +112,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def shuffle(items: list[pytest.Item], seed: int) -> None:
-    """A random order of the modules and of the tests of each; what a module's tests share is made once."""
-    chance = random.Random(seed)
-    modules: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        modules.setdefault(item.path, []).append(item)
-    order = list(modules.values())
-    chance.shuffle(order)
-    for module in order:
-        chance.shuffle(module)
-    items[:] = [item for module in order for item in module]
-
-
-def spread(items: list[pytest.Item]) -> None:
-    """Something of each directory at any time, since some wait for processes while others compute; the tests on shared
-    ranks, which one worker runs, begin first."""
-    several: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        several.setdefault(directory(item), []).append(item)
-    place = {item: index / len(of_one) for of_one in several.values() for index, item in enumerate(of_one)}
-    items.sort(key=lambda item: (not is_of_ranks(item), place[item]))
-
-
-def directory(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0]
-
-
-def is_of_ranks(item: pytest.Item) -> bool:
-    return any(ranks in item._fixtureinfo.name2fixturedefs for ranks in ("four_ranks", "two_ranks"))  # type: ignore[attr-defined]
-
-
-def together(item: pytest.Item) -> str | None:
-    """What tests of one name share takes seconds to make: one worker makes it and runs them all."""
-    fixtures = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
-    for ranks in ("four_ranks", "two_ranks"):
-        if ranks in fixtures:
-            return ranks
-    shared = any(fixture.scope == "module" for several in fixtures.values() for fixture in several)
-    return item.path.stem if shared else None
-
-
 def inherited_state() -> tuple[object, ...]:
-    """What each process that this one starts takes over, its environment apart."""
+    """Collect what each process that this one starts takes over, its environment apart, and the checkout's files."""
     umask = os.umask(0o077)
     os.umask(umask)
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
     limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS)]
-    return umask, Path.cwd(), signal.pthread_sigmask(signal.SIG_BLOCK, ()), ignored, limits, os.nice(0)
+    checkout = {name for name in os.listdir(TESTS.parent) if not name.startswith(".")}
+    return umask, Path.cwd(), signal.pthread_sigmask(signal.SIG_BLOCK, ()), ignored, limits, os.nice(0), checkout
 
 
 @pytest.fixture
 def inheritance() -> Iterator[None]:
-    """Every later process of this worker inherits what a test leaves; one with SIGTERM blocked never ends by it."""
+    """Fail a test that leaves something: later processes inherit it, and one with SIGTERM blocked never ends by it."""
     before = inherited_state()
     yield
     assert inherited_state() == before
@@ -186,6 +143,12 @@ def private_environment(inheritance: None, monkeypatch: pytest.MonkeyPatch, tmp_
     # What the tests start is this tree's code, whichever tree is installed.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
     yield
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed for a test that draws by itself: that of the order, one and the same where nothing is shuffled."""
+    return int(pytestconfig.option.shuffle or 0)
 
 
 @pytest.fixture

@@ -24,10 +24,8 @@ MANY = pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
 
 
 @pytest.mark.parametrize("histories", [60, MANY])
-def test_random_histories_never_take_a_checkpoint_of_another_course(
-    histories: int, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    assert courses.play(histories, request.config.option.seed, tmp_path) > histories
+def test_random_histories_never_take_a_checkpoint_of_another_course(histories: int, seed: int, tmp_path: Path) -> None:
+    assert courses.play(histories, seed, tmp_path) > histories
 
 
 # --- end to end -------------------------------------------------------------------------------------------------------
@@ -132,6 +130,7 @@ def test_a_folder_that_was_cut_short_costs_one_attempt(machine: Machine) -> None
     assert "checkpoint-40" in machine.gputui("explain", "trains-1")
 
 
+@pytest.mark.long
 def test_what_was_poisoned_does_not_come_back_by_a_rotation_of_slots(machine: Machine) -> None:
     """A NaN from step 25; attempt 2 begins from step 20 and is killed at step 30 between the renames and the save."""
     profile = trains(machine)
@@ -147,6 +146,7 @@ def test_what_was_poisoned_does_not_come_back_by_a_rotation_of_slots(machine: Ma
     assert trained(machine, "trains-1") == [1, 3] and third["resumed_from"] is not None
 
 
+@pytest.mark.long
 def test_a_named_checkpoint_that_is_gone_or_written_over_is_not_followed_by_the_beginning(machine: Machine) -> None:
     profile = trains(machine, recovery="policy: standard, ladders: {user_exception: [stop]}")
     plan(machine, "trains-1", {"to": 5, "end": "fail"}, {"to": 37, "end": "kill", "seconds": 1.0}, {"to": 50})
