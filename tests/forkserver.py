@@ -72,7 +72,7 @@ class Server:
 
 def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     connection.close()
-    process.wait(30)
+    process.wait(60)
 
 
 _SERVERS = {module: Server(module) for module in ("tests.preloaded", "tests.trainer.preloaded")}

@@ -38,10 +38,6 @@ def test_three_files_are_kept_and_every_line_is_in_one_of_them(tmp_path: Path) -
     assert (tmp_path / "agent.log.1").stat().st_mode & 0o077 == 0
 
 
-def test_no_log_is_no_trouble(tmp_path: Path) -> None:
-    assert not rotate(tmp_path / "agent.log")
-
-
 @pytest.mark.usefixtures("inherited")
 def test_the_log_hides_them_in_tracebacks_too() -> None:
     formatter = HidingFormatter("%(levelname)s %(message)s", "%H")

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from gputui.agent import jobs
 from gputui.agent.jobs import Jobs, JobTimeoutError
 from tests.conftest import wait_until
 
@@ -23,7 +22,7 @@ def test_a_job_has_the_value_or_the_error_of_its_work_and_wakes_the_loop() -> No
     all_jobs = Jobs(lambda: woken.release(), Clock())
     good = all_jobs.start("good", lambda: 7, deadline_seconds=10.0)
     bad = all_jobs.start("bad", lambda: 1 // 0, deadline_seconds=10.0)
-    assert woken.acquire(timeout=10.0) and woken.acquire(timeout=10.0)
+    assert woken.acquire(timeout=60.0) and woken.acquire(timeout=60.0)
     assert good.is_over and good.result() == 7
     assert bad.is_over
     with pytest.raises(ZeroDivisionError):
@@ -49,24 +48,3 @@ def test_a_job_that_hangs_fails_at_its_deadline_and_holds_up_no_other() -> None:
     wait_until(lambda: threading.active_count() == 1 or not all_jobs.is_busy)
     with pytest.raises(JobTimeoutError):
         stuck.result()
-
-
-def test_threads_that_hang_are_bounded_and_others_begin_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "THREADS_MOST", 4)
-    clock, hang = Clock(), threading.Event()
-    all_jobs = Jobs(lambda: None, clock, at_once=2)
-    started = [all_jobs.start(f"stuck {number}", hang.wait, deadline_seconds=100.0) for number in range(6)]
-
-    def begun() -> int:
-        all_jobs.turn()
-        return sum(job.begun_at is not None for job in started)
-
-    assert begun() == 2
-    # Before their deadline: a file system that does not answer must not hold up those on others.
-    clock.now = jobs.PATIENCE_SECONDS + 1
-    assert begun() == 4
-    clock.now = 1000.0
-    assert begun() == 4 and [job.is_over for job in started] == [True] * 4 + [False] * 2
-    hang.set()
-    wait_until(lambda: all(job.is_over for job in started))
-    assert started[5].result() is True and not all_jobs.is_busy

@@ -8,11 +8,10 @@ import pytest
 
 from gputui.alerts.overrides import overrides_from, parse_seconds
 from gputui.alerts.resolved_rules import standard, with_overrides
-from gputui.alerts.rules import RULES
-from gputui.alerts.schedules import RateSchedule
-from gputui.profiles.home_files import load_alerts, read_alerts
+from gputui.profiles.home_files import read_alerts
 from gputui.profiles.loading import read_profile
 from gputui.yaml_forms.problems import ProfileError
+from tests.tables import table
 
 FILE = Path("alerts.yaml")
 
@@ -36,41 +35,19 @@ def test_a_profile_goes_before_the_machine() -> None:
     assert rule.sources == {"enabled": "profile", "times_median": "profile"}
 
 
-def test_a_profile_that_switches_a_rule_on_is_its_source() -> None:
-    machine = with_overrides(standard(), read_alerts("lr_off_schedule: off\n", FILE).rules, "alerts.yaml")
-    own = overrides_from({"lr_off_schedule": {"schedule": "cosine"}})
-    assert own.rules == {"lr_off_schedule": {}}
-    for override in ({}, {"for_seconds": 5.0}):
-        rule = with_overrides(machine, {"lr_off_schedule": override}, "profile")["lr_off_schedule"]
-        assert rule.enabled and rule.source("enabled") == "profile"
-    assert with_overrides(standard(), own.rules, "profile")["lr_off_schedule"].sources == {}
-
-
-def test_nothing_there_changes_nothing(tmp_path: Path) -> None:
-    assert load_alerts(tmp_path / "alerts.yaml").rules == {}
-    assert read_alerts("# nothing yet\n", FILE).rules == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "key", "meant"),
-    [
-        ("gpu_hott: off", 1, "gpu_hott", "gpu_hot"),
-        ("gpu_hot: {abov_celsius: 80}", 1, "gpu_hot.abov_celsius", "above_celsius"),
-        ("gpu_hot:\n  above_celsius: hot", 2, "gpu_hot.above_celsius", None),
-        ("gpu_hot:\n  above_celsius: 500", 2, "gpu_hot.above_celsius", None),
-        ("gpu_hot: {for: soon}", 1, "gpu_hot.for", None),
-        ("gpu_hot: {severity: eror}", 1, "gpu_hot.severity", "error"),
-        ("gpu_hot: 80", 1, "gpu_hot", None),
-        ("gpu_hot: off\ngpu_hot: on", 2, "gpu_hot", None),
-        ("- gpu_hot", 1, "", None),
-        ("notify: {}", 1, "notify", None),
-        ("notify: {comand: [mail]}", 1, "notify.comand", "command"),
-        ("notify: {command: mail me}", 1, "notify.command", None),
-        ("notify: {webhook: 'ftp://x'}", 1, "notify.webhook", None),
-        ("lr_off_schedule: {schedule: cosine}", 1, "lr_off_schedule.schedule", None),
-        ("gpu_hot: {\n", 2, "", None),
-    ],
-)
+@table("text, line, key, meant", [
+    ("gpu_hott: off", 1, "gpu_hott", "gpu_hot"),
+    ("gpu_hot: {abov_celsius: 80}", 1, "gpu_hot.abov_celsius", "above_celsius"),
+    ("gpu_hot:\n  above_celsius: hot", 2, "gpu_hot.above_celsius", None),
+    ("gpu_hot:\n  above_celsius: 500", 2, "gpu_hot.above_celsius", None),
+    ("gpu_hot: {for: soon}", 1, "gpu_hot.for", None), ("gpu_hot: {severity: eror}", 1, "gpu_hot.severity", "error"),
+    ("gpu_hot: 80", 1, "gpu_hot", None), ("gpu_hot: off\ngpu_hot: on", 2, "gpu_hot", None),
+    ("- gpu_hot", 1, "", None), ("notify: {}", 1, "notify", None),
+    ("notify: {comand: [mail]}", 1, "notify.comand", "command"),
+    ("notify: {command: mail me}", 1, "notify.command", None),
+    ("notify: {webhook: 'ftp://x'}", 1, "notify.webhook", None),
+    ("lr_off_schedule: {schedule: cosine}", 1, "lr_off_schedule.schedule", None), ("gpu_hot: {\n", 2, "", None),
+])  # fmt: skip
 def test_a_mistake_names_its_line_and_what_was_meant(text: str, line: int, key: str, meant: str | None) -> None:
     with pytest.raises(ProfileError) as caught:
         read_alerts(text, FILE)
@@ -78,31 +55,13 @@ def test_a_mistake_names_its_line_and_what_was_meant(text: str, line: int, key: 
     assert (found.line, found.key, found.nearest) == (line, key, meant)
 
 
-def test_bounds_are_in_the_message() -> None:
-    with pytest.raises(ProfileError) as caught:
-        read_alerts("gpu_hot: {above_celsius: 500, cooldown: x}\nxid: 3", FILE)
-    hot, cooldown, xid = caught.value.problems
-    assert (hot.expected, hot.found) == ("a number from 20 to 150", "500")
-    assert cooldown.key == "gpu_hot.cooldown" and xid.key == "xid"
-
-
-@pytest.mark.parametrize(
+@table(
     ("alerts", "key", "meant"),
     [
         ("{disk: off}", "alerts.disk", None),
         ("{notify: {command: [x]}}", "alerts.notify", None),
         ("{lr_off_schedule: {schedule: cosin}}", "alerts.lr_off_schedule.schedule", "cosine"),
         ("{lr_off_schedule: {schedule: {peak: 1}}}", "alerts.lr_off_schedule.schedule", None),
-        (
-            "{lr_off_schedule: {schedule: {shape: linear, warmup_steps: 1.5}}}",
-            "alerts.lr_off_schedule.schedule.warmup_steps",
-            None,
-        ),
-        (
-            "{lr_off_schedule: {schedule: {shape: linear, peek: 1}}}",
-            "alerts.lr_off_schedule.schedule.peek",
-            "peak",
-        ),
     ],
 )
 def test_a_profile_may_not(alerts: str, key: str, meant: str | None) -> None:
@@ -112,19 +71,13 @@ def test_a_profile_may_not(alerts: str, key: str, meant: str | None) -> None:
     assert (found.key, found.nearest) == (key, meant)
 
 
-def test_rules_of_another_gputui_are_refused() -> None:
-    for stored in ({"rule_of_tomorrow": "off"}, {"lr_off_schedule": {"schedule": {"curve": 1}}}):
-        with pytest.raises(ValueError):
-            overrides_from(stored)
-
-
 def test_an_address_that_is_wrong_is_not_shown() -> None:
     with pytest.raises(ProfileError) as caught:
         read_alerts("notify: {webhook: 'htps://hooks.example.org/s3cret'}", FILE)
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "seconds"),
     [
         (90, 90.0), ("90", None), ("90 s", 90.0), ("5min", 300.0), ("5 m", 300.0), ("1.5 h", 5400.0), ("2d", 172_800.0),
@@ -133,14 +86,3 @@ def test_an_address_that_is_wrong_is_not_shown() -> None:
 )  # fmt: skip
 def test_times(given: object, seconds: float | None) -> None:
     assert parse_seconds(given) == seconds
-
-
-def test_a_schedule_by_its_shape_alone() -> None:
-    found = overrides_from({"lr_off_schedule": {"schedule": "linear", "above_percent": 5}})
-    assert found.schedule == RateSchedule("linear") and found.rules["lr_off_schedule"]["above_percent"] == 5.0
-
-
-def test_every_threshold_may_be_given_its_own_default() -> None:
-    for rule in RULES.values():
-        given = {each.name: each.default for each in rule.thresholds}
-        assert overrides_from({rule.id: given}).rules[rule.id].items() >= given.items()

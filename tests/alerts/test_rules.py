@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import pytest
-
 from gputui.alerts.moments import Stagnation
 from gputui.alerts.rules import RULES
 from tests.alerts.scenes import GIB, Scene, Stage, gpu, host, run, slow
+from tests.tables import table
 from tests.texts import mentions
 
 
@@ -176,12 +175,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
-def test_every_rule_is_tried() -> None:
-    assert list(CASES) == list(RULES)
-    assert all(case.fires and case.quiet for case in CASES.values()), "one that fires and one that does not"
-
-
-@pytest.mark.parametrize("rule_id", RULES)
+@table("rule_id", RULES)
 def test_it_fires(rule_id: str) -> None:
     case = CASES[rule_id]
     stage = Stage(rule_id)
@@ -190,19 +184,12 @@ def test_it_fires(rule_id: str) -> None:
     assert stage.sentence(subject).replace("\u202f", " ") == case.sentence
 
 
-@pytest.mark.parametrize("rule_id", RULES)
-def test_it_does_not_fire_before_its_time(rule_id: str) -> None:
-    duration = RULES[rule_id].for_seconds
-    moment = next(iter(CASES[rule_id].fires))[0]
-    assert duration == 0 or Stage(rule_id).play([(moment, duration - 1)]) == []
-
-
-@pytest.mark.parametrize(("rule_id", "name"), [(rule, name) for rule, case in CASES.items() for name in case.quiet])
+@table(("rule_id", "name"), [(rule, name) for rule, case in CASES.items() for name in case.quiet])
 def test_a_look_alike_does_not_fire(rule_id: str, name: str) -> None:
     assert Stage(rule_id).play(CASES[rule_id].quiet[name]) == []
 
 
-@pytest.mark.parametrize("rule_id", RULES)
+@table("rule_id", RULES)
 def test_it_clears_when_all_is_well_again(rule_id: str) -> None:
     rule = RULES[rule_id]
     well = {"gpu": gpu(), "host": host(), "run": run(
@@ -212,7 +199,7 @@ def test_it_clears_when_all_is_well_again(rule_id: str) -> None:
     assert stage.play([*CASES[rule_id].fires, (well, rule.clear_seconds + 2)]) == ["raised", "cleared"]
 
 
-@pytest.mark.parametrize("rule_id", RULES)
+@table("rule_id", RULES)
 def test_what_is_unknown_neither_raises_nor_clears(rule_id: str) -> None:
     unknown = {
         "gpu": gpu(
@@ -248,12 +235,6 @@ def test_epochs_are_judged_by_the_validation() -> None:
     assert mentions(stage.sentence("vit-1"), "val/loss", "10.5 epochs", "2.010", "step 400")
 
 
-@pytest.mark.parametrize("norm", [math.nan, math.inf])
+@table("norm", [math.nan, math.inf])
 def test_gradients_that_are_no_number_count_as_large(norm: float) -> None:
     assert Stage("gradient_norm").play([(run({"grad_norm": norm}), 40)]) == ["raised"]
-
-
-def test_a_remap_that_failed_says_so() -> None:
-    stage = Stage("row_remap")
-    assert stage.play([(gpu(slow=slow(row_remap_failed=True)), 1)]) == ["raised"]
-    assert mentions(stage.sentence("GPU 3"), "GPU 3: ", "remapping")

@@ -1,15 +1,11 @@
 """Reduction may lose points, never extremes, gaps or bad values."""
 
 import math
-import time
-from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.charts.envelope import Bin, Buckets, reduce
-from gputui.curves.smooth import DebiasedEma
 
 VALUES = st.one_of(st.none(), st.floats())
 XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))
@@ -27,10 +23,7 @@ def check_totals(points: list[tuple[float, float | None]], bins: list[Bin]) -> N
     lows = [each.low for each in bins if each.low is not None]
     highs = [each.high for each in bins if each.high is not None]
     values = finite(points)
-    assert (min(lows, default=None), max(highs, default=None)) == (
-        min(values, default=None),
-        max(values, default=None),
-    )
+    assert (min(lows, default=None), max(highs, default=None)) == (min(values, default=None), max(values, default=None))
     for each in bins:
         assert (each.low is None) == (each.points == each.non_finite)
 
@@ -56,19 +49,6 @@ def test_buckets_keep_extremes_and_counts(
     assert buckets.unplaced == sum(math.isnan(x) for x, _ in points)
 
 
-@given(st.lists(POINTS, max_size=6), st.integers(2, 20), st.integers(2, 20))
-def test_bins_asked_for_while_growing_are_those_asked_for_at_the_end(
-    parts: list[list[tuple[float, float | None]]], limit: int, capacity: int
-) -> None:
-    growing = Buckets(1.0, capacity)
-    for part in parts:
-        growing.extend(part)
-        growing.bins(limit)
-    at_once = Buckets(1.0, capacity)
-    at_once.extend(point for part in parts for point in part)
-    assert growing.bins(limit) == at_once.bins(limit)
-
-
 def test_a_range_holds_what_lies_in_it() -> None:
     buckets = Buckets()
     buckets.extend((float(x), float(x)) for x in range(1000))
@@ -77,14 +57,6 @@ def test_a_range_holds_what_lies_in_it() -> None:
     assert buckets.bins(100, 2000.0) == []
     assert buckets.bins(100, 5.0, 4.0) == []
     assert buckets.bins(1) == []
-
-
-def test_bins_hold_still_while_a_run_grows() -> None:
-    buckets = Buckets()
-    buckets.extend((float(x), float(x % 7)) for x in range(600))
-    before = buckets.bins(100)
-    buckets.append(600.0, 3.0)
-    assert buckets.bins(100)[: len(before) - 1] == before[:-1]
 
 
 def test_none_breaks_the_curve_and_is_not_counted() -> None:
@@ -102,53 +74,6 @@ def test_a_run_that_steps_back_shows_both_passes() -> None:
     buckets.extend((float(x), 9.0) for x in range(50, 80))
     (middle,) = buckets.bins(2, 60.0, 60.0)
     assert (middle.low, middle.high, middle.last) == (1.0, 9.0, 9.0)
-
-
-def test_a_million_points_stay_few_and_quick_to_show() -> None:
-    buckets = Buckets()
-    spike = 123_457.0
-    for step in range(1_000_000):
-        buckets.append(float(step), 50.0 if step == spike else 1.0)
-    started = time.thread_time()
-    bins = buckets.bins(400)
-    assert time.thread_time() - started < 0.1
-    assert len(bins) <= 400
-    assert max(each.high or 0 for each in bins) == 50.0
-
-
-def test_buckets_refuse_impossible_sizes() -> None:
-    for resolution, capacity in ((0.0, 10), (1.0, 1), (math.nan, 10)):
-        with pytest.raises(ValueError, match="capacity"):
-            Buckets(resolution, capacity)
-
-
-def smoothed_by(weight: float, values: Sequence[float | None]) -> list[float | None]:
-    return list(map(DebiasedEma(weight).push, values))
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.999))
-def test_smoothing_stays_within_the_values(values: list[float], weight: float) -> None:
-    smoothed = [each for each in smoothed_by(weight, values) if each is not None]
-    assert len(smoothed) == len(values)
-    slack = 1e-6 * max(1.0, *map(abs, values))
-    for count, each in enumerate(smoothed, 1):
-        assert min(values[:count]) - slack <= each <= max(values[:count]) + slack
-
-
-def test_smoothing_of_a_constant_is_that_constant_from_the_first_value() -> None:
-    assert smoothed_by(0.9, [3.0, 3.0, 3.0]) == pytest.approx([3.0, 3.0, 3.0])
-
-
-def test_smoothing_leaves_out_what_is_no_number() -> None:
-    with_holes = smoothed_by(0.5, [1.0, None, math.nan, math.inf, 2.0])
-    assert with_holes[1:4] == [None, None, None]
-    assert with_holes[4] == smoothed_by(0.5, [1.0, 2.0])[1]
-
-
-def test_smoothing_refuses_a_weight_that_never_forgets() -> None:
-    for weight in (1.0, -0.1, math.nan):
-        with pytest.raises(ValueError, match="weight"):
-            DebiasedEma(weight)
 
 
 @given(
@@ -174,12 +99,6 @@ def test_what_was_reduced_elsewhere_says_what_its_points_say(
         assert min((each.low for each in bins if each.low is not None), default=None) == min(finite, default=None)
         assert max((each.high for each in bins if each.high is not None), default=None) == max(finite, default=None)
         assert [each.first_x for each in bins] == sorted(each.first_x for each in bins)
-
-
-def test_what_was_reduced_and_has_no_place_is_counted() -> None:
-    buckets = Buckets()
-    buckets.take(Bin(math.inf, math.inf, points=3, nan=3))
-    assert buckets.unplaced == 3 and buckets.bins(9) == []
 
 
 def test_logarithmic_bins_are_fine_where_x_is_small() -> None:

@@ -32,25 +32,16 @@ def test_zooming_in_follows_the_newest_point_and_zooming_out_comes_back() -> Non
     assert Viewport().zoomed_out(RUN, None) == Viewport()
 
 
-@pytest.mark.parametrize("about", [0.0, 2500.0, 7777.0])
-def test_what_is_under_the_crosshair_stays_in_its_place(about: float) -> None:
-    def share(view: Viewport) -> float:
-        start, end = view.window(RUN)
-        return (about - start) / (end - start)
-
-    once = Viewport().zoomed_in(RUN, about)
-    twice = once.zoomed_in(RUN, about)
-    assert share(Viewport()) == pytest.approx(share(once)) == pytest.approx(share(twice))
-    start, end = twice.window(RUN)
-    assert end - start == pytest.approx(2500)
-
-
-def test_there_is_an_end_to_zooming() -> None:
-    view = Viewport()
-    for _ in range(100):
-        view = view.zoomed_in(RUN, None)
-    start, end = view.window(RUN)
-    assert 4 <= end - start < 10
+def test_what_is_under_the_crosshair_stays_in_its_place() -> None:
+    for about in (0.0, 2500.0, 7777.0):
+        shares = []
+        view = Viewport()
+        for _ in range(3):
+            start, end = view.window(RUN)
+            shares.append((about - start) / (end - start))
+            view = view.zoomed_in(RUN, about)
+        assert shares == pytest.approx(shares[:1] * 3), about
+        assert end - start == pytest.approx(2500), about
 
 
 def test_panning_stays_within_the_run_and_follows_at_its_end() -> None:
@@ -84,13 +75,6 @@ def test_the_crosshair_steps_from_point_to_point() -> None:
 LOG = Extent(0.0, 40_000.0).logarithmic()
 
 
-def test_a_logarithmic_axis_begins_above_zero() -> None:
-    assert Viewport().window(LOG) == (1.0, 50_000.0)
-    assert Viewport().window(Extent(300.0, 900.0).logarithmic()) == (200.0, 2000.0)
-    nothing_above = Extent(0.0, 0.0)
-    assert nothing_above.logarithmic() == nothing_above
-
-
 def test_zooming_and_panning_on_it_keep_the_ratio_of_the_ends() -> None:
     near = Viewport().zoomed_in(LOG, 100.0)
     start, end = near.window(LOG)
@@ -108,11 +92,3 @@ def test_zooming_and_panning_on_it_keep_the_ratio_of_the_ends() -> None:
         view = view.zoomed_in(LOG, None)
     start, end = view.window(LOG)
     assert end - start >= 4
-
-
-def test_places_between_the_ends_are_ratios_too() -> None:
-    assert LOG.between((1.0, 10_000.0), 0.5) == pytest.approx(100.0)
-    assert LOG.beside(100.0, (1.0, 10_000.0), 0.25) == pytest.approx(1000.0)
-    hidden = Viewport(1.0, 2.0)  # from 10 to 100
-    assert hidden.holding(LOG, 50.0) == hidden
-    assert hidden.holding(LOG, 1000.0).window(LOG) == pytest.approx((1000 / 10**0.5, 1000 * 10**0.5))

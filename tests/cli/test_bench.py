@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from gputui.cli import bench
-from gputui.reports.summary.facts import Measured, spread
-from gputui.reports.summary.losses import ScaledRun, scaling_rows
 from tests.machine import Machine
 from tests.texts import mentions
 
@@ -24,13 +19,6 @@ with open(os.environ["GPUTUI_METRICS"], "a") as file:
                 "comm_time": 0.01 * (size - 1), "data_time": 0.0, "samples_per_s": 100.0}
         file.write(json.dumps(line) + "\\n")
 """
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
-    yield made
-    made.close()
 
 
 def profile(machine: Machine, launcher: str = "torchrun") -> str:
@@ -63,26 +51,3 @@ def test_what_cannot_be_compared_is_said(machine: Machine) -> None:
     assert "starts one process only" in machine.gputui("bench", "scaling", path, "--processes", "1,2", code=2)
     assert mentions(machine.gputui("bench", "scaling", path, "--gpus", "2", code=2), "--gpus", "two")
     assert "say --gpus 1,2,4" in machine.gputui("bench", "scaling", path, code=2)
-
-
-def test_what_this_machine_does_not_have_is_said_before_anything_is_launched(machine: Machine) -> None:
-    path = profile(machine)
-    machine.workspace.scenario.write_text("gpus: 2\n")
-    assert mentions(machine.gputui("bench", "scaling", path, "--gpus", "1,4", code=3), "--gpus 4", "2 GPUs")
-    assert machine.json("ps") == []
-
-
-def told(ranks: int, step: float | None, comm: float | None = None) -> ScaledRun:
-    spread_of = None if step is None else spread([(step, 3)])
-    measured = Measured(step_seconds=spread_of, samples_per_second=100.0 * ranks, comm_share=comm, data_share=0.0)
-    return ScaledRun(f"x{ranks}", ranks, measured)
-
-
-def test_the_table_says_where_most_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    bench._print(scaling_rows([told(1, 0.010), told(2, 0.030, 0.5)]), "processes")
-    head, first, second, last = capsys.readouterr().out.splitlines()
-    assert head.split()[:4] == ["PROCESSES", "PER", "SECOND", "SPEED-UP"]
-    assert first.split()[:4] == ["1", "100", "1.00×", "100%"] and second.split()[:4] == ["2", "200", "2.00×", "100%"]
-    assert mentions(last, "collectives", "15.0 ms", "2 processes")
-    bench._print(scaling_rows([told(1, None), told(2, None)]), "GPUs")
-    assert mentions(capsys.readouterr().out, "unknown")

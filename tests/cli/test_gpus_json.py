@@ -34,13 +34,3 @@ def test_gpus_tell_how_their_rank_does(filler: Filler, monkeypatch: pytest.Monke
     assert free["step_seconds"] is None and free["xids_last_day"] == 1 and free["quarantine"]["attempt"] == 2
     assert free["last_event"] == {"at": "2026-11-21T03:11:04.000Z", "code": 48, "text": "double bit ECC error"}
     json.dumps(found, allow_nan=False)
-
-
-def test_numbers_that_are_none_are_null(filler: Filler) -> None:
-    filler.many_gpus(1)
-    line = {"step": 3001, "time": NOW, "rank": 0, "step_time": float("nan"), "data_time": 0.1}
-    filler.metrics("llama-1", 1, [line])
-    connection = filler.connection
-    (gpu,) = shapes(connection, read_gpus(connection, NOW), {})
-    filler.close()
-    assert gpu["run_id"] == "llama-1" and gpu["step_seconds"] is None and gpu["data_wait_fraction"] is None

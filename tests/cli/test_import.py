@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.metrics.tracker_copy import steps_of, tracked_runs
+from gputui.metrics.tracker_copy import steps_of
 from tests.machine import Machine
 from tests.metrics.test_records import append, event, events_of, history
 from tests.metrics.test_tracker_files import chunked
-
-
-def test_which_runs_a_folder_holds(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    for name in ("a", "b/train", "b/val"):
-        append(events_of(logs / name), event(1, loss=0.5))
-    append(events_of(tmp_path / "offline-run-1", "run-x1.wandb"), chunked([history(1, 0.5)]))
-    assert [(run.kind, run.name) for run in tracked_runs(logs)] == [("tensorboard", "a"), ("tensorboard", "b")]
-    assert [run.name for run in tracked_runs(logs / "b")] == ["b"]
-    assert [run.source for run in tracked_runs(logs / "a")] == [logs / "a"]
-    assert [(run.kind, run.name) for run in tracked_runs(tmp_path)] == [("wandb", "x1"), ("tensorboard", "logs")]
-    assert tracked_runs(logs / "b" / "none") == []
 
 
 def test_steps_are_put_together_from_all_files(tmp_path: Path) -> None:

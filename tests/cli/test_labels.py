@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 
 from gputui.runs.labels import LABELS_FILE
-from gputui.store.runs import LONGEST_NOTE
 from tests.machine import Machine
 
 
@@ -34,27 +31,6 @@ def test_a_run_is_renamed_tagged_and_noted(machine: Machine) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
     assert {run["id"] for run in machine.json("ps")} == {"steps-1", "steps-2"}
     assert machine.json("note", "baseline", "")["note"] is None
-
-
-def test_what_a_run_cannot_be_called_is_refused(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
-    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
-    assert "steps-2" in machine.gputui("rename", "steps-1", "steps-2", code=3)
-    machine.gputui("rename", "steps-1", "two words", code=3)
-    machine.gputui("tag", "steps-1", "+two words", code=2)
-    machine.gputui("note", "steps-1", "x" * 100_000, code=2)
-    assert machine.json("show", "steps-1")["name"] == "steps"
-    assert not (machine.workspace.run_dir("steps-1") / LABELS_FILE).exists()
-
-
-def test_a_note_of_any_length_in_the_database_is_shown_in_part(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
-    machine.gputui("note", "steps-1", "short")
-    with closing(sqlite3.connect(machine.workspace.database, timeout=30)) as connection, connection:
-        connection.execute("UPDATE run_labels SET note = ?", ("x" * 100_000,))
-    for words in (("ps",), ("show", "steps-1"), ("note", "steps-1"), ("--once",)):
-        assert 0 < machine.gputui(*words).count("x") <= LONGEST_NOTE
-    assert machine.json("rename", "steps-1", "long")["note"].count("x") == LONGEST_NOTE - 1
 
 
 def test_labels_survive_a_lost_database(machine: Machine) -> None:

@@ -12,9 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from gputui.cli.context import EXIT_REFUSED, Session
 from gputui.cli.main import command
-from gputui.cli.run import first_state
 from gputui.config import locate
 from tests.tui.filling import Filler
 
@@ -54,18 +52,3 @@ def test_files_that_cannot_be_made(filler: Filler, tmp_path: Path) -> None:
     assert unknown.exit_code == 2 and ".csv, .svg or .png" in unknown.output
     nowhere = metrics(filler, "--export", str(tmp_path / "no" / "loss.svg"))
     assert nowhere.exit_code == 3 and os.strerror(errno.ENOENT) in nowhere.output
-
-
-def test_a_name_of_a_run_that_has_measured_nothing_says_why(filler: Filler) -> None:
-    filler.run("new-1", "queued", attempt=0, started_ago=None, waiting_for="waits for 2 GPUs")
-    home = str(filler.workspace.state.parent)
-    answered = CliRunner().invoke(command, ["--home", home, "metrics", "new-1", "loss"])
-    assert answered.exit_code == EXIT_REFUSED and "waits for 2 GPUs" in answered.output
-
-
-def test_a_launch_says_what_the_agent_decided(filler: Filler) -> None:
-    session = Session(filler.workspace)
-    filler.run("new-1", "queued", attempt=0, started_ago=None, waiting_for="waits for 2 GPUs")
-    assert first_state(session, "new-1").startswith("queued") and "2 GPUs" in first_state(session, "new-1")
-    filler.run("new-2", "starting", started_ago=1.0)
-    assert first_state(session, "new-2") == "starting"

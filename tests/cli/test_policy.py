@@ -6,9 +6,10 @@ import json
 
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import POLICIES
-from tests.cli.test_bad_input import refused
+from tests.cli.program import refused, said, shape
 from tests.machine import Machine
 from tests.texts import mentions
+from tests.tui.filling import Filler
 
 PROFILE = """
     name: small
@@ -24,80 +25,71 @@ PROFILE = """
 
 
 def test_the_ready_policies(machine: Machine) -> None:
-    listed = machine.json("policy")
+    listed = shape(machine.workspace, "policy")
     assert [policy["name"] for policy in listed] == list(POLICIES)
     assert listed[2]["max_attempts"] == 8 and listed[2]["backoff"]["base_seconds"] == 2.0
-    said = machine.gputui("policy")
-    assert all(name in said for name in POLICIES)
+    text = said(machine.workspace, "policy")
+    assert all(name in text for name in POLICIES)
 
 
 def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
-    said = machine.gputui("policy", "show", "aggressive")
+    text = said(machine.workspace, "policy", "show", "aggressive")
     for name, kind in KINDS.items():
-        assert name in said
-        assert kind.deterministic == (name in said[said.index("never retried:") :])
-    assert "rollback 1 + tighter_clip 2" in said
-    shape = machine.json("policy", "show", "off")
-    assert not shape["enabled"] and shape["max_attempts"] == 1 and shape["backoff"] is None
-    assert machine.json("policy", "show")["name"] == "standard"
-    assert json.loads(machine.gputui("policy", "--json", "show", "off")) == shape
+        assert name in text
+        assert kind.deterministic == (name in text[text.index("never retried:") :])
+    assert "rollback 1 + tighter_clip 2" in text
+    found = shape(machine.workspace, "policy", "show", "off")
+    assert not found["enabled"] and found["max_attempts"] == 1 and found["backoff"] is None
+    assert shape(machine.workspace, "policy", "show")["name"] == "standard"
+    assert json.loads(said(machine.workspace, "policy", "--json", "show", "off")) == found
 
 
 def test_a_profile_says_what_applies_and_what_is_skipped_and_why(machine: Machine) -> None:
     profile = machine.profile("small", PROFILE)
-    shape = machine.json("policy", "show", profile)
-    assert (shape["profile"], shape["max_attempts"]) == ("small", 4)
-    actions = {action["action"]: action for action in shape["actions"]}
+    found = shape(machine.workspace, "policy", "show", profile)
+    assert (found["profile"], found["max_attempts"]) == ("small", 4)
+    actions = {action["action"]: action for action in found["actions"]}
     assert actions["shrink_batch"]["applied"]
     assert actions["shrink_batch"]["changes"] == [{"parameter": "micro", "from": 16, "to": 12}]
     assert not actions["fewer_workers"]["applied"]
     assert mentions(actions["fewer_workers"]["note"], "num_workers")
-    said = machine.gputui("policy", "show", profile)
-    assert "lowered micro 16 → 12" in said and "skipped" in said and "policy standard, changed" in said
+    text = said(machine.workspace, "policy", "show", profile)
+    assert "lowered micro 16 → 12" in text and "skipped" in text and "policy standard, changed" in text
 
 
 def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
     profile = machine.profile("small", PROFILE)
-    told = machine.json("policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
     first, last = told["attempts"][0], told["attempts"][-1]
     assert (first["params_before"]["micro"], first["params_after"]["micro"]) == (16, 12)
     assert first["rung"] == 0 and first["resume_from"].endswith("step_00000900.pt")
     assert last["verdict"] == "stop" and told["stopped"]
     assert "hush" not in json.dumps(told)
-    said = machine.gputui("policy", "try", "--incident", "cuda_oom", "--profile", profile)
-    assert "micro  16 → 12" in said and "gradient_checkpointing was skipped" in said and "hush" not in said
+    text = said(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    assert "micro  16 → 12" in text and "gradient_checkpointing was skipped" in text and "hush" not in text
     assert not machine.workspace.database.exists() and not list(machine.workspace.runs.iterdir())
 
 
-def test_another_policy_a_limit_and_progress(machine: Machine) -> None:
-    words = ("policy", "try", "--incident", "killed", "--policy", "aggressive", "--times", "2", "--progress")
-    told = machine.json(*words)
-    assert (told["policy"], told["stopped"], len(told["attempts"])) == ("aggressive", False, 2)
-    assert told["attempts"][1]["step"] > told["attempts"][0]["step"]
-    assert "and so on" in machine.gputui(*words)
-
-
 def test_a_run_as_it_stands(machine: Machine) -> None:
-    launched = machine.json("run", machine.profile(), "--set", "fail_at=25", "--wait")
-    assert launched["state"] == "succeeded"
-    told = machine.json("policy", "try", "--incident", "cuda_oom", "--run", launched["id"])
+    filler = Filler(machine.workspace)
+    filler.overnight()
+    filler.close()
+    told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
     first = told["attempts"][0]
-    # The run was brought back once and ended at step 50 in its second attempt; that is where the trial begins.
-    assert (first["attempt"], first["step"]) == (2, 49)
-    assert first["resume_from"].endswith("step_000050.pt")
-    assert first["changed"] == {"batch_size": 12, "grad_accum": 4}
-    assert machine.json("policy", "show", launched["id"])["run"] == launched["id"]
-    assert len(machine.json("show", launched["id"])["attempts"]) == 2
+    # It was brought back twice; its third attempt is where the trial begins.
+    assert (first["attempt"], first["step"]) == (3, 9440)
+    assert first["params_before"]["batch_size"] == 384
+    assert shape(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"
 
 
 def test_what_is_refused(machine: Machine) -> None:
-    assert "did you mean cuda_oom" in refused(machine, "policy", "try", "--incident", "cudaoom", code=2)
-    assert "did you mean standard" in refused(machine, "policy", "show", "standrad", code=2)
-    assert "known are" in refused(machine, "policy", "try", "--incident", "killed", "--policy", "xyz", code=2)
-    assert "--incident" in refused(machine, "policy", "try", code=2)
+    assert "did you mean cuda_oom" in refused(machine.workspace, "policy", "try", "--incident", "cudaoom", code=2)
+    assert "did you mean standard" in refused(machine.workspace, "policy", "show", "standrad", code=2)
+    assert "known are" in refused(machine.workspace, "policy", "try", "--incident", "killed", "--policy", "xyz", code=2)
+    assert "--incident" in refused(machine.workspace, "policy", "try", code=2)
     both = ("--profile", "a", "--run", "b")
-    assert "not both" in refused(machine, "policy", "try", "--incident", "killed", *both, code=2)
-    refused(machine, "policy", "try", "--incident", "killed", "--profile", "nowhere", code=2)
-    refused(machine, "policy", "try", "--incident", "killed", "--run", "nobody-1", code=3)
+    assert "not both" in refused(machine.workspace, "policy", "try", "--incident", "killed", *both, code=2)
+    refused(machine.workspace, "policy", "try", "--incident", "killed", "--profile", "nowhere", code=2)
+    refused(machine.workspace, "policy", "try", "--incident", "killed", "--run", "nobody-1", code=3)
     profile = machine.profile("bad", PROFILE.replace("max_attempts: 4", "max_attempts: many"))
-    assert "max_attempts" in refused(machine, "policy", "show", profile, code=2)
+    assert "max_attempts" in refused(machine.workspace, "policy", "show", profile, code=2)

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from benchmarks.fakenvml.build import FakeNvml
 from tests.gpu.conftest import fake_library, fake_nvml  # noqa: F401 - fixtures
 from tests.machine import Machine
 from tests.texts import mentions
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
-    yield made
-    made.close()
 
 
 def test_free_gpus_as_a_value_for_other_scripts(machine: Machine) -> None:

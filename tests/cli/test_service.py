@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gputui.cli.main import command
-from gputui.host.service_unit import quoted, unit_text
-from tests.texts import mentions
 
 
 class Desk:
@@ -89,45 +85,3 @@ def test_a_file_of_somebody_else_is_left_alone(desk: Desk) -> None:
         result = desk.run(*words)
         assert result.exit_code == 3 and "not written by gputui" in result.output
     assert desk.unit.read_text().endswith("/bin/true\n")
-
-
-def test_without_a_session_bus_it_says_what_to_do(desk: Desk) -> None:
-    desk.answers(1, "Failed to connect to bus: No medium found")
-    result = desk.run("install", "--yes")
-    assert result.exit_code == 4
-    assert mentions(result.output, "No medium found") and mentions(result.output, "systemctl --user enable")
-
-
-def test_words_are_what_they_were() -> None:
-    assert quoted('/a "b" 100%\\') == '"/a \\"b\\" 100%%\\\\"'
-    text = unit_text(["/opt/$x/gputui"], {"PATH": "/opt/$x"})
-    assert 'Environment="PATH=/opt/$x"' in text and 'ExecStart="/opt/$$x/gputui"' in text
-
-
-@pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (Debian: systemd)"
-)
-def test_systemd_understands_the_unit(desk: Desk, tmp_path: Path) -> None:
-    """The unit of a home with a space, a quote and a percent sign in its name."""
-    program = shutil.which("systemd-analyze")
-    assert program is not None
-    desk.home = tmp_path / 'a "home" of 100%'
-    unit = tmp_path / "gputui.service"
-    unit.write_text(desk.run("install", "--print").output)
-
-    def complaints() -> str:
-        # Units of the machine itself may have mistakes too; only what names this one counts.
-        done = subprocess.run(
-            [program, "--user", "verify", "--man=no", str(unit)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        if "Failed to initialize manager" in done.stderr:
-            pytest.skip(f"systemd-analyze cannot work here: {done.stderr.strip()}")
-        return "\n".join(line for line in done.stderr.splitlines() if unit.name in line)
-
-    assert complaints() == ""
-    unit.write_text(unit.read_text().replace("KillMode=process", "KilMode=process"))
-    assert "KilMode" in complaints(), "it would have said so"

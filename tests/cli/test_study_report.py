@@ -47,9 +47,3 @@ def test_a_folder_gets_the_page_and_the_pictures(studied: Workspace, tmp_path: P
     names = {path.name for path in out.iterdir()}
     assert {"report.md", "report.html", "values.svg", "courses.svg", "over-lr.svg"} <= names
     assert (out / "report.html").read_text().count("<svg") == sum(name.endswith(".svg") for name in names)
-
-
-def test_a_folder_that_cannot_be_written_is_said(studied: Workspace, tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    done = gputui(studied, "study", "report", "--out", str(tmp_path / "taken" / "report"))
-    assert done.exit_code == 3 and "Traceback" not in done.output

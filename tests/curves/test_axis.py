@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.curves.axis import AxisMap, AxisTimeline, epoch_pairs, growing, interpolate
-from gputui.curves.model import Axis
+from gputui.curves.model import Frame
 
 LINE = [(0.0, 10.0), (10.0, 20.0), (20.0, 20.0), (30.0, 60.0)]
 TIMELINE = AxisTimeline(100.0, {1: 100.0, 2: 300.0}, {1: 200.0}, {1: 0.0, 2: 100.0})
@@ -49,14 +48,28 @@ def test_moments() -> None:
     assert AxisMap("time", AxisTimeline(None)).place_moment(3.0) is None
 
 
-@pytest.mark.parametrize("axis", ["step", "time", "trained", "epoch"])
 @given(window=st.tuples(st.floats(-50, 400), st.floats(0, 100)), step=st.integers(0, 80))
-def test_what_lies_in_a_window_is_in_its_reach(axis: Axis, window: tuple[float, float], step: int) -> None:
-    scale = 100 if axis == "epoch" else 1
-    shown = (window[0] / scale, (window[0] + window[1]) / scale)
-    axis_map = AxisMap(axis, TIMELINE, epochs={1: [(0.0, 0.0), (40.0, 1.0), (80.0, 2.0)]})
-    at = 110.0 + step
-    x = axis_map.place(1, step, at)
-    assert x is not None
-    if shown[0] <= x <= shown[1]:
-        assert axis_map.reach(1, shown).touches(step, step, at, at)
+def test_what_lies_in_a_window_is_in_its_reach(window: tuple[float, float], step: int) -> None:
+    for axis in ["step", "time", "trained", "epoch"]:
+        scale = 100 if axis == "epoch" else 1
+        shown = (window[0] / scale, (window[0] + window[1]) / scale)
+        axis_map = AxisMap(axis, TIMELINE, epochs={1: [(0.0, 0.0), (40.0, 1.0), (80.0, 2.0)]})
+        at = 110.0 + step
+        x = axis_map.place(1, step, at)
+        assert x is not None, axis
+        if shown[0] <= x <= shown[1]:
+            assert axis_map.reach(1, shown).touches(step, step, at, at), axis
+
+
+def test_a_place_tells_when_the_run_was_there() -> None:
+    assert Frame("time", 0.0, 10.0, origin_at=100.0).moment_at(3.5) == 103.5
+    frame = Frame("step", 0.0, 40.0, None, ((0.0, 100.0), (10.0, 110.0), (20.0, 500.0)))
+    assert frame.moment_at(5.0) == 105.0 and frame.moment_at(10.0) == 110.0
+    assert frame.moment_at(99.0) == 500.0 and frame.moment_at(-5.0) == 100.0
+    assert Frame("step").moment_at(1.0) is None
+
+
+def test_moments_leave_out_what_was_done_again() -> None:
+    paces = {1: [(100.0, 0.0), (110.0, 10.0), (120.0, 20.0)], 2: [(200.0, 10.0), (210.0, 20.0)]}
+    found = AxisMap("step", AxisTimeline(100.0), paces=paces).moments({1: 10.0})
+    assert found == ((0.0, 100.0), (10.0, 200.0), (20.0, 210.0))

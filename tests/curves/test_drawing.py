@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gputui.charts.export import csv_text, export
-from gputui.curves.drawing import drawing, hardware_drawing
-from gputui.curves.model import ChartData, ChartRequest, HardwareCurve
+from gputui.curves.drawing import drawing
+from gputui.curves.model import ChartData, ChartRequest
 
 from .conftest import BEGAN_AT, Story
 
@@ -32,20 +32,3 @@ def test_a_curve_stands_before_its_shadows(story: Story) -> None:
     assert "lr (redone),200.0" in csv_text(made.curves)
     for kind in ("csv", "svg"):
         assert export(kind, made)  # type: ignore[arg-type]
-
-
-def test_one_of_them_in_a_window(story: Story) -> None:
-    data = asked(story, ChartRequest(("loss", "lr"), axis="time", window=(10.0, 60.0)))
-    made = drawing(data, "run-1", ["lr"], is_log=True)
-    assert [curve.label for curve in made.curves] == ["lr"]
-    assert (made.x_axis.start, made.x_axis.end, made.x_axis.kind, made.y_axis.kind) == (10.0, 60.0, "time", "log")
-
-
-def test_hardware(story: Story) -> None:
-    data = asked(story, ChartRequest(("loss",)))
-    bins = data.curves["loss"].bins
-    curves = [HardwareCurve("power", "GPU-a", bins, 3.0), HardwareCurve("power", "GPU-b", bins, 4.0)]
-    made = hardware_drawing(data, "run-1 power", curves, ["GPU 0", "GPU 1"])
-    assert [(curve.label, curve.style, curve.value) for curve in made.curves] == [
-        ("GPU 0", "series.0", 3.0), ("GPU 1", "series.1", 4.0),
-    ]  # fmt: skip

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gputui.curves import hardware
-from gputui.curves.live_curves import RunCurves
-from gputui.curves.model import Axis, ChartRequest, HardwareCurve
+from gputui.curves.model import ChartRequest, HardwareCurve
 
-from .conftest import BEGAN_AT, RUN, Story
+from .conftest import BEGAN_AT, Story
 
 GPUS = ("GPU-a", "GPU-b")
 REQUEST = ChartRequest(axis="time", hardware=("utilization", "host_cpu", "power"))
@@ -65,20 +63,20 @@ def test_over_time(busy: Story) -> None:
     assert {each.last for each in found["host_cpu", None].bins} == {25.0}
 
 
-@pytest.mark.parametrize("axis", ["step", "epoch", "trained"])
-def test_over_other_axes(busy: Story, axis: Axis) -> None:
-    if axis == "epoch":
-        busy.write(*({"step": 900 + n, "time": BEGAN_AT + 950 + n, "epoch": n / 10} for n in range(20)))
-    load = by_name(busy.ask(replace(REQUEST, axis=axis)).hardware)["utilization", "GPU-a"]
-    begin, end = load.bins[0], load.bins[-1]
-    if axis == "step":
-        # The first step was done 50 seconds after the attempt began.
-        assert begin.first_x == pytest.approx(0, abs=2) and begin.low == pytest.approx(5.0, abs=0.3)
-        assert end.last_x == pytest.approx(899, abs=2) and end.high == pytest.approx(94.9, abs=0.3)
-    elif axis == "epoch":
-        assert end.last_x == pytest.approx(1.9, abs=0.2)
-    else:
-        assert (begin.first_x, end.last_x) == (0.0, 999.0)
+def test_over_other_axes(busy: Story) -> None:
+    for axis in ["step", "epoch", "trained"]:
+        if axis == "epoch":
+            busy.write(*({"step": 900 + n, "time": BEGAN_AT + 950 + n, "epoch": n / 10} for n in range(20)))
+        load = by_name(busy.ask(replace(REQUEST, axis=axis)).hardware)["utilization", "GPU-a"]
+        begin, end = load.bins[0], load.bins[-1]
+        if axis == "step":
+            # The first step was done 50 seconds after the attempt began.
+            assert begin.first_x == pytest.approx(0, abs=2) and begin.low == pytest.approx(5.0, abs=0.3), axis
+            assert end.last_x == pytest.approx(899, abs=2) and end.high == pytest.approx(94.9, abs=0.3), axis
+        elif axis == "epoch":
+            assert end.last_x == pytest.approx(1.9, abs=0.2), axis
+        else:
+            assert (begin.first_x, end.last_x) == (0.0, 999.0), axis
 
 
 def test_a_window(busy: Story) -> None:
@@ -100,55 +98,3 @@ def test_steps_that_were_done_again_show_the_newest_attempt(busy: Story) -> None
     # Nobody trained from five seconds before the second attempt on; the GPU that it left tells nothing any more.
     assert over_time["utilization", "GPU-a"].bins[-1].last_x <= 1195
     assert [each.gap_before for each in over_time["utilization", "GPU-b"].bins if each.first_x >= 1190].count(True) == 1
-
-
-def test_followed_as_it_is_sampled(busy: Story) -> None:
-    followed = RunCurves(RUN)
-    busy.ask(REQUEST, followed)
-    for second in range(1000, 1300, 50):
-        sample(busy, second, second + 50)
-        load = by_name(busy.ask(REQUEST, followed).hardware)["utilization", "GPU-a"]
-        assert load.bins[-1].last_x == second + 49
-        assert sum(each.points for each in load.bins) == pytest.approx(second + 50, abs=4)
-
-
-def test_a_long_stretch_is_looked_into(busy: Story, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "SAMPLES_AT_ONCE", 300)
-    monkeypatch.setattr(hardware, "LEAST_SECONDS", 2.0)
-    request = replace(REQUEST, hardware=("utilization",), bins=20)
-    load = by_name(busy.ask(request).hardware)["utilization", "GPU-a"]
-    assert sum(each.points for each in load.bins) <= 300
-    assert all(not each.gap_before for each in load.bins) and load.bins[-1].last_x > 900
-
-
-def test_nothing_was_sampled(story: Story) -> None:
-    story.attempt(1, 0, gpus=GPUS)
-    assert story.ask(REQUEST).hardware == ()
-    assert story.ask(ChartRequest()).hardware == ()
-
-
-def test_samples_are_joined_however_finely_a_chart_is_cut_and_a_pause_is_not(busy: Story) -> None:
-    busy.connection.execute("DELETE FROM gpu_samples WHERE at > ? AND at < ?", (BEGAN_AT + 40, BEGAN_AT + 70))
-    fine = replace(REQUEST, hardware=("utilization",), window=(20.0, 90.0), bins=400)
-    bins = busy.ask(fine).hardware[0].bins
-    assert len(bins) >= 40  # a bin for each sample
-    assert [each.first_x for each in bins if each.gap_before] == [70.0]
-
-
-def test_samples_a_minute_apart_are_joined_and_a_missing_hour_is_not(story: Story) -> None:
-    story.connection.execute(
-        "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES ('GPU-a', 0, 'H200', 0, 0)"
-    )
-    minutes = [minute for minute in range(300) if not 100 <= minute < 160]
-    story.connection.executemany(
-        "INSERT INTO gpu_samples (at, gpu_id, state, utilization_percent) VALUES (?, 1, 'ok', 50)",
-        [(BEGAN_AT + 60 * minute,) for minute in minutes],
-    )
-    story.connection.execute(
-        "INSERT INTO host_samples (at, cpu_percent) VALUES (?, 25.0)", (BEGAN_AT + 60 * minutes[-1],)
-    )
-    story.attempt(1, 0, gpus=("GPU-a",))
-    story.steps(0, 10, 0.0)
-    for bins in (100, 320, 2000):
-        (curve,) = story.ask(ChartRequest(axis="time", hardware=("utilization",), bins=bins)).hardware
-        assert [each.first_x // 60 for each in curve.bins if each.gap_before] == [160]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.curves.live_curves import RunCurves
-from gputui.curves.model import Axis, ChartRequest
+from gputui.curves.model import ChartRequest
 
 from .conftest import BEGAN_AT, RUN, Story
 
@@ -34,17 +33,16 @@ def eventful(story: Story) -> Story:
     return story
 
 
-@pytest.mark.parametrize(
-    ("axis", "expected"),
-    [
+def test_places(eventful: Story) -> None:
+    for axis, expected in [
         ("step", [("start", 0), ("checkpoint", 80), ("restart", 80), ("alert", 91), ("incident", 99)]),
         ("time", [("start", 0), ("checkpoint", 95), ("incident", 110), ("restart", 120), ("alert", 140)]),
         ("trained", [("start", 0), ("checkpoint", 95), ("incident", 110), ("restart", 115), ("alert", 135)]),
-    ],
-)
-def test_places(eventful: Story, axis: Axis, expected: list[tuple[str, float]]) -> None:
-    found = eventful.ask(ChartRequest(axis=axis)).markers
-    assert [(marker.kind, marker.x) for marker in found] == [(kind, pytest.approx(x, abs=0.6)) for kind, x in expected]
+    ]:
+        found = eventful.ask(ChartRequest(axis=axis)).markers
+        assert [(marker.kind, marker.x) for marker in found] == [
+            (kind, pytest.approx(x, abs=0.6)) for kind, x in expected
+        ], (axis, expected)
 
 
 def test_words(eventful: Story) -> None:
@@ -54,17 +52,3 @@ def test_words(eventful: Story) -> None:
     assert words["alert"] == ("gpu hot", "It is hot.", 2)
     kind, text, _ = words["incident"]
     assert kind == "cuda oom" and "\x1b" not in text
-
-
-def test_what_happens_while_it_is_followed(eventful: Story) -> None:
-    followed = RunCurves(RUN)
-    before = eventful.ask(ChartRequest(), followed).markers
-    eventful.write({"step": 160, "event": "checkpoint"}, {"step": 170, "event": "batch_reduced", "cause": "memory"})
-    new = [marker for marker in eventful.ask(ChartRequest(), followed).markers if marker not in before]
-    assert [(marker.kind, marker.word, marker.x) for marker in new] == [
-        ("checkpoint", "ckpt", 160.0), ("event", "batch reduced", 170.0),
-    ]  # fmt: skip
-    eventful.connection.execute("UPDATE runs SET state = 'succeeded', ended_at = ?", (BEGAN_AT + 300,))
-    eventful.connection.execute("UPDATE attempts SET last_step = 199, ended_at = ? WHERE number = 2", (BEGAN_AT + 300,))
-    last = eventful.ask(ChartRequest(), followed).markers[-1]
-    assert (last.kind, last.word, last.x) == ("end", "succeeded", 199.0)

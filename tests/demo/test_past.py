@@ -58,15 +58,6 @@ def test_every_story_is_a_run_that_is_over(connection: sqlite3.Connection) -> No
     assert connection.execute("SELECT count(*) FROM leases").fetchone() == (0,)
 
 
-def test_a_run_was_running_once_it_had_made_a_step(connection: sqlite3.Connection) -> None:
-    for run in read_runs(connection):
-        for attempt in read_attempts(connection, run.run_id):
-            assert attempt.started_at is not None and attempt.ended_at is not None
-            middle = (attempt.started_at + attempt.ended_at) / 2
-            then = {one.run_id: one.state for one in read_runs(connection, at=middle)}
-            assert (then[run.run_id] == "running") is (attempt.last_step is not None)
-
-
 def test_incidents_and_decisions_are_those_of_the_standard_policy(connection: sqlite3.Connection) -> None:
     kinds = {one.run_id: one.kind for run in read_runs(connection) for one in read_incidents(connection, run.run_id)}
     assert kinds == {"vit-b16-1": "cuda_oom", "gpt2-124m-1": "gpu_lost", "bert-mlm-1": "user_exception"}
@@ -107,17 +98,6 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
     best = best_trial(trials, spec.objectives[0])
     found = importances(trials, spec.space, spec.objectives[0])
     assert best is not None and 2e-4 < best.params["lr"] < 2e-3 and found is not None and found[0].name == "lr"
-
-
-def test_trials_shared_no_gpu(connection: sqlite3.Connection) -> None:
-    held: dict[str, list[tuple[float, float]]] = {}
-    for run in read_runs(connection):
-        for attempt in read_attempts(connection, run.run_id):
-            assert attempt.started_at is not None and attempt.ended_at is not None
-            for uuid in attempt.gpus:
-                held.setdefault(uuid, []).append((attempt.started_at, attempt.ended_at))
-    for spans in held.values():
-        assert all(before[1] <= after[0] for before, after in itertools.pairwise(sorted(spans)))
 
 
 def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from benchmarks.fakenvml.build import FakeNvml
-from gputui.doctor.environment import judge_interpreter, judge_silence
+from gputui.doctor.environment import judge_interpreter
 from gputui.doctor.gpu_judgements import judge_driver, judge_gpus, judge_pcie, judge_persistence, judge_topology
-from gputui.doctor.gpu_probe import GpuPair, GpuReading, active_links, decode, pair_of, read_gpus
+from gputui.doctor.gpu_probe import GpuPair, GpuReading, read_gpus
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
-from gputui.profiles.probe import InterpreterAnswer, ProbeError
+from gputui.profiles.probe import InterpreterAnswer
 from tests.texts import mentions
 
 FACTS = tuple(
@@ -61,9 +59,8 @@ def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
     assert missing.status == "fail" and "GPU 2" in missing.detail
 
 
-@pytest.mark.parametrize(
-    ("reading", "quarantined", "status", "words"),
-    [
+def test_unhealthy_gpus() -> None:
+    for reading, quarantined, status, words in [
         (replace(FIT, samples={"GPU-0": GpuSample("GPU-0", state="lost")}), {}, "fail", "GPU 0 is lost"),
         (slow_changed(FIT, row_remap_failed=True), {}, "fail", "could not be remapped"),
         (FIT, {"GPU-1": "XID 79"}, "fail", "GPU 1 is in quarantine (XID 79)"),
@@ -71,18 +68,9 @@ def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
         (slow_changed(FIT, ecc_uncorrected=3), {}, "warn", "3 uncorrectable"),
         (first_changed(FIT, mig_mode=True), {}, "warn", "MIG"),
         (GpuReading("nvml"), {}, "skip", "no GPUs"),
-    ],
-)
-def test_unhealthy_gpus(reading: GpuReading, quarantined: dict[str, str], status: str, words: str) -> None:
-    result = judge_gpus(reading, quarantined)
-    assert result.status == status and words in result.detail
-
-
-def test_persistence_mode_off_and_unknown() -> None:
-    off = judge_persistence(first_changed(FIT, persistence_mode=False))
-    assert off.status == "warn" and off.detail == "off on GPU 0"
-    unknown = replace(FIT, facts=tuple(replace(gpu, persistence_mode=None) for gpu in FACTS))
-    assert judge_persistence(unknown).status == "skip"
+    ]:
+        result = judge_gpus(reading, quarantined)
+        assert result.status == status and words in result.detail, (reading, quarantined, status, words)
 
 
 def test_a_narrow_link_counts_under_load_only() -> None:
@@ -108,9 +96,8 @@ def test_topologies() -> None:
 ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, runnable=False, missing=())
 
 
-@pytest.mark.parametrize(
-    ("changes", "reading", "status", "words"),
-    [
+def test_torch_and_the_driver() -> None:
+    for changes, reading, status, words in [
         ({}, FIT, "pass", "the driver supports up to 12.8"),
         ({"cuda": "13.0"}, FIT, "fail", "built for CUDA 13.0, the driver supports up to 12.8"),
         ({"cuda": "12.9"}, FIT, "warn", "of the same major"),
@@ -118,42 +105,9 @@ ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, run
         ({"cuda": None}, FIT, "fail", "without CUDA"),
         ({"cuda": None}, GpuReading("nvml"), "pass", "no GPU"),
         ({"torch": None}, FIT, "warn", "has no torch"),
-    ],
-)
-def test_torch_and_the_driver(changes: dict[str, Any], reading: GpuReading, status: str, words: str) -> None:
-    torch = judge_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
-    assert (torch.name, torch.status) == ("torch", status) and words in torch.detail
-
-
-def test_nccl_and_an_interpreter_that_does_not_answer() -> None:
-    nccl = judge_interpreter("/env/python", ANSWER, FIT)[2]
-    assert nccl.status == "pass" and "NCCL 2.27.3 for CUDA 12" in nccl.detail
-    assert judge_interpreter("/env/python", replace(ANSWER, nccl=None), FIT)[2].status == "skip"
-    dead = judge_silence("/env/python", ProbeError("did not answer within 20 s"))
-    assert dead.status == "fail" and "20 s" in dead.detail
-
-
-def test_what_nobody_knows_is_not_judged() -> None:
-    assert judge_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
-    assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
-    unknown = judge_interpreter("/env/python", ANSWER, replace(FIT, cuda=None))[1]
-    assert unknown.status == "pass" and "the driver supports" not in unknown.detail
-
-
-def test_a_driver_that_hangs_is_left_behind(fake_nvml: FakeNvml) -> None:
-    fake_nvml.configure(["gpus 2", "hang nvmlDeviceGetUtilizationRates 600"])
-    hung = read_gpus(None, deadline_seconds=1.0)
-    assert mentions(hung.problem, "1 s")
-    assert judge_driver(hung, has_hardware=True).status == "fail"
-
-
-def test_simulated_gpus_are_read_by_the_child(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text("gpus: 3\nmemory: 80GiB\nseed: 1\n")
-    found = read_gpus(tmp_path / "s.yaml")
-    assert [gpu.index for gpu in found.facts] == [0, 1, 2] and found.problem is None
-    assert set(found.samples) == {gpu.uuid for gpu in found.facts}
-    with pytest.raises(ValueError, match="Expecting value"):
-        decode("not JSON")
+    ]:
+        torch = judge_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
+        assert (torch.name, torch.status) == ("torch", status) and words in torch.detail, changes
 
 
 def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:
@@ -165,32 +119,3 @@ def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:
     for gpu in found.facts:
         assert found.slow[gpu.uuid].pcie_generation is not None and found.slow[gpu.uuid].pcie_width is not None
     assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1)]
-
-
-class Binding:
-    """The binding's names, with a driver that answers some of the questions."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE = 0, 10, 20
-    NVML_TOPOLOGY_HOSTBRIDGE, NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM = 30, 40, 50
-    NVML_P2P_STATUS_OK = 0
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, _one: object, _other: object) -> int:
-        return 50
-
-    def nvmlDeviceGetP2PStatus(self, _one: object, _other: object, kind: int) -> int:
-        if kind == 2:
-            raise self.NVMLError
-        return 0
-
-    def nvmlDeviceGetNvLinkState(self, _handle: object, link: int) -> int:
-        if link == 4:
-            raise self.NVMLError
-        return int(link != 1)
-
-
-def test_what_the_driver_does_not_say_is_unknown() -> None:
-    assert pair_of(Binding(), 0, object(), 1, object()) == GpuPair(0, 1, p2p=True, nvlink=None, path="two CPUs")
-    assert active_links(Binding(), object()) == 3

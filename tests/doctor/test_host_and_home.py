@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from gputui.doctor import home_judgements as homes
@@ -15,7 +13,6 @@ from gputui.doctor import host_judgements as hosts
 from gputui.doctor.home_facts import AgentReading, HomeReading, check_database, measure_write
 from gputui.doctor.host_facts import HostReading
 from gputui.host.logout import LogoutEnd
-from gputui.runs.checks import CheckResult
 from gputui.store.database import open_writer
 from gputui.version import VERSION
 from tests.texts import mentions
@@ -34,9 +31,8 @@ def test_a_fit_host_and_home_pass_everything() -> None:
     assert len({result.name for result in results}) == 16
 
 
-@pytest.mark.parametrize(
-    ("judge", "reading", "status"),
-    [
+def test_an_unfit_host() -> None:
+    for judge, reading, status in [
         (hosts.judge_memory, replace(HOST, memory_available_bytes=3 * GIB), "warn"),
         (hosts.judge_memory, replace(HOST, memory_total_bytes=None), "skip"),
         (hosts.judge_swap, replace(HOST, swap_used_bytes=5 * GIB), "warn"),
@@ -56,16 +52,13 @@ def test_a_fit_host_and_home_pass_everything() -> None:
         (hosts.judge_linger, replace(HOST, lingers=None), "skip"),
         (hosts.judge_oom, replace(HOST, oom_kills_boot=2), "warn"),
         (hosts.judge_oom, replace(HOST, oom_kills_boot=None, oom_kills_cgroup=None), "skip"),
-    ],
-)
-def test_an_unfit_host(judge: Callable[[HostReading], CheckResult], reading: HostReading, status: str) -> None:
-    result = judge(reading)
-    assert result.status == status and bool(result.remedy) == (status in ("warn", "fail"))
+    ]:
+        result = judge(reading)
+        assert result.status == status and bool(result.remedy) == (status in ("warn", "fail")), (judge, reading, status)
 
 
-@pytest.mark.parametrize(
-    ("judge", "reading", "status"),
-    [
+def test_an_unfit_home() -> None:
+    for judge, reading, status in [
         (homes.judge_disk, replace(HOME, disk_free_bytes=5 * GIB), "warn"),
         (homes.judge_disk, replace(HOME, disk_free_bytes=2**20), "fail"),
         (homes.judge_disk, replace(HOME, disk_free_bytes=None), "skip"),
@@ -82,15 +75,9 @@ def test_an_unfit_host(judge: Callable[[HostReading], CheckResult], reading: Hos
         (homes.judge_agent, replace(HOME, agent=replace(AGENT, heartbeat_seconds=None)), "warn"),
         (homes.judge_agent, replace(HOME, agent=replace(AGENT, sampler_state="dead")), "warn"),
         (homes.judge_agent, replace(HOME, agent=replace(AGENT, version="0")), "warn"),
-    ],
-)
-def test_an_unfit_home(judge: Callable[[HomeReading], CheckResult], reading: HomeReading, status: str) -> None:
-    result = judge(reading)
-    assert result.status == status and bool(result.remedy) == (status in ("warn", "fail"))
-
-
-def test_other_agents_are_named() -> None:
-    assert "pid 5 (/other/state)" in homes.judge_other_agents(replace(HOME, other_agents=((5, "/other/state"),))).detail
+    ]:
+        result = judge(reading)
+        assert result.status == status and bool(result.remedy) == (status in ("warn", "fail")), (judge, reading, status)
 
 
 def test_a_real_write_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -184,14 +184,14 @@ def lose_all(machine: Machine, run_id: str) -> None:
     assert not (machine.workspace.run_dir(run_id) / "attempts/1/exit.json").exists()
 
 
-def reboot(machine: Machine, run_id: str, pid: int, *, shim_known: bool = True) -> None:
+def reboot(machine: Machine, run_id: str, pid: int) -> None:
     """What a power cut leaves: no process, no exit record, and rows with the PIDs of another boot. ``pid`` is a
     process of this boot that has the PID of the former one's shim."""
     lose_all(machine, run_id)
     now = identify(pid)
     assert now is not None
     with closing(sqlite3.connect(machine.workspace.database)) as connection:
-        values = (pid, now.start_ticks, FORMER_BOOT) if shim_known else (None, None, None)
+        values = (pid, now.start_ticks, FORMER_BOOT)
         connection.execute("UPDATE attempts SET shim_pid = ?, shim_start_ticks = ?, boot_id = ?", values)
         connection.execute("UPDATE agent SET boot_id = ?", (FORMER_BOOT,))
         connection.commit()

@@ -28,7 +28,6 @@ def test_chaos_loses_doubles_and_leaves_nothing(machine: Machine) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_kills_in_a_study_lose_no_point_and_double_no_verdict(machine: Machine) -> None:
-    pytest.importorskip("optuna")
     chaos = StudyChaos(machine, seed=20261122, trials=10, steps=60)
     chaos.rage(16)
     ends = chaos.check()
@@ -40,7 +39,6 @@ def test_kills_in_a_study_lose_no_point_and_double_no_verdict(machine: Machine) 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_kills_among_trials_that_share_gpus_let_no_third_one_in(machine: Machine) -> None:
-    pytest.importorskip("optuna")
     chaos = StudyChaos(machine, seed=20261123, trials=10, steps=60, share=2)
     chaos.rage(16)
     ends = chaos.check()
@@ -51,7 +49,6 @@ def test_kills_among_trials_that_share_gpus_let_no_third_one_in(machine: Machine
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_the_drill_of_studies_sees_what_is_lost_or_doubled(machine: Machine) -> None:
-    pytest.importorskip("optuna")
     chaos = StudyChaos(machine, seed=3, trials=3, steps=20)
     chaos.begin()
     chaos.rage(0)

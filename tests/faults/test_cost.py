@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -15,18 +14,6 @@ OOM = (
     'raise type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA out of memory. Tried to allocate '
     '2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.02 GiB is free.")'
 )
-
-WITHOUT_RECOVERY = """
-    name: steps
-    launcher: python
-    script: steps.py
-    python: {python}
-    gpus: 0
-    params: {{steps: 50, seconds: 0.02, batch_size: 16, grad_accum: 3, fail_at: 25}}
-    metrics: {{source: jsonl, path: "{{run_dir}}/metrics.jsonl"}}
-    checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "--resume {{checkpoint}}"}}
-    recovery: off
-"""
 
 
 def test_an_injected_out_of_memory_error_costs_what_the_metrics_say(machine: Machine) -> None:
@@ -70,20 +57,3 @@ def test_an_incidents_evidence_is_kept_named_and_removed_with_the_run(machine: M
     assert str(folder.parent) in machine.gputui("explain", run).splitlines()[-1]
     machine.gputui("rm", run)
     assert not folder.parent.parent.exists()
-
-
-def test_a_run_without_incidents_has_no_evidence(machine: Machine) -> None:
-    run = machine.json("run", machine.profile(), "--set", "steps=3", "--wait")["id"]
-    assert "no evidence is kept" in machine.gputui("explain", run, "--evidence", code=3)
-    assert "Evidence" not in machine.gputui("explain", run)
-
-
-def test_what_a_stop_by_the_policy_cost_is_known_when_somebody_resumed_it(machine: Machine) -> None:
-    run = machine.json("run", machine.profile(text=WITHOUT_RECOVERY.format(python=sys.executable)))["id"]
-    machine.wait_for(run, "failed")
-    incident = machine.json("show", run)["attempts"][0]["incident"]
-    assert incident["lost_steps"] is None and incident["lost_seconds"] is None
-    machine.json("resume", run)
-    machine.wait_for(run, "succeeded")
-    cost = machine.json("show", run)["cost_of_failures"]
-    assert cost["lost_steps"] == 6 and cost["lost_seconds"] > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gputui.cli.context import EXIT_REFUSED
 from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
 from tests.machine import Machine
@@ -67,22 +65,3 @@ def test_the_agent_outlives_a_full_disk_and_recovers_what_failed_on_it(small: Ma
     assert kind in ("disk_full", "killed")
     assert small.agent() == agent
     assert small.rows("PRAGMA integrity_check") == [("ok",)]
-
-
-def test_a_run_can_be_stopped_while_nothing_can_be_written(small: Machine) -> None:
-    small.gputui("run", small.profile(), "--set", "steps=100000")
-    wait_until(lambda: len(small.steps("steps-1")) > 2, what="some steps")
-    shim = small.shim("steps-1")
-    # The script needs no room to go on.
-    wait_until(small.agent)
-    for process in small.marked("steps-1"):
-        if process.pid != shim.pid:
-            os.kill(process.pid, signal.SIGSTOP)
-    fill(small.folder / "ballast")
-    said = small.gputui("stop", "steps-1", "--now", code=EXIT_REFUSED)
-    found = re.search(r"kill -(\w+) (\d+)", said)
-    assert found is not None and found.groups() == ("USR2", str(shim.pid)), said
-    os.kill(shim.pid, signal.SIGUSR2)
-    wait_until(lambda: not is_alive(shim), what="the end of the shim")
-    (small.folder / "ballast").unlink()
-    small.wait_for("steps-1", "stopped")

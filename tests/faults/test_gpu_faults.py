@@ -69,7 +69,7 @@ def gpu(machine: Machine, index: int) -> dict[str, Any]:
 
 def test_a_run_whose_gpu_is_lost_goes_on_with_another(machine: Machine) -> None:
     write_scenario(machine, 2)
-    run_dir = launch(machine, 1)
+    run_dir = launch(machine, 1, "recovery: {policy: standard, hang_after: 2}")
     first = gpu(machine, 0)["uuid"]
     assert seen(run_dir, 1)["gpus"] == first
     (run_dir / "hang").touch()
@@ -94,6 +94,7 @@ def test_a_run_whose_gpu_is_lost_goes_on_with_another(machine: Machine) -> None:
     assert gpu(machine, 0)["quarantine"] is None
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_fewer_gpus_where_its_profile_allows_it(machine: Machine) -> None:
     write_scenario(machine, 2)
     run_dir = launch(machine, 2, "min_gpus: 1")
@@ -108,20 +109,6 @@ def test_a_run_goes_on_with_fewer_gpus_where_its_profile_allows_it(machine: Mach
     assert mentions(gpu(machine, 1)["quarantine"]["reason"], KINDS["ecc"].title, "job-1")
 
 
-def test_a_gpu_lost_beside_a_killed_rank_is_the_incident_and_another_takes_its_place(machine: Machine) -> None:
-    write_scenario(machine, 8)
-    run_dir = launch(machine, 2)
-    started = json.loads((run_dir / "attempts/1/started.json").read_text())
-    write_scenario(machine, 8, "{kind: lost, gpu: 1}")
-    # Mostly before the sampler has seen the loss: the end waits for that.
-    os.kill(started["pid"], signal.SIGKILL)
-    machine.wait_for("job-1", "succeeded", timeout=60)
-    one, two = machine.json("show", "job-1")["attempts"]
-    assert one["incident"]["kind"] == "gpu_lost" and gpu(machine, 1)["uuid"] in one["incident"]["summary"]
-    assert (one["exit"]["signal"], len(two["gpus"])) == (signal.SIGKILL, 2)
-    assert gpu(machine, 1)["uuid"] in one["gpus"] and gpu(machine, 1)["uuid"] not in two["gpus"]
-
-
 @pytest.mark.long
 def test_a_lost_gpu_is_replaced_before_any_queued_run_starts_and_those_keep_their_order(machine: Machine) -> None:
     write_scenario(machine, 3)
@@ -133,7 +120,7 @@ def test_a_lost_gpu_is_replaced_before_any_queued_run_starts_and_those_keep_thei
     (rank, *_) = wait_until(lambda: machine.ranks("job-1").values(), what="a rank")
     write_scenario(machine, 3, "{kind: lost, gpu: 1}")
     os.kill(rank, signal.SIGKILL)
-    waits = "SELECT waiting_for FROM runs WHERE run_id = 'job-1' AND attempt = 1 AND waiting_for IS NOT NULL"
+    waits = "SELECT 1 FROM runs WHERE run_id = 'job-1' AND attempt = 1 AND state = 'queued' AND waiting_for IS NOT NULL"
     wait_until(lambda: machine.rows(waits), what="the wait for another GPU")
     assert machine.state("job-1") == "queued" and machine.state("two-1") == machine.state("one-1") == "queued"
     machine.gputui("stop", "holds-1", "--now")
@@ -148,6 +135,7 @@ def test_a_lost_gpu_is_replaced_before_any_queued_run_starts_and_those_keep_thei
     wait_until(lambda: not machine.rows("SELECT * FROM leases"), what="the end of every lease")
 
 
+@pytest.mark.long
 def test_a_recovering_run_never_goes_on_with_fewer_gpus_in_silence(machine: Machine) -> None:
     write_scenario(machine, 4)
     run_dir = launch(machine, 4, "recovery: {policy: standard, backoff: {base: 3, jitter: 0}}")
@@ -167,72 +155,7 @@ def test_a_recovering_run_never_goes_on_with_fewer_gpus_in_silence(machine: Mach
     assert seen(run_dir, 2)["gpus"] == seen(run_dir, 1)["gpus"]
 
 
-def test_a_gpu_that_is_too_hot_is_told_and_nothing_else(machine: Machine) -> None:
-    write_scenario(machine, 1)
-    machine.workspace.alerts.write_text("gpu_throttled: {above_percent: 3, for: 0}\n")
-    run_dir = launch(machine, 1)
-    write_scenario(machine, 1, "{kind: throttle, gpu: 0, reason: hardware thermal}")
-    wait_until(lambda: machine.rows("SELECT 1 FROM alerts WHERE rule = 'gpu_throttled'"), what="the warning")
-    told = machine.rows(
-        "SELECT severity, message, run_id FROM events WHERE kind = 'alert_raised' AND key = 'gpu_throttled'"
-    )
-    assert len(told) == 1, "once"
-    assert told[0][0] == "warning" and "hardware thermal" in told[0][1] and told[0][2] == "job-1"
-    assert machine.state("job-1") == "running"
-    assert machine.rows("SELECT * FROM incidents") == []
-    machine.gputui("stop", "job-1", "--now")
-    assert not (run_dir / "seen-2.json").exists()
-
-
-def test_an_xid_of_the_application_ends_no_run(machine: Machine) -> None:
-    write_scenario(machine, 1, "{kind: xid, gpu: 0, code: 45}")
-    run_dir = launch(machine, 1, "recovery: 'off'")
-    wait_until(lambda: machine.rows("SELECT 1 FROM gpu_events"), what="the XID")
-    (run_dir / "fail").touch()
-    machine.wait_for("job-1", "failed")
-    assert machine.rows("SELECT kind FROM incidents") == [("user_exception",)]
-    assert gpu(machine, 0)["quarantine"] is None
-
-
-@pytest.mark.long
-def test_nccl_is_debugged_in_the_next_attempt_alone(machine: Machine) -> None:
-    write_scenario(machine, 2)
-    ladder = "recovery: {ladders: {user_exception: [[restart, nccl_debug]]}}"
-    run_dir = launch(machine, 2, f"env: {{NCCL_DEBUG: WARN}}\n            {ladder}", launcher="torchrun")
-    assert seen(run_dir, 1)["nccl"] == "WARN"
-    (run_dir / "fail").touch()
-    machine.wait_for("job-1", "succeeded")
-    assert seen(run_dir, 2)["nccl"] == "INFO"
-    assert machine.rows("SELECT * FROM next_attempts") == []
-
-
 # --- waiting and telling ---------------------------------------------------------------------------------------------
-
-
-def fail_once(machine: Machine, recovery: str) -> None:
-    profile = Path(machine.profile())
-    profile.write_text(profile.read_text() + f"recovery: {recovery}\n")
-    machine.gputui("run", str(profile), "--set", "fail_at=25")
-
-
-def test_somebody_is_told_by_a_command(machine: Machine) -> None:
-    told = machine.folder / "told"
-    script = f"import sys, pathlib; pathlib.Path({str(told)!r}).write_text(sys.argv[-1] + chr(10) + sys.stdin.read())"
-    command = json.dumps([sys.executable, "-c", script])
-    fail_once(machine, f"{{notify: {{command: {command}}}, ladders: {{user_exception: [[restart, notify]]}}}}")
-    machine.wait_for("steps-1", "succeeded")
-    text, message = wait_until(lambda: told.read_text().split("\n") if told.exists() else None, what="the message")
-    assert mentions(text, "steps-1 continues:", "the dog ate the gradients")
-    assert json.loads(message)["kind"] == "user_exception" and json.loads(message)["verdict"] == "retry"
-
-
-def test_somebody_is_told_when_a_run_is_given_up_and_a_failure_of_that_is_told(machine: Machine) -> None:
-    command = json.dumps([sys.executable, "-c", "import sys; sys.exit('no such mailbox')"])
-    fail_once(machine, f"{{notify: {{command: {command}}}, ladders: {{user_exception: [stop]}}}}")
-    machine.wait_for("steps-1", "failed")
-    rows = "SELECT key, message FROM events WHERE kind = 'notice_delayed'"
-    ((way, message),) = wait_until(lambda: machine.rows(rows), what="the event")
-    assert way == "command" and "code 1: no such mailbox" in message
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
@@ -267,10 +190,12 @@ def test_a_run_waits_for_room_on_its_disk(machine: Machine) -> None:
             """,
         )
         machine.gputui("run", profile)
-        (waits,) = wait_until(
-            lambda: machine.rows("SELECT waiting_for FROM runs WHERE waiting_for LIKE 'waits for%'"), what="the wait"
+        # Before that it waits for the disk to answer, for a moment.
+        wait_until(
+            lambda: machine.rows("SELECT 1 FROM runs WHERE waiting_for LIKE 'waits for%on the disk of%'"),
+            what="the wait for room",
         )
-        assert "on the disk of" in waits[0] and machine.state("full-1") == "recovering"
+        assert machine.state("full-1") == "recovering"
         assert machine.rows("SELECT kind FROM incidents") == [("disk_full",)]
         machine.kill_agent()
         machine.gputui("agent", "start")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
-from gputui.runs.identity import environment_of, is_alive
+from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
 from tests.machine import Machine
 
@@ -73,6 +70,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
     assert not is_alive(shim)
 
 
+@pytest.mark.long
 def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> None:
     """What the numbers were when it went wrong is told again by the evidence in the run's folder."""
     (machine.folder / "nan.py").write_text(POISONED)
@@ -125,20 +123,6 @@ def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> 
     assert "folder is gone" in machine.json("show", "steps-1")["reason"]
 
 
-def test_a_run_whose_specification_is_gone_says_so_and_can_be_resumed_with_it(machine: Machine) -> None:
-    machine.gputui("queue", "pause")
-    machine.gputui("run", machine.profile(), "--set", "steps=5")
-    spec = machine.workspace.run_dir("steps-1") / "spec.json"
-    aside = spec.rename(machine.folder / "spec.json")
-    machine.gputui("queue", "resume")
-    machine.wait_for("steps-1", "failed")
-    reason = machine.json("show", "steps-1")["reason"]
-    assert str(spec.parent) in reason and spec.name in reason and "resume" in reason
-    aside.rename(spec)
-    machine.gputui("restart", "steps-1")
-    machine.wait_for("steps-1", "succeeded")
-
-
 def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> None:
     """Its shim's name was never stored, and the shim is dead: the next attempt gets a folder of its own."""
     machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=40")
@@ -156,103 +140,3 @@ def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> Non
     machine.gputui("agent", "start")
     machine.wait_for("steps-1", "succeeded")
     assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
-
-
-def test_an_attempt_whose_command_lives_on_without_a_record_is_not_begun_again(machine: Machine) -> None:
-    """A full disk took the shim's record and the agent's row; then both were killed, and the training lives."""
-    machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=40")
-    wait_until(lambda: len(machine.steps("steps-1")) > 12, what="some steps")
-    shim = machine.shim("steps-1")
-    machine.kill_agent()
-    os.kill(shim.pid, signal.SIGSTOP)
-    (process,) = [one for one in machine.marked("steps-1") if one != shim]
-    os.kill(process.pid, signal.SIGSTOP)
-    os.kill(shim.pid, signal.SIGKILL)
-    (machine.workspace.run_dir("steps-1") / "attempts/1/started.json").unlink()
-    subprocess.run(
-        [sys.executable, "-c", "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
-         "c.execute('UPDATE attempts SET shim_pid = NULL'); c.commit()", machine.workspace.database],
-        check=True,
-    )  # fmt: skip
-    machine.gputui("agent", "start")
-    machine.wait_for("steps-1", "succeeded")
-    assert not is_alive(process)
-    assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]
-
-
-@pytest.mark.parametrize("words", [["ps"], ["ps", "--json"], ["agent", "status", "--json"]])
-def test_standard_output_may_be_closed(machine: Machine, words: list[str]) -> None:
-    line = " ".join([sys.executable, "-m", "gputui", "--home", str(machine.folder / "home"), *words, ">&-"])
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_home_is_the_same_by_whichever_way_one_comes(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "link").symlink_to("home")
-    assert locate(tmp_path / "link", {}) == locate(tmp_path / "home", {})
-    xdg = {"HOME": "/h", "XDG_STATE_HOME": str(tmp_path / "link"), "XDG_CONFIG_HOME": "/c"}
-    assert locate(None, xdg).state == tmp_path / "home" / "gputui"
-
-
-def test_an_agent_started_from_inside_a_run_outlives_it_with_its_runs(machine: Machine) -> None:
-    """The run's shim ends everything below it but what belongs to somebody else."""
-    (machine.folder / "other").mkdir()
-    other = Machine(machine.folder / "other")
-    try:
-        inner = other.profile()
-        outer = machine.profile(
-            "outer",
-            f"name: outer\nlauncher: command\ngpus: 0\nrecovery: off\nenv: {{RANK: '0', WORLD_SIZE: '2'}}\n"
-            f"command: {sys.executable} -m gputui --home {other.folder / 'home'} run {inner} --set steps=100000\n",
-        )
-        machine.gputui("run", outer, "--wait")
-        agent, shim = wait_until(other.agent), other.shim("steps-1")
-        machine.wait_for("outer-1", "succeeded")
-        assert is_alive(agent) and is_alive(shim)
-        environment = environment_of(shim.pid) or {}
-        assert "RANK" not in environment and "GPUTUI_AGENT" not in environment
-        other.gputui("stop", "steps-1")
-        other.wait_for("steps-1", "stopped")
-    finally:
-        other.close()
-
-
-@pytest.mark.parametrize("is_renamed", [False, True])
-def test_a_copy_of_a_runs_folder_is_no_run(machine: Machine, is_renamed: bool) -> None:
-    machine.gputui("run", machine.profile(), "--set", "steps=100000")
-    wait_until(lambda: machine.steps("steps-1"), what="a step")
-    shim = machine.shim("steps-1")
-    if is_renamed:
-        machine.gputui("stop", "steps-1")
-        machine.wait_for("steps-1", "stopped")
-    machine.kill_agent()
-    folder = machine.workspace.run_dir("steps-1")
-    copy = folder.with_name("steps-1.bak")
-    if is_renamed:
-        folder.rename(copy)
-    else:
-        shutil.copytree(folder, copy)
-    machine.gputui("agent", "start")
-    assert machine.rows("SELECT run_id FROM runs") == [("steps-1",)]
-    assert is_alive(shim) != is_renamed
-    if not is_renamed:
-        machine.finish("steps-1")
-
-
-def test_a_copied_home_ends_nothing_of_the_original(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "steps=100000")
-    wait_until(lambda: machine.steps("steps-1"), what="a step")
-    shim, agent = machine.shim("steps-1"), machine.agent()
-    copy = Machine(machine.folder / "copied")
-    try:
-        shutil.copytree(machine.workspace.state.parent, copy.workspace.state.parent, dirs_exist_ok=True)
-        assert copy.agent() is None
-        copy.gputui("agent", "start")
-        copy.wait_for("steps-1", "stopped")
-        assert copy.rows("SELECT state, ended_at IS NULL FROM attempts") == [("stopped", 0)]
-        copy.gputui("stop", "steps-1", code=3)
-        assert is_alive(shim) and machine.agent() == agent
-    finally:
-        copy.close()
-    machine.finish("steps-1")

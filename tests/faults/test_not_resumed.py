@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import wait_until
 from tests.machine import STEPS_SCRIPT, Machine
 from tests.texts import mentions
@@ -23,6 +25,7 @@ def test_a_script_that_ignores_its_checkpoint_is_told_to_have_begun_anew_and_the
     assert "started from the beginning" in machine.gputui("show", "steps-1")
 
 
+@pytest.mark.long
 def test_a_stop_after_which_no_checkpoint_lies_there_says_what_is_lost(machine: Machine) -> None:
     profile = machine.profile()
     script = STEPS_SCRIPT.replace("signal.signal(signal.SIGTERM, ask)", "").replace("% 10 == 0", "% 1000 == 0")

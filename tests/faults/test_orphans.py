@@ -67,7 +67,7 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     assert orphan.poll() is None
     killed = json.loads(machine.gputui("orphans", "--kill", "--json"))
     assert {entry["killed"] for entry in killed} == {True}
-    assert (orphan.wait(5), deaf.wait(5), removed.wait(5)) == (-15, -9, -15)
+    assert (orphan.wait(60), deaf.wait(60), removed.wait(60)) == (-15, -9, -15)
     told = machine.rows("SELECT run_id, attempt, key, message FROM events WHERE kind = 'orphan_killed'")
     assert {(row[0], row[1]) for row in told} == {("steps-1", 1), (None, None)}
     assert {row[2] for row in told} == {str(orphan.pid), str(deaf.pid), str(removed.pid)}
@@ -75,26 +75,6 @@ def test_orphans_are_listed_and_ended_and_nothing_else_is(machine: Machine, leav
     assert elsewhere.poll() is None
     assert machine.state("alive-1") == "running" and machine.marked("alive-1")
     assert "no orphans" in machine.gputui("orphans", "--kill")
-
-
-def test_to_list_orphans_no_agent_is_started(machine: Machine, leave: Leave) -> None:
-    assert machine.json("orphans") == [] and machine.agent() is None
-    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
-    machine.gputui("agent", "stop")
-    orphan = leave("steps-1")
-    assert [entry["pid"] for entry in machine.json("orphans")] == [orphan.pid]
-    assert machine.agent() is None and orphan.poll() is None
-
-
-def test_nobody_ends_what_he_was_started_from(machine: Machine, leave: Leave) -> None:
-    """A shell that was opened inside a run: gputui typed there spares it."""
-    machine.gputui("run", machine.profile(), "--set", "steps=3", "--wait")
-    words = [sys.executable, "-m", "gputui", "--home", str(machine.folder / "home"), "orphans", "--kill", "--json"]
-    script = f"import subprocess; print('up', flush=True); print(subprocess.check_output({words!r}, text=True))"
-    shell = leave("steps-1", script)
-    output, _ = shell.communicate(timeout=60)
-    assert shell.returncode == 0
-    assert json.loads(output) == []
 
 
 def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> None:
@@ -120,7 +100,7 @@ def test_the_agent_tells_each_orphan_once(machine: Machine, leave: Leave) -> Non
 def look(watch: OrphanWatch, now: float) -> None:
     """A turn, and the one in which what its job has found is taken."""
     watch.turn(now)
-    wait_until(lambda: watch.scan is None or watch.scan.is_over, 30, "the scan")
+    wait_until(lambda: watch.scan is None or watch.scan.is_over, 60, "the scan")
     watch.turn(now)
 
 
@@ -128,9 +108,8 @@ def process(run_id: str, attempt: int | None) -> MarkedProcess:
     return MarkedProcess(ProcessIdentity(2_000_000, 1, "boot"), run_id, attempt, "python")
 
 
-@pytest.mark.parametrize(
-    ("state", "newest", "attempt", "is_orphan"),
-    [
+def test_what_is_an_orphan() -> None:
+    table = [
         (RunState.RUNNING, 2, 2, False),
         (RunState.STARTING, 2, 2, False),
         (RunState.STOPPING, 2, 2, False),
@@ -143,11 +122,12 @@ def process(run_id: str, attempt: int | None) -> MarkedProcess:
         (RunState.SUCCEEDED, 2, 2, True),
         (RunState.FAILED, 2, None, True),
         (RunState.STOPPED, 2, 3, False),  # resumed after the database was read
-    ],
-)
-def test_what_is_an_orphan(state: RunState, newest: int, attempt: int | None, is_orphan: bool) -> None:
-    found = orphans([process("a-1", attempt)], {"a-1": RunStatus(state, newest)})
-    assert bool(found) is is_orphan
+    ]
+    found = [
+        (state, newest, attempt, bool(orphans([process("a-1", attempt)], {"a-1": RunStatus(state, newest)})))
+        for state, newest, attempt, _ in table
+    ]
+    assert found == table
 
 
 def test_own_ancestors_are_left_out() -> None:

@@ -75,11 +75,3 @@ def test_a_paused_queue_lets_running_runs_go_on_and_starts_nothing(busy: Machine
     for run_id in ("a-1", "b-1", "c-1", "cpu-1"):
         busy.wait_for(run_id, "succeeded")
     assert busy.json("queue") == {"paused": False, "paused_at": None, "paused_by": None, "runs": []}
-
-
-def test_a_run_is_recovered_while_the_queue_is_paused(machine: Machine) -> None:
-    machine.gputui("run", machine.profile(), "--set", "fail_at=25", "--set", "seconds=0.05")
-    machine.wait_for("steps-1", "running")
-    machine.gputui("queue", "pause")
-    machine.wait_for("steps-1", "succeeded")
-    assert len(machine.json("show", "steps-1")["attempts"]) == 2

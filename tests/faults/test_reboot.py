@@ -43,12 +43,11 @@ def begin(machine: Machine, recovery: str) -> None:
     wait_until(lambda: len(machine.steps("steps-1")) > 15, what="some steps")
 
 
-@pytest.mark.parametrize("shim_known", [True, False])
 def test_a_run_goes_on_after_a_reboot_when_its_policy_says_so(
-    machine: Machine, bystander: subprocess.Popen[str], shim_known: bool
+    machine: Machine, bystander: subprocess.Popen[str]
 ) -> None:
     begin(machine, "aggressive")
-    reboot(machine, "steps-1", bystander.pid, shim_known=shim_known)
+    reboot(machine, "steps-1", bystander.pid)
     newest = max(path.name for path in machine.workspace.run_dir("steps-1").glob("checkpoints/step_*.pt"))
     machine.gputui("agent", "start")
     machine.finish("steps-1", attempt=2)
@@ -60,19 +59,6 @@ def test_a_run_goes_on_after_a_reboot_when_its_policy_says_so(
     bystander.kill()
     assert bystander.stdout is not None
     assert bystander.stdout.read() == "", "a process of this boot was signalled"
-
-
-def test_the_standard_policy_leaves_it_to_a_person(machine: Machine, bystander: subprocess.Popen[str]) -> None:
-    begin(machine, "standard")
-    reboot(machine, "steps-1", bystander.pid)
-    machine.gputui("agent", "start")
-    machine.wait_for("steps-1", "failed")
-    (attempt,) = machine.json("show", "steps-1")["attempts"]
-    assert attempt["incident"]["kind"] == "interrupted"
-    assert machine.rows("SELECT * FROM leases") == []
-    machine.gputui("resume", "steps-1")
-    machine.finish("steps-1", attempt=2)
-    assert bystander.poll() is None
 
 
 def test_a_stop_of_a_former_boot_signals_nobody(machine: Machine, bystander: subprocess.Popen[str]) -> None:

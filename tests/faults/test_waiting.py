@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -109,45 +107,6 @@ def test_a_run_on_a_full_disk_goes_on_without_old_checkpoints(machine: Machine, 
     assert {step for _, step in machine.steps("saves-1")} == set(range(80))
 
 
-def test_a_run_that_never_saved_goes_on_as_soon_as_there_is_room_again(
-    machine: Machine, small_disk: Callable[[int], None]
-) -> None:
-    ballast = machine.workspace.run_dir("saves-1") / "checkpoints" / "ballast"
-    machine.gputui("run", saves(machine, "standard"))
-    small_disk(6 << 20)
-    wait_until(
-        lambda: machine.rows("SELECT 1 FROM runs WHERE waiting_for LIKE 'waits for % on the disk of%'"), what="the wait"
-    )
-    ballast.unlink()
-    wait_until(lambda: machine.rows("SELECT 1 FROM attempts WHERE number = 2"), 30, "the next attempt")
-    assert machine.rows("SELECT kind FROM incidents") == [("disk_full",)]
-
-
-def test_somebody_is_told_of_a_disk_that_never_had_room(
-    machine: Machine, small_disk: Callable[[], None], listener: HTTPServer
-) -> None:
-    address = f"http://127.0.0.1:{listener.server_port}/hook"
-    machine.gputui("run", saves(machine, f"{{policy: standard, notify: {{webhook: '{address}'}}}}"))
-    small_disk()
-    wait_until(
-        lambda: machine.rows("SELECT 1 FROM runs WHERE waiting_for LIKE 'waits for % on the disk of%'"), what="the wait"
-    )
-    assert RECEIVED == []
-    # Six hours ago, as far as it knows.
-    with closing(sqlite3.connect(machine.workspace.database, timeout=10)) as connection, connection:
-        connection.execute("UPDATE next_attempts SET since = since - 6 * 3600")
-    assert machine.wait_for("saves-1", "failed", "succeeded") == "failed"
-    message = wait_until(lambda: RECEIVED[0] if RECEIVED else None, what="the message")
-    assert (message["kind"], message["verdict"], message["run_id"]) == ("disk_full", "stop", "saves-1")
-    assert message["reason"].startswith("waited in vain for ") and "on the disk of" in message["text"]
-    wait_until(
-        lambda: machine.rows("SELECT 1 FROM events WHERE kind = 'notice_sent' AND key = 'webhook'"), what="the event"
-    )
-    assert not machine.rows(
-        "SELECT * FROM next_attempts WHERE preconditions != '[]' AND run_id NOT IN (SELECT run_id FROM runs)"
-    )
-
-
 # --- telling somebody -------------------------------------------------------------------------------------------------
 
 RECEIVED: list[dict[str, Any]] = []
@@ -197,6 +156,7 @@ def test_a_webhook_gets_what_a_run_met_and_no_address_is_stored(machine: Machine
     assert b"t0ken-of-mine" not in kept and b"continues" in kept
 
 
+@pytest.mark.long
 def test_what_an_agent_did_not_live_to_tell_is_told_by_the_next(machine: Machine) -> None:
     told, broken = machine.folder / "told", machine.folder / "broken"
     script = (

@@ -65,31 +65,3 @@ def test_accelerate_launch_hides_no_memory_error(machine: Machine) -> None:
     assert (first["incident"]["kind"], first["incident"]["rank"]) == ("cuda_oom", 1)
     assert "accelerate" not in first["incident"]["summary"]
     assert (second["params"]["batch_size"], second["params"]["grad_accum"]) == (12, 4)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
-def test_accelerate_as_launcher_goes_on_after_a_killed_rank_and_keeps_each_log(machine: Machine) -> None:
-    shutil.copy(SCRIPTS / "wrapped.py", machine.folder)
-    path = machine.profile(
-        "ranks",
-        f"""
-        name: ranks
-        launcher: accelerate
-        script: {machine.folder / "wrapped.py"}
-        python: {sys.executable}
-        gpus: 0
-        nproc: 2
-        args: kill 16
-        checkpoints: {{dir: "{{run_dir}}/checkpoints", pattern: "step_*.pt", resume: "{{checkpoint}}"}}
-        recovery: {{policy: standard, backoff: {{base: 0}}}}
-        """,
-    )
-    machine.gputui("run", path)
-    assert machine.wait_for("ranks-1", "succeeded", "failed") == "succeeded"
-    incident = machine.json("show", "ranks-1")["attempts"][0]["incident"]
-    assert (incident["kind"], incident["rank"]) == ("killed", 1)
-    assert machine.steps("ranks-1")[-1] == (2, 19)
-    ranks = machine.workspace.run_dir("ranks-1") / "attempts/1/nodes/0/ranks"
-    logs = list(ranks.glob("*/attempt_0/?/stderr.log"))
-    assert sorted(log.parent.name for log in logs) == ["0", "1"]

@@ -52,7 +52,6 @@ ROWS = {
         "timm's train.py, one process", "timm", "timm_form", ranks=1,
         replaced=(("launcher: torchrun", "launcher: python"), ("nproc: 2\n", "")),
     ),
-    "hf": Program("Hugging Face Trainer's way", "hf", "hf_form", "per_device_train_batch_size"),
     "hf-real": Program(
         "Hugging Face Trainer itself", "hf", "hf_real", "per_device_train_batch_size", needs="transformers",
         replaced=(("--save_steps {save_steps}",
@@ -60,11 +59,6 @@ ROWS = {
     ),
     "lightning": Program("Lightning's own launcher, its way", "lightning", "lightning_form"),
     "lightning-real": Program("Lightning itself, its own launcher", "lightning", "lightning_real", needs="lightning"),
-    "accelerate": Program(
-        "accelerate launch, its way", "accelerate", "accelerate_form",
-        replaced=(("launcher: accelerate\n", ""), ("nproc: 2\n", "workdir: .\n"),
-                  ("script: train.py", f"command: {sys.executable} launch.py complete.py")),
-    ),
     "accelerate-real": Program(
         "accelerate launch itself", "accelerate", "accelerate_real", needs="accelerate"),
     "make": Program("make and torchrun", "make", "stages"),

@@ -35,25 +35,3 @@ def test_nothing_known_is_none_and_a_known_zero_is_zero() -> None:
     assert nothing == GpuTotals(gpu_count=1, answering_count=1)
     idle = totals([GpuSample("a", utilization_percent=0.0, memory_used_bytes=0, power_watts=0.0)], INDICES)
     assert (idle.utilization_percent, idle.memory_used_bytes, idle.power_watts) == (0.0, 0, 0.0)
-
-
-def test_no_gpus() -> None:
-    assert totals([], {}) == GpuTotals(gpu_count=0, answering_count=0)
-
-
-def test_of_equally_hot_gpus_the_first_is_the_hottest() -> None:
-    samples = [GpuSample(uuid, temperature_celsius=70.0) for uuid in ("c", "b", "a")]
-    assert totals(samples, INDICES).hottest_index == 0
-
-
-def test_a_gpu_without_an_index_can_still_be_the_hottest() -> None:
-    found = totals([GpuSample("new", temperature_celsius=70.0)], INDICES)
-    assert (found.hottest_uuid, found.hottest_index) == ("new", None)
-
-
-def test_the_last_values_of_a_lost_gpu_are_in_no_total() -> None:
-    lost = GpuSample("a", state="lost", utilization_percent=50.0, memory_used_bytes=7, memory_reserved_bytes=1)
-    there = GpuSample("b", utilization_percent=10.0, memory_used_bytes=2, memory_reserved_bytes=1)
-    found = totals([lost, there], INDICES)
-    assert (found.utilization_percent, found.memory_used_bytes, found.memory_reserved_bytes) == (10.0, 2, 1)
-    assert (found.gpu_count, found.lost_count) == (2, 1)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.gpu.scenario import Fault, Foreign, Scenario, load_scenario
+from gputui.gpu.scenario import Foreign, load_scenario
 from gputui.gpu.scenario_form import read_scenario
 from gputui.yaml_forms.problems import ProfileError
+from tests.tables import table
 
 EXAMPLE = """
 gpus: 4
@@ -33,60 +34,19 @@ def test_a_scenario_is_read(tmp_path: Path) -> None:
     assert (hidden.field, hidden.gpu) == ("power_watts", None)
 
 
-def test_an_empty_file_is_eight_quiet_gpus(tmp_path: Path) -> None:
-    path = tmp_path / "scenario.yaml"
-    path.write_text("")
-    assert load_scenario(path) == Scenario()
-    assert Scenario().gpus == 8
-
-
-def test_a_fault_is_active_in_its_time_only() -> None:
-    fault = Fault("lost", gpu=1, at_seconds=10, for_seconds=5)
-    assert [fault.active(moment) for moment in (9.9, 10.0, 14.9, 15.0)] == [False, True, True, False]
-    assert Fault("lost").active(1e9)
-    assert Fault("lost").hits(5)
-    assert not fault.hits(5)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "key", "meant"),
-    [
-        ("- 1", 1, "", None),
-        ("gpu: 4", 1, "gpu", "gpus"),
-        ("gpus: many", 1, "gpus", None),
-        ("gpus: true", 1, "gpus", None),
-        ("gpus: -1", 1, "gpus", None),
-        ("gpus: 1.5", 1, "gpus", None),
-        ("memory: 80 bananas", 1, "memory", None),
-        ("memory: -1", 1, "memory", None),
-        ("faults: {kind: lost}", 1, "faults", None),
-        ("faults: [{gpu: 1}]", 1, "faults.0", None),
-        ("faults: [{kind: lose}]", 1, "faults.0.kind", "lost"),
-        ("faults:\n- {kind: lost}\n- {kind: lost, when: 3}", 3, "faults.1.when", None),
-        ("faults: [{kind: no_value, field: power_wats}]", 1, "faults.0.field", "power_watts"),
-        ("faults: [{kind: no_value, field: uuid}]", 1, "faults.0.field", None),
-        ("foreign: [{load: 101}]", 1, "foreign.0.load", None),
-        ("name: [a]", 1, "name", None),
-        ("a: b: c", 1, "", None),
-    ],
-)
+@table("text, line, key, meant", [
+    ("- 1", 1, "", None), ("gpu: 4", 1, "gpu", "gpus"), ("gpus: many", 1, "gpus", None),
+    ("gpus: true", 1, "gpus", None), ("gpus: -1", 1, "gpus", None), ("gpus: 1.5", 1, "gpus", None),
+    ("memory: 80 bananas", 1, "memory", None), ("memory: -1", 1, "memory", None),
+    ("faults: {kind: lost}", 1, "faults", None), ("faults: [{gpu: 1}]", 1, "faults.0", None),
+    ("faults: [{kind: lose}]", 1, "faults.0.kind", "lost"),
+    ("faults:\n- {kind: lost}\n- {kind: lost, when: 3}", 3, "faults.1.when", None),
+    ("faults: [{kind: no_value, field: power_wats}]", 1, "faults.0.field", "power_watts"),
+    ("faults: [{kind: no_value, field: uuid}]", 1, "faults.0.field", None),
+    ("foreign: [{load: 101}]", 1, "foreign.0.load", None), ("name: [a]", 1, "name", None), ("a: b: c", 1, "", None),
+])  # fmt: skip
 def test_mistakes_are_named_with_their_place(text: str, line: int, key: str, meant: str | None) -> None:
     with pytest.raises(ProfileError) as raised:
         read_scenario(text, Path("scenario.yaml"))
     (found,) = raised.value.problems
     assert (found.line, found.key, found.nearest) == (line, key, meant)
-
-
-def test_every_mistake_is_in_one_line_with_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "scenario.yaml"
-    path.write_text("gpus: many\nseed: x")
-    with pytest.raises(ValueError) as raised:
-        load_scenario(path)
-    for place in (f"{path}:1: gpus: ", f"{path}:2: seed: "):
-        assert place in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_sizes_are_numbers_or_have_units() -> None:
-    for text, size in ((1024, 1024), ("1KiB", 1024), ("2 GB", 2 * 10**9), ("80gib", 80 * 2**30)):
-        assert read_scenario(f"memory: {text}", Path("scenario.yaml")).memory_bytes == size

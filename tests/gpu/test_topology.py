@@ -8,6 +8,7 @@ import pytest
 
 from gputui.gpu import topology
 from gputui.gpu.topology import PATHS, GpuPair, closest_gpus
+from tests.tables import table
 
 EIGHT = tuple(range(8))
 
@@ -29,7 +30,7 @@ def test_the_way_between_two() -> None:
     assert GpuPair(0, 1, p2p=False, path="one PCIe switch").distance == GpuPair(0, 1, p2p=True, path="one CPU").distance
 
 
-@pytest.mark.parametrize(
+@table(
     ("count", "indices", "expected"),
     [
         (2, EIGHT, (2, 7)),  # the only two with NVLink
@@ -56,9 +57,3 @@ def test_around_those_that_are_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert closest_gpus(EIGHT, 2, known, fixed=[6]) == (6, 3)
         assert sorted(closest_gpus(EIGHT, 3, known, fixed=[5])) == [4, 5, 6]
         assert sorted(closest_gpus(EIGHT, 3, known, fixed=[3, 4])) == [3, 4, 6]
-
-
-def test_of_many_gpus_groups_are_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = pairs(16, nvlinks=((12, 13), (12, 14), (13, 14)))
-    monkeypatch.setattr(topology, "MAX_GROUPS", 10)
-    assert closest_gpus(tuple(range(16)), 3, known) == (12, 13, 14)

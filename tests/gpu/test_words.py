@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gputui.gpu.nvml_calls import problem_of
 from gputui.gpu.throttle import throttle_words
 from gputui.gpu.xid import xid_text
+from tests.tables import table
 
 
-@pytest.mark.parametrize(
+@table(
     ("bitmap", "words"),
     [
         (0x0, ()),
@@ -31,17 +30,11 @@ def test_xids_say_what_happened_and_unknown_ones_where_to_look() -> None:
     assert "dmesg" in xid_text(9999)
 
 
-@pytest.mark.parametrize(
-    ("code", "what", "remedy"),
-    [
-        (12, "libnvidia-ml.so.1 is missing", "gputui --demo"),
-        (9, "not loaded", "modprobe nvidia"),
-        (18, "differ in version", "Reboot"),
-        (4, "refuses this user", "/dev/nvidia*"),
-        (13, "too old", "Install"),
-        (999, "Unknown Error", "dmesg"),
-    ],
-)
+@table("code, what, remedy", [
+    (12, "libnvidia-ml.so.1 is missing", "gputui --demo"), (9, "not loaded", "modprobe nvidia"),
+    (18, "differ in version", "Reboot"), (4, "refuses this user", "/dev/nvidia*"), (13, "too old", "Install"),
+    (999, "Unknown Error", "dmesg"),
+])  # fmt: skip
 def test_problems_name_a_remedy_in_one_line(code: int, what: str, remedy: str) -> None:
     text = problem_of(code, "Unknown Error")
     assert what in text

@@ -10,9 +10,8 @@ from typing import TypeVar
 import pytest
 
 from gputui.gpu.client import SamplerClient, SamplerHealth
-from gputui.gpu.model import FastTick, GpuEvent, GpuSample
+from gputui.gpu.model import FastTick, GpuSample
 from gputui.gpu.wire import Message
-from tests.pace import Waited
 
 M = TypeVar("M")
 
@@ -24,16 +23,13 @@ class Watched:
         self.client = client
         self.messages: list[Message] = []
         self.healths: list[SamplerHealth] = []
-        self.longest_wait_seconds = 0.0
 
     def turn(self, timeout_seconds: float = 0.02) -> None:
         select.select([self.client], [], [], timeout_seconds)
-        with Waited() as waited:
-            self.messages += self.client.read()
-            self.healths.append(self.client.check(time.monotonic()))
-        self.longest_wait_seconds = max(self.longest_wait_seconds, waited.seconds)
+        self.messages += self.client.read()
+        self.healths.append(self.client.check(time.monotonic()))
 
-    def until(self, happened: Callable[[], bool], timeout_seconds: float = 20.0) -> None:
+    def until(self, happened: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not happened():
             if time.monotonic() > deadline:
@@ -64,7 +60,3 @@ class Watched:
         self.turn()
         self.until(lambda: self.healths[-1].state == state)
         return self.healths[-1]
-
-    @property
-    def events(self) -> list[GpuEvent]:
-        return [message for message in self.messages if isinstance(message, GpuEvent)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gputui.host.logout import would_end
+from tests.tables import table
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 DESKTOP = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-terminal.scope\n"
@@ -12,7 +11,7 @@ SYSTEM = "0::/system.slice/docker-4711.scope\n"
 YES = "[Login]\nKillUserProcesses=yes\n"
 
 
-@pytest.mark.parametrize(
+@table(
     ("cgroup", "settings", "lingers", "ends"),
     [
         (SESSION, [], False, False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics import background_reads, background_sources, files
+from gputui.metrics import background_reads, background_sources
 from gputui.metrics.background_reads import ReadContext
 from gputui.metrics.ingest import MetricsIngest
 from gputui.store.database import open_reader
@@ -173,21 +172,6 @@ def test_each_run_follows_the_file_that_its_own_processes_have_open(home: Home) 
     assert home.notes == []
 
 
-def test_a_file_is_kept_that_was_read_while_no_other_run_lived(home: Home) -> None:
-    """By a writer that opens and closes its file for each line."""
-    home.run("a", "logs/version_*/metrics.jsonl")
-    write(home.work / "logs/version_0/metrics.jsonl", 1, at=NOW)
-    home.pump()
-    home.run("b", "logs/version_*/metrics.jsonl")
-    write(home.work / "logs/version_1/metrics.jsonl", 50, at=NOW + 9)
-    write(home.work / "logs/version_0/metrics.jsonl", 2, at=NOW + 8)
-    home.pump()
-    assert home.steps("a") == [1, 2]
-    # Nobody can see who wrote it: it may be the next file of the first run.
-    assert home.steps("b") == []
-    assert ("b", "metrics_doubtful") in home.notes
-
-
 def test_the_file_of_a_run_that_ended_meanwhile_is_not_taken_over(home: Home) -> None:
     home.run("a", "logs/version_*/metrics.jsonl")
     home.run("b", "logs/version_*/metrics.jsonl")
@@ -196,14 +180,6 @@ def test_the_file_of_a_run_that_ended_meanwhile_is_not_taken_over(home: Home) ->
     home.end("b", NOW + 10)
     home.pump()
     assert home.steps("a") == []
-
-
-def test_a_run_alone_reads_whatever_its_pattern_matches(home: Home) -> None:
-    home.run("a", "logs/version_*/metrics.jsonl")
-    for number in range(3):
-        write(home.work / f"logs/version_{number}/metrics.jsonl", number, at=NOW + number)
-        home.pump()
-    assert home.steps("a") == [0, 1, 2]
 
 
 def test_runs_that_do_not_overlap_in_time_share_a_file(home: Home) -> None:
@@ -221,24 +197,6 @@ def test_runs_that_do_not_overlap_in_time_share_a_file(home: Home) -> None:
 # --- what does not answer ---------------------------------------------------------------------------------------------
 
 
-def test_links_in_circles_keep_nobody_waiting_and_are_read(home: Home) -> None:
-    for name in ("a", "b"):
-        (home.work / name).symlink_to(".")
-    home.run("a", "**/metrics.jsonl")
-    write(home.work / "metrics.jsonl", 1)
-    home.pump()
-    assert home.steps("a") == [1]
-
-
-def test_a_search_that_is_cut_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_ENTRIES", 3)
-    home.run("a", "**/metrics.jsonl")
-    for number in range(20):
-        (home.work / f"folder{number}").mkdir()
-    home.pump()
-    assert set(home.notes) == {("a", "metrics_search_cut")}
-
-
 class DeadFolder:
     """File operations below a folder that wait until it answers again."""
 
@@ -253,14 +211,14 @@ class DeadFolder:
         def call(path: Any = ".", *rest: Any, **options: Any) -> Any:
             if isinstance(path, str | Path) and f"{path}/".startswith(below):
                 self.touched_by.add(threading.current_thread().name)
-                self.answers.wait(30)
+                self.answers.wait(90)
             return real(path, *rest, **options)
 
         return call
 
 
 def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 60.0)
     dead = DeadFolder(home.work / "far", monkeypatch)
     home.run("far", "far/m.jsonl")
     home.run("near", str(home.folder / "runs/near/m.jsonl"))
@@ -270,11 +228,13 @@ def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monke
     home.pump()
     assert home.steps("far") == [1]
     dead.answers.clear()
+    # Ten times what the other file needs on a crowded machine.
+    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 2.0)
     began = time.monotonic()
     for step in itertools.count():
         write(home.folder / "runs/near/m.jsonl", step)
         home.pump(1)
-        if ("far", "metrics_unanswered") in home.notes or time.monotonic() - began > 20:
+        if ("far", "metrics_unanswered") in home.notes or time.monotonic() - began > 60:
             break
     assert home.notes == [("far", "metrics_unanswered")]
     assert home.steps("near")
@@ -283,31 +243,3 @@ def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monke
     report = home.ingest.finish("far")
     assert not report.more and not report.awaits
     dead.answers.set()
-
-
-def test_it_goes_on_when_the_file_system_answers(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 0.1)
-    dead = DeadFolder(home.work / "far", monkeypatch)
-    home.ingest._background.home_device = -1  # type: ignore[union-attr]
-    home.run("far", "far/m.jsonl")
-    dead.answers.clear()
-    home.pump()
-    dead.answers.set()
-    write(home.work / "far/m.jsonl", 1, 2)
-    home.pump(8)
-    assert home.steps("far") == [1, 2]
-
-
-def test_a_run_waits_for_the_file_system_of_its_metrics(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = DeadFolder(home.work / "far", monkeypatch)
-    dead.answers.clear()
-    home.connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-        "VALUES ('far', 1, 'far', 'p', 'queued', '{}', '{}', 0)"
-    )
-    path = str(home.work / "far/m.jsonl")
-    home.ingest.open_source("far", path, "jsonl")
-    assert home.ingest.survey("far") == path
-    dead.answers.set()
-    wait_until(lambda: home.ingest.survey("far") is None)
-    assert json.dumps(len(home.ingest.ends("far"))) == "1"

@@ -69,10 +69,10 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("seed", "how"), [(1, "append"), (2, "append"), (3, "rotate"), (4, "rotate")])
+@pytest.mark.parametrize(("seed", "how"), [(1, "append"), (3, "rotate")])
 def test_no_line_is_lost_or_doubled(tmp_path: Path, seed: int, how: str) -> None:
     dice = random.Random(seed)
-    lines = 12_000
+    lines = 8_000
     bench = Bench(tmp_path)
     bench.begin()
     bench.ingest.close()

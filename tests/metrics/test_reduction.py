@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sqlite3
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from gputui.metrics.reduction import MAX_NAMES, Reducer
 from gputui.store.metrics import envelopes
 from gputui.store.metrics.envelopes import BLOCK_LINES, FAN, STRETCH_LINES, Entry
 
@@ -57,24 +53,6 @@ def test_what_is_no_number_is_counted_apart(bench: Bench) -> None:
     first, second = entries(bench, "odd")[:2]
     assert (first.points, first.nan, first.low, first.high) == (32, 1, 0, 31)
     assert (second.points, second.nan, second.positive_infinite, second.negative_infinite) == (29, 0, 1, 1)
-
-
-def test_a_block_without_a_finite_value(bench: Bench) -> None:
-    bench.begin()
-    bench.append("".join(line(step, odd=math.nan) for step in range(STRETCH_LINES)))
-    bench.pump()
-    for entry in (*entries(bench, "odd"), *entries(bench, "odd", level=1)):
-        assert not entry.has_finite and math.isnan(entry.last)
-        assert entry.points == entry.nan
-    assert entries(bench, "odd", level=1)[0][9:11] == (0, STRETCH_LINES - 1)
-
-
-def test_a_metric_now_and_then_lies_where_it_was_measured(bench: Bench) -> None:
-    bench.begin()
-    bench.append("".join(line(step, **({"val": 7.5} if step == 100 else {})) for step in range(STRETCH_LINES)))
-    bench.pump()
-    (entry,) = entries(bench, "val")
-    assert (entry.place, entry.points, entry.first_step, entry.last_step) == (3, 1, 100, 100)
 
 
 def test_other_ranks_are_left_out(bench: Bench) -> None:
@@ -156,65 +134,6 @@ def test_a_store_that_fails_in_between(bench: Bench, tmp_path: Path) -> None:
     assert failures > 5
     assert bench.counts()[0] == 6000
     assert reduced(bench.connection) == reduced(other.connection)
-
-
-def test_a_database_from_before_is_reduced_in_slices(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(*range(5 * STRETCH_LINES + 100))
-    bench.pump()
-    expected = reduced(bench.connection)
-    for table in TABLES:
-        bench.connection.execute(f"DELETE FROM {table}")
-    bench.restart()
-    slices = 1
-    while bench.ingest.reduce_more(most=2):
-        slices += 1
-        assert len(envelopes.stretches(bench.connection, RUN)) <= 2 * slices
-    assert slices >= 3
-    assert reduced(bench.connection) == expected
-
-
-def test_a_live_run_of_a_database_from_before(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(*range(6 * STRETCH_LINES))
-    bench.pump()
-    for table in TABLES:
-        bench.connection.execute(f"DELETE FROM {table}")
-    bench.restart()
-    for step in range(6 * STRETCH_LINES, 6 * STRETCH_LINES + 5):
-        bench.steps(step)
-        bench.pump()
-    bench.steps(*range(6 * STRETCH_LINES + 5, 7 * STRETCH_LINES))
-    bench.pump()
-    assert sum(entry.points for entry in entries(bench, "loss")) == 7 * STRETCH_LINES
-
-
-def test_names_without_end(bench: Bench) -> None:
-    bench.begin()
-    bench.append("".join(line(step, **{f"name{step}-{i}": 1.5 for i in range(4)}) for step in range(STRETCH_LINES)))
-    bench.pump()
-    count = bench.connection.execute("SELECT count(DISTINCT name) FROM metric_envelopes").fetchone()[0]
-    assert count == MAX_NAMES
-
-
-@pytest.mark.parametrize("step", [0, 2**53 - 1])
-def test_steps_at_the_ends_of_their_range(bench: Bench, step: int) -> None:
-    bench.begin()
-    bench.append("".join(json.dumps({"step": step, "loss": 2**63}) + "\n" for _ in range(STRETCH_LINES)))
-    bench.pump()
-    (entry,) = entries(bench, "loss", level=1)
-    assert (entry.first_step, entry.last_step, entry.high) == (step, step, float(2**63))
-
-
-def test_nothing_is_kept_of_what_was_not_stored(bench: Bench) -> None:
-    reducer = Reducer(1)
-    bench.begin()
-    bench.steps(*range(10))
-    bench.pump()
-    assert not reducer.catch_up(bench.connection)
-    reducer.forget()
-    assert not reducer.catch_up(bench.connection)
-    assert envelopes.stretches(bench.connection, RUN) == []
 
 
 def _made(path: Path) -> Path:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gputui.metrics import marks, tailer
+from gputui.metrics import tailer
 
 from .conftest import RUN, Bench, line
 
@@ -79,14 +79,6 @@ def test_a_column_more_at_the_first_validation(table: Bench) -> None:
     assert table.rejected() == []
 
 
-def test_whole_numbers_that_get_decimals(table: Bench) -> None:
-    table.file.write_text("step,best\n1,5\n2,6\n")
-    table.pump()
-    table.file.write_text("step,best\n1,5.0\n2,6.0\n3,\n")
-    table.pump()
-    assert steps(table) == [1, 2, 3]
-
-
 def test_a_value_that_a_line_did_not_have_is_not_lost(table: Bench) -> None:
     table.file.write_text("step,loss\n1,0.5\n2,0.25\n")
     table.pump()
@@ -95,9 +87,10 @@ def test_a_value_that_a_line_did_not_have_is_not_lost(table: Bench) -> None:
     assert [row.get("val") for row in table.data()] == [None, None, 0.3]
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
-@pytest.mark.parametrize("ending", ["\n", ""], ids=["newline at the end", "none"])
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("kind", "ending", "restarted"),
+    [("csv", "\n", True), ("csv", "", False), ("jsonl", "\n", False), ("jsonl", "", True)],
+)
 def test_a_file_replaced_at_each_epoch(tmp_path: Path, kind: str, ending: str, restarted: bool) -> None:
     bench = Bench(tmp_path, kind=kind, name=f"metrics.{kind}")
     bench.begin()
@@ -117,7 +110,7 @@ def test_a_file_replaced_at_each_epoch(tmp_path: Path, kind: str, ending: str, r
     assert told == []
 
 
-@pytest.mark.parametrize("at", [0, 1, 9, 10, 40, 300, 1500, -1])
+@pytest.mark.parametrize("at", [0, 9, 300, -1])
 def test_a_file_that_is_seen_while_it_is_written_again(table: Bench, at: int) -> None:
     text = csv_text(csv_rows(*range(100)))
     table.file.write_text(text)
@@ -169,39 +162,6 @@ def test_a_new_attempt_that_saves_the_old_lines_again(bench: Bench) -> None:
     assert bench.stored() == [(1, step) for step in range(10)] + [(2, 10), (2, 11)]
 
 
-def test_a_file_that_an_older_gputui_began_is_read_again(bench: Bench) -> None:
-    bench.begin()
-    bench.steps(1, 2)
-    bench.pump()
-    bench.connection.execute("UPDATE metric_sources SET mark_count = NULL")
-    bench.connection.execute("DELETE FROM line_marks")
-    bench.restart()
-    bench.steps(3)
-    bench.pump()
-    assert steps(bench) == [1, 2, 3]
-    replace(bench, "".join(map(line, range(1, 5))))
-    bench.pump()
-    assert steps(bench) == [1, 2, 3, 1, 2, 3, 4]
-    replace(bench, "".join(map(line, range(1, 6))))
-    bench.pump()
-    assert steps(bench)[-1] == 5 and len(steps(bench)) == 8
-
-
-def test_a_long_comparison_is_made_in_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "COMPARED_BYTES", 4096)
-    bench.begin()
-    bench.steps(*range(2000))
-    bench.pump()
-    replace(bench, "".join(map(line, range(2001))))
-    report = bench.ingest.pump(budget_seconds=0.0, budget_bytes=1)
-    assert report.more
-    looks = 0
-    while bench.ingest.pump(budget_bytes=1).more:
-        looks += 1
-    assert looks > 10
-    assert steps(bench) == list(range(2001))
-
-
 # --- lines that are in another place than before
 
 
@@ -210,9 +170,10 @@ def write(bench: Bench, how: str, numbers: Sequence[int]) -> None:
     replace(bench, text) if how == "replaced" else bench.file.write_text(text)
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
-@pytest.mark.parametrize("how", ["replaced", "in place"])
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("kind", "how", "restarted"),
+    [("csv", "replaced", True), ("csv", "in place", False), ("jsonl", "replaced", False), ("jsonl", "in place", True)],
+)
 def test_a_file_that_keeps_its_last_lines(tmp_path: Path, kind: str, how: str, restarted: bool) -> None:
     bench = Bench(tmp_path, kind=kind, name=f"metrics.{kind}")
     bench.begin()
@@ -225,66 +186,6 @@ def test_a_file_that_keeps_its_last_lines(tmp_path: Path, kind: str, how: str, r
     assert steps(bench) == list(range(60))
     assert bench.counts() == (60, 0)
     assert len(told) <= 1
-
-
-@pytest.mark.parametrize("seen", [1, 7, 19])
-def test_kept_lines_that_are_seen_while_they_are_written(bench: Bench, seen: int) -> None:
-    bench.begin()
-    write(bench, "in place", range(30))
-    bench.pump()
-    for first in range(10, 50):
-        write(bench, "in place", range(first, first + seen))
-        bench.pump()
-        write(bench, "in place", range(first, first + 20))
-        bench.pump()
-    assert steps(bench) == list(range(69))
-
-
-@pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
-def test_an_early_line_that_is_edited(bench: Bench, restarted: bool) -> None:
-    bench.begin()
-    lines = [*map(line, range(30)), "broken\n"]
-    bench.append("".join(lines))
-    bench.pump()
-    lines[2] = line(2, note="edited")
-    bench.file.write_text("".join(lines))
-    bench.pump()
-    if restarted:
-        bench.restart()
-    bench.steps(*range(30, 60))
-    bench.pump()
-    assert sorted(steps(bench)) == sorted([*range(60), 2])
-    assert bench.counts() == (61, 1)
-
-
-def test_equal_lines_are_stored_as_often_as_one_version_has_them(bench: Bench) -> None:
-    bench.begin()
-    bench.append(line(0) + line(5) + line(5) + line(9))
-    bench.pump()
-    assert steps(bench) == [0, 5, 5, 9]
-    bench.file.write_text(line(5) + line(9) + line(5))
-    bench.pump()
-    assert steps(bench) == [0, 5, 5, 9]
-    bench.steps(5, 5)
-    bench.pump()
-    assert steps(bench) == [0, 5, 5, 9, 5, 5]
-
-
-def test_each_attempt_has_its_own_lines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second attempt begins its file and computes the same; then it keeps only the last lines."""
-    bench.begin()
-    bench.steps(*range(60))
-    bench.pump()
-    bench.begin(2)
-    monkeypatch.setattr(tailer, "SHORT_SECONDS", 0.0)
-    bench.file.write_text(line(0))
-    bench.pump()
-    bench.steps(*range(1, 60))
-    bench.pump()
-    for step in range(60, 70):
-        write(bench, "in place", range(step - 19, step + 1))
-        bench.pump()
-    assert bench.stored() == [(1, step) for step in range(60)] + [(2, step) for step in range(70)]
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same agent", "new agent"])
@@ -328,21 +229,6 @@ def test_known_lines_whose_batch_was_not_stored_are_known_again(bench: Bench) ->
     bench.connection.execute("DROP TRIGGER full")
     bench.pump()
     assert steps(bench) == list(range(12))
-
-
-def test_the_list_of_stored_lines_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "LISTED_BLOCKS", 2)
-    source_id, of_lines = 1, b"abcd"
-    marks.store_marks(bench.connection, source_id, 0, of_lines)
-    for number in range(1000):
-        marks.list_marks(bench.connection, source_id, number.to_bytes(4, "little") * 3)
-    listed = set(marks.unpacked(marks.listed_marks(bench.connection, source_id)))
-    assert listed == set(range(1000 - len(listed), 1000))
-    assert marks.BLOCK_LINES < 3 * len(listed) <= 2 * marks.BLOCK_LINES + 2
-    assert marks.stored_marks(bench.connection, source_id, 0, 1) == of_lines
-    marks.clear_list(bench.connection, source_id)
-    assert marks.listed_marks(bench.connection, source_id) == b""
-    assert marks.stored_marks(bench.connection, source_id, 0, 1) == of_lines
 
 
 # --- any schedule against a model
@@ -447,13 +333,3 @@ def test_each_line_that_was_seen_is_stored_once(
         assert bench.rejected() == []
         bench.ingest.close()
         bench.connection.close()
-
-
-def test_the_model_sees_what_it_should(tmp_path: Path) -> None:
-    """The file is on the disk as the model has it."""
-    bench = Bench(tmp_path, kind="csv", name="metrics.txt")
-    bench.begin()
-    told = Story(bench, "csv")
-    for what in CHANGES:
-        told.change(what, 2, 0.5)
-        assert bench.file.read_text() == told.text(), what

@@ -59,10 +59,12 @@ def test_records_come_once_however_the_file_grows(records: list[bytes], size: in
     assert read_in_pieces(event_frames, b"".join(map(framed, records)), size) == records
 
 
-@pytest.mark.parametrize("size", [11, 1000, 32768, 32770, 200_000])
-def test_records_over_several_blocks(size: int) -> None:
-    records = [bytes([number]) * length for number, length in enumerate((0, 10, 32_740, 5, 100_000, 7, 32_768 - 14))]
-    assert read_in_pieces(wandb_frames, chunked(records), size) == records
+def test_records_over_several_blocks() -> None:
+    for size in [11, 1000, 32768, 32770, 200_000]:
+        records = [
+            bytes([number]) * length for number, length in enumerate((0, 10, 32_740, 5, 100_000, 7, 32_768 - 14))
+        ]
+        assert read_in_pieces(wandb_frames, chunked(records), size) == records
 
 
 def test_damage_is_said_and_not_read_over() -> None:
@@ -79,20 +81,6 @@ def chunk(kind: int, content: bytes) -> bytes:
     return struct.pack("<IHB", zlib.crc32(bytes([kind]) + content), len(content), kind) + content
 
 
-def test_chunks_that_do_not_make_a_record_are_none() -> None:
-    """And the next record is found, wherever reading begins."""
-    whole, first, last = chunk(1, b"whole"), chunk(2, b"first"), chunk(4, b"last")
-    wrong = struct.pack("<IHB", 0xDEADBEEF, 3, 1) + b"abc"
-    for broken in (wrong, last, chunk(3, b"middle") + last, first):
-        frames = list(wandb_frames(broken + whole, 100))
-        assert [frame.content for frame in frames] == [None, b"whole"]
-        assert [(frame.start, frame.end) for frame in frames] == [
-            (0, len(broken)), (len(broken), len(broken) + len(whole))
-        ]  # fmt: skip
-    (frame,) = wandb_frames(first + last, 100)
-    assert frame.content == b"firstlast"
-
-
 @given(st.binary(max_size=200))
 def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
     for scalars in (event_scalars, wandb_scalars):
@@ -104,8 +92,8 @@ def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
 
 
 def test_tensorboards_own_files(tmp_path: Path) -> None:
-    writer_of = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
     from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
+    from tensorboard.summary.writer import event_file_writer as writer_of
 
     writer = writer_of.EventFileWriter(str(tmp_path))
     shape = tensor_shape_pb2.TensorShapeProto()

@@ -16,7 +16,7 @@ from gputui.profiles.loading import ProfileNotFoundError, find, list_profiles, l
 from gputui.profiles.params import Parameter
 from gputui.yaml_forms.document import MAX_BYTES
 from gputui.yaml_forms.problems import ProfileError
-from tests.texts import mentions
+from tests.tables import table
 
 FILE = Path("x.yaml")
 
@@ -82,13 +82,11 @@ def test_the_least_profile() -> None:
     assert read_profile("command: ./go.sh --fast", FILE).form.launcher == "command"
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "policy"),
     [
         ("off", "off"),
         ("false", "off"),
-        ("'off'", "off"),
-        ("Off", "off"),
         ("standard", "standard"),
         ("restart-only", "restart-only"),
         ("{max_attempts: 2}", "standard"),
@@ -96,25 +94,6 @@ def test_the_least_profile() -> None:
 )
 def test_recovery_off_is_off(text: str, policy: str) -> None:
     assert read_profile(f"script: a.py\nrecovery: {text}", FILE).form.recovery["policy"] == policy
-
-
-def test_off_elsewhere() -> None:
-    form = read_profile("script: a.py\nmetrics: off\nalerts: off", FILE).form
-    assert form.metrics == []
-    assert form.alerts is None
-
-
-def test_the_long_form_of_a_parameter() -> None:
-    text = (
-        "script: a.py\nparams:\n"
-        "  lr: {default: 1, help: how fast, min: 0, max: 10}\n  opt: {default: sgd, choices: [sgd, adam]}"
-    )
-    parameters = read_profile(text, FILE).parameters
-    assert parameters["lr"] == Parameter("lr", 1, "how fast", (), 0, 10)
-    assert parameters["opt"].choices == ("sgd", "adam")
-
-
-GOOD = "script: train.py\n"
 
 
 def mistakes() -> list[tuple[str, str]]:
@@ -125,42 +104,9 @@ def mistakes() -> list[tuple[str, str]]:
     return cases
 
 
-@pytest.mark.parametrize(("text", "line"), mistakes())
+@table(("text", "line"), mistakes())
 def test_one_mistake_one_line(text: str, line: str) -> None:
     assert the_problem_of(text) == line
-
-
-@pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n"])
-def test_an_empty_file(text: str) -> None:
-    assert mentions(the_problem_of(text), "x.yaml: ", "empty", "script", "module", "command")
-
-
-def test_unknown_keys_without_a_neighbour_are_told_what_there_is() -> None:
-    problem = the_problem_of(GOOD + "checkpoints: {pattern: x, zzz: 1}")
-    assert mentions(problem, "x.yaml:2: checkpoints.zzz: ", "dir, pattern, resume")
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"), [("processes", "nproc"), ("nproc-per-node", "nproc"), ("num_gpus", "gpus"), ("cwd", "workdir")]
-)
-def test_what_other_tools_call_a_key_is_known(key: str, meant: str) -> None:
-    with pytest.raises(ProfileError) as caught:
-        read_profile(GOOD + f"{key}: 2", FILE)
-    (problem,) = caught.value.problems
-    assert (problem.key, problem.nearest) == (key, meant)
-
-
-@pytest.mark.parametrize(
-    ("gates", "problem"),
-    [
-        ("{gpu_utilisation: 70}", "gates.gpu_utilisation: unknown gate; did you mean gpu_utilization?"),
-        ("{speed: 70}", "gates.speed: unknown gate; there are loss_rise, gradients, learning_rate, "),
-        ("{gradients: much}", "gates.gradients: "),
-        ("{gradients: .inf}", "gates.gradients: "),
-    ],
-)
-def test_gates_are_known_by_name_and_thresholds_are_numbers(gates: str, problem: str) -> None:
-    assert the_problem_of(GOOD + f"gates: {gates}").partition(": ")[2].startswith(problem)
 
 
 def test_all_mistakes_at_once_in_the_order_of_the_file() -> None:
@@ -174,32 +120,10 @@ def test_all_mistakes_at_once_in_the_order_of_the_file() -> None:
     ]  # fmt: skip
 
 
-def test_a_problem_has_its_parts() -> None:
-    with pytest.raises(ProfileError) as caught:
-        read_profile(GOOD + "  \nvisible: uid", FILE)
-    (problem,) = caught.value.problems
-    assert problem.to_json() == {
-        "file": "x.yaml", "line": 3, "column": 1, "key": "visible", "problem": None,
-        "expected": "uuid or index", "found": "'uid'", "nearest": "uuid",
-    }  # fmt: skip
-
-
 def test_what_is_written_never_drives_the_terminal() -> None:
     for problem in problems_of('"\\e]0;x\\a": 1\nscript: 5\ndescription: ["\\e[2J"]\nname: "\\e[31mx"\n'):
         assert "\x1b" not in problem
         assert "\x07" not in problem
-
-
-def test_long_values_are_shortened() -> None:
-    assert len(the_problem_of(GOOD + f"launcher: {'x' * 5000}")) < 200
-
-
-@given(st.text(max_size=120))
-def test_any_text_is_answered(text: str) -> None:
-    try:
-        read_profile(text, FILE)
-    except ProfileError as error:
-        assert all("\n" not in str(problem) for problem in error.problems)
 
 
 @given(
@@ -242,25 +166,6 @@ class TestFiles:
                 load(path)
             assert str(caught.value).endswith(words)
 
-    def test_the_largest_text_is_answered_in_time(self, tmp_path: Path) -> None:
-        path = tmp_path / "big.yaml"
-        path.write_text("script: " + "x" * (MAX_BYTES - 100))
-        with pytest.raises(ProfileError, match="expected text of at most 4096 characters"):
-            load(path)
-
-    def test_a_byte_order_mark_is_no_mistake(self, tmp_path: Path) -> None:
-        (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfscript: a.py\n")
-        assert load(tmp_path / "a.yaml").form.script == "a.py"
-
-    def test_paths_below_the_current_directory_are_shown_short(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "profiles").mkdir()
-        (tmp_path / "profiles" / "x.yaml").write_text("script: a.py\nfoo: 1")
-        with pytest.raises(ProfileError, match=r"^profiles/x\.yaml:2: foo: "):
-            load(tmp_path / "profiles" / "x.yaml")
-
     def test_the_folder_is_the_one_the_file_really_lies_in(self, tmp_path: Path) -> None:
         (tmp_path / "project").mkdir()
         (tmp_path / "home").mkdir()
@@ -294,35 +199,6 @@ class TestNames:
         assert find("./a.yaml", workspace, here).resolve() == here / "a.yaml"
         assert find(str(here / "a.yaml"), workspace, Path("/")) == here / "a.yaml"
 
-    def test_by_its_own_name_when_no_file_is_called_so(self, here: Path, workspace: Workspace) -> None:
-        (here / "profiles" / "file.yml").write_text("script: a.py\nname: inner")
-        assert find("inner", workspace, here) == here / "profiles" / "file.yml"
-
-    def test_not_found_says_where_it_looked_and_what_is_near(self, here: Path, workspace: Workspace) -> None:
-        (here / "profiles" / "digits-mine.yaml").write_text("script: a.py")
-        with pytest.raises(ProfileNotFoundError) as caught:
-            find("digit-mine", workspace, here)
-        text = str(caught.value)
-        assert mentions(text, "digit-mine")
-        assert str(workspace.profiles) in text
-        assert text.endswith("did you mean digits-mine?")
-
-    @pytest.mark.parametrize(
-        "name", ["", "a\nb", "a\0b", "x" * 5000, "../../etc/passwd", "~nobody-there/x", "/", "\x1b[2J/x"]
-    )
-    def test_odd_names_are_answered_in_one_line(self, name: str, here: Path, workspace: Workspace) -> None:
-        try:
-            with pytest.raises(ProfileError):
-                load(find(name, workspace, here))
-        except ProfileNotFoundError as error:
-            assert "\n" not in str(error)
-            assert "\x1b" not in str(error)
-
-    def test_a_missing_path_names_its_neighbour(self, here: Path, workspace: Workspace) -> None:
-        (here / "train.yaml").write_text("script: a.py")
-        with pytest.raises(ProfileNotFoundError, match=r"trian\.yaml: no such file; did you mean .*train\.yaml\?"):
-            find("trian.yaml", workspace, here)
-
     def test_a_list_has_broken_ones_too_and_each_name_once(self, here: Path, workspace: Workspace) -> None:
         (here / "profiles" / "good.yaml").write_text("script: a.py")
         (here / "profiles" / "broken.yaml").write_text("script: 5")
@@ -335,13 +211,8 @@ class TestNames:
         assert "expected text" in str(entries["broken"].error)
         assert all(entry.source == "shipped" for entry in entries.values() if entry.path.parent == shipped_profiles())
 
-    def test_one_folder_under_two_names_is_listed_once(self, workspace: Workspace) -> None:
-        (workspace.profiles / "a.yaml").write_text("script: a.py")
-        sources = {entry.source for entry in list_profiles(workspace, workspace.profiles.parent)}
-        assert "home" not in sources
 
-
-@pytest.mark.parametrize("path", sorted(shipped_profiles().glob("*.yaml")), ids=lambda path: path.stem)
+@table("path", sorted(shipped_profiles().glob("*.yaml")))
 def test_every_shipped_profile_loads(path: Path) -> None:
     profile = load(path)
     assert profile.name == path.stem

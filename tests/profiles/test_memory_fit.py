@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from gputui.profiles.memory_fit import Expectation, check_memory, expect
 from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.store.memory_peaks import PastPeak
+from tests.tables import table
 from tests.texts import mentions
 
 GIB = 2**30
@@ -33,7 +33,7 @@ def test_between_two_batch_sizes_it_is_on_their_line() -> None:
     assert expect([past("a", 32, 22), past("b", 128, 70)], SPEC) == Expectation(38 * GIB, 2, is_scaled=True)
 
 
-@pytest.mark.parametrize(("batch", "expected"), [(32, 44), (128, 30)])
+@table(("batch", "expected"), [(32, 44), (128, 30)])
 def test_one_other_batch_size_is_an_upper_bound(batch: int, expected: int) -> None:
     gib = 22 if batch == 32 else 30
     assert expect([past("a", batch, gib)], SPEC) == Expectation(expected * GIB, 1, is_scaled=True)
@@ -42,11 +42,6 @@ def test_one_other_batch_size_is_an_upper_bound(batch: int, expected: int) -> No
 def test_another_model_tells_nothing_and_another_rate_or_length_does() -> None:
     assert expect([past("a", 64, 40, layers=24)], SPEC) is None
     assert expect([past("a", 64, 40, steps=7, lr=9.0)], SPEC) is not None
-
-
-def test_without_a_batch_size_it_is_the_largest_peak() -> None:
-    spec = replace(SPEC, params={"layers": 12})
-    assert expect([past("a", 64, 40), past("b", 32, 50)], spec) == Expectation(50 * GIB, 2, is_scaled=False)
 
 
 def test_the_check_in_words() -> None:

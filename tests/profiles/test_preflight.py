@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -20,6 +19,7 @@ from gputui.profiles.preflight import check, quick_checks
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from tests.conftest import wait_until
+from tests.tables import table
 from tests.texts import mentions
 
 GIB = 2**30
@@ -91,7 +91,7 @@ def test_a_good_run_passes_everything(spec: RunSpec, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@table(
     ("resume", "env", "status"),
     [
         (("--resume", "{checkpoint}"), {}, "pass"),
@@ -115,15 +115,7 @@ class TestProgram:
         assert result.detail == f"{tmp_path}/trian.py does not exist"
         assert quick(replace(spec, program=("/gone/train.py",)), "program").status == "fail"
 
-    def test_a_script_that_is_a_folder(self, spec: RunSpec, tmp_path: Path) -> None:
-        assert quick(replace(spec, program=(str(tmp_path),)), "program").detail == f"{tmp_path} is not a file"
-
-    @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
-    def test_a_script_that_cannot_be_read(self, spec: RunSpec, tmp_path: Path) -> None:
-        (tmp_path / "train.py").chmod(0)
-        assert quick(spec, "program").remedy == f"chmod u+r {tmp_path}/train.py"
-
-    @pytest.mark.parametrize(
+    @table(
         ("words", "status"),
         [(("sh", "-c", ":"), "pass"), (("/bin/sh",), "pass"), (("./go.sh",), "pass"), (("no-such-program",), "fail"),
          (("./train.py",), "fail")],
@@ -131,24 +123,10 @@ class TestProgram:
     def test_a_command(self, spec: RunSpec, tmp_path: Path, words: tuple[str, ...], status: str) -> None:
         (tmp_path / "go.sh").write_text("#!/bin/sh\n")
         (tmp_path / "go.sh").chmod(0o755)
-        spec = replace(spec, launcher="command", python=None, program=words)
+        spec = replace(spec, launcher="command", python=None, program=words, workdir=str(tmp_path))
         assert quick(spec, "program").status == status
         assert quick(spec, "interpreter").status == "skip"
         assert check_interpreter(spec, os.environ)[0].status == "skip"
-
-
-def test_workdirs(spec: RunSpec, tmp_path: Path) -> None:
-    assert quick(replace(spec, workdir="{run_dir}"), "workdir").detail == "the run's own folder"
-    assert quick(replace(spec, workdir="/gone"), "workdir").detail == "/gone does not exist"
-    assert quick(replace(spec, workdir=str(tmp_path / "train.py")), "workdir").detail.endswith("is not a folder")
-
-
-@pytest.mark.parametrize("python", ["/gone/python", "python-that-is-nowhere", "/tmp", __file__])
-def test_an_interpreter_that_is_none(spec: RunSpec, python: str) -> None:
-    spec = replace(spec, python=python)
-    assert quick(spec, "interpreter").status == "fail"
-    results = check(spec, state=Path("/tmp"))
-    assert "torch" not in {result.name for result in results}, "nothing is started"
 
 
 class TestPlaceholders:
@@ -159,25 +137,6 @@ class TestPlaceholders:
         assert result.status == "fail"
         assert mentions(result.detail, "{batch_sise}", "args", "{rundir}", "env.A")
         assert mentions(result.remedy, "{batch_size}", "{run_dir}")
-
-    def test_without_a_neighbour(self, spec: RunSpec) -> None:
-        result = quick(replace(spec, args=("{zzz}",)), "placeholders")
-        assert result.status == "fail" and result.remedy and "{" not in result.remedy
-
-    @pytest.mark.parametrize("text", ["{}", "{0}", '{"a": 1}', "${HOME}x{", "{ lr }", "{lr"])
-    def test_other_braces_are_no_placeholders(self, spec: RunSpec, text: str) -> None:
-        assert (
-            quick(replace(spec, args=(*(spec.args or ()), text.replace("{HOME}", ""))), "placeholders").status == "pass"
-        )
-
-    def test_everywhere_they_are_replaced(self, spec: RunSpec) -> None:
-        for changed in (
-            replace(spec, metrics=(MetricsSpec("csv", "{zzz}/m.csv"),)),
-            replace(spec, checkpoints=CheckpointSpec("{zzz}", "*", ())),
-            replace(spec, checkpoints=CheckpointSpec("c", "*", ("{zzz}",))),
-            replace(spec, launcher="command", program=("sh", "{zzz}")),
-        ):
-            assert quick(changed, "placeholders").status == "fail"
 
 
 def test_a_parameter_that_reaches_nobody(spec: RunSpec) -> None:
@@ -213,22 +172,6 @@ def test_disk(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not missing.exists()
 
 
-def test_a_port_that_cannot_be_had(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Exhausted:
-        def __enter__(self) -> Exhausted:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def bind(self, _: object) -> None:
-            raise OSError(98, "Address already in use")
-
-    monkeypatch.setattr(socket, "socket", Exhausted)
-    result = quick(spec, "port")
-    assert result.status == "fail" and mentions(result.detail, "127.0.0.1", "Address already in use")
-    assert quick(replace(spec, launcher="python"), "port").status == "skip"
-
-
 class TestGpus:
     @pytest.fixture
     def spec(self, spec: RunSpec) -> RunSpec:
@@ -239,9 +182,6 @@ class TestGpus:
         named = replace(spec, gpus=GpuRequest(2, ("GPU-3", "GPU-1")))
         assert check_gpus(named, GpuSituation(GPUS)).detail == "GPU 3, 1 free"
         assert [gpu.index for gpu in likely_gpus(named.gpus, GpuSituation(GPUS))] == [3, 1]
-
-    def test_unknown_is_no_failure(self, spec: RunSpec) -> None:
-        assert check_gpus(spec, None).status == "skip"
 
     def test_busy_ones_are_passed_over_or_waited_for(self, spec: RunSpec) -> None:
         used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
@@ -270,16 +210,6 @@ class TestGpus:
         assert result.status == "fail"
         assert mentions(result.detail, "GPUs 0–3 have 80 GiB", "100 GiB")
 
-    def test_worries(self, spec: RunSpec) -> None:
-        slow = {"GPU-0": GpuSlowSample(uuid="GPU-0", row_remap_pending=True)}
-        result = check_gpus(spec, GpuSituation(GPUS, slow=slow))
-        assert result.status == "warn" and mentions(result.detail, "GPU 0, 1 free", "GPU 0", "reset")
-        slow = {"GPU-1": GpuSlowSample(uuid="GPU-1", ecc_uncorrected=3)}
-        assert "3 uncorrectable memory errors" in check_gpus(spec, GpuSituation(GPUS, slow=slow)).detail
-
-    def test_more_processes_than_gpus(self, spec: RunSpec) -> None:
-        assert check_gpus(replace(spec, nproc=4), GpuSituation(GPUS)).status == "warn"
-
 
 def fake_python(folder: Path, script: str) -> str:
     path = folder / "python"
@@ -302,12 +232,7 @@ def _alive_in_group(group: int) -> list[int]:
 
 
 class TestProbe:
-    def test_this_environment(self, spec: RunSpec) -> None:
-        interpreter, torch, launcher = check_interpreter(spec, os.environ)
-        assert (interpreter.status, torch.status, launcher.status) == ("pass", "pass", "pass")
-        assert torch.detail.startswith("torch 2.")
-
-    @pytest.mark.parametrize(
+    @table(
         ("cuda", "gpus", "status", "detail"),
         [
             ("'13.0'", 1, "pass", "torch 2.99.0 built for CUDA 13.0"),
@@ -334,34 +259,6 @@ class TestProbe:
         alone = check_interpreter(replace(spec, launcher="python"), os.environ)[1]
         assert alone.status == ("warn" if status == "fail" else "pass")
 
-    @pytest.mark.parametrize(
-        ("version", "grace", "launcher", "nproc", "warned"),
-        [
-            ("2.11.0+cu128", 120, "torchrun", 1, True),
-            ("2.6.0", 31, "accelerate", 2, True),
-            ("2.6.0", 30, "torchrun", 2, False),
-            ("2.12.0", 120, "torchrun", 2, False),
-            ("3.0.0", 120, "torchrun", 2, False),
-            ("unknown", 120, "torchrun", 2, False),
-            ("2.6.0", 120, "accelerate", 1, False),  # without torchrun
-            ("2.6.0", 120, "python", 1, False),
-        ],
-    )
-    def test_a_grace_that_torchrun_does_not_give(
-        self, spec: RunSpec, tmp_path: Path, version: str, grace: float, launcher: str, nproc: int, warned: bool
-    ) -> None:
-        package = tmp_path / "lib" / "torch"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text("")
-        (package / "version.py").write_text(f"__version__ = '{version}'\n")
-        env = {"PYTHONPATH": str(tmp_path / "lib")}
-        spec = replace(spec, grace_seconds=grace, launcher=launcher, nproc=nproc, env=env)
-        found = [result for result in check_interpreter(spec, os.environ) if result.name == "grace"]
-        assert [result.status for result in found] == ["warn"] * warned
-        for result in found:
-            assert f"torch {version} kills ranks 30 s after SIGTERM" in result.detail
-            assert f"{grace} s" in result.detail and "torch 2.12 or newer" in str(result.remedy)
-
     def test_without_torch(self, spec: RunSpec, tmp_path: Path) -> None:
         """A bare interpreter: -S hides everything that is installed."""
         spec = replace(spec, python=fake_python(tmp_path, f'exec {sys.executable} -I -S "$@"'))
@@ -382,45 +279,12 @@ class TestProbe:
             assert (result.name, result.status) == ("module", status), module
             assert result.status == "pass" or result.remedy
 
-    def test_a_file_that_is_named_as_the_standard_library_is_not_imported(self, spec: RunSpec, tmp_path: Path) -> None:
-        for name in ("json", "re", "csv", "random", "calendar"):
-            (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
-        (tmp_path / "mine.py").write_text("")
-        results = check_interpreter(replace(spec, program=("-m", "mine"), workdir=str(tmp_path)), os.environ)
-        assert (results[0].status, results[-1].name, results[-1].status) == ("pass", "module", "pass")
-
-    def test_the_runs_environment_counts(self, spec: RunSpec, tmp_path: Path) -> None:
-        (tmp_path / "lib").mkdir()
-        (tmp_path / "lib" / "mine.py").write_text("")
-        spec = replace(spec, program=("-m", "mine"), env={"PYTHONPATH": "{lib}"}, params={"lib": str(tmp_path / "lib")})
-        assert check_interpreter(spec, os.environ)[-1].status == "pass"
-        assert check_interpreter(replace(spec, env={}), os.environ)[-1].status == "fail"
-
     def test_one_that_never_answers_is_ended(self, spec: RunSpec, tmp_path: Path) -> None:
         spec = replace(spec, python=fake_python(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 600 & wait"))
         (result,) = check_interpreter(spec, os.environ, deadline_seconds=0.5)
         assert result.status == "fail" and result.detail.endswith(" 0.5 s")
         pid = int((tmp_path / "pid").read_text())
         wait_until(lambda: not _alive_in_group(pid), what="the end of its whole process group")
-
-    @pytest.mark.parametrize(
-        ("script", "words"),
-        [
-            ("echo oops >&2; exit 3", "does not answer as a Python: oops"),
-            ("exit 3", "exit status 3"),
-            ("true", "exit status 0"),
-        ],
-    )
-    def test_something_else_than_python(self, spec: RunSpec, tmp_path: Path, script: str, words: str) -> None:
-        (result,) = check_interpreter(replace(spec, python=fake_python(tmp_path, script)), os.environ)
-        assert result.status == "fail"
-        assert words in result.detail
-
-    def test_one_that_cannot_be_started(self, spec: RunSpec, tmp_path: Path) -> None:
-        (tmp_path / "python").write_text("no program")
-        (tmp_path / "python").chmod(0o755)
-        (result,) = check_interpreter(replace(spec, python=str(tmp_path / "python")), os.environ)
-        assert result.status == "fail" and "exec format error" in result.detail
 
 
 def rows_of(lines: list[str]) -> dict[str, str]:
@@ -449,38 +313,3 @@ class TestDescribe:
         lines = describe(spec, preview_launch(spec, runs=Path("/r")))
         assert mentions(rows_of(lines)["checkpoints"], "--hub '[redacted]'")
         assert "s3cretvalue99" not in "\n".join(lines)
-
-    def test_indices_where_the_profile_asks_for_them(self, spec: RunSpec) -> None:
-        spec = replace(spec, gpus=GpuRequest(1), visible="index")
-        launch = preview_launch(spec, runs=Path("/r"), gpus=GPUS[2:3])
-        assert launch.env["CUDA_VISIBLE_DEVICES"] == "2"
-
-    def test_the_cpu_and_waiting(self, spec: RunSpec) -> None:
-        launch = preview_launch(spec, runs=Path("/r"))
-        assert rows_of(describe(spec, launch))["GPUs"].startswith("none")
-        two = replace(spec, gpus=GpuRequest(2, (), 10 * GIB))
-        assert mentions(rows_of(describe(two, launch))["GPUs"], "any 2", "10 GiB")
-        busy = GpuSituation(GPUS, holders={gpu.uuid: "anna" for gpu in GPUS})
-        assert mentions(rows_of(describe(two, launch, busy))["GPUs"], "any 2", "wait")
-
-    def test_every_kind_of_metrics(self, spec: RunSpec) -> None:
-        launch = preview_launch(spec, runs=Path("/r"))
-        stdout = replace(spec, metrics=(MetricsSpec("stdout", None, ("(?P<a>.)",)),), checkpoints=None)
-        rows = rows_of(describe(stdout, launch))
-        assert mentions(rows["metrics"], "output", "1 pattern") and rows["checkpoints"].startswith("none")
-        assert rows_of(describe(replace(spec, metrics=()), launch))["metrics"] == "off"
-
-    def test_nothing_drives_the_terminal(self, spec: RunSpec) -> None:
-        spec = replace(spec, name="\x1b[2J", env={"A": "\x1b]0;x\x07"}, args=("\x1b[31m",))
-        assert "\x1b" not in "".join(describe(spec, preview_launch(spec, runs=Path("/r"))))
-
-
-def test_the_quick_ones_start_no_process(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(subprocess, "Popen", forbidden)
-    results = quick_checks(spec, state=Path("/tmp"), environ={"PATH": ""})
-    assert {"program", "workdir", "disk"} <= {result.name for result in results}

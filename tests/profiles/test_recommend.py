@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.gpu.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation
@@ -38,13 +36,6 @@ def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:
         quarantined={"GPU-2": "XID 79"},
     )
     assert [gpu.index for gpu in usable(situation)] == [3, 1]
-
-
-def test_those_of_one_model_stay_together() -> None:
-    mixed = [replace(GPUS[0], name="RTX", memory_total_bytes=96 * GIB), *GPUS[1:]]
-    assert indices(GpuSituation(mixed), 2) == [1, 2]
-    assert indices(GpuSituation(mixed), 1) == [0]
-    assert indices(GpuSituation(mixed), 4) == [0, 1, 2, 3]
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gputui.profiles.loading import read_profile
 from gputui.yaml_forms.problems import Problem, ProfileError
-from tests.texts import mentions
+from tests.tables import table
 
 FILE = Path("mine.yaml")
 
@@ -20,47 +20,31 @@ def problems(recovery: str) -> list[Problem]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize(
+@table(
     ("recovery", "key", "meant"),
     [
         ("standart", "recovery", "standard"),
-        ("5", "recovery", None),
         ("{policy: standart}", "recovery.policy", "standard"),
-        ("{policy: }", "recovery.policy", None),
         ("{max_atempts: 5}", "recovery.max_atempts", "max_attempts"),
         ("{max_attempts: 0}", "recovery.max_attempts", None),
-        ("{max_attempts: true}", "recovery.max_attempts", None),
-        ("{max_attempts: 1.0}", "recovery.max_attempts", None),
-        ("{max_without_progress: '3'}", "recovery.max_without_progress", None),
-        ("{backoff: 5}", "recovery.backoff", None),
         ("{backoff: {bass: 5}}", "recovery.backoff.bass", "base"),
-        ("{backoff: {jitter: 2}}", "recovery.backoff.jitter", None),
         ("{backoff: {base: .nan}}", "recovery.backoff.base", None),
         ("{ends_on: hang}", "recovery.ends_on", None),
         ("{ends_on: [hang, hangs]}", "recovery.ends_on.1", "hang"),
         ("{policy: off, ends_on: [hang]}", "recovery.ends_on", None),
         ("{policy: off, ladders: {cuda_oom: [restart]}}", "recovery.ladders", None),
         ("{hang_after: 0}", "recovery.hang_after", None),
-        ("{ladders: [restart]}", "recovery.ladders", None),
         ("{ladders: {cuda_om: [restart]}}", "recovery.ladders.cuda_om", "cuda_oom"),
         ("{ladders: {import_error: [restart]}}", "recovery.ladders.import_error", None),
         ("{ladders: {cuda_oom: {restart: 1}}}", "recovery.ladders.cuda_oom", None),
         ("{ladders: {cuda_oom: [shrink_bach]}}", "recovery.ladders.cuda_oom.0", "shrink_batch"),
         ("{ladders: {cuda_oom: [[restart, shrink_bach]]}}", "recovery.ladders.cuda_oom.0.1", "shrink_batch"),
-        ("{ladders: {cuda_oom: [restart, 3]}}", "recovery.ladders.cuda_oom.1", None),
-        ("{ladders: {cuda_oom: [restart, []]}}", "recovery.ladders.cuda_oom.1", None),
         ("{ladders: {cuda_oom: [stop, restart]}}", "recovery.ladders.cuda_oom.0", None),
-        ("{ladders: {cuda_oom: [[stop, restart]]}}", "recovery.ladders.cuda_oom.0", None),
         ("{ladders: {cuda_oom: [{rollback: 0}]}}", "recovery.ladders.cuda_oom.0", None),
-        ("{ladders: {cuda_oom: [{rollback: 1.5}]}}", "recovery.ladders.cuda_oom.0", None),
-        ("{ladders: {cuda_oom: [{wait: 1e12}]}}", "recovery.ladders.cuda_oom.0", None),
-        ("{ladders: {cuda_oom: [{restart: 2}]}}", "recovery.ladders.cuda_oom.0", None),
         ("{notify: {}}", "recovery.notify", None),
-        ("{notify: mail}", "recovery.notify", None),
         ("{notify: {x: 1}}", "recovery.notify.x", None),
         ("{notify: {command: mail me}}", "recovery.notify.command", None),
         ("{notify: {webhook: 'ftp://x'}}", "recovery.notify.webhook", None),
-        ("{notify: {webhook: 'file:///etc'}}", "recovery.notify.webhook", None),
     ],
 )
 def test_a_mistake_has_its_place_and_the_nearest_right_word(recovery: str, key: str, meant: str | None) -> None:
@@ -68,31 +52,12 @@ def test_a_mistake_has_its_place_and_the_nearest_right_word(recovery: str, key: 
     assert (found.key, found.nearest) == (key, meant)
 
 
-def test_bounds_and_choices_are_in_the_message() -> None:
-    assert mentions(problems("{max_attempts: 0}")[0].expected, "whole number", "1 to 10000")
-    assert mentions(
-        problems("{ladders: {cuda_oom: [{rollback: 0}]}}")[0].expected, "whole", "checkpoints", "1 to 1000000"
-    )
-    assert problems("{policy: x}")[0].expected == "off, restart-only, standard or aggressive"
-    assert "memory_leak" in str(problems("{ladders: {nope: [restart]}}")[0])
-
-
-def test_every_mistake_is_found_at_once() -> None:
-    found = problems("{policy: x, max_attempts: -1, ladders: {nope: [restart], killed: [rollbak]}}")
-    assert sorted(problem.key for problem in found) == [
-        "recovery.ladders.killed.0",
-        "recovery.ladders.nope",
-        "recovery.max_attempts",
-        "recovery.policy",
-    ]
-
-
 def test_what_may_be_a_secret_is_not_shown() -> None:
     for notify in ("{webhook: 'htps://hooks.example.org/s3cret'}", "{command: curl s3cret}", "{command: [1, s3cret]}"):
         assert "s3cret" not in str(problems(f"{{notify: {notify}}}")[0])
 
 
-@pytest.mark.parametrize(
+@table(
     "recovery",
     ["off", "standard", "{}", "{policy: off}", "{max_attempts: 10000, hang_after: 1}",
      "{backoff: {base: 0, factor: 1.5, max: 60, jitter: 1}}", "{ends_on: []}", "{ladders: {default: restart}}",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gputui.metrics.formats import OutputPatterns, ParsedLine
-from gputui.profiles.printed_patterns import DraftPattern, patterns_of
+from gputui.profiles.printed_patterns import patterns_of
 from gputui.profiles.script_paths import fill_options
 from gputui.profiles.script_survey import Survey, survey_script
+from tests.tables import table
 
 
 def survey(folder: Path, text: str) -> Survey:
@@ -64,7 +64,7 @@ exec(open('configurator.py').read())
 }
 
 
-@pytest.mark.parametrize("style", PARSERS)
+@table("style", PARSERS)
 def test_options(tmp_path: Path, style: str) -> None:
     found = survey(tmp_path, PARSERS[style])
     assert found.style == style
@@ -116,21 +116,10 @@ SAVES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "path"), SAVES)
+@table(("text", "path"), SAVES)
 def test_where_it_saves(tmp_path: Path, text: str, path: str) -> None:
     parser = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--out', default='x')\n"
     assert [fill_options(each, {"out": "OUT"}) for each in survey(tmp_path, parser + text).saves] == [path]
-
-
-def test_names_that_are_no_checkpoints(tmp_path: Path) -> None:
-    text = "np.save('a.npy', x)\nfig.save('plot.png')\ntext.replace('a', 'b')\nmodel.save(path)\n"
-    assert survey(tmp_path, text).saves == []
-
-
-def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
-    (tmp_path / "parts.py").write_text("import torch\ndef save(x):\n    torch.save(x, f'out/step_{x}.pt')\n")
-    (tmp_path / "broken.py").write_text("def (:\n")
-    assert survey(tmp_path, "import parts, broken\nfrom transformers import Trainer\n").saves == ["out/step_*.pt"]
 
 
 PRINTED = [
@@ -169,7 +158,7 @@ PRINTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "line", "expected"), PRINTED)
+@table(("text", "line", "expected"), PRINTED)
 def test_a_pattern_of_what_is_printed_finds_it(tmp_path: Path, text: str, line: str, expected: dict[str, Any]) -> None:
     (made,) = patterns_of(survey(tmp_path, text).printed)
     assert made.steps in ("global", "in_epoch")
@@ -177,21 +166,3 @@ def test_a_pattern_of_what_is_printed_finds_it(tmp_path: Path, text: str, line: 
     answer = parsed.parse(line.encode())
     assert isinstance(answer, ParsedLine)
     assert dict(answer.values) == (expected if "NaN" in expected.values() else pytest.approx(expected))
-
-
-@pytest.mark.parametrize(
-    ("text", "steps"),
-    [
-        ("print(f'Epoch {epoch+1}/{epochs} train_loss: {tl:.3f}')", "epoch"),
-        ("print(f'epoch {epoch} batch {batch_idx} loss {loss:.3f}')", "unclear"),
-        ("print(f'iter {i}: loss {loss:.3f}')", "global"),
-        ("print(f'step {step} done')", None),
-        ("print(f'saved {path} at {time}')", None),
-        ("print('hello')", None),
-    ],
-)
-def test_lines_without_a_step_of_the_whole_training(tmp_path: Path, text: str, steps: str | None) -> None:
-    found: list[DraftPattern] = patterns_of(survey(tmp_path, text).printed)
-    assert [one.steps for one in found] == ([] if steps is None else [steps])
-    for one in found:
-        re.compile(one.pattern)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gputui.config import shipped_profiles
-from gputui.profiles.loading import Profile, load
+from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.actions import AppliedAction, shrink_batch
 from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE
@@ -16,13 +16,13 @@ from gputui.recovery.machine_actions import ActionContext
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import RunSpec, Scalar
+from tests.tables import table
 from trainer.config import Settings, from_arguments, unfold
 
 PATHS = sorted(shipped_profiles().glob("*.yaml"))
 OF_THE_TRAINER = [path for path in PATHS if load(path).form.module == "trainer"]
 
-every_profile = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-of_the_trainer = pytest.mark.parametrize("path", OF_THE_TRAINER, ids=lambda path: path.stem)
+of_the_trainer = table("path", OF_THE_TRAINER)
 
 
 def resolved(path: Path) -> RunSpec:
@@ -37,18 +37,6 @@ def settings_of(spec: RunSpec, params: dict[str, Scalar], checkpoint: str | None
     )  # fmt: skip
     words = launch.argv[launch.argv.index("trainer") + 1 :]
     return from_arguments(words, {name: text for name, text in launch.env.items() if name.startswith("GPUTUI")})[0]
-
-
-@every_profile
-def test_it_says_what_it_is_and_what_it_needs(path: Path) -> None:
-    profile: Profile = load(path)
-    description = profile.form.description or ""
-    assert 20 < len(description) < 110 and not description.endswith(".")
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith("# ") and max(map(len, lines)) <= 140
-    if not profile.form.gpus.is_none:
-        assert lines[1].startswith("# Needs ")
-        assert profile.form.requires.gpu_memory and profile.form.requires.disk
 
 
 @of_the_trainer

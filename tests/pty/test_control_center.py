@@ -32,7 +32,7 @@ class Terminal:
             dimensions=(rows, columns),
             env=environment,
             cwd=str(machine.folder),
-            timeout=30,
+            timeout=60,
         )
         self.written = 0
 
@@ -69,7 +69,7 @@ class Terminal:
 
     def close(self) -> int | None:
         """Wait for the end; the exit code."""
-        self.child.expect(pexpect.EOF, timeout=20)
+        self.child.expect(pexpect.EOF, timeout=60)
         self.child.close()
         return self.child.exitstatus
 
@@ -95,10 +95,9 @@ def shared_profile(machine: Machine) -> None:
     source.unlink()
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 50)])
-def test_from_launch_to_stop(machine: Machine, columns: int, rows: int) -> None:
+def test_from_launch_to_stop(machine: Machine) -> None:
     shared_profile(machine)
-    terminal = Terminal(machine, columns, rows)
+    terminal = Terminal(machine, 80, 24)
     terminal.wait_for("Press n to launch")
     terminal.press("n")
     terminal.wait_for("a-steps")
@@ -123,6 +122,7 @@ def test_from_launch_to_stop(machine: Machine, columns: int, rows: int) -> None:
     assert not machine.marked("a-steps-1")
 
 
+@pytest.mark.long
 def test_leaving_and_hanging_up_leave_the_run_alone(machine: Machine) -> None:
     shared_profile(machine)
     machine.gputui("run", "a-steps", "--set", "steps=2000")
@@ -141,23 +141,3 @@ def test_leaving_and_hanging_up_leave_the_run_alone(machine: Machine) -> None:
     assert is_alive(shim)
     machine.gputui("stop", "a-steps-1", "--now")
     machine.wait_for("a-steps-1", "stopped")
-
-
-def test_a_closed_terminal_ends_the_screen(machine: Machine) -> None:
-    terminal = Terminal(machine, 80, 24)
-    terminal.wait_for("Press n to launch")
-    pid = terminal.child.pid
-    os.close(terminal.child.child_fd)
-
-    def has_ended() -> bool:
-        return not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
-
-    wait_until(has_ended, what="the screen's end")
-    assert has_ended()
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import shutil
 import statistics
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import Workspace, locate
+from gputui.config import Workspace
 from tests.faults.jobs import write_scenario
 from tests.machine import Machine
 from tests.tui.filling import Filler
 from tests.tui.pty_app import PtyApp
+
+pytestmark = [pytest.mark.long, pytest.mark.alone]
 
 PAINT_SECONDS = 0.1
 """A key is answered within this: the median of a round, and the best round, because the machine is shared."""
@@ -29,7 +27,6 @@ BLOCKED_SECONDS = 1.0
 
 LOCKED_SECONDS = 10.0
 
-FLOOD_LINES = 100_000
 
 # The bytes of the -shm file on which SQLite's readers, writers and checkpointers agree (sqlite.org/walformat.html).
 SHM_LOCKS = (120, 8)
@@ -91,72 +88,6 @@ def test_a_locked_database(filler: Filler, workspace: Workspace) -> None:
         # What was asked for meanwhile was not lost.
         app.read_until(lambda: "Stop vit-b16-1…" in app.terminal.text, 20)
         assert filler.connection.execute("SELECT verb FROM commands").fetchall() == [("stop",)]
-
-
-def test_a_flood_of_log_lines(filler: Filler, workspace: Workspace) -> None:
-    filler.overnight()
-    log = workspace.run_dir("vit-b16-1") / "attempts" / "3" / "ranks" / "x" / "attempt_0" / "0" / "stdout.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("begin\n")
-
-    def pour() -> None:
-        with log.open("a") as file:
-            for number in range(FLOOD_LINES):
-                file.write(f"line {number} of what a rank says when it says too much \x1b[31mred\x1b[0m {number * 7}\n")
-                if number % 500 == 0:
-                    file.flush()
-                    time.sleep(0.01)
-            file.write("the very last line\n")
-
-    with screen(workspace.state.parent) as app:
-        app.type("\r")
-        app.read_until(lambda: "vit-b16-1 ·" in app.terminal.lines[0])
-        app.type("3")
-        app.read_until(lambda: "begin" in app.terminal.text)
-        pouring = threading.Thread(target=pour)
-        written = len(app.output)
-        pouring.start()
-        assert check_keys(app, pouring.is_alive) >= 5
-        pouring.join()
-        app.read_until(lambda: "the very last line" in app.terminal.text)
-        # Lines are shown a few times a second at most, not each: 100 000 of them would be 7 MB.
-        assert len(app.output) - written < 300_000
-
-
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="mounting a small tmpfs needs root")
-def test_a_full_disk(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(small)], check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    filler = None
-    try:
-        workspace = locate(small / "home", {})
-        workspace.create()
-        filler = Filler(workspace)
-        filler.overnight()
-        with screen(small / "home") as app:
-            with (small / "ballast").open("wb") as ballast, pytest.raises(OSError, match="space"):
-                while True:
-                    ballast.write(bytes(1 << 16))
-                    ballast.flush()
-            check_keys(app)
-            app.type("T")
-            app.read_until(lambda: "only until the end" in app.terminal.text)
-            assert app.terminal.screen.buffer[15][50].bg != "default"
-            app.type("s")
-            app.read_until(lambda: "Stop vit-b16-1?" in app.terminal.text)
-            app.type("y")
-            app.read_until(lambda: "Cannot ask" in app.terminal.text or "Stop vit-b16-1…" in app.terminal.text)
-            check_keys(app)
-            (small / "ballast").unlink()
-            app.type("q")
-            app.read_until(lambda: app.process.poll() is not None)
-            assert app.process.wait(10) == 0
-    finally:
-        if filler is not None:
-            filler.close()
-        subprocess.run(["umount", str(small)], check=False)
 
 
 def test_a_driver_that_hangs(machine: Machine) -> None:

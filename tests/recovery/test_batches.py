@@ -5,18 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, Literal
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from gputui.recovery.actions import AppliedAction, SkippedAction, shrink_batch
-from gputui.recovery.batches import Grain, Pair, fit, shrink
+from gputui.recovery.batches import Grain, Pair, fit
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.machine_actions import ActionContext, for_fewer_ranks
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.policy_simulation import attempts_of, fresh
 from gputui.runs.spec import MetricsSpec, RunSpec, Scalar
+from tests.tables import table
 
 OOM = Incident("cuda_oom", 1, 40, "rank 1 ran out of GPU memory", "f" * 16, ())
 ASSERTS = Incident("user_exception", 0, None, "rank 0 raised an exception (AssertionError)", "e" * 16, ())
@@ -37,50 +34,16 @@ def values(result: AppliedAction | SkippedAction) -> list[Scalar]:
     return [change.after for change in result.changes]
 
 
-@pytest.mark.parametrize(("ranks", "pair"), [(2, [9, 54]), (4, [8, 60]), (5, [8, 60]), (8, [6, 80])])
+@table(("ranks", "pair"), [(2, [9, 54]), (4, [8, 60]), (5, [8, 60]), (8, [6, 80])])
 def test_the_accumulation_of_nanogpts_defaults_stays_divisible_by_the_ranks(ranks: int, pair: list[int]) -> None:
     assert values(shrunk(NANOGPT, spec(ranks))) == pair
 
 
-@given(st.integers(2, 256), st.integers(1, 64), st.integers(1, 16))
-def test_what_the_ranks_shared_they_can_share_again(batch: int, times: int, ranks: int) -> None:
-    found = shrink(batch, times * ranks, Grain(1, ranks))
-    assert found is not None and found.is_near
-    assert found.accumulation % ranks == 0 and 1 <= found.batch <= 0.75 * batch
-    assert abs(found.batch * found.accumulation - batch * times * ranks) <= 0.02 * batch * times * ranks
-
-
-@given(st.integers(1, 40), st.integers(1, 64), st.integers(1, 16), st.integers(1, 8))
-def test_a_pair_of_multiples_is_the_nearest_where_none_is_near(
-    times: int, accumulation: int, step: int, ranks: int
-) -> None:
-    batch, grain = times * step, Grain(step, ranks)
-    found = shrink(batch, accumulation, grain)
-    largest = int(0.75 * batch) // step * step
-    assert (found is None) == (largest < step)
-    if found is None:
-        return
-    assert found.batch % step == 0 and found.accumulation % ranks == 0 and found.batch <= largest
-    product = batch * accumulation
-    miss = abs(found.batch * found.accumulation - product)
-    assert found.is_near == (miss <= Fraction(product, 50))
-    if not found.is_near:
-        pairs = (
-            (size, more) for size in range(step, largest + 1, step) for more in range(ranks, product + ranks, ranks)
-        )
-        assert miss == min(abs(size * more - product) for size, more in pairs)
-
-
-@pytest.mark.parametrize(
-    ("scope", "ranks", "pair", "words"),
-    [
-        (None, 2, [12, 4], "stays 48 per rank"),
-        ("rank", 2, [12, 4], "stays 48 per rank"),
-        ("global", 2, [12, 4], "stays 48 over all ranks"),
-        ("global", 4, [12, 4], "stays 48 over all ranks"),
-        ("global", 1, [12, 4], "stays 48"),
-    ],
-)
+@table("scope, ranks, pair, words", [
+    (None, 2, [12, 4], "stays 48 per rank"), ("rank", 2, [12, 4], "stays 48 per rank"),
+    ("global", 2, [12, 4], "stays 48 over all ranks"), ("global", 4, [12, 4], "stays 48 over all ranks"),
+    ("global", 1, [12, 4], "stays 48"),
+])  # fmt: skip
 def test_the_effective_batch_is_told_of_those_who_share_it(
     scope: Literal["rank", "global"] | None, ranks: int, pair: list[int], words: str
 ) -> None:
@@ -88,10 +51,6 @@ def test_the_effective_batch_is_told_of_those_who_share_it(
     result = shrunk({"batch_size": 16, "grad_accum": 3}, spec(ranks, scopes=scopes))
     assert values(result) == pair
     assert isinstance(result, AppliedAction) and result.note.endswith(words)
-
-
-def test_a_scope_of_each_rank_needs_no_divisor() -> None:
-    assert values(shrunk(NANOGPT, spec(scopes={"gradient_accumulation_steps": "rank"}))) == [9, 53]
 
 
 def test_multiples_are_kept_and_what_is_out_of_tolerance_is_said() -> None:
@@ -148,23 +107,12 @@ def test_a_change_with_which_the_run_does_not_start_is_taken_back_and_the_next_s
     assert third.params == {"batch_size": 7, "gradient_accumulation_steps": 68}
 
 
-@pytest.mark.parametrize(
-    ("incident", "step"), [(OOM, None), (ASSERTS, 41), (Incident("killed", 1, None, "", "f" * 16, ()), None)]
-)
+@table(("incident", "step"), [(OOM, None), (ASSERTS, 41), (Incident("killed", 1, None, "", "f" * 16, ()), None)])
 def test_nothing_is_taken_back_for_the_same_trouble_after_a_step_or_for_another_reason(
     incident: Incident, step: int | None
 ) -> None:
     plan = planned([LOWERED], TRIED, incident, step)
     assert "undo" not in [action.name for action in plan.actions]
-
-
-def test_the_next_action_is_tried_where_the_refused_one_has_no_smaller_step() -> None:
-    turned_on = PastDecision(
-        1, "cuda_oom", 1, "retry", True, True, ("gradient_checkpointing",), {"gradient_checkpointing": False}
-    )
-    params: dict[str, Scalar] = {"batch_size": 16, "grad_accum": 4, "gradient_checkpointing": True}
-    plan = planned([turned_on], params, ASSERTS, None)
-    assert (plan.verdict, plan.because) == ("stop", "exhausted") and "gradient_checkpointing" in plan.reason
 
 
 def test_a_refused_change_is_never_tried_twice_nor_unchanged() -> None:

@@ -6,23 +6,14 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.recovery.classify import classify, fingerprint, outcome
-from gputui.recovery.evidence import (
-    TAIL_BYTES,
-    TAIL_LINES,
-    ErrorFile,
-    Evidence,
-    EvidenceLog,
-    ExitRecord,
-    Observation,
-    collect,
-)
+from gputui.recovery.evidence import TAIL_BYTES, ErrorFile, Evidence, EvidenceLog, ExitRecord, collect
 from gputui.recovery.kinds import KINDS
 from tests.recovery.attempts import PEER_LOST, Case, lay_out, process_ended, rank_failed, report, traceback
+from tests.tables import table
 
 
 def error_file(message: str, at: int, callstack: str = "") -> str:
@@ -46,63 +37,6 @@ def test_the_earliest_of_two_causes_wins(tmp_path: Path) -> None:
     assert incident.rank == 1 and "earlier" in incident.summary
 
 
-def test_a_known_cause_wins_over_an_unknown_one_at_the_same_second(tmp_path: Path) -> None:
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report({0: 1, 1: 1}, root=0),
-            "ranks/0/stderr.log": traceback("RuntimeError: something odd", rank=0),
-            "ranks/1/stderr.log": traceback(
-                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", rank=1
-            ),
-        },
-    )
-    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert (incident.kind, incident.rank) == ("cuda_oom", 1)
-
-
-def test_a_cause_wins_over_an_earlier_consequence(tmp_path: Path) -> None:
-    """Error files are stamped in whole seconds, so that the peer's may look older than the death itself."""
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report({0: 1, 1: -9}, root=0),
-            "ranks/0/stderr.log": PEER_LOST.format(rank=0),
-            "ranks/1/stderr.log": "",
-        },
-    )
-    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert (incident.kind, incident.rank) == ("killed", 1)
-
-
-def test_the_same_text_from_all_ranks_is_one_incident(tmp_path: Path) -> None:
-    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {0}.00 GiB. GPU {0} has some capacity"
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report(dict.fromkeys(range(4), 1), root=2),
-            **{f"ranks/{rank}/stderr.log": traceback(text.format(rank), rank=rank) for rank in range(4)},
-        },
-    )
-    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert incident.kind == "cuda_oom" and incident.rank == 0
-    assert [line for line in incident.evidence_lines if line.endswith("the same")] == [
-        f"rank {rank}: the same" for rank in (1, 2, 3)
-    ]
-
-
-def test_only_consequences_are_called_what_they_are(tmp_path: Path) -> None:
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report({0: 1, 1: 1}, root=0),
-            "ranks/0/stderr.log": PEER_LOST.format(rank=0),
-            "ranks/1/stderr.log": PEER_LOST.format(rank=1),
-        },
-    )
-    assert classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None)).kind == "peer_lost"
-
-
 def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path) -> None:
     waiting = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation"
     lay_out(
@@ -117,7 +51,7 @@ def test_a_timeout_of_one_rank_gives_way_to_the_crash_of_another(tmp_path: Path)
     assert (incident.kind, incident.rank) == ("segfault", 1)
 
 
-@pytest.mark.parametrize(
+@table(
     ("record", "kind", "words"),
     [
         ({"signal": 9}, "killed", "torchrun was killed from outside (SIGKILL)"),
@@ -146,36 +80,12 @@ def test_ends_without_a_word_from_any_rank(
     assert words in incident.summary
 
 
-def test_a_reboot_explains_a_missing_record(tmp_path: Path) -> None:
-    incident = classify(collect(tmp_path, exit=None, ended_at=None, rebooted=True))
-    assert incident.kind == "interrupted"
-
-
-def test_a_clear_cause_in_the_log_counts_although_the_record_is_missing(tmp_path: Path) -> None:
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report({0: -15, 1: 1}, root=1, asked=(0,)),
-            "ranks/1/stderr.log": traceback("RuntimeError: CUDA out of memory. Tried to allocate 1 GiB", rank=1),
-        },
-    )
-    assert classify(collect(tmp_path, exit=None, ended_at=None)).kind == "cuda_oom"
-
-
-@pytest.mark.parametrize(
-    ("launcher", "record", "kind"),
-    [
-        ("python", {"signal": 9}, "killed"),
-        ("python", {"signal": 11}, "segfault"),
-        ("python", {"signal": 15}, "killed"),
-        ("python", {"signal": 15, "stop_requested": True}, "stopped_outside"),
-        ("python", {"code": 137}, "nonzero_exit"),
-        ("command", {"code": 137}, "killed"),
-        ("command", {"code": 139}, "segfault"),
-        ("command", {"code": 255}, "nonzero_exit"),
-        ("python", {"code": 7}, "nonzero_exit"),
-    ],
-)
+@table("launcher, record, kind", [
+    ("python", {"signal": 9}, "killed"), ("python", {"signal": 11}, "segfault"), ("python", {"signal": 15}, "killed"),
+    ("python", {"signal": 15, "stop_requested": True}, "stopped_outside"), ("python", {"code": 137}, "nonzero_exit"),
+    ("command", {"code": 137}, "killed"), ("command", {"code": 139}, "segfault"),
+    ("command", {"code": 255}, "nonzero_exit"), ("python", {"code": 7}, "nonzero_exit"),
+])  # fmt: skip
 def test_single_processes(launcher: str, record: dict[str, object], kind: str, tmp_path: Path) -> None:
     evidence = process_ended(tmp_path, "step 1\n", record, launcher=launcher)
     assert (classify(evidence).kind, classify(evidence).rank) == (kind, None)
@@ -187,16 +97,6 @@ def test_exit_code_2_before_the_first_step_is_a_wrong_argument(tmp_path: Path) -
     assert early.kind == "config_error"
     assert "unrecognized arguments: --lrr 1" in early.summary
     assert classify(process_ended(tmp_path / "b", usage, {"code": 2}, last_step=40)).kind == "nonzero_exit"
-
-
-def test_an_interpreter_without_torch_says_so(tmp_path: Path) -> None:
-    text = (
-        "/usr/bin/python3: Error while finding module specification for 'torch.distributed.run' "
-        "(ModuleNotFoundError: No module named 'torch')\n"
-    )
-    (tmp_path / "output.log").write_text(text)
-    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert incident.kind == "import_error" and "No module named 'torch'" in incident.summary
 
 
 def test_the_step_is_taken_from_the_message_where_it_names_one(tmp_path: Path) -> None:
@@ -220,29 +120,6 @@ def test_error_files_of_both_formats_are_read(tmp_path: Path) -> None:
     assert (incident.kind, incident.rank) == ("cuda_oom", 1) and "3.00 GiB" in incident.summary
 
 
-def test_an_error_file_wins_over_a_later_word_in_the_log(tmp_path: Path) -> None:
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report({0: -15, 1: 1}, root=1, asked=(0,)),
-            "ranks/1/error.json": error_file(
-                "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB", 1795196601
-            ),
-            "ranks/1/stderr.log": PEER_LOST.format(rank=1),
-        },
-    )
-    assert classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None)).kind == "cuda_oom"
-
-
-def test_a_message_of_several_lines_is_taken_whole_from_an_error_file(tmp_path: Path) -> None:
-    message = "DistBackendError: NCCL error in: x.cpp:94, unhandled system error\n\nodd\nncclSystemError: call failed."
-    lay_out(
-        tmp_path,
-        {"output.log": report({1: 1}, root=1), "ranks/1/error.json": error_file(message, 1795196601)},
-    )
-    assert classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None)).kind == "nccl_error"
-
-
 # --- what cannot be trusted -------------------------------------------------------------------------------------------
 
 
@@ -261,28 +138,6 @@ def test_secrets_in_messages_are_redacted(tmp_path: Path) -> None:
     assert "hunter2" not in told and "hf_aB3" not in told and "[redacted]" in told
 
 
-def test_garbage_takes_nothing_from_the_rest(tmp_path: Path) -> None:
-    lay_out(
-        tmp_path,
-        {
-            "output.log": report({0: -15, 1: 1}, root=1, asked=(0,)),
-            "ranks/0/error.json": "{not json",
-            "ranks/1/stderr.log": traceback("RuntimeError: CUDA out of memory. Tried to allocate 1 GiB", rank=1),
-            "error.json": "[]",
-        },
-    )
-    folder = tmp_path / "ranks" / "job-1.1_x7f3k2" / "attempt_0"
-    (folder / "0" / "stderr.log").write_bytes(os.urandom(300_000))
-    (folder / "2").mkdir()
-    os.mkfifo(folder / "2" / "stderr.log")
-    (folder / "3").mkdir()
-    (folder / "3" / "stderr.log").symlink_to("/nowhere")
-    (folder / "3" / "error.json").write_text("[" * 100_000)
-    incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
-    assert (incident.kind, incident.rank) == ("cuda_oom", 1)
-    assert sum(line.startswith("not readable: ") for line in incident.evidence_lines) >= 4
-
-
 def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     lay_out(tmp_path, {"output.log": report({0: -15, 1: 1}, root=1, asked=(0,)), "ranks/1/stderr.log": ""})
     path = tmp_path / "ranks" / "job-1.1_x7f3k2" / "attempt_0" / "1" / "stderr.log"
@@ -295,80 +150,27 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     assert sum(len(tail.text) for tail in evidence.tails) < 2 * TAIL_BYTES
 
 
-def test_a_log_of_very_many_short_lines_is_bounded_too(tmp_path: Path) -> None:
-    lay_out(tmp_path, {"output.log": "".join(f"{number % 10}\n" for number in range(100_000))})
-    (tail,) = collect(tmp_path, exit=ExitRecord(code=1), ended_at=None).tails
-    assert tail.text.count("\n") == TAIL_LINES and tail.text.startswith("0\n") and tail.text.endswith("9\n")
-
-
-def test_no_folder_at_all(tmp_path: Path) -> None:
-    assert classify(collect(tmp_path / "gone", exit=None, ended_at=None)).kind == "shim_lost"
-
-
 FRAGMENTS = [
-    "Traceback (most recent call last):\n",
-    '  File "/a/b.py", line 3, in f\n',
-    "    x = 1\n",
-    "ValueError: x\n",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
-    "[rank1]: ",
-    "[default0]:",
-    "\n",
-    "\r",
-    "\x00",
-    "Original Traceback (most recent call last):\n",
+    "Traceback (most recent call last):\n", '  File "/a/b.py", line 3, in f\n', "ValueError: x\n",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "[rank1]: ", "\n", "\r", "\x00",
     "The above exception was the direct cause of the following exception:\n",
-    "Root Cause (first observed failure):\n",
-    "Failures:\n",
-    "[0]:\n",
-    "  rank      : 1 (local_rank: 1)\n",
-    "  exitcode  : -9 (pid: 3) (SIGKILL)\n",
-    "  traceback : x\n",
-    "  time      : never\n",
-    "=" * 20 + "\n",
-    "terminate called after throwing an instance of 'x'\n",
-    "Fatal Python error: Aborted\n",
-    "Current thread 0x1\n",
-    "╭── Traceback (most recent call last) ──╮\n",
-    "Last error:\n",
-]
-noise = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=30)), max_size=30).map("".join)
+    "Root Cause (first observed failure):\n", "[0]:\n", "  rank      : 1 (local_rank: 1)\n",
+    "  exitcode  : -9 (pid: 3) (SIGKILL)\n", "  time      : never\n", "Fatal Python error: Aborted\n",
+    "╭── Traceback (most recent call last) ──╮\n", "Last error:\n",
+]  # fmt: skip
+NOISE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=30)), max_size=30).map("".join)
 
 
-@given(
-    output=noise,
-    stderr=noise,
-    message=noise,
-    code=st.one_of(st.none(), st.integers(-70, 300)),
-    signal=st.one_of(st.none(), st.integers(0, 200)),
-    launcher=st.sampled_from(["torchrun", "python", "command"]),
-    stop=st.booleans(),
-)
+@given(NOISE, NOISE, st.none() | st.integers(-70, 300), st.sampled_from(["torchrun", "python", "command"]))
 def test_any_text_gives_an_incident_and_never_an_error(
-    output: str, stderr: str, message: str, code: int | None, signal: int | None, launcher: str, stop: bool
+    output: str, stderr: str, code: int | None, launcher: str
 ) -> None:
-    evidence = Evidence(
-        exit=ExitRecord(code=code, signal=signal, stop_requested=stop),
-        launcher=launcher,
-        errors=(ErrorFile(1, message, stderr, 3.0),),
-        tails=(
-            EvidenceLog(None, "output", output),
-            EvidenceLog(1, "stderr", stderr),
-            EvidenceLog(0, "stderr", message),
-        ),
-    )
-    incident = classify(evidence)
+    tails = EvidenceLog(None, "output", output), EvidenceLog(1, "stderr", stderr)
+    errors = (ErrorFile(1, output, stderr, 3.0),)
+    incident = classify(Evidence(ExitRecord(code=code), launcher, errors=errors, tails=tails))
     assert incident.kind in KINDS
     assert incident.summary and "\n" not in incident.summary
-    assert len(incident.fingerprint) == 16
-    assert len(incident.evidence_lines) <= 20
-
-
-def test_any_json_is_read_as_an_exit_record() -> None:
-    for data in ({}, {"code": "1"}, {"code": True}, {"oom_kills": 3}, {"survivors": "x"}, {"lease_conflict": {"a": 1}}):
-        record = ExitRecord.from_json(data)
-        assert record.code is None and record.survivors == () and record.lease_conflict == ()
-        assert not record.clean and not record.oom_killed
+    assert len(incident.fingerprint) == 16 and len(incident.evidence_lines) <= 20
 
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
@@ -382,16 +184,7 @@ def test_fingerprints_ignore_numbers_addresses_and_paths() -> None:
     assert fingerprint("nan_loss", "ValueError: bad value 17 at 0x7f00ab in /home/a/x.py (pid 4242)") != one
 
 
-def test_an_observed_cause_is_told_in_its_own_words() -> None:
-    seen = Observation("gpu_lost", 5.0, "XID 79 on GPU 3", rank=3, step=12)
-    evidence = Evidence(exit=ExitRecord(code=1), launcher="torchrun", observed=(seen,), last_step=12)
-    incident = classify(evidence)
-    assert (incident.kind, incident.rank, incident.step) == ("gpu_lost", 3, 12)
-    assert "(XID 79 on GPU 3)" in incident.summary
-    assert outcome(evidence, stop_intended=False) == "failed"
-
-
-@pytest.mark.parametrize(
+@table(
     ("record", "expected"),
     [
         (ExitRecord(survivors=(42,), stop_requested=True, forced=True), "failed"),
@@ -418,15 +211,11 @@ def test_an_end_without_a_word_on_a_full_disk_had_no_room_for_one(tmp_path: Path
     assert incident.kind == "user_exception"
 
 
-@pytest.mark.parametrize(
-    ("text", "victims", "kind", "rank"),
-    [
-        ("RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711", None, "killed", 1),
-        ("RuntimeError: a rank has gone", None, "killed", 1),
-        ("RuntimeError: a rank has gone", (77,), "host_oom", 1),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", None, "cuda_oom", None),
-    ],
-)
+@table("text, victims, kind, rank", [
+    ("RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4711", None, "killed", 1),
+    ("RuntimeError: a rank has gone", None, "killed", 1), ("RuntimeError: a rank has gone", (77,), "host_oom", 1),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", None, "cuda_oom", None),
+])  # fmt: skip
 def test_the_rank_that_a_signal_ended_is_named_where_its_launcher_is_a_script(
     tmp_path: Path, text: str, victims: tuple[int, ...] | None, kind: str, rank: int | None
 ) -> None:
@@ -440,22 +229,12 @@ def test_the_rank_that_a_signal_ended_is_named_where_its_launcher_is_a_script(
     assert (incident.kind, incident.rank) == (kind, rank)
 
 
-def test_a_script_that_ends_itself_with_its_ranks_is_not_the_one_that_was_killed(tmp_path: Path) -> None:
-    lay_out(tmp_path, {"output.log": "step 5\n"})
-    killed = [{"rank": rank, "pid": 70 + rank, "signal": 9} for rank in (2, 1)]
-    record = ExitRecord.from_json({"signal": 9, "pid": 70, "killed_ranks": killed})
-    incident = classify(collect(tmp_path, exit=record, ended_at=None, launcher="python"))
-    assert (incident.kind, incident.rank) == ("killed", 2)
-
-
 RAISED = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/a.py", line 3\n[rank1]: KeyError: 3\n'
 NODES = {
-    "attempt.json": '{"asks": {"ranks": 1}}',
-    "nodes/0/output.log": report({0: 1}, root=0),
+    "attempt.json": '{"asks": {"ranks": 1}}', "nodes/0/output.log": report({0: 1}, root=0),
     "nodes/0/ranks/a-1.1_x/attempt_0/0/stderr.log": PEER_LOST.format(rank=0),
-    "nodes/1/output.log": report({1: 1}, root=1),
-    "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": RAISED,
-}
+    "nodes/1/output.log": report({1: 1}, root=1), "nodes/1/ranks/a-1.1_y/attempt_0/0/stderr.log": RAISED,
+}  # fmt: skip
 
 
 def test_launchers_of_several_nodes_each_report_their_own_ranks(tmp_path: Path) -> None:

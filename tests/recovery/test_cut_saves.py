@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gputui.recovery.cut_saves import TICK_NS, OlderFolder, SavedFile, lacking, of_two_saves, with_old_index
+from tests.tables import table
 
 
 def parts(**times: int) -> list[SavedFile]:
@@ -13,7 +12,7 @@ def parts(**times: int) -> list[SavedFile]:
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("times", "old"),
     [
         ({"model": 31, "optimizer": 32}, None),
@@ -31,7 +30,7 @@ def test_files_of_two_saves_are_told_from_those_that_were_written_once(times: di
     assert of_two_saves(parts(**times), 22, lambda at_ns: at_ns < 20) == old
 
 
-@pytest.mark.parametrize(("index_at", "is_old"), [(5, False), (4 - TICK_NS, True), (4, False)])
+@table(("index_at", "is_old"), [(5, False), (4 - TICK_NS, True), (4, False)])
 def test_the_index_of_a_distributed_checkpoint_is_written_last(index_at: int, is_old: bool) -> None:
     found = with_old_index(
         [SavedFile("a/__0_0.distcp", "", 5), SavedFile("a/.metadata", "", index_at), SavedFile(".metadata", "", 1)]
@@ -39,7 +38,7 @@ def test_the_index_of_a_distributed_checkpoint_is_written_last(index_at: int, is
     assert found == ("a/__0_0.distcp" if is_old else None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("mine", "is_of_attempt", "missing"),
     [
         (["model", "rank_0", "rank_1"], True, None),

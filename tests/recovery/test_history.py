@@ -67,13 +67,7 @@ def decision(number: int, attempt_number: int, *, at: float, **values: Any) -> D
 
 def move(at: float, origin: str | None, target: str, actor: str = "ann", cause: str = "launched") -> TransitionView:
     return TransitionView(
-        transition_id=int(at),
-        run_id="job-1",
-        at=at,
-        from_state=origin,
-        to_state=target,
-        cause=cause,
-        actor=actor,
+        transition_id=int(at), run_id="job-1", at=at, from_state=origin, to_state=target, cause=cause, actor=actor
     )
 
 
@@ -108,22 +102,6 @@ def test_only_what_happened_since_a_person_started_it_counts() -> None:
     assert progress.best_step_before is None and progress.made
 
 
-def test_a_restart_that_the_agent_carries_out_is_still_a_persons() -> None:
-    moves = [LAUNCH, move(300.0, "stopped", "queued", actor="agent", cause="restart")]
-    assert person_started_at(moves) == 300.0
-
-
-def test_progress_of_an_attempt() -> None:
-    attempts = [
-        attempt(1, at=2.0, last=44),
-        attempt(2, at=100.0, last=40, resumed_from="/c/step_40.pt", resumed_step=40),
-    ]
-    progress = progress_of(attempts, 2, [], [LAUNCH], ended_at=151.0)
-    assert (progress.last_step, progress.best_step_before, progress.made) == (40, 44, False)
-    assert progress.ran_seconds == 50.0
-    assert not progress_of([], 7, [], [], ended_at=0.0).made
-
-
 def saved(path: str, number: int, **values: Any) -> CheckpointRow:
     row = CheckpointRow(path, number, "run", 50 * 10**9, 1, None, 50.0)
     return replace(row, **values)
@@ -139,36 +117,3 @@ def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:
     assert not made(saved("/c/step_60.pt", 2, verdict="invalid"))
     assert not made(saved("/c/step_60.pt", 2, origin="foreign"))
     assert not made(saved("/c/step_40.pt", 1))
-
-
-def test_where_steps_start_again_a_further_checkpoint_is_progress() -> None:
-    attempts = [
-        attempt(number, at=100.0 * number, last=19, first_step=0, resumed_from=base, resumed_step=None)
-        for number, base in ((1, None), (2, "/c/model_2.pth"), (3, "/c/model_4.pth"))
-    ]
-    base, further = saved("/c/model_4.pth", 2), saved("/c/model_6.pth", 3)
-
-    def made(*rows: CheckpointRow, start_again: bool = True) -> bool:
-        return progress_of(attempts, 3, rows, [LAUNCH], ended_at=390.0, steps_start_again=start_again).made
-
-    assert made(base, further) and not made(base)
-    assert not made(base, further, start_again=False)
-    # Written again, or after a rollback, it is no further than before.
-    assert not made(base, replace(further, before_ns=1))
-    assert not made(replace(base, left_by=3), further)
-    assert not made(base, replace(further, verdict="struck"))
-    incidents = [incident(number, number) for number in (1, 2)]
-    decisions = [decision(number, number, at=100.0 * number + 60.0) for number in (1, 2)]
-    for start_again in (True, False):
-        past = past_decisions(attempts, incidents, decisions, [LAUNCH], [base, further], steps_start_again=start_again)
-        assert [entry.progressed for entry in past] == [True, start_again]
-
-
-def test_past_attempts_without_steps_are_judged_by_their_checkpoints() -> None:
-    attempts = [attempt(1, at=2.0), attempt(2, at=100.0, resumed_from="/c/step_40.pt", resumed_step=40)]
-    incidents = [incident(1, 1), incident(2, 2)]
-    decisions = [decision(1, 1, at=60.0), decision(2, 2, at=160.0)]
-    past = past_decisions(attempts, incidents, decisions, [LAUNCH], [saved("/c/step_40.pt", 1)])
-    assert [entry.progressed for entry in past] == [True, False]
-    past = past_decisions(attempts, incidents, decisions, [LAUNCH])
-    assert [entry.progressed for entry in past] == [True, False]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from gputui.recovery.classify import classify, outcome
-from gputui.recovery.evidence import Evidence, EvidenceLog, ExitRecord, Observation, collect
+from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
 from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
+from tests.tables import table
 
 QUOTES = [
     'logger.info("handle out of memory errors: torch.OutOfMemoryError: CUDA out of memory")\n',
@@ -22,40 +21,28 @@ QUOTES = [
     "we saw: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\n",
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nTo enable traceback see: https://pytorch.org/docs\n",
     "No space left on device\nOSError: [Errno 28] No space left on device (from yesterday's log)\n",
-    "loss: nan\nnan\nval/perplexity inf\n",
-    "Segmentation fault handler installed\nKilled: 0 Fatal errors: 0\n",
+    "loss: nan\nnan\nval/perplexity inf\n", "Segmentation fault handler installed\nKilled: 0 Fatal errors: 0\n",
     "epoch 3 | took 3600 s (compile, validation, checkpoint)\n",
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("quote", QUOTES)
-@pytest.mark.parametrize("code", [3, -9])
-def test_quoted_messages_count_for_nothing(quote: str, code: int, tmp_path: Path) -> None:
-    incident = classify(rank_failed(tmp_path, quote * 3, code=code, stdout=quote))
-    assert incident.kind == ("nonzero_exit" if code > 0 else "killed")
+@table("quote", QUOTES)
+def test_quoted_messages_count_for_nothing(quote: str, tmp_path: Path) -> None:
+    ended = {code: classify(rank_failed(tmp_path / f"{code}", quote * 3, code=code, stdout=quote)) for code in (3, -9)}
+    assert {code: incident.kind for code, incident in ended.items()} == {3: "nonzero_exit", -9: "killed"}
+    raised = quote + traceback("KeyError: 'tokens'", rank=1) + quote
+    assert classify(rank_failed(tmp_path / "raised", raised, stdout=quote)).kind == "user_exception"
+    well = quote + traceback("RuntimeError: CUDA out of memory. Tried")
+    assert outcome(process_ended(tmp_path / "well", well, {"code": 0}), stop_intended=False) == "succeeded"
 
 
-@pytest.mark.parametrize("quote", QUOTES)
-def test_quotes_beside_a_real_exception_do_not_change_it(quote: str, tmp_path: Path) -> None:
-    stderr = quote + traceback("KeyError: 'tokens'", rank=1) + quote
-    assert classify(rank_failed(tmp_path, stderr, stdout=quote)).kind == "user_exception"
-
-
-@pytest.mark.parametrize("quote", QUOTES)
-def test_a_run_that_succeeds_is_no_incident_whatever_its_log_says(quote: str, tmp_path: Path) -> None:
-    evidence = process_ended(tmp_path, quote + traceback("RuntimeError: CUDA out of memory. Tried"), {"code": 0})
-    assert outcome(evidence, stop_intended=False) == "succeeded"
-
-
-def test_an_exception_that_quotes_another_one_is_itself(tmp_path: Path) -> None:
-    stderr = traceback("AssertionError: expected 'CUDA out of memory' in the log", rank=1)
-    assert classify(rank_failed(tmp_path, stderr)).kind == "user_exception"
-
-
-def test_advice_inside_a_message_is_ignored(tmp_path: Path) -> None:
-    text = "ValueError: bad mask\nCUDA kernel errors might be asynchronously reported at some other API call\n"
-    incident = classify(rank_failed(tmp_path, traceback(text.rstrip(), rank=1)))
-    assert incident.kind == "user_exception"
+@table("exception", [
+    "AssertionError: expected 'CUDA out of memory' in the log",
+    "ValueError: bad mask\nCUDA kernel errors might be asynchronously reported at some other API call",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+])  # fmt: skip
+def test_exceptions_that_only_read_like_known_ones(exception: str, tmp_path: Path) -> None:
+    assert classify(rank_failed(tmp_path, traceback(exception, rank=1))).kind == "user_exception"
 
 
 def test_a_caught_exception_far_above_a_plain_exit_is_not_its_cause(tmp_path: Path) -> None:
@@ -77,44 +64,29 @@ def test_a_caught_exception_of_a_rank_that_was_only_asked_to_end_is_not_the_caus
     assert (incident.kind, incident.rank) == ("killed", 1)
 
 
-def test_an_import_tried_in_vain_is_not_the_cause_of_what_happens_without_it(tmp_path: Path) -> None:
-    text = (
-        traceback("ModuleNotFoundError: No module named 'flash_attn'", rank=1)
-        + "\n[rank1]: During handling of the above exception, another exception occurred:\n\n"
-        + traceback("KeyError: 'tokens'", rank=1)
-    )
-    assert classify(rank_failed(tmp_path, text)).kind == "user_exception"
+IMPORT = traceback("ModuleNotFoundError: No module named 'flash_attn'", rank=1)
+KEY = traceback("KeyError: 'tokens'", rank=1)
 
 
-def test_a_connection_lost_while_another_error_is_handled_is_not_the_cause(tmp_path: Path) -> None:
-    text = (
-        traceback("KeyError: 'tokens'", rank=1)
-        + "\n[rank1]: During handling of the above exception, another exception occurred:\n\n"
-        + PEER_LOST.format(rank=1)
-    )
-    incident = classify(rank_failed(tmp_path, text))
+@table("first, then", [(IMPORT, KEY), (KEY, PEER_LOST.format(rank=1))])
+def test_an_import_tried_in_vain_or_a_connection_lost_over_an_error_is_not_the_cause(
+    tmp_path: Path, first: str, then: str
+) -> None:
+    between = "\n[rank1]: During handling of the above exception, another exception occurred:\n\n"
+    incident = classify(rank_failed(tmp_path, first + between + then))
     assert incident.kind == "user_exception" and "KeyError" in incident.summary
 
 
-def test_a_download_that_breaks_off_is_not_a_lost_rank(tmp_path: Path) -> None:
-    stderr = traceback("ConnectionResetError: [Errno 104] Connection reset by peer", rank=1)
-    assert classify(rank_failed(tmp_path, stderr)).kind == "user_exception"
-
-
 def test_a_kill_after_an_oom_of_some_other_process_long_ago_needs_the_counter_to_grow(tmp_path: Path) -> None:
-    grown = {"code": 1, "oom_kills": {"cgroup": 1, "host": 1}}
-    still = {"code": 1, "oom_kills": {"cgroup": 0, "host": 0}}
-    elsewhere = {"code": 1, "oom_kills": {"cgroup": 0, "host": 1}}
-    host_only = {"code": 1, "oom_kills": {"cgroup": None, "host": 1}}
-    unknown = {"code": 1, "oom_kills": {"cgroup": None, "host": None}}
-    assert classify(rank_failed(tmp_path / "a", "", code=-9, exit=grown)).kind == "host_oom"
-    assert classify(rank_failed(tmp_path / "b", "", code=-9, exit=still)).kind == "killed"
-    assert classify(rank_failed(tmp_path / "c", "", code=-9, exit=unknown)).kind == "killed"
-    assert classify(rank_failed(tmp_path / "d", "", code=-9, exit=elsewhere)).kind == "killed"
-    assert classify(rank_failed(tmp_path / "e", "", code=-9, exit=host_only)).kind == "host_oom"
+    counts = {(1, 1): "host_oom", (0, 0): "killed", (0, 1): "killed", (None, 1): "host_oom", (None, None): "killed"}
+    found = {}
+    for cgroup, host in counts:
+        record = {"code": 1, "oom_kills": {"cgroup": cgroup, "host": host}}
+        found[cgroup, host] = classify(rank_failed(tmp_path / f"{cgroup}{host}", "", code=-9, exit=record)).kind
+    assert found == counts
 
 
-@pytest.mark.parametrize(
+@table(
     ("known", "kind"),
     [
         # The log names the rank, whose memory group is its own: neither of the counts that were read grew there.
@@ -136,35 +108,10 @@ def test_the_kernels_log_decides_before_the_victims_group_and_that_before_the_ho
     assert classify(Evidence.from_json(json.loads(json.dumps(evidence.to_json())))).kind == kind
 
 
-@pytest.mark.parametrize(("own", "kind"), [([701], "host_oom"), ([], "killed")])
-def test_a_child_whose_pid_is_unknown_was_killed_for_memory_if_a_victim_was_of_the_run(
-    tmp_path: Path, own: list[int], kind: str
-) -> None:
-    """It filled a memory group of its own, none of whose counts were read."""
-    kills = {"oom_kills": {"cgroup": 0, "host": 1, "processes": 0}, "oom_victims": [7, 701], "oom_own_victims": own}
-    output = "subprocess.CalledProcessError: Command '['python', 'fill.py']' died with <Signals.SIGKILL: 9>."
-    record = ExitRecord.from_json({"code": 1, "pid": 70, **kills})
-    stderr = traceback(output)
-    evidence = Evidence(launcher="python", exit=record, tails=(EvidenceLog(None, "output", stderr),))
-    assert classify(evidence).kind == kind
-    assert classify(Evidence.from_json(json.loads(json.dumps(evidence.to_json())))).kind == kind
-
-
-def test_a_killed_worker_counts_as_out_of_memory_only_with_the_counter(tmp_path: Path) -> None:
-    stderr = traceback("RuntimeError: DataLoader worker (pid 7836) is killed by signal: Killed. ", rank=1)
-    grown = {"code": 1, "oom_kills": {"cgroup": 2, "host": None}}
-    assert classify(rank_failed(tmp_path / "a", stderr, exit=grown)).kind == "host_oom"
-    assert classify(rank_failed(tmp_path / "b", stderr)).kind == "dataloader_killed"
-
-
 # --- ends that were asked for -----------------------------------------------------------------------------------------
 
 
-def ended(**exit_record: object) -> Evidence:
-    return Evidence(exit=ExitRecord.from_json(exit_record), launcher="torchrun")
-
-
-@pytest.mark.parametrize(
+@table(
     ("exit_record", "stop_intended", "expected"),
     [
         ({"code": 0}, False, "succeeded"),
@@ -178,16 +125,13 @@ def ended(**exit_record: object) -> Evidence:
         ({"signal": 11}, False, "failed"),
         ({"error": "No such file or directory: python9"}, False, "failed"),
         ({"lease_conflict": ["GPU-1"]}, False, "failed"),
+        (None, False, "failed"),
+        (None, True, "stopped"),
     ],
 )
-def test_outcome(exit_record: dict[str, object], stop_intended: bool, expected: str) -> None:
-    assert outcome(ended(**exit_record), stop_intended=stop_intended) == expected
-
-
-def test_no_exit_record_is_a_failure_unless_a_stop_was_meant() -> None:
-    evidence = Evidence(exit=None, launcher="torchrun")
-    assert outcome(evidence, stop_intended=False) == "failed"
-    assert outcome(evidence, stop_intended=True) == "stopped"
+def test_outcome(exit_record: dict[str, object] | None, stop_intended: bool, expected: str) -> None:
+    found = None if exit_record is None else ExitRecord.from_json(exit_record)
+    assert outcome(Evidence(exit=found, launcher="torchrun"), stop_intended=stop_intended) == expected
 
 
 def test_a_hang_that_the_agent_ended_is_a_hang(tmp_path: Path) -> None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gputui.recovery.action_results import Effect, Precondition
 from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction
-from gputui.recovery.batches import Grain, fit
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
 from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, ActionContext, MachineContext
-from gputui.recovery.policies import POLICIES, NoticeTarget, policy_from
+from gputui.recovery.policies import policy_from
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
+from tests.tables import table
 from tests.texts import mentions
 
 PARAMS = {"batch_size": 16, "grad_accum": 3, "timeout": 600, "cpu_offload": False}
@@ -71,55 +67,19 @@ def test_where_others_have_all_other_gpus_it_waits_for_one_of_them() -> None:
     assert fewer.effect == Effect(quarantine=("GPU-b",), gpu_count=1)
 
 
-def test_four_ranks_become_three() -> None:
-    machine = MachineContext(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
-    result = act("exclude_gpu", spec=spec(4, min_gpus=2), machine=machine)
-    assert isinstance(result, AppliedAction)
-    assert [(change.parameter, change.after) for change in result.changes] == [("grad_accum", 4)]
-
-
-def test_without_accumulation_that_is_said() -> None:
-    result = act("exclude_gpu", spec=spec(min_gpus=1), params={"batch_size": 16})
-    assert isinstance(result, AppliedAction) and "effective batch becomes smaller" in result.note
-
-
-@pytest.mark.parametrize(
-    ("changes", "why", "quarantined"),
-    [
-        ({}, "no other GPU is free, and the profile allows no fewer (min_gpus)", True),
-        ({"spec": spec(min_gpus=2)}, "no other GPU is free, and 1 would be fewer than min_gpus 2", True),
-        ({"machine": MachineContext()}, "the run has no GPUs", False),
-        ({"incident": replace(LOST, contained=True)}, "the error left the GPU usable", False),
-        ({"incident": replace(LOST, gpu=None, rank=None)}, "which GPU failed is not known", False),
-        ({"incident": replace(LOST, gpu="GPU-z")}, "which GPU failed is not known", False),
-        ({"incident": replace(LOST, gpu=None), "spec": spec(nproc=4)}, "which GPU failed is not known", False),
-    ],
-)
+@table("changes, why, quarantined", [
+    ({}, "no other GPU is free, and the profile allows no fewer (min_gpus)", True),
+    ({"spec": spec(min_gpus=2)}, "no other GPU is free, and 1 would be fewer than min_gpus 2", True),
+    ({"machine": MachineContext()}, "the run has no GPUs", False),
+    ({"incident": replace(LOST, contained=True)}, "the error left the GPU usable", False),
+    ({"incident": replace(LOST, gpu=None, rank=None)}, "which GPU failed is not known", False),
+    ({"incident": replace(LOST, gpu="GPU-z")}, "which GPU failed is not known", False),
+    ({"incident": replace(LOST, gpu=None), "spec": spec(nproc=4)}, "which GPU failed is not known", False),
+])  # fmt: skip
 def test_when_no_gpu_is_excluded(changes: dict[str, Any], why: str, quarantined: bool) -> None:
     assert act("exclude_gpu", **changes) == SkippedAction(
         "exclude_gpu", why, Effect(quarantine=("GPU-b",)) if quarantined else Effect()
     )
-
-
-def test_the_gpu_of_the_rank_is_meant_where_the_driver_said_nothing() -> None:
-    result = act("exclude_gpu", incident=replace(LOST, gpu=None, rank=0), spec=spec(min_gpus=1))
-    assert result.effect.quarantine == ("GPU-a",)
-
-
-@given(st.integers(1, 512), st.integers(1, 64), st.integers(2, 16), st.data())
-def test_fewer_ranks_never_need_more_memory(batch: int, accumulation: int, before: int, data: st.DataObject) -> None:
-    after = data.draw(st.integers(1, before - 1))
-    whole = batch * accumulation * before
-    found = fit(Fraction(whole, after), batch, Grain())
-    assert found is not None
-    smaller, more = found.batch, found.accumulation
-    assert 1 <= smaller <= batch and more >= 1
-    assert abs(smaller * more * after - whole) <= max(0.02 * whole, batch * after / 2)
-
-
-def test_debugging_is_for_the_next_attempt_only() -> None:
-    assert act("nccl_debug").effect == Effect(env=NCCL_DEBUG_ENV)
-    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), machine=MachineContext()), SkippedAction)
 
 
 def test_waiting_for_the_disk() -> None:
@@ -135,44 +95,18 @@ def test_waiting_for_the_disk() -> None:
     assert act("wait_disk", spec=asked, checkpoints=()).effect.preconditions[0].bytes_needed == 7 << 30
 
 
-def test_waiting_for_cool_gpus() -> None:
-    (precondition,) = act("wait_cool", argument=60.0).effect.preconditions
-    assert (precondition.kind, precondition.limit_seconds, precondition.margin_celsius) == ("cool", 60.0, 15.0)
-    assert isinstance(act("wait_cool", machine=MachineContext()), SkippedAction)
-
-
 def test_pruning_leaves_the_newest_valid_ones() -> None:
     (precondition,) = act("prune_checkpoints", argument=1.0).effect.preconditions
     assert (precondition.kind, precondition.keep) == ("prune", 1)
-    cases: list[tuple[dict[str, Any], str]] = [
+    outside = replace(TWO, no_pruning="the checkpoints lie outside")
+    for changes, why in (
         ({"argument": 2.0}, "there are no more than 2 valid checkpoints"),
-        ({"argument": 1.0, "checkpoints": (checkpoint(40), checkpoint(30, valid=False))}, "there are no more than 1"),
-        ({"argument": 1.0, "spec": spec(checkpoints=None)}, "the profile names no checkpoints"),
-        (
-            {"argument": 1.0, "machine": replace(TWO, no_pruning="the checkpoints lie outside the run's folder")},
-            "the checkpoints lie outside the run's",
-        ),
-    ]
-    for changes, why in cases:
-        result = act("prune_checkpoints", **changes)
+        ({"checkpoints": (checkpoint(40), checkpoint(30, valid=False))}, "there are no more than 1"),
+        ({"spec": spec(checkpoints=None)}, "the profile names no checkpoints"),
+        ({"machine": outside}, "the checkpoints lie outside"),
+    ):
+        result = act("prune_checkpoints", **{"argument": 1.0, **changes})
         assert isinstance(result, SkippedAction) and result.why.startswith(why)
-
-
-def test_nothing_is_pruned_by_a_ready_policy() -> None:
-    names = {action.name for policy in POLICIES.values() for ladder in policy.ladders.values() for rung in ladder
-             for action in rung}  # fmt: skip
-    assert "prune_checkpoints" not in names and "exclude_gpu" in names
-
-
-def test_parameters_for_offloading_and_patience() -> None:
-    for name, expected in (("cpu_offload", True), ("longer_timeout", 1200)):
-        apply = ACTIONS[name].apply
-        assert apply is not None
-        result = apply(spec(), PARAMS, None)
-        assert isinstance(result, AppliedAction) and result.changes[0].after == expected
-        assert isinstance(apply(spec(), {}, None), SkippedAction)
-    apply = ACTIONS["longer_timeout"].apply
-    assert apply is not None and isinstance(apply(spec(), {"timeout": "10m"}, None), SkippedAction)
 
 
 # --- in a plan -----------------------------------------------------------------------------------------------------
@@ -184,11 +118,6 @@ def plan(recovery: dict[str, Any], machine: MachineContext, run: RunSpec, incide
         incident, [], AttemptReach(last_step=40), run, PARAMS, policy, CASE.checkpoints, run_id="j", attempt=1,
         machine=machine,
     )  # fmt: skip
-
-
-def test_what_is_applied_takes_effect() -> None:
-    made = plan({"policy": "standard"}, TWO, spec(min_gpus=1))
-    assert (made.verdict, made.changed, made.effect.quarantine) == ("retry", {"grad_accum": 6}, ("GPU-b",))
 
 
 def test_a_faulty_gpu_is_quarantined_when_the_run_stops_for_it() -> None:
@@ -215,8 +144,17 @@ def test_telling_somebody_is_no_attempt() -> None:
     assert untold.verdict == "retry" and not untold.effect.notify and "notify was skipped" in untold.reason
 
 
-def test_how_somebody_is_told() -> None:
-    given_ = {"command": ["mail", "-s", "gputui", "me"], "webhook": "https://example.org/hook"}
-    assert policy_from({"notify": given_}).notify == NoticeTarget(
-        ("mail", "-s", "gputui", "me"), "https://example.org/hook"
-    )
+def test_debugging_is_for_the_next_attempt_only() -> None:
+    assert act("nccl_debug").effect == Effect(env=NCCL_DEBUG_ENV)
+    assert isinstance(act("nccl_debug", spec=spec(0, nproc=1), machine=MachineContext()), SkippedAction)
+
+
+def test_parameters_for_offloading_and_patience() -> None:
+    for name, expected in (("cpu_offload", True), ("longer_timeout", 1200)):
+        apply = ACTIONS[name].apply
+        assert apply is not None
+        result = apply(spec(), PARAMS, None)
+        assert isinstance(result, AppliedAction) and result.changes[0].after == expected
+        assert isinstance(apply(spec(), {}, None), SkippedAction)
+    apply = ACTIONS["longer_timeout"].apply
+    assert apply is not None and isinstance(apply(spec(), {"timeout": "10m"}, None), SkippedAction)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, PolicyAction, PolicyError, policy_from
+from gputui.recovery.policies import ENDS_ON, POLICIES, STOP, PolicyAction, policy_from
+from tests.tables import table
 
 
 def test_a_name_alone_is_the_ready_policy() -> None:
@@ -35,7 +34,7 @@ def test_what_is_left_out_stays_as_it_is() -> None:
     assert policy.ladder("killed") == POLICIES["standard"].ladder("killed")
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "ladder"),
     [
         (["restart"], ((PolicyAction("restart"),), STOP)),
@@ -60,27 +59,6 @@ def test_what_ends_a_living_attempt_is_a_matter_of_the_policy() -> None:
     assert policy_from({"policy": "aggressive"}).ends_on == set(ENDS_ON)
     policy = policy_from({"ends_on": [], "hang_after": 900})
     assert (policy.ends_on, policy.hang_after_seconds) == (frozenset(), 900.0)
-
-
-def test_the_ladder_of_everything_else() -> None:
-    policy = policy_from({"ladders": {"default": ["restart", "restart"]}})
-    assert len(policy.ladder("unknown")) == 3
-    assert policy.ladder("cuda_oom") == POLICIES["standard"].ladder("cuda_oom")
-
-
-@pytest.mark.parametrize(
-    "recovery",
-    [
-        {"policy": "newer"},
-        {"ladders": {"killed": ["an_action_of_tomorrow"]}},
-        {"ladders": {"killed": 3}},
-        {"backoff": {"curve": 2}},
-        {"notify": "mail"},
-    ],
-)
-def test_one_of_another_gputui_is_refused(recovery: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError):
-        policy_from(recovery)
 
 
 def test_how_many_checkpoints_a_policy_may_need() -> None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from gputui.recovery.classify import classify
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.signatures import EXCEPTIONS, LINES
 from tests.recovery.attempts import process_ended, rank_failed, traceback
+from tests.tables import table
 
 ASYNC = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -21,55 +20,21 @@ ASYNC = (
 )
 NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, {0}, NCCL version 2.27.5\n{1}"
 
+# fmt: off
 RAISED = [
-    (
-        "cuda_oom",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB "
-        "of which 11.25 MiB is free. Process 4242 has 79.08 GiB memory in use. Of the allocated memory 77.00 GiB is "
-        "allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
-        "large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
-    ),
-    (
-        "cuda_oom",
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity)",
-    ),
+    ("cuda_oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB of which 11.25 MiB is free. Process 4242 has 79.08 GiB memory in use. Of the allocated memory 77.00 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."),
+    ("cuda_oom", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity)"),
     ("cuda_oom", "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity)"),
-    ("cuda_oom", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB."),
     ("cuda_oom", "torch.AcceleratorError: CUDA error: out of memory" + ASYNC),
     ("cuda_oom", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ("cuda_oom", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    (
-        "cuda_oom",
-        "torch.OutOfMemoryError: Allocation was preemptively rejected because it would exceed per_process_memory_fraction "
-        "limit",
-    ),
-    (
-        "cuda_oom",
-        NCCL.format(
-            "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
-        ),
-    ),
-    (
-        "host_oom",
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
-        "to allocate 4000000000000000 bytes. Error code 12 (Cannot allocate memory)",
-    ),
+    ("cuda_oom", "torch.OutOfMemoryError: Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit"),
+    ("cuda_oom", NCCL.format("unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'")),
+    ("host_oom", "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000000 bytes. Error code 12 (Cannot allocate memory)"),
     ("host_oom", "MemoryError"),
-    (
-        "host_oom",
-        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000,)",
-    ),
+    ("host_oom", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000,)"),
     ("host_oom", "OSError: [Errno 12] Cannot allocate memory"),
-    (
-        "shm_full",
-        NCCL.format(
-            "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
-            "Last error:\nError while creating shared memory segment /dev/shm/nccl-XYZ123 (size 9637888), error: No space left "
-            "on device (28)",
-        ),
-    ),
+    ("shm_full", NCCL.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-XYZ123 (size 9637888), error: No space left on device (28)")),
     ("shm_full", "RuntimeError: unable to write to file </torch_4242_1>: No space left on device (28)"),
     ("shm_full", "OSError: [Errno 28] No space left on device: '/dev/shm/psm_1234'"),
     ("disk_full", "OSError: [Errno 28] No space left on device"),
@@ -88,224 +53,85 @@ RAISED = [
     ("gpu_lost", "pynvml.NVMLError_GpuIsLost: GPU is lost"),
     ("gpu_busy", "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable" + ASYNC),
     ("driver_mismatch", "pynvml.NVMLError_LibRmVersionMismatch: Driver/library version mismatch"),
-    (
-        "driver_mismatch",
-        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
-    ),
+    ("driver_mismatch", "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"),
     ("illegal_access", "torch.AcceleratorError: CUDA error: an illegal memory access was encountered" + ASYNC),
     ("illegal_access", "RuntimeError: CUDA error: device-side assert triggered" + ASYNC),
-    ("illegal_access", "RuntimeError: CUDA error: misaligned address" + ASYNC),
-    ("illegal_access", "RuntimeError: CUDA error: unspecified launch failure" + ASYNC),
     ("cuda_init", "RuntimeError: CUDA error: invalid device ordinal" + ASYNC),
     ("cuda_init", "RuntimeError: No CUDA GPUs are available"),
-    (
-        "cuda_init",
-        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
-    ),
-    (
-        "cuda_init",
-        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
-        "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
-    ),
-    (
-        "port_in_use",
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, "
-        "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
-    ),
+    ("cuda_init", "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"),
+    ("cuda_init", "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have already set an error? Error 802: system not yet initialized"),
+    ("port_in_use", "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"),
     ("port_in_use", "OSError: [Errno 98] Address already in use"),
-    (
-        "rendezvous",
-        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
-    ),
-    (
-        "rendezvous",
-        "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] timed out connecting: SO_ERROR: "
-        "Connection refused, remote=[127.0.0.1]:23456",
-    ),
+    ("rendezvous", "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."),
+    ("rendezvous", "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:23456"),
     ("rendezvous", "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"),
-    (
-        "config_error",
-        NCCL.format(
-            "invalid usage (run with NCCL_DEBUG=WARN for details)",
-            "ncclInvalidUsage: This usually reflects invalid "
-            "usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000",
-        ),
-    ),
-    (
-        "nccl_error",
-        NCCL.format(
-            "unhandled cuda error",
-            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 999 'unknown'",
-        ),
-    ),
-    (
-        "nccl_error",
-        NCCL.format(
-            "unhandled system error",
-            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or "
-            "device error.\nLast error:\nsocketStartConnect: Connect to 10.0.0.2<5555> failed : Software caused connection abort",
-        ),
-    ),
-    (
-        "nccl_error",
-        NCCL.format("internal error", "ncclInternalError: Internal check failed.\nLast error:\nsomething odd"),
-    ),
-    (
-        "nccl_timeout",
-        "torch.distributed.DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, "
-        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.",
-    ),
-    (
-        "nccl_timeout",
-        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv "
-        "operation to complete",
-    ),
+    ("config_error", NCCL.format("invalid usage (run with NCCL_DEBUG=WARN for details)", "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000")),
+    ("nccl_error", NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 999 'unknown'")),
+    ("nccl_error", NCCL.format("unhandled system error", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\nsocketStartConnect: Connect to 10.0.0.2<5555> failed : Software caused connection abort")),
+    ("nccl_error", NCCL.format("internal error", "ncclInternalError: Internal check failed.\nLast error:\nsomething odd")),
+    ("nccl_timeout", "torch.distributed.DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."),
+    ("nccl_timeout", "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"),
     ("nccl_timeout", "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms"),
     ("dataloader_stall", "RuntimeError: DataLoader timed out after 60 seconds"),
     ("dataloader_killed", "RuntimeError: DataLoader worker (pid 7836) is killed by signal: Killed. "),
-    ("dataloader_killed", "RuntimeError: DataLoader worker (pid 7836) is killed by signal: Segmentation fault. "),
     ("dataloader_killed", "RuntimeError: DataLoader worker (pid(s) 7858, 7859) exited unexpectedly"),
-    (
-        "bad_sample",
-        "ValueError: Caught ValueError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
-        '  File "/venv/torch/utils/data/_utils/worker.py", line 374, in _worker_loop\n    data = fetcher.fetch(index)\n'
-        "ValueError: cannot read image 17",
-    ),
-    (
-        "disk_full",
-        "OSError: Caught OSError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n"
-        '  File "/home/me/cache.py", line 3, in put\n    file.write(data)\nOSError: [Errno 28] No space left on device',
-    ),
-    (
-        "incompatible_checkpoint",
-        'RuntimeError: Error(s) in loading state_dict for GPT:\n\tMissing key(s) in state_dict: "h.0". ',
-    ),
-    (
-        "incompatible_checkpoint",
-        "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
-    ),
-    (
-        "incompatible_checkpoint",
-        "trainer.errors.CheckpointError: checkpoint /r/step_00000040.pt was made with --width 32, this run has 64; use the "
-        "same value, or --resume none",
-    ),
-    (
-        "corrupt_checkpoint",
-        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. This is an internal "
-        "miniz error.",
-    ),
-    (
-        "corrupt_checkpoint",
-        "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value",
-    ),
+    ("bad_sample", 'ValueError: Caught ValueError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n  File "/venv/torch/utils/data/_utils/worker.py", line 374, in _worker_loop\n    data = fetcher.fetch(index)\nValueError: cannot read image 17'),
+    ("disk_full", 'OSError: Caught OSError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n  File "/home/me/cache.py", line 3, in put\n    file.write(data)\nOSError: [Errno 28] No space left on device'),
+    ("incompatible_checkpoint", 'RuntimeError: Error(s) in loading state_dict for GPT:\n\tMissing key(s) in state_dict: "h.0". '),
+    ("incompatible_checkpoint", "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group"),
+    ("incompatible_checkpoint", "trainer.errors.CheckpointError: checkpoint /r/step_00000040.pt was made with --width 32, this run has 64; use the same value, or --resume none"),
+    ("corrupt_checkpoint", "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory. This is an internal miniz error."),
+    ("corrupt_checkpoint", "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default value"),
     ("corrupt_checkpoint", "EOFError: Ran out of input"),
-    (
-        "corrupt_checkpoint",
-        "safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization",
-    ),
+    ("corrupt_checkpoint", "safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization"),
     ("corrupt_checkpoint", "CheckpointError: checkpoint /r/step_00000040.pt is corrupt: sha256 mismatch"),
     ("nan_loss", "FloatingPointError: loss is nan and the gradient norm 3.2 at step 41"),
     ("nan_loss", "RuntimeError: Function 'LogSoftmaxBackward0' returned nan values in its 0th output."),
-    (
-        "config_error",
-        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn",
-    ),
+    ("config_error", "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use spawn"),
     ("config_error", "AssertionError: Torch not compiled with CUDA enabled"),
     ("config_error", "ValueError: ResNetForImageClassification does not support activation checkpointing."),
-    (
-        "config_error",
-        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-    ),
+    ("config_error", "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False."),
     ("import_error", "ModuleNotFoundError: No module named 'flash_attn'"),
     ("import_error", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory"),
     ("user_exception", "KeyError: 'tokens'"),
     ("user_exception", "__main__.main.<locals>.StrangeError: what a day"),
-    (
-        "user_exception",
-        "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
-    ),
+    ("user_exception", "requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"),
 ]
 
-
-@pytest.mark.parametrize(("kind", "exception"), RAISED, ids=[f"{kind}-{n}" for n, (kind, _) in enumerate(RAISED)])
-def test_exception_of_a_rank(kind: str, exception: str, tmp_path: Path) -> None:
-    incident = classify(rank_failed(tmp_path, traceback(exception, rank=1)))
-    assert (incident.kind, incident.rank) == (kind, 1)
-
-
-@pytest.mark.parametrize(("kind", "exception"), RAISED, ids=[f"{kind}-{n}" for n, (kind, _) in enumerate(RAISED)])
-def test_the_same_exception_of_a_single_process(kind: str, exception: str, tmp_path: Path) -> None:
-    """Without ranks there is no prefix that tells where a message of several lines ends."""
-    incident = classify(process_ended(tmp_path, "step 40 loss 1.2\n" + traceback(exception), {"code": 1}))
-    assert (incident.kind, incident.rank) == (kind, None)
-
-
 PRINTED = [
-    (
-        "nccl_timeout",
-        -6,
-        "[rank1]:[E1120 17:41:57.834000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
-        "[rank1]:[E1120 17:41:58.834000000 ProcessGroupNCCL.cpp:683] [Rank 1] To avoid data inconsistency, we are taking the "
-        "entire process down.\n",
-    ),
-    (
-        "nccl_timeout",
-        -6,
-        "[rank1]:[F1120 17:49:57.834000000 ProcessGroupNCCL.cpp:1554] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's watchdog "
-        "got stuck for 480 seconds without making progress in monitoring enqueued collectives.\n",
-    ),
-    (
-        "shm_full",
-        1,
-        "box:4242:4343 [1] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-XYZ (size 9637888), error: No "
-        "space left on device (28)\n"
-        + traceback(NCCL.format("unhandled system error", "ncclSystemError: System call failed."), rank=1),
-    ),
-    (
-        "cuda_oom",
-        1,
-        "box:4242:4343 [1] transport/p2p.cc:222 NCCL WARN Cuda failure 2 'out of memory'\n"
-        + traceback(NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed."), rank=1),
-    ),
-    (
-        "shm_full",
-        1,
-        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n\x00"
-        + traceback("RuntimeError: DataLoader worker (pid(s) 7858) exited unexpectedly", rank=1),
-    ),
+    ("nccl_timeout", -6, "[rank1]:[E1120 17:41:57.834000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n[rank1]:[E1120 17:41:58.834000000 ProcessGroupNCCL.cpp:683] [Rank 1] To avoid data inconsistency, we are taking the entire process down.\n"),
+    ("nccl_timeout", -6, "[rank1]:[F1120 17:49:57.834000000 ProcessGroupNCCL.cpp:1554] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.\n"),
+    ("shm_full", 1, "box:4242:4343 [1] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-XYZ (size 9637888), error: No space left on device (28)\n" + traceback(NCCL.format("unhandled system error", "ncclSystemError: System call failed."), rank=1)),
+    ("cuda_oom", 1, "box:4242:4343 [1] transport/p2p.cc:222 NCCL WARN Cuda failure 2 'out of memory'\n" + traceback(NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed."), rank=1)),
+    ("shm_full", 1, "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n\x00" + traceback("RuntimeError: DataLoader worker (pid(s) 7858) exited unexpectedly", rank=1)),
     ("nan_loss", 1, "Loss is nan, stopping training\n{'loss': nan}\n"),
-    (
-        "illegal_access",
-        -6,
-        "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: an illegal memory access "
-        "was encountered\nFatal Python error: Aborted\n",
-    ),
+    ("illegal_access", -6, "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: an illegal memory access was encountered\nFatal Python error: Aborted\n"),
     ("segfault", -11, "Fatal Python error: Segmentation fault\n"),
     ("segfault", -7, ""),
-    ("segfault", -4, ""),
     ("killed", -9, ""),
     ("killed", -15, ""),
     ("nonzero_exit", 3, ""),
     ("user_exception", 1, "╭─────── Traceback (most recent call last) ───────╮\n│ train.py:3 in main   │\n╰──────────╯\nKeyError: 'x'\n"),
-]  # fmt: skip
+]
+# fmt: on
 
 
-@pytest.mark.parametrize(
-    ("kind", "code", "stderr"), PRINTED, ids=[f"{kind}-{n}" for n, (kind, _, _) in enumerate(PRINTED)]
-)
+@table("kind, exception", RAISED)
+def test_exception_of_a_rank_or_a_single_process(kind: str, exception: str, tmp_path: Path) -> None:
+    """A single process has no prefix that tells where a message of several lines ends."""
+    of_rank = classify(rank_failed(tmp_path / "rank", traceback(exception, rank=1)))
+    output = "step 40 loss 1.2\n" + traceback(exception)
+    of_process = classify(process_ended(tmp_path / "process", output, {"code": 1}))
+    assert (of_rank.kind, of_rank.rank, of_process.kind, of_process.rank) == (kind, 1, kind, None)
+
+
+@table("kind, code, stderr", PRINTED)
 def test_what_native_code_prints(kind: str, code: int, stderr: str, tmp_path: Path) -> None:
-    incident = classify(rank_failed(tmp_path, stderr, code=code))
-    assert (incident.kind, incident.rank) == (kind, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "stderr"), PRINTED, ids=[f"{kind}-{n}" for n, (kind, _, _) in enumerate(PRINTED)]
-)
-def test_the_same_in_spring(kind: str, code: int, stderr: str, tmp_path: Path) -> None:
     """PyTorch's C++ writes the month without a leading zero."""
-    incident = classify(rank_failed(tmp_path, re.sub(r"\[([EFW])1120 ", r"[\g<1>515 ", stderr), code=code))
-    assert (incident.kind, incident.rank) == (kind, 1)
+    for month in ("1120", "515"):
+        printed = re.sub(r"\[([EFW])1120 ", rf"[\g<1>{month} ", stderr)
+        incident = classify(rank_failed(tmp_path / month, printed, code=code))
+        assert (incident.kind, incident.rank) == (kind, 1)
 
 
 def test_nccl_warnings_are_found_on_standard_output_too(tmp_path: Path) -> None:
@@ -314,11 +140,8 @@ def test_nccl_warnings_are_found_on_standard_output_too(tmp_path: Path) -> None:
     assert classify(rank_failed(tmp_path, stderr, stdout=warning)).kind == "shm_full"
 
 
-def test_every_signature_names_a_kind() -> None:
+def test_every_kind_has_a_sentence_and_every_signature_a_kind() -> None:
     assert {signature.kind for signature in (*EXCEPTIONS, *LINES)} <= set(KINDS)
-
-
-def test_every_kind_can_be_told_in_a_sentence() -> None:
     for kind in KINDS.values():
         sentence = kind.says.format(who="rank 1")
         assert sentence and not sentence.endswith(".") and "{" not in sentence

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from gputui.runs.code_diff import CodeUnknownError, run_code_diff
+from gputui.runs.code_diff import run_code_diff
 from gputui.runs.code_version import read_code
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_private
@@ -52,18 +51,3 @@ def test_git_compares_what_ran(runs: Path, checkout: Path) -> None:  # noqa: F81
     # Nothing is written into the checkout, its index and its objects.
     assert sorted(path for path in checkout.rglob("*")) == before
     assert changes(run_code_diff(runs, "x-1", "x-1")) == []
-
-
-def test_without_the_checkout_the_stored_diffs_are_compared(runs: Path, checkout: Path) -> None:  # noqa: F811
-    shutil.rmtree(checkout)
-    same_commit = changes(run_code_diff(runs, "x-1", "x-2"))
-    assert "+-lr = 0.1" in same_commit and "++lr = 0.2" in same_commit
-    others = changes(run_code_diff(runs, "x-2", "x-3"))
-    assert "+lr = 0.2" in others and others[-1].startswith("+lr = 0.3")
-
-
-def test_a_run_without_git_has_no_code_to_compare(runs: Path, tmp_path: Path) -> None:
-    (runs / "x-4").mkdir()
-    write_private(runs / "x-4" / SPEC_FILE, SPEC.to_json())
-    with pytest.raises(CodeUnknownError, match="x-4"):
-        run_code_diff(runs, "x-1", "x-4")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gputui.runs import code_version
-from gputui.runs.code_version import CUT, code_words, read_code, without_diff
-from tests.machine import Machine
+from gputui.runs.code_version import code_words, read_code, without_diff
 
 
 def git(folder: Path, *words: str) -> str:
@@ -51,27 +48,3 @@ def test_a_folder_without_git_has_no_code(tmp_path: Path, checkout: Path, monkey
     assert code_words(None) is None and without_diff(None) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_code(checkout) is None, "no git"
-
-
-def test_a_long_diff_is_cut(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_version, "MOST_DIFF_BYTES", 200)
-    (checkout / "train.py").write_text("x = 1\n" * 500)
-    code = read_code(checkout)
-    assert code is not None and code["diff"].endswith(CUT) and len(code["diff"]) <= 200 + len(CUT)
-
-
-def test_a_run_keeps_the_code_that_it_was_launched_with(machine: Machine) -> None:
-    profile = machine.profile()
-    git(machine.folder, "init", "-q", "-b", "main")
-    git(machine.folder, "add", "steps.py", "steps.yaml")
-    git(machine.folder, "commit", "-qm", "one")
-    script = machine.folder / "steps.py"
-    script.write_text(script.read_text() + "# token=hunter2secret\n")
-    machine.gputui("run", profile, "--wait")
-    shown = machine.json("show")["code"]
-    assert shown["commit"] == git(machine.folder, "rev-parse", "HEAD") and shown["changed_files"] >= 1
-    (stored,) = machine.rows("SELECT spec FROM runs")
-    assert "hunter2" not in stored[0] and "diff" not in json.loads(stored[0])["code"]
-    diff = machine.gputui("show", "--diff")
-    assert "+# token=" in diff and "hunter2secret" not in diff, "the private diff is shown without secrets"
-    assert "changed" in machine.gputui("show")

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputui.runs.command import (
-    Launch,
-    PieceError,
-    build_launch,
-    find_pieces,
-    flag_tokens,
-    format_value,
-    shown_param,
-    substitute,
-)
-from gputui.runs.launchers.base import Node, Placement
+from gputui.runs.command import Launch, PieceError, build_launch, find_pieces
+from gputui.runs.launchers.base import Placement
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
+from tests.tables import table
 
 SPEC = RunSpec(
     name="demo",
@@ -56,30 +46,6 @@ def test_torchrun_restarts_nothing_and_meets_on_a_port_of_its_own() -> None:
     assert argv[-8:] == ("-m", "trainer", "--batch-size", "16", "--lr", "0.1", "--resume-everything", "true")
 
 
-# Every option of `python -m torch.distributed.run` in torch 2.6.0, the oldest release that gputui works with, in the
-# spelling with hyphens: get_args_parser in torch/distributed/run.py of that release.
-TORCHRUN_2_6_OPTIONS = {
-    "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
-    "--standalone", "--max-restarts", "--monitor-interval", "--start-method", "--role", "--module",
-    "--no-python", "--run-path", "--log-dir", "--redirects", "--tee", "--local-ranks-filter",
-    "--node-rank", "--master-addr", "--master-port", "--local-addr", "--logs-specs",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "placement",
-    [
-        Placement.here((), 2, 1),
-        Placement((Node("a", (), 2), Node("b", (), 2)), 29501, number=1),
-    ],
-)
-def test_torchrun_gets_no_option_that_its_oldest_release_does_not_know(placement: Placement) -> None:
-    argv = launch(replace(SPEC, program=("train.py",)), placement=placement).argv
-    own = argv[argv.index("torch.distributed.run") + 1 : argv.index("train.py")]
-    assert len(own) >= 9
-    assert {word.partition("=")[0] for word in own} <= TORCHRUN_2_6_OPTIONS
-
-
 def test_the_environment_of_an_attempt() -> None:
     made = launch(checkpoint="/c/step_40.pt")
     assert made.env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
@@ -95,10 +61,6 @@ def test_the_environment_of_an_attempt() -> None:
     assert "GPUTUI_CHECKPOINT" not in launch().env
 
 
-def test_a_cpu_run_sees_no_gpu() -> None:
-    assert launch(placement=Placement.here((), 2, 1)).env["CUDA_VISIBLE_DEVICES"] == ""
-
-
 def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
     spec = replace(SPEC, args=("--text={note}", "--dir", "{run_dir}", "{unknown}", "{}"))
     made = launch(spec, params={"note": "a b; rm -rf $HOME {run_dir} '\""})
@@ -111,25 +73,20 @@ def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("args", "params", "expected"),
-    [
-        ("--lr {lr} [--clip-grad {clip}]", {"lr": 0.1, "clip": 1.0}, "--lr 0.1 --clip-grad 1.0"),
-        ("--lr {lr} [--clip-grad {clip}]", {"lr": 0.1, "clip": None}, "--lr 0.1"),
-        ("[--clip-grad {clip}] --lr {lr}", {"lr": 0.1, "clip": 0}, "--clip-grad 0 --lr 0.1"),
-        ("[--amp {amp}] end", {"amp": True}, "--amp end"),
-        ("[--amp {amp}] end", {"amp": False}, "end"),
-        ("[--amp={amp}]", {"amp": True}, "--amp=true"),
-        ("[--ema {ema} --decay {decay}]", {"ema": True, "decay": 0.9}, "--ema --decay 0.9"),
-        ("[--ema {ema} --decay {decay}]", {"ema": True, "decay": None}, ""),
-        ("[+trainer.clip={clip}] [-v {v}]", {"clip": None, "v": True}, "-v"),
-        ("[CLIP={clip}]", {"clip": 2}, "CLIP=2"),
-        ("[--sizes [{a},{b}]] x", {"a": 1, "b": 2}, "--sizes [1,2] x"),
-        ("--betas [0.9,0.99] [{a},{b}] [x] [", {"a": 1, "b": 2}, "--betas [0.9,0.99] [1,2] [x] ["),
-        ("[--from {checkpoint}] [--out {run_dir}]", {}, "--out /state/runs/demo-1"),
-        ("[--text {text}]", {"text": "a] [--b {c}"}, "--text|a] [--b {c}"),
-    ],
-)
+@table("args, params, expected", [
+    ("--lr {lr} [--clip-grad {clip}]", {"lr": 0.1, "clip": 1.0}, "--lr 0.1 --clip-grad 1.0"),
+    ("--lr {lr} [--clip-grad {clip}]", {"lr": 0.1, "clip": None}, "--lr 0.1"),
+    ("[--clip-grad {clip}] --lr {lr}", {"lr": 0.1, "clip": 0}, "--clip-grad 0 --lr 0.1"),
+    ("[--amp {amp}] end", {"amp": True}, "--amp end"), ("[--amp {amp}] end", {"amp": False}, "end"),
+    ("[--amp={amp}]", {"amp": True}, "--amp=true"),
+    ("[--ema {ema} --decay {decay}]", {"ema": True, "decay": 0.9}, "--ema --decay 0.9"),
+    ("[--ema {ema} --decay {decay}]", {"ema": True, "decay": None}, ""),
+    ("[+trainer.clip={clip}] [-v {v}]", {"clip": None, "v": True}, "-v"), ("[CLIP={clip}]", {"clip": 2}, "CLIP=2"),
+    ("[--sizes [{a},{b}]] x", {"a": 1, "b": 2}, "--sizes [1,2] x"),
+    ("--betas [0.9,0.99] [{a},{b}] [x] [", {"a": 1, "b": 2}, "--betas [0.9,0.99] [1,2] [x] ["),
+    ("[--from {checkpoint}] [--out {run_dir}]", {}, "--out /state/runs/demo-1"),
+    ("[--text {text}]", {"text": "a] [--b {c}"}, "--text|a] [--b {c}"),
+])  # fmt: skip
 def test_optional_pieces(args: str, params: dict[str, Scalar], expected: str) -> None:
     spec = replace(SPEC, launcher="python", program=("a.py",), args=tuple(args.split()), params=params)
     words = expected.split("|") if "|" in expected else expected.split()
@@ -138,18 +95,10 @@ def test_optional_pieces(args: str, params: dict[str, Scalar], expected: str) ->
     assert launch(command).argv == ("make", *words)
 
 
-@pytest.mark.parametrize(
-    "words", ["[--clip {clip}", "[--a {a} [--b {b}]]", "[--verbose]", "[--a {a}] [lr={lr} [--b", "[-x 1 ]"]
-)
+@table("words", ["[--clip {clip}", "[--a {a} [--b {b}]]", "[--verbose]", "[--a {a}] [lr={lr} [--b", "[-x 1 ]"])
 def test_pieces_that_cannot_be_understood(words: str) -> None:
     with pytest.raises(PieceError):
         find_pieces(words.split())
-
-
-def test_the_profile_has_the_last_word_on_the_environment() -> None:
-    made = launch(replace(SPEC, env={"OMP_NUM_THREADS": "8", "OUT": "{run_dir}/out-{batch_size}"}))
-    assert made.env["OMP_NUM_THREADS"] == "8"
-    assert made.env["OUT"] == "/state/runs/demo-1/out-16"
 
 
 def test_other_launchers() -> None:
@@ -159,30 +108,8 @@ def test_other_launchers() -> None:
     assert launch(bare).argv == ("bash", "-c", "echo 0.1")
 
 
-@given(st.text(), st.dictionaries(st.text(min_size=1), st.text()))
-def test_substitution_touches_nothing_but_known_names(text: str, values: dict[str, str]) -> None:
-    if not any(f"{{{name}}}" in text for name in values):
-        assert substitute(text, values) == text
-
-
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
-        st.one_of(st.booleans(), st.integers(), st.floats(), st.text(), st.none()),
-    )
-)
-def test_flags_come_in_pairs(params: dict[str, str | int | float | bool | None]) -> None:
-    tokens = flag_tokens(params)
-    given_values = [value for value in params.values() if value is not None]
-    assert list(tokens[1::2]) == [format_value(value) for value in given_values]
-
-
 def test_a_launch_and_a_specification_survive_storage() -> None:
     made = launch()
     assert Launch.from_json(made.to_json()) == made
     spec = replace(SPEC, gpus=GpuRequest(2, ("GPU-a", "GPU-b"), 10 << 30), args=("--x", "{lr}"))
     assert RunSpec.from_json(spec.to_json()) == spec
-
-
-def test_a_parameter_without_a_value_is_shown_as_a_profile_has_it() -> None:
-    assert [shown_param(value) for value in (None, True, 5e-5, "a b", 3)] == ["null", "true", "5e-05", "a b", "3"]

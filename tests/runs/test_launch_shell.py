@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
-import subprocess
-import sys
 
-import pytest
-
-from gputui.runs.launch_shell import MAX_ENVIRONMENT_BYTES, LaunchShell, capture, passed_on
+from gputui.runs.launch_shell import capture, passed_on
 from gputui.runs.redaction import redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
 from tests.runs.test_shim import Attempt, attempt  # noqa: F401 - a fixture
@@ -36,25 +31,6 @@ def test_a_shell_is_kept_whole_in_the_private_specification_only() -> None:
     assert redact_spec(spec).shell is None and secrets_of(spec) == {"hf_secret_value"}
     assert RunSpec.from_json({**SPEC.to_json(), "shell": None}).shell is None
     assert shell.limits["NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-@pytest.mark.parametrize(
-    "stored",
-    [
-        "x",
-        {"environment": {"A\0": "1", "B": "\0", "C=D": "1", "": "1", "E": 5}, "nice": 99, "umask": 4096},
-        {"environment": 7, "limits": {"NOFILE": [1], "EVIL": [1, 2], "AS": ["1", 2], "CORE": [-7, True]}},
-        {"limits": 3, "affinity": "0", "nice": True, "umask": -1},
-    ],
-)
-def test_garbage_gives_nothing(stored: object) -> None:
-    assert LaunchShell.from_json(stored) in (None, LaunchShell())
-
-
-def test_an_environment_that_no_program_could_be_given_is_refused() -> None:
-    with pytest.raises(OSError, match="unset") as caught:
-        capture({"BIG": "x" * MAX_ENVIRONMENT_BYTES})
-    assert caught.value.errno == errno.E2BIG
 
 
 SHOWS = """
@@ -83,24 +59,3 @@ def test_a_command_gets_what_its_launchers_shell_had(attempt: Attempt) -> None: 
     assert seen["environment"]["GPUTUI_ATTEMPT"] == "1"
     own = [attempt.folder / name for name in ("started.json", "exit.json", "output.log")]
     assert all(path.stat().st_mode & 0o077 == 0 for path in own)
-
-
-def test_a_plan_of_an_older_gputui_starts_as_it_did(attempt: Attempt) -> None:  # noqa: F811
-    attempt.start(SHOWS, inherit={"FOO": "agent"})
-    assert attempt.ended()["code"] == 0
-    seen = json.loads(attempt.output())
-    assert (seen["environment"]["FOO"], seen["umask"]) == ("agent", 0o077)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may do all, and become one who may not")
-def test_what_the_kernel_would_refuse_is_named_and_the_rest_is_given() -> None:
-    code = (
-        "import os, resource; from gputui.runs.shim import limits_to_set, nice_to_set\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200)); resource.setrlimit(resource.RLIMIT_NICE, (0, 0))\n"
-        "os.nice(5 - os.nice(0)); os.setuid(65534)\n"
-        "print(limits_to_set({'NOFILE': [150, 300]}), limits_to_set({'NOFILE': [-1, -1]}))\n"
-        "print(nice_to_set(0), nice_to_set(9))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    number = resource.RLIMIT_NOFILE
-    assert done.stdout.strip() == f"([({number}, (150, 200))], []) ([({number}, (200, 200))], ['NOFILE'])\n5 9"

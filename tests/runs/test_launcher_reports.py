@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
-
-import pytest
-
-from gputui.recovery.tracebacks import fatal_where, last_chain, parse_message
-from gputui.runs.launchers.reports import LauncherReport, RankFailure, parse_reports
+from gputui.recovery.tracebacks import fatal_where, last_chain
+from gputui.runs.launchers.reports import LauncherReport, parse_reports
 from tests.recovery.attempts import recorded, report, traceback
+from tests.tables import table
 
 OUTPUT = {case.name: case.files["output.log"] for case in recorded() if "output.log" in case.files}
 
@@ -27,26 +23,10 @@ def test_a_report_names_every_failed_rank() -> None:
     assert "Root Cause" not in found.rest and "ChildFailedError" in found.rest
 
 
-def test_ranks_that_left_no_traceback() -> None:
-    found = one(OUTPUT["killed"])
-    assert found.root is not None and found.root.exit_code == -9
-    assert found.root.traceback is None and found.root.error_file is None
-
-
-def test_no_other_failures() -> None:
-    found = one(OUTPUT["rank_left_early"])
-    assert found.root is not None and found.root.rank == 0 and found.others == ()
-
-
 def test_a_stop_leaves_no_report() -> None:
     found = one(OUTPUT["stopped_rank_forced"])
     assert found.root is None and found.failures == ()
     assert found.got_signal == 15 and len(found.asked) == 2 and len(found.forced) == 1
-
-
-def test_text_that_is_no_report() -> None:
-    for text in ("", "hello\n", "Root Cause (first observed failure):\n", "Failures:\n[0]:\n  rank : x\n"):
-        assert not any(report.root for report in parse_reports(text))
 
 
 def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printed_before_each() -> None:
@@ -59,20 +39,12 @@ def test_the_reports_of_all_launchers_of_a_command_are_read_with_what_was_printe
     assert behind.root is None and behind.rest == "make: *** [t] Error 1\n"
 
 
-def test_a_report_that_the_command_survived_is_left_out() -> None:
-    early = report({0: 1}, root=0, time="2026-11-20_17:40:00")
-    assert [one.root.rank for one in parse_reports(early + report({1: 1}, root=1)) if one.root] == [1]
-
-
-@pytest.mark.parametrize(
-    ("line", "rank", "code"),
-    [
-        ("[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all other", 1, -9),
-        ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL", 1, -9),
-        ("torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 7", 3, 7),
-        ("-- Process 2 terminated with the following error:", 2, 1),
-    ],
-)
+@table("line, rank, code", [
+    ("[rank: 1] Child process with PID 77 terminated with code -9. Forcefully terminating all other", 1, -9),
+    ("torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL", 1, -9),
+    ("torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 7", 3, 7),
+    ("-- Process 2 terminated with the following error:", 2, 1),
+])  # fmt: skip
 def test_other_launchers_name_the_rank_that_ended_first(line: str, rank: int, code: int) -> None:
     (found,) = parse_reports(f"step 1\n{line}\n")
     assert found.root is not None and (found.root.rank, found.root.exit_code) == (rank, code)
@@ -102,38 +74,10 @@ def test_a_chain_is_read_from_the_first_cause_to_the_last_exception() -> None:
     assert chain.raised[0].where == "train.py:88 in load"
 
 
-def test_unrelated_exceptions_are_no_chain() -> None:
-    chain = last_chain(traceback("KeyError: 'a'") + "log line\n" + traceback("ValueError: b"))
-    assert chain is not None and [raised.text for raised in chain.raised] == ["ValueError: b"]
-
-
-def test_lines_behind_an_exception_are_counted() -> None:
-    chain = last_chain(traceback("KeyError: 'a'") + "step 4\nstep 5\n[W1120 x.cpp:3] Warning: leaked\n")
-    assert chain is not None and chain.trailing == 2
-
-
-def test_a_progress_bar_in_front_does_not_hide_a_traceback() -> None:
-    chain = last_chain(" 50%|█████     | 5/10 [00:01<00:01,  4.9it/s]" + traceback("KeyError: 'a'"))
-    assert chain is not None and chain.raised[-1].text == "KeyError: 'a'"
-
-
 def test_prefixes_of_ranks_and_of_torchrun_are_taken_off() -> None:
     text = "".join(f"[default1]:{line}\n" for line in traceback("ValueError: b", rank=1).splitlines())
     chain = last_chain(text)
     assert chain is not None and chain.ranked and chain.raised[-1].text == "ValueError: b"
-
-
-def test_a_line_of_another_process_in_between() -> None:
-    text = traceback("ValueError: b").replace("    step()\n", "    step()\n17:03 other process says hello\n")
-    chain = last_chain(text)
-    assert chain is not None and chain.raised[-1].text == "ValueError: b"
-
-
-def test_a_syntax_error_needs_no_header() -> None:
-    text = '  File "/home/me/train.py", line 3\n    x = = 3\n        ^\nSyntaxError: invalid syntax\n'
-    chain = last_chain(text)
-    assert chain is not None and chain.raised[-1].text == "SyntaxError: invalid syntax"
-    assert chain.raised[-1].where == "train.py:3"
 
 
 def test_frames_of_libraries_are_passed_over() -> None:
@@ -146,13 +90,6 @@ def test_frames_of_libraries_are_passed_over() -> None:
     chain = last_chain(text)
     assert chain is not None and chain.raised[-1].where == "train.py:12 in fit"
     assert chain.raised[-1].path[-1] == "torch/_tensor.py in backward"
-
-
-def test_an_error_files_message_is_whole_and_its_callstack_gives_the_place() -> None:
-    chain = parse_message("ValueError: first\n\nsecond", traceback("ValueError: first"))
-    assert chain.raised[-1].text == "ValueError: first\n\nsecond"
-    assert chain.raised[-1].where == "train.py:88 in main"
-    assert parse_message("something broke").raised[-1].text == "Error: something broke"
 
 
 def test_the_fault_handlers_own_frames() -> None:
@@ -169,16 +106,3 @@ def test_the_fault_handlers_own_frames() -> None:
         fatal_where("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  <no Python frame>\n")
         is None
     )
-
-
-def test_what_torchrun_saw_is_comparable_with_what_the_driver_saw_in_any_time_zone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TZ", "EST5")
-    time.tzset()
-    try:
-        failure = RankFailure(1, 1, -9, 7, "2026-11-22_10:00:00", None, None)
-        assert failure.at == datetime(2026, 11, 22, 15, tzinfo=UTC).timestamp()
-    finally:
-        monkeypatch.undo()
-        time.tzset()

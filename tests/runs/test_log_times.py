@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gputui.runs.log_times import line_time, lines_by
+from tests.tables import table
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()
 
@@ -22,42 +23,27 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("line", "after_noon"),
-    [
-        ("2026-11-21 12:00:05,250 INFO step 3", 5.25),
-        ("[2026-11-21T12:00:05Z] step 3", 5.0),
-        ("2026-11-21T14:00:05.5+02:00 x", 5.5),
-        ("[rank1]:[2026-11-21 12:01:00,000] torch", 60.0),
-        ("W1121 12:00:07.125000 4242 torch/distributed/run.py:766] x", 7.125),
-        ("[rank0]:[W1121 12:00:07.5 x.cpp:1] y", 7.5),
-        ("I20261121 12:00:07 x", 7.0),
-        ("2026-11-21 12:00:05 +0000 x", 5.0),
-        ("2026-11-21T13:00:05+01 x", 5.0),
-        ("2026-11-21 12:00:05 UTC x", 5.0),
-        ("2026-11-21 12:00:05 - INFO", 5.0),
-        ("[" + "p" * 58 + "] [abcdef] 2026-11-21T14:00:05.000000+02:00 x", 5.0),
-        ("12:00:05 step 3", None),
-        ("step 3 loss 2.0", None),
-        ("2026-13-41 12:00:05 no day", None),
-        ("x" * 100 + "2026-11-21 12:00:05", None),
-        ("INFO 2026-11-21 12:00:05 step 3", 5.0),
-        ("INFO:2026-11-21 12:00:05:train:step 3", 5.0),
-        ("[INFO|trainer.py:2409] 2026-11-21 12:00:05,000 >> step 3", 5.0),
-        ('{"level": "info", "time": "2026-11-21T12:00:05Z"}', 5.0),
-        ('{"message": "a file of", "time": "2026-11-21T12:00:05Z"}', None),
-        ("(Worker pid=7, ip=10.0.0.1) 2026-11-21 12:00:05 step 3", 5.0),
-        ("0: 2026-11-21 12:00:05 step 3", 5.0),
-        ("loaded the snapshot of 2020-01-01 00:00:00", None),
-        ("data from I0101 00:00:00", None),
-    ],
-)
+@table("line, after_noon", [
+    ("2026-11-21 12:00:05,250 INFO step 3", 5.25), ("[2026-11-21T12:00:05Z] step 3", 5.0),
+    ("2026-11-21T14:00:05.5+02:00 x", 5.5), ("[rank1]:[2026-11-21 12:01:00,000] torch", 60.0),
+    ("W1121 12:00:07.125000 4242 torch/distributed/run.py:766] x", 7.125),
+    ("[rank0]:[W1121 12:00:07.5 x.cpp:1] y", 7.5), ("I20261121 12:00:07 x", 7.0),
+    ("2026-11-21 12:00:05 +0000 x", 5.0), ("2026-11-21T13:00:05+01 x", 5.0), ("2026-11-21 12:00:05 UTC x", 5.0),
+    ("2026-11-21 12:00:05 - INFO", 5.0), ("[" + "p" * 58 + "] [abcdef] 2026-11-21T14:00:05.000000+02:00 x", 5.0),
+    ("12:00:05 step 3", None), ("step 3 loss 2.0", None), ("2026-13-41 12:00:05 no day", None),
+    ("x" * 100 + "2026-11-21 12:00:05", None), ("INFO 2026-11-21 12:00:05 step 3", 5.0),
+    ("INFO:2026-11-21 12:00:05:train:step 3", 5.0), ("[INFO|trainer.py:2409] 2026-11-21 12:00:05,000 >> step 3", 5.0),
+    ('{"level": "info", "time": "2026-11-21T12:00:05Z"}', 5.0),
+    ('{"message": "a file of", "time": "2026-11-21T12:00:05Z"}', None),
+    ("(Worker pid=7, ip=10.0.0.1) 2026-11-21 12:00:05 step 3", 5.0), ("0: 2026-11-21 12:00:05 step 3", 5.0),
+    ("loaded the snapshot of 2020-01-01 00:00:00", None), ("data from I0101 00:00:00", None),
+])  # fmt: skip
 def test_the_time_of_a_line(line: str, after_noon: float | None) -> None:
     found = line_time(line, NOON)
     assert found == (None if after_noon is None else NOON + after_noon)
 
 
-@pytest.mark.parametrize(
+@table(
     ("stamp", "near", "written"),
     [
         ("I1231 23:59:58", (2027, 1, 1, 0, 0, 5), (2026, 12, 31, 23, 59, 58)),

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,16 +16,10 @@ from gputui.runs import user_signals
 from gputui.runs.identity import read_stat
 from gputui.runs.process_table import ProcessTable
 from gputui.runs.user_signals import SignalRefusedError, send
+from tests.conftest import wait_until
 
 BURNS = "import os, sys\nprint('ready', flush=True)\nwhile os.getppid() == int(sys.argv[1]): pass"
 FORKS = "import os, signal\nchild = os.fork()\nif child == 0: signal.pause()\nprint(child, flush=True)\nsignal.pause()"
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -80,37 +73,14 @@ def test_loader_workers_of_a_run_are_found_and_strangers_are_not(
     assert asked.run_id is None and asked.user is not None
 
 
-def test_cpu_is_told_from_the_second_reading_on(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    child = start(BURNS)
-    first_line(child)
-    now = [100.0]
-    table = ProcessTable(tmp_path, clock=lambda: now[0])
-    assert table.read([child.pid])[child.pid].cpu_percent is None
-
-    def burned() -> bool:
-        now[0] += 1.0
-        return (table.read([child.pid])[child.pid].cpu_percent or 0.0) > 0.0
-
-    until(burned)
-
-
-def test_who_has_ended_is_gone(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    child = start(FORKS, GPUTUI_RUN_ID="a-1", GPUTUI_RUN_DIR=f"{tmp_path}/a-1")
-    worker = int(first_line(child))
-    table = ProcessTable(tmp_path)
-    assert worker in table.read([])
-    os.kill(worker, signal.SIGKILL)
-    until(lambda: (found := table.read([]).get(worker)) is None or found.state == "Z")
-
-
 def test_a_signal_reaches_the_very_process(start: Callable[..., subprocess.Popen[str]]) -> None:
     child = start(BURNS)
     first_line(child)
     began = ticks(child.pid)
     send(child.pid, began, signal.SIGSTOP)
-    until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "T")
+    wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state == "T")
     send(child.pid, began, signal.SIGCONT)
-    until(lambda: (stat := read_stat(child.pid)) is not None and stat.state != "T")
+    wait_until(lambda: (stat := read_stat(child.pid)) is not None and stat.state != "T")
     send(child.pid, began, signal.SIGTERM)
     assert child.wait(60) == -signal.SIGTERM
     with pytest.raises(SignalRefusedError, match="has ended"):

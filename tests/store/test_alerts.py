@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from gputui.config import Workspace
 from gputui.runs import notices
 from gputui.store import alerts
-from gputui.store.database import migrations
 from tests.stores import open_store
 
 BASE: dict[str, Any] = {
@@ -79,22 +76,3 @@ def test_a_run_that_is_removed_takes_its_alerts_along(store: sqlite3.Connection)
     alerts.forget_run(store, "r-1")
     assert [(one.alert_id, one.run_id) for one in alerts.lasting(store)] == [(kept, None)]
     assert not notices.is_owing(store), "nobody is told of what is no more"
-
-
-def test_messages_of_a_store_before_alerts_stay_owed(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as old:
-        for number, script in migrations():
-            if number < 14:
-                old.executescript(f"{script}\nPRAGMA user_version = {number};")
-        old.execute(
-            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-            "VALUES ('r-1', 1, 'r', 'r', 'failed', '{}', '{}', 0)"
-        )
-        old.execute(
-            "INSERT INTO notices (run_id, attempt, at, way, message, due_at) VALUES ('r-1', 2, 5, 'command', '{}', 5)"
-        )
-        old.commit()
-    with closing(open_store(path)) as connection:
-        (owed,) = notices.due(connection, 10.0)
-        assert (owed.run_id, owed.attempt, owed.alert_id, owed.way) == ("r-1", 2, None, "command")

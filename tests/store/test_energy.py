@@ -7,16 +7,13 @@ import pytest
 from gputui.store.costs import alone_seconds, consumed_joules, energy_between, own_seconds
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "expected"),
-    [
+def test_consumed() -> None:
+    for earlier, later, expected in [
         ((0.0, 1000.0), (5.0, 2500.0), 1500.0),
         ((0.0, 1000.0), (5.0, 1000.0), 0.0),
         ((0.0, 9_000_000.0), (5.0, 40.0), 40.0),  # the driver was loaded anew
-    ],
-)
-def test_consumed(earlier: tuple[float, float], later: tuple[float, float], expected: float) -> None:
-    assert consumed_joules(earlier, later) == pytest.approx(expected)
+    ]:
+        assert consumed_joules(earlier, later) == pytest.approx(expected)
 
 
 def test_parts_of_a_stretch_add_up_to_it() -> None:
@@ -33,22 +30,17 @@ def test_a_gap_tells_nothing_of_what_lay_in_it() -> None:
     assert energy_between([(0.0, 5.0)], 0.0, 10.0, 60.0) is None
 
 
-@pytest.mark.parametrize(
-    ("others", "own", "alone"),
-    [
+def test_time_that_several_share_is_divided_among_them() -> None:
+    for others, own, alone in [
         ([], 12.0, 12.0),
         ([(0.0, 100.0)], 6.0, 0.0),
         ([(4.0, 10.0)], 9.0, 6.0),
         ([(-5.0, 3.0), (9.0, float("inf"))], 9.0, 6.0),
         ([(0.0, 6.0), (3.0, 9.0)], 1.5 + 1.0 + 1.5 + 3.0, 3.0),
         ([(12.0, 20.0), (-3.0, 0.0)], 12.0, 12.0),
-    ],
-)
-def test_time_that_several_share_is_divided_among_them(
-    others: list[tuple[float, float]], own: float, alone: float
-) -> None:
-    assert own_seconds(0.0, 12.0, others) == pytest.approx(own)
-    assert alone_seconds(0.0, 12.0, others) == pytest.approx(alone)
+    ]:
+        assert own_seconds(0.0, 12.0, others) == pytest.approx(own)
+        assert alone_seconds(0.0, 12.0, others) == pytest.approx(alone)
 
 
 def test_a_clock_that_was_set_back_costs_nothing() -> None:

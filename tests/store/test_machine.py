@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict, replace
 
 from gputui.config import Workspace, is_network_file_system
-from gputui.store import machine
 from gputui.store.database import StoreError, open_commander, open_reader, open_writer
 from gputui.store.machine import Machine, claim, other_machine, owner_file, read_owner, this_machine
 from tests.texts import mentions
@@ -23,17 +21,14 @@ def belongs_to(workspace: Workspace, owner: Machine) -> None:
     owner_file(workspace.state).write_text(json.dumps(asdict(owner)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
+def test_file_systems_that_other_machines_may_share_are_known() -> None:
+    for kind, expected in [
         *((kind, True) for kind in ("nfs4", "gpfs", "wekafs", "beegfs", "lustre", "ceph", "glusterfs", "9p")),
         *((f"fuse.{kind}", True) for kind in ("juicefs", "s3fs", "gcsfuse", "glusterfs", "sshfs", "of-next-year")),
         ("fuse", True),
         *((kind, False) for kind in ("ext4", "xfs", "tmpfs", "overlay", "zfs", "fuseblk", "fuse.fuse-overlayfs", None)),
-    ],
-)
-def test_file_systems_that_other_machines_may_share_are_known(kind: str | None, expected: bool) -> None:
-    assert is_network_file_system(kind) is expected
+    ]:
+        assert is_network_file_system(kind) is expected
 
 
 def test_a_second_machine_is_refused_with_the_way_out(workspace: Workspace) -> None:
@@ -70,13 +65,3 @@ def test_the_same_machine_is_known_again(workspace: Workspace) -> None:
         assert other_machine(workspace.state) is None
     owner_file(workspace.state).write_text("{")
     assert other_machine(workspace.state) is None
-
-
-def test_without_an_id_the_host_name_stands_for_the_machine(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = tmp_path / "machine-id"
-    empty.touch()
-    monkeypatch.setattr(machine, "MACHINE_ID_FILES", (empty, tmp_path / "missing"))
-    here = this_machine()
-    assert here.machine_id == here.host

@@ -70,10 +70,3 @@ def test_the_peak_of_a_study_is_that_of_the_largest_trial_by_whoever_says_more(f
     filler.connection.execute("UPDATE attempts SET last_step = 3 WHERE run_id = 'b-1'")
     assert peaks(filler) == [9 * GIB]
     assert peaks(filler, "t") == []
-
-
-def test_a_trial_with_several_gpus_says_nothing_of_one(filler: Filler) -> None:
-    filler.gpus(2)
-    trial(filler, "a-1", "s", gpus=(0, 1))
-    filler.metrics("a-1", 1, [{"step": 1, "gpu_mem_peak": 3 * GIB}])
-    assert peaks(filler) == []

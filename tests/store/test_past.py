@@ -8,7 +8,6 @@ import sqlite3
 import pytest
 
 from gputui.store.attempts import read_attempts
-from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
 from gputui.store.run_history import read_decisions, read_incidents
@@ -101,9 +100,9 @@ def recovered(filler: Filler) -> None:
         filler.transition("a-1", origin, target, cause, ago)
 
 
-@pytest.mark.parametrize(
-    ("ago", "state", "attempt", "gpus", "holds"),
-    [
+def test_a_run_is_as_it_was(filler: Filler, reader: sqlite3.Connection) -> None:
+    recovered(filler)
+    for ago, state, attempt, gpus, holds in [
         (901, "queued", 0, (), False),
         (895, "starting", 1, (0, 1), True),
         (600, "running", 1, (0, 1), True),
@@ -112,18 +111,13 @@ def recovered(filler: Filler) -> None:
         (395, "starting", 2, (1,), True),
         (200, "running", 2, (1,), True),
         (50, "succeeded", 2, (1,), False),
-    ],
-)
-def test_a_run_is_as_it_was(
-    filler: Filler, reader: sqlite3.Connection, ago: int, state: str, attempt: int, gpus: tuple[int, ...], holds: bool
-) -> None:
-    recovered(filler)
-    [run] = read_runs(reader, NOW - ago)
-    assert (run.state, run.attempt, run.holds_gpus) == (state, attempt, holds)
-    assert run.gpus == tuple(uuid(index) for index in gpus)
-    held = holders([run])
-    assert held == ({uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {})
-    assert find_run(reader, "a-1", NOW - ago) == run
+    ]:
+        [run] = read_runs(reader, NOW - ago)
+        assert (run.state, run.attempt, run.holds_gpus) == (state, attempt, holds)
+        assert run.gpus == tuple(uuid(index) for index in gpus)
+        held = holders([run])
+        assert held == ({uuid(index): [("a-1", "a-1")] for index in gpus} if holds else {})
+        assert find_run(reader, "a-1", NOW - ago) == run
 
 
 def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Connection) -> None:
@@ -163,13 +157,6 @@ def test_the_newest_of_those_that_were_over_are_kept(filler: Filler, reader: sql
     assert [run.run_id for run in in_order(read_runs(reader, NOW))] == ["r-5", "r-2", "r-3", "r-4", "r-1", "r-0"]
 
 
-def test_events_up_to_the_moment(filler: Filler, reader: sqlite3.Connection) -> None:
-    for ago in (30, 20, 10):
-        filler.event(f"{ago} ago", seconds_ago=ago)
-    assert [event.message for event in read_events(reader, at=NOW - 15, limit=5)] == ["30 ago", "20 ago"]
-    assert [event.message for event in read_events(reader, at=NOW - 15, limit=1)] == ["20 ago"]
-
-
 # --- metrics
 
 
@@ -185,31 +172,18 @@ def lines(filler: Filler, count: int, *, attempt: int = 1, begin: float = NOW - 
     )
 
 
-@pytest.mark.parametrize("at_step", [0, 1, 2, 117, 498, 499])
-def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Connection, at_step: int) -> None:
+def test_the_place_that_was_reached_is_found(filler: Filler, reader: sqlite3.Connection) -> None:
     filler.run("a-1")
     lines(filler, 500, ranks=2)
-    reached = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5)
-    newest = past.newest(reader, reached)
-    assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
-    found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
-    assert [(rank.rank, rank.step, rank.values) for rank in found] == [
-        (0, at_step, {"loss": 10.0 - at_step / 100}),
-        (1, at_step, {"loss": 10.0 - at_step / 100}),
-    ]
-
-
-def test_before_the_first_line_nothing_is_known(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    lines(filler, 10)
-    reached = past.positions_at(reader, "a-1", NOW - 2000)
-    assert past.newest(reader, reached) == [] and past.sampled(reader, reached, "loss", 5) == []
-
-
-def test_lines_without_a_time_cannot_be_placed(filler: Filler, reader: sqlite3.Connection) -> None:
-    filler.run("a-1")
-    filler.metrics("a-1", 1, [{"step": step, "loss": 1.0} for step in range(100)])
-    assert past.positions_at(reader, "a-1", NOW) == {}
+    for at_step in [0, 1, 2, 117, 498, 499]:
+        reached = past.positions_at(reader, "a-1", NOW - 1000 + at_step + 0.5)
+        newest = past.newest(reader, reached)
+        assert [(line.rank, line.step) for line in newest[:2]] == [(1, at_step), (0, at_step)]
+        found = queries.ranks(reader, "a-1", 1, NOW - 1000 + at_step + 0.5)
+        assert [(rank.rank, rank.step, rank.values) for rank in found] == [
+            (0, at_step, {"loss": 10.0 - at_step / 100}),
+            (1, at_step, {"loss": 10.0 - at_step / 100}),
+        ]
 
 
 def test_a_line_without_a_time_lies_where_its_neighbours_do(filler: Filler, reader: sqlite3.Connection) -> None:

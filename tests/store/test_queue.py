@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 
-import pytest
-
 from gputui.store.queue import QueueEntry, moved
 
 
@@ -31,16 +29,16 @@ def test_one_place_among_equals_is_one_place() -> None:
     assert moved(waiting, "a", -1) == {} == moved(waiting, "c", 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_move_leads_to_the_wanted_order_and_nobody_falls(seed: int) -> None:
-    chance = random.Random(seed)
-    entries = [entry(f"r{n}", chance.randint(-2, 2), float(chance.randint(0, 3)), n) for n in range(6)]
-    order = served(entries)
-    waiting = [next(each for each in entries if each.run_id == run_id) for run_id in order]
-    for place, by in itertools.product(range(6), (-1, 1)):
-        wanted = list(order)
-        run_id = wanted.pop(place)
-        wanted.insert(max(0, place + by), run_id)
-        raised = moved(waiting, run_id, by)
-        assert served(waiting, raised) == wanted
-        assert all(raised[each.run_id] > each.priority for each in waiting if each.run_id in raised)
+def test_any_move_leads_to_the_wanted_order_and_nobody_falls() -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        entries = [entry(f"r{n}", chance.randint(-2, 2), float(chance.randint(0, 3)), n) for n in range(6)]
+        order = served(entries)
+        waiting = [next(each for each in entries if each.run_id == run_id) for run_id in order]
+        for place, by in itertools.product(range(6), (-1, 1)):
+            wanted = list(order)
+            run_id = wanted.pop(place)
+            wanted.insert(max(0, place + by), run_id)
+            raised = moved(waiting, run_id, by)
+            assert served(waiting, raised) == wanted
+            assert all(raised[each.run_id] > each.priority for each in waiting if each.run_id in raised)

@@ -24,9 +24,8 @@ def test_what_is_not_said_is_the_standard() -> None:
     assert read("{raw: forever, minutes: off, size: unlimited}") == Retention(None, None, size_bytes=None)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_mistakes() -> None:
+    for text, words in [
         ("raw: 1h", "record.yaml:1: raw: expected 2h or more, found '1h'"),
         ("raw: 7", "expected a time such as 36h, 7d, 8w or 5y, or forever, found 7"),
         ("minutes: 1d", "at least as long as raw"),
@@ -36,11 +35,9 @@ def test_what_is_not_said_is_the_standard() -> None:
         ("colour: red", "unknown key; there are raw, minutes, hours, events, size"),
         ("raw: 3h\nraw: 4h", "record.yaml:2: raw: the key is given twice"),
         ("[]", "expected a mapping"),
-    ],
-)
-def test_mistakes(text: str, words: str) -> None:
-    with pytest.raises(ProfileError, match=re.escape(words)):
-        read(text)
+    ]:
+        with pytest.raises(ProfileError, match=re.escape(words)):
+            read(text)
 
 
 def test_every_mistake_of_a_file_with_its_line(tmp_path: Path) -> None:

@@ -76,27 +76,6 @@ def test_lines_without_step_or_time_tell_nothing(store: sqlite3.Connection) -> N
     assert times.first_at(1) is None and times.last_at(1, 10) is None
 
 
-def test_few_rows_are_read_of_many(store: sqlite3.Connection) -> None:
-    boundary(store, 1, 0)
-    boundary(store, 2, 50_000)
-    for place in range(5000):
-        line(store, 1, place * 10, place, float(place))
-    for place in range(5000):
-        line(store, 2, 50_000 + place * 10, 4000 + place, float(place))
-    steps = 0
-
-    def count() -> int:
-        nonlocal steps
-        steps += 1
-        return 0
-
-    store.set_progress_handler(count, 100)
-    times = StepTimes(store, "a-1")
-    assert times.first_at(2) == 0.0 and times.last_at(1, 4990) == 4990.0
-    store.set_progress_handler(None, 0)
-    assert steps < 50  # thousands of rows would be hundreds of these
-
-
 def test_after_its_last_line_an_attempt_is_as_far_as_the_widest_gap_of_those_before(store: sqlite3.Connection) -> None:
     """Also behind attempts that ended before their second line."""
     boundary(store, 1, 0)

@@ -71,36 +71,30 @@ def test_a_study_is_found_by_its_id_or_as_the_newest_of_its_name(history: sqlite
     assert studies_in(history, (StudyState.RUNNING, StudyState.PAUSED)) == ["lr-2"]
 
 
-@pytest.mark.parametrize(
-    ("at", "state", "reason"),
-    [
+def test_a_study_is_shown_as_it_was(history: sqlite3.Connection) -> None:
+    for at, state, reason in [
         (100.0, "running", None),
         (165.0, "paused", "by hand"),
         (180.0, "running", None),
         (200.0, "finished", "its grid is done"),
-    ],
-)
-def test_a_study_is_shown_as_it_was(history: sqlite3.Connection, at: float, state: str, reason: str | None) -> None:
-    (found,) = read_studies(history, at)
-    assert (found.state, found.reason) == (state, reason)
-    assert found.ended_at == (200.0 if found.state.is_over else None)
+    ]:
+        (found,) = read_studies(history, at)
+        assert (found.state, found.reason) == (state, reason)
+        assert found.ended_at == (200.0 if found.state.is_over else None)
 
 
-@pytest.mark.parametrize(
-    ("at", "state", "rung", "value"),
-    [
-        (104.0, TrialState.LAUNCHING, None, None), (115.0, TrialState.RUNNING, None, None),
-        (120.0, TrialState.RUNNING, 1, None), (149.0, TrialState.RUNNING, 2, None),
+def test_a_trial_is_shown_as_it_was(history: sqlite3.Connection) -> None:
+    for at, state, rung, value in [
+        (104.0, TrialState.LAUNCHING, None, None),
+        (115.0, TrialState.RUNNING, None, None),
+        (120.0, TrialState.RUNNING, 1, None),
+        (149.0, TrialState.RUNNING, 2, None),
         (150.0, TrialState.COMPLETE, 2, 0.5),
-    ],
-)  # fmt: skip
-def test_a_trial_is_shown_as_it_was(
-    history: sqlite3.Connection, at: float, state: TrialState, rung: int | None, value: float | None
-) -> None:
-    (trial,) = read_trials(history, "lr-1", at)
-    assert (trial.state, trial.rung, trial.value) == (state, rung, value)
-    assert trial.run_id == (None if at < 105 else "lr-1-t0-1")
-    assert [one.rung for one in read_rungs(history, "lr-1", at)] == list(range(1, (rung or 0) + 1))
+    ]:
+        (trial,) = read_trials(history, "lr-1", at)
+        assert (trial.state, trial.rung, trial.value) == (state, rung, value)
+        assert trial.run_id == (None if at < 105 else "lr-1-t0-1")
+        assert [one.rung for one in read_rungs(history, "lr-1", at)] == list(range(1, (rung or 0) + 1))
 
 
 def test_a_study_costs_what_its_runs_did_up_to_a_moment(history: sqlite3.Connection) -> None:

@@ -7,10 +7,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from gputui.store.studies import TrialRecord, TrialState
-from gputui.studies.analysis import Importance, best_so_far, best_trial, complete, importances, pareto_front
+from gputui.studies.analysis import best_so_far, best_trial, complete, importances, pareto_front
 from gputui.studies.spec import Dimension, Objective
 
 LOSS = Objective("loss")
@@ -81,21 +79,3 @@ def test_what_mattered_is_found_a_bend_included() -> None:
     assert {one.name: one.sign for one in found} == {"lr": 1, "width": 0, "other": 0}
     turned = importances(planted(90), SPACE, Objective("loss", "maximize"))
     assert turned is not None and {one.name: one.sign for one in turned}["lr"] == -1
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_too_few_trials_say_nothing(count: int) -> None:
-    assert importances(planted(count), SPACE, LOSS) is None
-
-
-def test_a_parameter_that_never_changed_explains_nothing() -> None:
-    trials = [trial(number, float(number), params={"lr": 0.1}) for number in range(6)]
-    [found] = importances(trials, SPACE[:1], LOSS) or []
-    assert found.share == 0.0 and found.sign == 0
-
-
-@pytest.mark.parametrize(
-    ("share", "sign", "words"), [(0.5, 1, True), (0.5, -1, True), (0.5, 0, False), (0.0, 1, False)]
-)
-def test_no_trend_is_told_of_what_explains_nothing(share: float, sign: int, words: bool) -> None:
-    assert bool(Importance("lr", share, sign).trend) is words

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
 from gputui.recovery.policies import policy_from
@@ -24,16 +22,14 @@ from gputui.studies.decide import (
     grid_point,
     next_move,
     objective_value,
-    pruning_reason,
     reruns,
     room_for,
     ruling,
-    rung_passed,
     same_error,
     trial_spec,
-    unreported_words,
 )
-from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PrunerSpec, SamplerSpec, StudySpec
+from gputui.studies.spec import Budget, Constraints, Dimension, Objective, SamplerSpec, StudySpec
+from tests.tables import table
 
 LR = Dimension("lr", "choice", choices=(0.1, 0.2))
 LOSS = Objective("loss")
@@ -67,7 +63,7 @@ def test_what_an_attempt_repeats_counts_once() -> None:
     assert [(one.position, one.value) for one in found] == [(1, 0.9), (2, 0.8), (3, 0.6)]
 
 
-@pytest.mark.parametrize(
+@table(
     ("objective", "value"),
     [
         (Objective("a"), 1.0), (Objective("a", "maximize"), 4.0), (Objective("a", over="last"), 3.0),
@@ -78,28 +74,10 @@ def test_the_best_the_last_or_a_mean_counts(objective: Objective, value: float) 
     assert objective_value(points((1, 1.0, 1), (2, 4.0, 1), (3, 3.0, 1)), objective) == value
 
 
-def test_a_value_that_is_no_number_is_not_the_best_but_is_the_last() -> None:
-    found = points((1, 2.0, 1), (2, math.nan, 1))
-    assert objective_value(found, Objective("a")) == 2.0
-    assert math.isnan(objective_value(found, Objective("a", over="last")) or 0.0)
-    assert objective_value([], LOSS) is None
-
-
-def test_rungs_part_a_run_evenly() -> None:
-    pruner = PrunerSpec("hyperband", length=90, rungs=9)
-    assert [rung_passed(position, pruner) for position in (0, 9, 10, 25, 90, 200)] == [0, 0, 1, 2, 9, 9]
-
-
-def test_a_pruned_trial_is_told_its_place() -> None:
-    assert pruning_reason(3, 0.5, [0.1, 0.2, 0.9, math.nan], LOSS) == "pruned at rung 3: 3rd of 4"
-    assert pruning_reason(1, 0.5, [0.1] * 10, LOSS) == "pruned at rung 1: 11th of 11"
-    assert pruning_reason(1, 0.5, [0.1], Objective("a", "maximize")) == "pruned at rung 1: 1st of 2"
-
-
 FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, has_checkpoints=True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("end", "values", "verdict"),
     [
         (RunEnd(RunState.SUCCEEDED), [0.5], TrialState.COMPLETE),
@@ -152,23 +130,10 @@ def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     assert slow.reason == "breaks a constraint: step_time 0.5500 s, at most 0.5000 s"
 
 
-@pytest.mark.parametrize(
-    ("metric", "words"),
-    [
-        ("lost", "lost; did you mean loss?"),
-        ("accuracy", "accuracy; there are loss, val/acc"),
-        ("loss", "loss together with epoch, which the pruner counts by"),
-    ],
-)
-def test_what_no_line_reports_is_named(metric: str, words: str) -> None:
-    pruner = PrunerSpec("median", by="epoch", length=3)
-    assert unreported_words(metric, pruner, ["loss", "val/acc"]) == words
-
-
 DONE, LIVE = trial(0, TrialState.COMPLETE), trial(1, TrialState.RUNNING)
 
 
-@pytest.mark.parametrize(
+@table(
     ("budget", "trials", "usage", "room", "exhausted", "expected"),
     [
         (Budget(4), [], Usage(), 2, False, Next(launch=True)),
@@ -246,14 +211,6 @@ def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None
     without = RunSpec("net", "python", ("net.py",), "/", "/usr/bin/python", params={"lr": 0.3, "batch_size": 16})
     assert planned(without, "cuda_oom").changed == {"batch_size": 12}
     assert planned(trial_spec(without, study(), "s-1", 0, {}), "cuda_oom").verdict == "stop"
-
-
-def test_a_diverged_trial_is_not_tried_again_and_a_fault_is() -> None:
-    of_lr = trial_spec(BASE, study(), "s-1", 0, {"lr": 0.1})
-    assert planned(BASE, "nan_loss").verdict == "retry"
-    assert planned(of_lr, "nan_loss").verdict == "stop"
-    again = planned(of_lr, "nccl_error")
-    assert again.verdict == "retry" and again.changed == {}
 
 
 def test_a_trial_is_an_ordinary_run_of_its_study() -> None:

@@ -7,23 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import Workspace, shipped_studies
+from gputui.config import Workspace
 from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
 from gputui.studies.launch import impossible_budget
-from gputui.studies.loading import (
-    StudyFile,
-    StudyFileNotFoundError,
-    find_study_file,
-    load_study,
-    read_study,
-    source_of,
-    sweep_study,
-)
-from gputui.studies.schema import json_schema
+from gputui.studies.loading import StudyFile, read_study, source_of, sweep_study
 from gputui.studies.spec import Budget, Dimension, Objective, StudySpec
 from gputui.yaml_forms.problems import ProfileError
-from gputui.yaml_forms.quantities import parse_duration
+from tests.tables import table
 
 PROFILE = """
 name: net
@@ -88,11 +79,6 @@ parallel: 2
     assert spec.tuned == ("lr", "batch_size") and spec.priority < 0
 
 
-def test_the_length_of_a_run_is_that_of_its_parameter(folder: Path, workspace: Workspace) -> None:
-    text = STUDY + "params: {steps: 270}\npruner: {kind: hyperband, length: steps}\n"
-    assert read(text, folder, workspace).spec.pruner.length == 270
-
-
 def test_every_mistake_of_the_form_is_named_with_its_line(folder: Path, workspace: Workspace) -> None:
     text = """profile: ./nt.yaml
 space:
@@ -109,29 +95,7 @@ budget: {wall: soon}
     }  # fmt: skip
 
 
-def test_names_that_the_profile_lacks_are_told_beside_mistakes_of_the_form(folder: Path, workspace: Workspace) -> None:
-    (folder / "net.yaml").write_text(PROFILE + "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n")
-    text = """profile: ./net.yaml
-params: {lr: 0.2, steps: many, stepz: 3}
-space:
-  lr: {type: float, min: 1}
-  widht: [8, 16]
-objective: {metric: loss}
-budget: {trials: 0}
-"""
-    assert set(problems(text, folder, workspace)) == {
-        (2, "params.lr"), (2, "params.steps"), (2, "params.stepz"), (4, "space.lr"), (5, "space.widht"),
-        (7, "budget.trials"),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("section", ["{1: [1], ~: [2], true: x}", "{lr: {a: 1}}", "[lr]", "lr"])
-def test_a_space_of_any_form_is_told_where_it_stands(section: str, folder: Path, workspace: Workspace) -> None:
-    text = f"profile: ./net.yaml\nspace: {section}\nparams: {section}\nobjective: {{metric: loss}}\n"
-    assert {key.partition(".")[0] for _, key in problems(text, folder, workspace)} == {"space", "params"}
-
-
-@pytest.mark.parametrize(
+@table(
     ("text", "key"),
     [
         (STUDY.replace("lr:", "lrr:"), "space.lrr"),
@@ -183,14 +147,7 @@ def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, work
     )
 
 
-def test_what_the_profiles_phases_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
-    checkpoints = 'checkpoints: {dir: "{run_dir}", pattern: "step_*.pt", resume: "--resume {checkpoint}"}\n'
-    phases = "phases: [{until: 10, params: {lr: 0.1}}, {params: {lr: 0.2}}]\n"
-    (folder / "net.yaml").write_text(PROFILE + checkpoints + phases)
-    assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
-
-
-@pytest.mark.parametrize(
+@table(
     "section",
     [
         "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n",
@@ -201,11 +158,6 @@ def test_a_sweep_does_not_tune_what_something_else_changes(section: str, folder:
     (folder / "net.yaml").write_text(PROFILE + section)
     with pytest.raises(ParameterError, match="lr: "):
         sweep_study(load(folder / "net.yaml"), {"lr": ["0.1"]}, objective=Objective("loss"), name=None, parallel=None)
-
-
-def test_a_broken_profile_is_told_with_its_own_lines(folder: Path, workspace: Workspace) -> None:
-    (folder / "net.yaml").write_text(PROFILE.replace("launcher: python", "launcher: pyton"))
-    assert problems(STUDY, folder, workspace) == [(2, "profile"), (3, "launcher")]
 
 
 def test_a_sweep_is_a_study_whose_file_reads_back_the_same(folder: Path, workspace: Workspace) -> None:
@@ -229,37 +181,6 @@ def test_a_grid_ends_where_its_steps_do() -> None:
     assert Dimension("x", "int", 1, 6, step=2).grid() == (1, 3, 5)
     assert Dimension("x", "int", 1, 3).grid() == (1, 2, 3)
     assert Dimension("x", "float", 0.0, 1.0).grid() is None
-
-
-def test_study_files_are_found_by_name(folder: Path, workspace: Workspace) -> None:
-    (folder / "studies").mkdir()
-    (folder / "studies" / "mine.yaml").write_text(STUDY)
-    assert find_study_file("mine", workspace, folder) == folder / "studies" / "mine.yaml"
-    assert find_study_file("digits-lr", workspace, folder) == shipped_studies() / "digits-lr.yaml"
-    with pytest.raises(StudyFileNotFoundError, match="mine"):
-        find_study_file("mime", workspace, folder)
-
-
-def test_the_shipped_studies_are_valid(workspace: Workspace, tmp_path: Path) -> None:
-    for path in sorted(shipped_studies().glob("*.yaml")):
-        assert load_study(path, workspace, tmp_path).spec.name == path.stem
-
-
-def test_durations_have_units() -> None:
-    assert [parse_duration(text) for text in ("90s", "30m", "1.5h", "2d", "10", "h")] == [
-        90,
-        1800,
-        5400,
-        172800,
-        None,
-        None,
-    ]
-
-
-def test_the_schema_for_editors_knows_every_key() -> None:
-    schema = json_schema()
-    assert {"profile", "space", "objective", "pbt"} <= schema["properties"].keys()
-    assert set(schema["required"]) == {"profile", "space", "objective"}
 
 
 def test_a_budget_into_which_no_run_fits_is_refused() -> None:

@@ -6,8 +6,6 @@ import math
 import random
 from collections.abc import Mapping
 
-import pytest
-
 from gputui.runs.spec import Scalar
 from gputui.studies.pbt import PopulationMember, due_milestone, exploits, first_point, perturbed
 from gputui.studies.spec import Dimension, Objective, PbtSpec
@@ -71,38 +69,3 @@ def test_without_resampling_numbers_are_multiplied() -> None:
     draw = random.Random(1)
     rates = {perturbed({"lr": 0.01, "width": 32, "kind": "b"}, SPACE, spec, draw)["lr"] for _ in range(50)}
     assert rates == {0.008, 0.012}
-
-
-def trained(rate: float, loss: float, step: int, steps: int) -> float:
-    """One step towards 0: the best rate falls from 0.1 to 0.001 while the training goes on."""
-    best = math.log10(0.1) - 2 * step / steps
-    gain = 0.08 * math.exp(-((math.log10(rate) - best) ** 2) / 0.18)
-    return loss * (1 - gain)
-
-
-def population(seed: int, *, is_fixed: bool, steps: int = 200) -> float:
-    """The best loss of eight members; fixed ones keep the rates that they begin with."""
-    space = SPACE[:1]
-    spec = PbtSpec(members=8, every=10)
-    rates = [first_point(space, seed, number) for number in range(8)]
-    losses = [1.0] * 8
-    for step in range(steps):
-        for number in range(8):
-            rate = rates[number]["lr"]
-            assert isinstance(rate, float)
-            losses[number] = trained(rate, losses[number], step, steps)
-        if is_fixed or (step + 1) % spec.every:
-            continue
-        members = [PopulationMember(number, rates[number], losses[number], True) for number in range(8)]
-        for one in exploits(members, (step + 1) // spec.every, spec, space, LOSS, seed):
-            losses[one.number] = losses[one.donor]
-            rates[one.number] = dict(one.params)
-    return min(losses)
-
-
-@pytest.mark.parametrize("begin", [0, 100])
-def test_a_moving_optimum_is_followed(begin: int) -> None:
-    better = sum(
-        population(seed, is_fixed=False) < population(seed, is_fixed=True) for seed in range(begin, begin + 10)
-    )
-    assert better >= 9

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import sqlite3
 from contextlib import closing
@@ -143,7 +142,6 @@ def test_a_sweep_runs_each_point_once_as_an_ordinary_run(lab: Machine) -> None:
 
 
 def test_a_bad_trial_is_cut_short_without_an_incident(lab: Machine) -> None:
-    pytest.importorskip("optuna")
     text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.1, 0.2, 0.9]").replace("parallel: 2", "parallel: 1")
     file = write(lab, text + "pruner: {kind: median, length: 60, rungs: 30, startup: 2}\nparams: {steps: 60}\n")
     hold(lab, 2)
@@ -167,12 +165,6 @@ def test_faults_are_told_apart(lab: Machine) -> None:
     assert lab.json("show", found[2]["run"])["attempt"] == 1
 
 
-def test_two_alike_at_the_start_end_the_study(lab: Machine) -> None:
-    file = write(lab, STUDY.replace("parallel: 2", "parallel: 1") + "params: {fault: start}\n")
-    begin(lab, file, code=1)
-    assert state(lab) in ("failed", "stopped") and verdicts(lab) == {0: "failed", 1: "failed"}
-
-
 def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine) -> None:
     file = write(lab, STUDY.replace("metric: loss", "metric: lost").replace("parallel: 2", "parallel: 1"))
     begin(lab, file, code=1)
@@ -181,8 +173,49 @@ def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine
     wait_until(lambda: process_of(lab) is None, WAIT_SECONDS, "no process while it is paused")
 
 
+@pytest.mark.long
+def test_killing_the_process_and_the_agent_loses_and_doubles_nothing(lab: Machine) -> None:
+    text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "{type: float, min: 0, max: 1}").replace("grid", "tpe")
+    text += "budget: {trials: 7}\npruner: {kind: median, length: 30, rungs: 10}\nparams: {steps: 30}\n"
+    hold(lab, 0)
+    lab.gputui("study", "run", write(lab, text))
+    for number in range(7):
+        wait_until(lambda number=number: number in verdicts(lab), WAIT_SECONDS, f"trial {number}")
+        holder = wait_until(lambda: process_of(lab), WAIT_SECONDS, "a process")
+        os.kill(holder.identity.pid, signal.SIGKILL)
+        if number % 3 == 2:
+            lab.kill_agent()
+            lab.gputui("agent", "start")
+        # The trial ends, so that there is room for another.
+        hold(lab, number + 1)
+    wait_for(lab, "finished")
+    found = verdicts(lab)
+    assert sorted(found) == list(range(7)) and set(found.values()) <= {"complete", "pruned"}
+    assert lab.rows("SELECT count(*), count(DISTINCT trial) FROM runs WHERE study_id = 's-1'") == [(7, 7)]
+    assert lab.rows("SELECT count(*) FROM commands WHERE state = 'pending'") == [(0,)]
+    points = lab.rows("SELECT params FROM trials ORDER BY number")
+    assert len(set(points)) == 7
+    assert (
+        lab.rows("SELECT r.params ->> 'quality' = t.params ->> 'quality' FROM runs r JOIN trials t USING (run_id)")
+        == [(1,)] * 7
+    )
+
+
+def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:
+    import optuna
+
+    begin(lab, write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1]")))
+    target = tmp_path / "out.db"
+    assert lab.json("study", "export", "s", str(target))["trials"] == 2
+    read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
+    assert [one.state.name for one in read.trials] == ["COMPLETE", "COMPLETE"]
+    assert read.best_params == {"quality": 0.1} and read.best_value == pytest.approx(0.2)
+    assert read.best_trial.user_attrs["gputui:run"] == "s-1-t1-1"
+    assert lab.gputui("study", "export", "s", str(target), code=3)
+
+
+@pytest.mark.long
 def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
-    pytest.importorskip("optuna")
     text = STUDY.replace("sampler: grid", "sampler: random\nbudget: {trials: 2}").replace("parallel: 2", "parallel: 1")
     begin(lab, write(lab, text))
     assert len(verdicts(lab)) == 2
@@ -215,125 +248,3 @@ def test_a_spent_budget_stops_what_runs(lab: Machine) -> None:
         connection.execute("UPDATE study_moves SET at = at - 7200")
     wait_for(lab, "finished")
     assert set(verdicts(lab).values()) == {"stopped"}
-
-
-@pytest.mark.long
-def test_killing_the_process_and_the_agent_loses_and_doubles_nothing(lab: Machine) -> None:
-    pytest.importorskip("optuna")
-    text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "{type: float, min: 0, max: 1}").replace("grid", "tpe")
-    text += "budget: {trials: 7}\npruner: {kind: median, length: 30, rungs: 10}\nparams: {steps: 30}\n"
-    hold(lab, 0)
-    lab.gputui("study", "run", write(lab, text))
-    for number in range(7):
-        wait_until(lambda number=number: number in verdicts(lab), WAIT_SECONDS, f"trial {number}")
-        holder = wait_until(lambda: process_of(lab), WAIT_SECONDS, "a process")
-        os.kill(holder.identity.pid, signal.SIGKILL)
-        if number % 3 == 2:
-            lab.kill_agent()
-            lab.gputui("agent", "start")
-        # The trial ends, so that there is room for another.
-        hold(lab, number + 1)
-    wait_for(lab, "finished")
-    found = verdicts(lab)
-    assert sorted(found) == list(range(7)) and set(found.values()) <= {"complete", "pruned"}
-    assert lab.rows("SELECT count(*), count(DISTINCT trial) FROM runs WHERE study_id = 's-1'") == [(7, 7)]
-    assert lab.rows("SELECT count(*) FROM commands WHERE state = 'pending'") == [(0,)]
-    points = lab.rows("SELECT params FROM trials ORDER BY number")
-    assert len(set(points)) == 7
-    assert (
-        lab.rows("SELECT r.params ->> 'quality' = t.params ->> 'quality' FROM runs r JOIN trials t USING (run_id)")
-        == [(1,)] * 7
-    )
-
-
-def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:
-    optuna = pytest.importorskip("optuna")
-    begin(lab, write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1]")))
-    target = tmp_path / "out.db"
-    assert lab.json("study", "export", "s", str(target))["trials"] == 2
-    read = optuna.load_study(study_name="s-1", storage=f"sqlite:///{target}")
-    assert [one.state.name for one in read.trials] == ["COMPLETE", "COMPLETE"]
-    assert read.best_params == {"quality": 0.1} and read.best_value == pytest.approx(0.2)
-    assert read.best_trial.user_attrs["gputui:run"] == "s-1-t1-1"
-    assert lab.gputui("study", "export", "s", str(target), code=3)
-
-
-def test_the_command_of_the_report_trains_the_best_point(lab: Machine) -> None:
-    begin(lab, write(lab, STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "[0.3, 0.1000000123]")))
-    lines = lab.gputui("study", "report").splitlines()
-    command = next(line for line in lines if line.startswith("gputui run "))
-    lab.gputui(*shlex.split(command)[1:], "--name", "winner", "--wait")
-    ((params,),) = lab.rows("SELECT params FROM runs WHERE run_id = 'winner-1' AND state = 'succeeded'")
-    assert json.loads(params)["quality"] == 0.1000000123
-
-
-def test_a_study_learns_from_earlier_runs(lab: Machine) -> None:
-    pytest.importorskip("optuna")
-    for quality in ("0.3", "0.2", "0.15"):
-        lab.gputui("run", "scored.yaml", "--set", f"quality={quality}", "--wait")
-    text = STUDY.replace("sampler: grid", "sampler: tpe\nbudget: {trials: 1}\nwarm_start: 5")
-    begin(lab, write(lab, text))
-    found = lab.json("study", "show")["trials"]
-    assert [(one["origin"], one["params"]["quality"], one["run"]) for one in found[:2]] == [
-        ("warm", 0.3, "scored-1"), ("warm", 0.2, "scored-2")
-    ]  # fmt: skip
-    assert [one["origin"] for one in found[2:]] == ["sampled"]
-
-
-def test_there_was_no_study_an_hour_ago(lab: Machine) -> None:
-    begin(lab, write(lab, STUDY))
-    assert [one["id"] for one in lab.json("studies")] == ["s-1"] and lab.json("studies", "--at", "-1h") == []
-    lab.gputui("study", "show", "s-1", "--at", "-1h", code=3)
-
-
-def test_a_run_that_a_person_launches_goes_first_and_the_study_shrinks(lab: Machine) -> None:
-    lab.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\n")
-    (lab.folder / "scored.yaml").write_text(PROFILE.replace("gpus: 0", "gpus: 1"))
-    hold(lab, 0)
-    lab.gputui("study", "run", write(lab, STUDY.replace("parallel: 2\n", "").replace("0.4]", "0.4, 0.5, 0.6]")))
-    running = "SELECT count(*) FROM runs WHERE study_id = 's-1' AND state IN ('starting', 'running')"
-    wait_until(lambda: lab.rows(running) == [(2,)], WAIT_SECONDS, "a trial on each GPU")
-    lab.gputui("run", "scored.yaml")
-    hold(lab, 1)
-    lab.wait_for("scored-1", "running", timeout=WAIT_SECONDS)
-    hold(lab, 2)
-    begun = "SELECT count(*) FROM runs WHERE trial >= 2 AND state IN ('starting', 'running')"
-    wait_until(lambda: lab.rows(begun) == [(1,)], WAIT_SECONDS, "another trial beside it")
-    (launched,) = lab.rows("SELECT created_at FROM runs WHERE run_id = 'scored-1'")[0]
-    since = lab.rows("SELECT count(*) FROM attempts AS a JOIN runs AS r USING (run_id) WHERE r.study_id = 's-1' "
-                     "AND a.created_at > ? AND a.ended_at IS NULL", launched)  # fmt: skip
-    assert since <= [(1,)] and lab.state("scored-1") == "running"
-    leases = lab.rows("SELECT count(DISTINCT gpu_uuid), count(*) FROM leases")
-    assert leases[0][0] == leases[0][1] <= 2
-    lab.gputui("stop", "scored-1", "--now")
-    hold(lab, None)
-    wait_for(lab, "finished")
-    assert set(verdicts(lab).values()) == {"complete"} and len(verdicts(lab)) == 6
-
-
-def test_more_gpus_than_there_are_are_refused(lab: Machine) -> None:
-    lab.workspace.scenario.write_text("gpus: 4\nmemory: 80GiB\n")
-    lab.gputui("agent", "start")
-    wait_until(lambda: lab.rows("SELECT count(*) FROM gpus") == [(4,)], WAIT_SECONDS, "the GPUs")
-    for count, code in ((4, 0), (64, 3)):
-        assert lab.call("study", "check", write(lab, f"{STUDY}gpus_per_trial: {count}\n")).returncode == code
-
-
-def test_a_trial_that_needs_all_gpus_is_not_passed_over_by_small_ones(lab: Machine) -> None:
-    lab.workspace.scenario.write_text("gpus: 2\nmemory: 80GiB\n")
-    (lab.folder / "scored.yaml").write_text(PROFILE.replace("gpus: 0", "gpus: 1"))
-    narrow = STUDY.replace("parallel: 2\n", "")
-    hold(lab, 0)
-    points = ", ".join(str(number / 100) for number in range(12))
-    lab.gputui("study", "run", write(lab, narrow.replace("0.1, 0.2, 0.3, 0.4", points), "narrow"))
-    wait_until(lambda: lab.rows("SELECT count(*) FROM leases") == [(2,)], WAIT_SECONDS, "a small trial on each GPU")
-    wide = STUDY.replace("parallel: 2", "gpus_per_trial: 2").replace("0.1, 0.2, 0.3, 0.4", "0.1")
-    lab.gputui("study", "run", write(lab, wide, "wide"))
-    queued = "SELECT count(*) FROM runs WHERE study_id = 'wide-1' AND state = 'queued'"
-    wait_until(lambda: lab.rows(queued) == [(1,)], WAIT_SECONDS, "the wide trial in the queue")
-    hold(lab, None)
-    wait_for(lab, "finished", study="wide-1")
-    wait_for(lab, "finished", study="narrow-1")
-    ended = lab.rows("SELECT max(ended_at) FROM trials WHERE study_id = 'wide-1' AND state = 'complete'")
-    later = lab.rows("SELECT count(*) FROM trials WHERE study_id = 'narrow-1' AND created_at > ?", *ended[0])
-    assert later[0][0] >= 4 and set(verdicts(lab, "narrow-1").values()) == {"complete"}

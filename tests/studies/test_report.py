@@ -7,12 +7,11 @@ import shlex
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-import pytest
 from msgspec.structs import replace
 
 from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord, TrialState
-from gputui.studies.report import StudyFindings, contents, markdown, page, saved_share, winner_command
-from gputui.studies.spec import Dimension, Objective, PbtSpec, PrunerSpec, StudySpec
+from gputui.studies.report import StudyFindings, contents, markdown, page, winner_command
+from gputui.studies.spec import Dimension, Objective, PrunerSpec, StudySpec
 from tests.studies.test_analysis import trial
 
 SPEC = StudySpec(
@@ -54,26 +53,10 @@ def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
     assert text.index(winner_command(findings(), TRIALS[1])) < text.index(winner_command(findings(), TRIALS[0]))
 
 
-def test_the_best_member_of_a_population_is_trained_by_its_course() -> None:
-    command = winner_command(findings(spec=replace(SPEC, pbt=PbtSpec(members=2, every=10))), TRIALS[1])
-    assert command == ("gputui study export lr-1 lr-1-t1.yaml --lineage --trial 1 && gputui run ./lr-1-t1.yaml")
-
-
 def test_rows_are_those_of_the_trials_best_first() -> None:
     text = markdown(findings())
     assert rows_under("## Best trials", text) == ["1", "0"]
     assert rows_under("## Not complete", text) == ["2"]
-
-
-def test_what_pruning_saved_is_the_share_of_rungs() -> None:
-    pruned = replace(trial(3, state=TrialState.PRUNED), rung=2)
-    assert saved_share(SPEC, [*TRIALS, pruned]) == pytest.approx(0.8 / 3)
-    assert saved_share(SPEC, TRIALS) is None
-
-
-def test_without_a_complete_trial_there_is_no_winner() -> None:
-    text = markdown(findings(TRIALS[2:]))
-    assert "gputui run" not in text and "## Best trials" not in text
 
 
 def test_the_files_refer_to_each_other_and_the_page_to_nothing() -> None:
@@ -88,18 +71,6 @@ def test_the_files_refer_to_each_other_and_the_page_to_nothing() -> None:
     text = made["report.html"].decode()
     assert text.count("<svg") == len(named)
     assert not re.search(r"(?:src|href)=|<script", text)
-
-
-def test_markdown_without_pictures_has_no_section_about_them() -> None:
-    with_pictures = markdown(findings(), with_pictures=True)
-    assert "## What was found when" in with_pictures and "in colours" in with_pictures
-    without = markdown(findings())
-    assert "## What was found when" not in without and "in colours" not in without and ".svg" not in without
-
-
-def test_members_of_a_population_name_whom_they_went_on_from() -> None:
-    moved = replace(TRIALS[0], parent=1, generation=3)
-    assert rows_under("## Who went on from whom", markdown(findings([moved, TRIALS[1]]))) == ["0"]
 
 
 def test_text_from_outside_is_harmless() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,13 +97,6 @@ def attempts(lab: Machine, trial: int) -> list[dict[str, Any]]:
     return shown
 
 
-def plan(lab: Machine, trial: int, attempt: int) -> dict[str, Any]:
-    (run_id,) = lab.rows("SELECT run_id FROM runs WHERE trial = ?", trial)[0]
-    path: Path = lab.workspace.run_dir(run_id) / f"attempts/{attempt}/attempt.json"
-    read: dict[str, Any] = json.loads(path.read_text())
-    return read
-
-
 def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Machine) -> None:
     lab.gputui("study", "run", "s.yaml")
     wait_for(lab, 0, 1)
@@ -145,42 +135,3 @@ def test_two_trials_share_a_gpu_also_when_the_agent_was_killed_between(lab: Mach
     assert sum(hours) == pytest.approx(study["gpu_hours"], abs=1e-5)
     spans = [(one["started_at"], one["ended_at"]) for trial in (0, 1) for one in attempts(lab, trial)]
     assert spans[0][0] < spans[1][0] < spans[0][1] < spans[1][1]
-
-
-def test_a_trial_that_does_not_fit_beside_another_waits(lab: Machine) -> None:
-    (lab.folder / "net.yaml").write_text(PROFILE.replace("gib: 8", "gib: 50"))
-    lab.gputui("study", "run", "s.yaml")
-    wait_for(lab, 0)
-    reported = "SELECT count(*) FROM metrics"
-    wait_until(lambda: lab.rows(reported)[0][0] >= 2, WAIT_SECONDS, "its peak")
-    end(lab, 0)
-    wait_for(lab, 1)
-    end(lab)
-    wait_for_end(lab)
-    spans = lab.rows("SELECT started_at, ended_at FROM attempts ORDER BY started_at")
-    assert len(spans) == 4 and all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-
-
-def test_a_trial_whose_memory_runs_out_beside_another_has_the_gpu_alone_from_then_on(lab: Machine) -> None:
-    lab.gputui("study", "run", "s.yaml")
-    wait_for(lab, 0, 1)
-    end(lab, 1, how="oom")
-    said = "SELECT waiting_for FROM runs WHERE trial = 1 AND state = 'queued' AND waiting_for IS NOT NULL"
-    wait_until(lambda: lab.rows(said), WAIT_SECONDS, "the trial in the queue again")
-    ((kind, summary),) = lab.rows("SELECT kind, summary FROM incidents")
-    assert kind == "shared_gpu_oom"
-    (first,) = lab.rows("SELECT run_id FROM runs WHERE trial = 0")[0]
-    assert first in summary and "2.00 GiB" in summary
-    assert 1 not in [trial for (trial,) in lab.rows("SELECT trial FROM leases JOIN runs USING (run_id)")]
-    end(lab)
-    wait_for_end(lab)
-    again = attempts(lab, 1)
-    assert [one["params"]["rate"] for one in again] == [0.2, 0.2] and again[1]["state"] == "succeeded"
-    assert plan(lab, 1, 1)["lock_group"] is not None and plan(lab, 1, 2)["lock_group"] is None
-    beside = "SELECT count(*) FROM attempts JOIN runs USING (run_id) WHERE trial != 1 AND attempts.started_at < ? "
-    spans = lab.rows(
-        "SELECT attempts.ended_at, attempts.started_at FROM attempts JOIN runs USING (run_id) "
-        "WHERE trial = 1 AND number = 2"
-    )
-    assert lab.rows(beside + "AND attempts.ended_at > ?", *spans[0]) == [(0,)]
-    assert lab.rows("SELECT DISTINCT state FROM trials") == [("complete",)]

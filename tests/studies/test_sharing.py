@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from gputui.studies.sharing import HEADROOM, trials_on_gpu
+from gputui.studies.sharing import trials_on_gpu
+from tests.tables import table
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
+@table(
     ("most", "total", "foreign", "peak", "count"),
     [
         (4, 80 * GIB, 0, 10 * GIB, 4),
@@ -28,10 +25,3 @@ GIB = 1 << 30
 )
 def test_as_many_share_as_fit(most: int, total: int | None, foreign: int | None, peak: int | None, count: int) -> None:
     assert trials_on_gpu(most, total, foreign, peak) == count
-
-
-@given(st.integers(1, 64), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(0, 1 << 40))
-def test_those_that_share_fit_together(most: int, total: int, foreign: int, peak: int) -> None:
-    count = trials_on_gpu(most, total, foreign, peak)
-    assert 1 <= count <= most
-    assert count == 1 or count * peak * HEADROOM <= (total - foreign) * (1 + 1e-9)

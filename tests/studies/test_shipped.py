@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from gputui.cli.main import command
 from gputui.config import Workspace, shipped_studies
 from gputui.studies.loading import StudyFile, load_study
 
 
 def shipped(name: str, workspace: Workspace, cwd: Path) -> StudyFile:
     return load_study(shipped_studies() / f"{name}.yaml", workspace, cwd)
-
-
-def test_gpt2_pbt_is_checked_by_name(workspace: Workspace) -> None:
-    words = ["--home", str(workspace.state.parent), "study", "check", "gpt2-pbt", "--json"]
-    done = CliRunner().invoke(command, words)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout) == {"name": "gpt2-pbt", "profile": "gpt2-tokens", "valid": True}
 
 
 def test_members_of_gpt2_pbt_have_a_value_and_a_checkpoint_at_each_milestone(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,11 +14,9 @@ from gputui.config import Workspace
 from gputui.store import commands
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
-from gputui.studies import process, rows, sampling
-from gputui.studies.__main__ import EXIT_OK, serve
+from gputui.studies import process, rows
 from gputui.studies.decide import MOST_STARTS
-from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec, StudySpecError
-from gputui.tui.commands import answer_text
+from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from tests.stores import open_store
 from tests.studies.desk import GRID, STUDY, Desk
 
@@ -55,45 +50,6 @@ def finish(desk: Desk, number: int, loss: float = 0.5) -> None:
 # --- what the agent or the store refuses ------------------------------------------------------------------------------
 
 
-def test_a_trial_that_could_not_be_written_is_not_counted_by_optuna(
-    begin: Begin, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("optuna")
-    desk = begin(RANDOM)
-
-    def full(*_: object, **__: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rows, "insert_trial", full)
-        with pytest.raises(sqlite3.OperationalError):
-            desk.process.turn()
-    desk.work()
-    mirror = desk.process._mirror
-    assert mirror is not None and mirror.size == len(desk.trials) == 2
-    desk.report(1, 50, 0.9)
-    desk.process.turn()
-    assert desk.trial(1).rung == 5
-
-
-def test_a_trial_goes_on_where_optuna_was_removed_meanwhile(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("optuna")
-    desk = begin(RANDOM)
-    desk.work()
-    desk.restart()
-    monkeypatch.setattr(sampling, "OptunaMirror", None)
-    monkeypatch.setattr(process, "OptunaMirror", None)
-    monkeypatch.setattr(process, "missing_library", lambda _: "Optuna is not installed; pip install it")
-    desk.report(0, 50, 0.9)
-    desk.process.turn()
-    assert (desk.study.state, desk.trial(0).state.value) == (StudyState.PAUSED, "running")
-    desk.process.turn()
-    assert desk.trial(0).rung == 5
-    finish(desk, 0)
-    desk.process.turn()
-    assert desk.trial(0).state.value == "complete"
-
-
 def recovering(desk: Desk) -> None:
     """Trial 0 met a fault of the machine after its first checkpoint, and is asked to resume."""
     desk.work()
@@ -111,17 +67,6 @@ def test_a_resume_that_no_checkpoint_allows_becomes_a_restart(begin: Begin) -> N
     assert [one.verb for one in desk.pending()] == ["restart"]
 
 
-def test_a_resume_that_is_refused_for_now_is_asked_for_again(begin: Begin) -> None:
-    desk = begin(GRID)
-    recovering(desk)
-    desk.refuse("resume")
-    desk.process.turn()
-    assert not desk.pending() and desk.trial(0).state.value == "launching"
-    desk.wall += process.AGAIN_SECONDS
-    desk.work()
-    assert desk.trial(0).state.value == "running" and len(desk.attempts(0)) == 2
-
-
 def test_a_resume_that_is_never_possible_fails_the_trial_at_last(begin: Begin) -> None:
     desk = begin(GRID)
     recovering(desk)
@@ -136,7 +81,6 @@ def test_a_resume_that_is_never_possible_fails_the_trial_at_last(begin: Begin) -
 
 
 def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin) -> None:
-    pytest.importorskip("optuna")
     desk = begin(RANDOM)
     desk.work()
     for step in range(40):
@@ -155,66 +99,7 @@ def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin)
     assert [one.rung for one in read_rungs(desk.connection, STUDY, numbers=[1])] == [1, 2]
 
 
-def test_the_next_trial_is_prepared_while_the_one_that_is_cut_short_ends(begin: Begin) -> None:
-    pytest.importorskip("optuna")
-    desk = begin(replace(RANDOM, parallel=1))
-    desk.work()
-    for step in range(40):
-        desk.report(0, step, 0.5)
-    finish(desk, 0)
-    desk.work()
-    for step in range(40):
-        desk.report(1, step, 0.8)
-    desk.process.turn()
-    assert desk.states() == ["complete", "pruning", "launching"]
-    assert sorted(one.verb for one in desk.pending()) == ["run", "stop"]
-    desk.work()
-    assert desk.states() == ["complete", "pruned", "running"]
-
-
 # --- the end of a study, and what a person asks for meanwhile ---------------------------------------------------------
-
-
-def test_a_budget_that_is_extended_while_the_study_ends_counts(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = begin(replace(GRID, sampler=SamplerSpec("grid"), budget=Budget(trials=1)))
-    desk.work()
-    finish(desk, 0)
-    desk.process.turn()  # the verdict; the next turn ends the study
-    assert desk.study.state is StudyState.FINISHED
-    desk.ask("study_extend", trials=1)
-    desk.work()
-    finish(desk, 1)
-    decided = process.decide.next_move
-
-    def asked_meanwhile(*given: object, **named: object) -> object:
-        found = decided(*given, **named)  # type: ignore[arg-type]
-        if found.over is not None and len(desk.trials) == 2:
-            desk.ask("study_extend", trials=1)
-        return found
-
-    monkeypatch.setattr(process.decide, "next_move", asked_meanwhile)
-    assert desk.process.turn()
-    assert desk.study.state is StudyState.RUNNING
-    desk.work()
-    assert len(desk.trials) == 3
-
-
-def test_a_point_that_is_added_while_the_study_ends_is_run(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = begin(replace(GRID, budget=Budget(trials=1)))
-    desk.work()
-    finish(desk, 0)
-    decided = process.decide.next_move
-
-    def asked_meanwhile(*given: object, **named: object) -> object:
-        found = decided(*given, **named)  # type: ignore[arg-type]
-        if found.over is not None and len(desk.trials) == 1:
-            desk.ask("study_enqueue", set={"rate": 0.3})
-        return found
-
-    monkeypatch.setattr(process.decide, "next_move", asked_meanwhile)
-    assert desk.process.turn()
-    desk.work()
-    assert desk.states() == ["complete", "running"] and desk.trial(1).params == {"rate": 0.3}
 
 
 def test_a_study_that_is_stopped_and_resumed_leaves_no_point_out(begin: Begin) -> None:
@@ -245,48 +130,26 @@ def test_a_study_that_is_stopped_and_resumed_leaves_no_point_out(begin: Begin) -
     assert runs == (4, 4)
 
 
-def test_a_trial_that_a_person_stopped_by_itself_stays_so(begin: Begin) -> None:
-    desk = begin(GRID)
-    desk.work()
-    desk.end(0, RunState.STOPPED)
-    desk.work()
-    desk.wall += 10
-    desk.ask("study_stop")
-    desk.work()
-    desk.ask("study_resume")
-    desk.work()
-    assert desk.states()[0] == "stopped" and "stopped" not in desk.states()[1:]
-
-
-@pytest.mark.parametrize("verb", ["study_enqueue", "study_extend", "study_resume", "study_pause"])
-def test_a_study_that_stops_takes_nothing_more(verb: str, begin: Begin) -> None:
+def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
     desk = begin(replace(GRID, budget=Budget(trials=3)))
     desk.work()
     desk.ask("study_stop")
-    args = {"study_enqueue": {"set": {"rate": 0.1}}, "study_extend": {"trials": 1}}.get(verb, {})
-    with pytest.raises(RefusedError):
-        desk.ask(verb, **args)
+    asked = {
+        "study_enqueue": {"set": {"rate": 0.1}},
+        "study_extend": {"trials": 1},
+        "study_resume": {},
+        "study_pause": {},
+    }
+    for verb, args in asked.items():
+        with pytest.raises(RefusedError):
+            desk.ask(verb, **args)
     assert len(desk.trials) == 2
-
-
-def test_what_is_not_given_of_a_point_is_as_in_the_best_trial_that_keeps_the_constraints(begin: Begin) -> None:
-    space = (*GRID.space, Dimension("width", "choice", choices=(1, 2)))
-    desk = begin(replace(GRID, space=space, budget=Budget(trials=2)))
-    desk.work()
-    finish(desk, 0, 0.1)
-    finish(desk, 1, 0.2)
-    desk.connection.execute("UPDATE trials SET constraint_values = '[0.5]' WHERE number = 0")
-    desk.work()
-    desk.connection.execute("UPDATE trials SET constraint_values = '[0.5]' WHERE number = 0")
-    desk.ask("study_enqueue", set={"rate": 0.4})
-    assert desk.trial(2).params == {"rate": 0.4, "width": desk.trial(1).params["width"]}
 
 
 # --- pruning and keeping by hand --------------------------------------------------------------------------------------
 
 
 def test_a_trial_that_a_person_prunes_is_pruned_and_not_run_again(begin: Begin) -> None:
-    pytest.importorskip("optuna")
     desk = begin(replace(RANDOM, budget=Budget(trials=2), rerun=2, parallel=1))
     desk.work()
     desk.report(0, 29, 0.1)
@@ -301,27 +164,7 @@ def test_a_trial_that_a_person_prunes_is_pruned_and_not_run_again(begin: Begin) 
     assert desk.study.state is StudyState.FINISHED and len(desk.trials) == 2
 
 
-def test_a_trial_that_is_pruned_by_hand_while_its_end_is_read_is_pruned(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk = begin(replace(GRID, parallel=1))
-    desk.work()
-    run_id = desk.trial(0).run_id or ""
-    read = process.run_end
-
-    def prune_first(*given: Any) -> Any:
-        monkeypatch.setattr(process, "run_end", read)
-        desk.ask("study_prune", trial=0)
-        desk.move(run_id, RunState.STOPPED)
-        return read(*given)
-
-    monkeypatch.setattr(process, "run_end", prune_first)
-    desk.process.turn()
-    assert desk.states()[0] == "pruned"
-
-
 def test_a_trial_that_a_person_keeps_is_not_cut_short_until_it_is_left_to_the_pruner(begin: Begin) -> None:
-    pytest.importorskip("optuna")
     desk = begin(RANDOM)
     desk.work()
     desk.report(0, 99, 0.1)
@@ -337,37 +180,10 @@ def test_a_trial_that_a_person_keeps_is_not_cut_short_until_it_is_left_to_the_pr
     assert (desk.states()[1], desk.trial(1).wish) == ("pruning", None)
 
 
-@pytest.mark.parametrize(
-    ("verb", "args", "number"),
-    [("study_enqueue", {"set": {"rate": 0.5}}, 2), ("study_keep", {"trial": 1}, 1), ("study_prune", {"trial": 1}, 1)],
-)
-def test_an_answer_about_a_trial_names_it(verb: str, args: dict[str, Any], number: int, begin: Begin) -> None:
-    pytest.importorskip("optuna")
-    desk = begin(RANDOM)
-    desk.work()
-    desk.ask(verb, **args)
-    command_id = desk.connection.execute("SELECT max(command_id) FROM commands WHERE verb = ?", (verb,)).fetchone()[0]
-    answered = commands.answer(desk.connection, command_id)
-    assert answered is not None and f"trial {number} of {STUDY} " in answer_text("Do it", answered.result or {})
-
-
-@pytest.mark.parametrize("verb", ["study_prune", "study_keep"])
-def test_what_cannot_be_pruned_or_kept_is_refused(verb: str, begin: Begin) -> None:
-    desk = begin(RANDOM)
-    desk.work()
-    finish(desk, 0)
-    desk.work()
-    for number in (0, 7):
-        with pytest.raises(RefusedError):
-            desk.ask(verb, trial=number)
-    assert desk.trial(0).wish is None
-
-
 # --- the best trials run to the end -----------------------------------------------------------------------------------
 
 
 def test_the_best_of_those_that_were_cut_short_run_to_the_end(begin: Begin) -> None:
-    pytest.importorskip("optuna")
     pruner = PrunerSpec("median", length=100, rungs=10, startup=0)
     desk = begin(replace(GRID, pruner=pruner, rerun=2, parallel=1))
     losses = {0.1: 0.5, 0.2: 0.9, 0.3: 0.6, 0.4: 0.8}
@@ -446,29 +262,3 @@ def test_a_study_whose_specification_is_damaged_pauses_and_can_be_stopped(begin:
     desk.ask("study_stop")
     desk.work()
     assert (desk.study.state, desk.states()) == (StudyState.STOPPED, ["complete", "stopped"])
-
-
-def test_a_study_of_a_newer_gputui_can_be_stopped(begin: Begin) -> None:
-    desk = begin(GRID)
-    desk.work()
-    desk.connection.execute("UPDATE studies SET spec = ?", (json.dumps({"name": "s", "space": 3}),))
-    desk.restart()
-    with pytest.raises(StudySpecError):
-        desk.process.turn()
-    desk.ask("study_stop")
-    desk.process.turn()
-    desk.refuse("stop")
-    desk.work()
-    assert (desk.study.state, desk.states()) == (StudyState.STOPPED, ["stopped", "stopped"])
-
-
-def test_a_study_whose_folder_was_removed_can_be_stopped(begin: Begin) -> None:
-    desk = begin(GRID)
-    desk.work()
-    for number in (0, 1):
-        desk.end(number, RunState.STOPPED)
-    desk.ask("study_stop")
-    shutil.rmtree(desk.workspace.studies / STUDY)
-    code, words = serve(desk.workspace, STUDY)
-    assert (code, words) == (EXIT_OK, "")
-    assert desk.study.state is StudyState.STOPPED

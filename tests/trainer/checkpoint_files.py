@@ -43,12 +43,6 @@ def flip_a_byte(path: Path, position: int | None = None) -> None:
     path.write_bytes(content)
 
 
-def resident_anonymous_bytes() -> int:
-    """Memory of this process that is no mapped file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
-
-
 def end_after(operations: int) -> None:
     """Makes this process end at once when it has done so many things that change a folder."""
     left = operations
@@ -63,13 +57,7 @@ def end_after(operations: int) -> None:
 
         return call
 
-    for owner, name in (
-        (Path, "replace"),
-        (Path, "unlink"),
-        (Path, "hardlink_to"),
-        (os, "fsync"),
-        (shutil, "rmtree"),
-    ):
+    for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "hardlink_to"), (os, "fsync"), (shutil, "rmtree")):
         setattr(owner, name, counted(getattr(owner, name)))
 
 

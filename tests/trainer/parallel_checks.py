@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,14 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from tests.trainer.tiny import WIDTH, TinyObjective, part_of, tiny_batch, tiny_objective, tiny_settings
+from tests.trainer.tiny import part_of, tiny_batch, tiny_objective, tiny_settings
 from trainer.checkpoints import Checkpointer
 from trainer.config.schema import Recompute
 from trainer.data.contract import Fields, Transform
-from trainer.errors import SettingsError
 from trainer.models.blocks import apply_recompute, transformer_blocks
 from trainer.parallel import collectives
 from trainer.parallel.build import build_strategy
 from trainer.parallel.ddp import Ddp
-from trainer.parallel.state import names_by_parameter
 from trainer.parallel.strategy import OptimizerState, Strategy
 from trainer.precision import compile_modules
 from trainer.tasks.objective import Objective
@@ -238,51 +235,23 @@ class Logits(nn.Module):
         return logits
 
 
-def words_objective(kind: str, seed: int = 0, dropout: float = 0.0) -> Words:
+def words_objective(kind: str, seed: int = 0) -> Words:
     import transformers
 
-    small = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     torch.manual_seed(seed)
+    common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCABULARY}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
+    size = {"intermediate_size": 24, "max_position_embeddings": CONTEXT}
     inner: Any
     if kind == "llama":
-        config = transformers.LlamaConfig(
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-            use_cache=False,
-            attention_dropout=dropout,
-            **small,
-        )
-        inner = transformers.LlamaForCausalLM(config)
+        heads = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+        inner = transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **size, **heads, **ends))
     elif kind == "bert":
-        config = transformers.BertConfig(
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=CONTEXT,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-            vocab_size=VOCABULARY,
-        )
-        inner = transformers.BertForMaskedLM(config)
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        inner = transformers.BertForMaskedLM(transformers.BertConfig(**common, **size, **none))
     else:
-        config = transformers.GPT2Config(
-            n_embd=16,
-            n_inner=24,
-            n_layer=2,
-            n_head=3 + 1,
-            n_positions=CONTEXT,
-            attn_pdrop=dropout,
-            embd_pdrop=dropout,
-            resid_pdrop=dropout,
-            use_cache=False,
-            **small,
-        )
+        none = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+        config = transformers.GPT2Config(**common, **none, **ends, n_inner=24, n_positions=CONTEXT)
         inner = transformers.GPT2LMHeadModel(config)
     return Words(Logits(inner))
 
@@ -299,13 +268,11 @@ def train_words(
     steps: int,
     clip: float = 1.0,
     state: tuple[State, OptimizerState] | None = None,
-    split: bool = True,
     **settings: Any,
 ) -> tuple[list[float], State, OptimizerState, list[float]]:
     """Losses, the model, the optimizer and the norms of gradients after a few steps."""
     chosen = tiny_settings(task="lm", width=32, **{"lr": 1e-2, **settings})
-    with contextlib.nullcontext() if split else unsplit_sequences():
-        strategy = build_strategy(chosen, words_objective(kind, seed=5 if state else 0), world)
+    strategy = build_strategy(chosen, words_objective(kind, seed=5 if state else 0), world)
     if state:
         strategy.load_model_state(state[0])
         strategy.load_optimizer_state(state[1])
@@ -333,12 +300,11 @@ def unsplit_sequences() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WordsStep:
-    """Of one step: the mean loss, whole gradients, bytes kept from forward to backward, and zeros by dropout layer."""
+    """Of one step: the mean loss, whole gradients, and bytes kept from forward to backward."""
 
     loss: float
     gradients: State
     kept_bytes: int
-    dropped: dict[str, Tensor]
 
 
 def words_step(
@@ -348,19 +314,14 @@ def words_step(
     *,
     split: bool = True,
     recompute: Recompute = "none",
-    dropout: float = 0.0,
     **settings: Any,
 ) -> WordsStep:
-    objective = words_objective(kind, dropout=dropout)
+    objective = words_objective(kind)
     apply_recompute(objective.model, recompute)
-    chosen = tiny_settings(task="lm", width=32, dropout=dropout, **settings)
+    chosen = tiny_settings(task="lm", width=32, **settings)
     compile_modules(transformer_blocks(objective.model) if chosen.compile_scope == "blocks" else [objective], chosen)
     with contextlib.nullcontext() if split else unsplit_sequences():
         strategy = build_strategy(chosen, objective, world)
-    dropped: dict[str, Tensor] = {}
-    for name, layer in objective.model.named_modules():
-        if isinstance(layer, nn.Dropout) and dropout:
-            layer.register_forward_hook(lambda _, inputs, output, name=name: dropped.update({name: _own(output) == 0}))
     weights = {_own(weight).untyped_storage().data_ptr() for weight in objective.parameters()}
     kept: dict[int, int] = {}
 
@@ -379,7 +340,7 @@ def words_step(
         loss.backward()
     shares = {name: tensor.clone() for name, tensor in strategy.local_gradients().items()}
     gradients = {name: collectives.full_tensor(tensor).clone() for name, tensor in strategy.as_sharded(shares).items()}
-    return WordsStep(world.sum(loss.item())[0] / world.size, gradients, kept_bytes, dropped)
+    return WordsStep(world.sum(loss.item())[0] / world.size, gradients, kept_bytes)
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -393,13 +354,10 @@ def _own(tensor: Tensor) -> Tensor:
             return tensor
 
 
-def save_words(
-    world: World, kind: str, folder: Path, *, split: bool = True, **settings: Any
-) -> tuple[State, OptimizerState]:
+def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[State, OptimizerState]:
     """The model and the optimizer after a step, of which all ranks have written a sharded checkpoint."""
     chosen = tiny_settings(task="lm", width=32, checkpoint_dir=folder, sharded_checkpoints=True, **settings)
-    with contextlib.nullcontext() if split else unsplit_sequences():
-        strategy = build_strategy(chosen, words_objective(kind), world)
+    strategy = build_strategy(chosen, words_objective(kind), world)
     with strategy.accumulate(True):
         strategy.loss(part_of(words_batch(0), strategy.data_rank, strategy.data_ranks)).backward()  # type: ignore[no-untyped-call]
     strategy.optimizer.step()
@@ -421,14 +379,6 @@ def straight_and_resumed(world: World, steps: int, more: int, **settings: Any) -
     straight = copied(strategy.model_state())
     model, optimizer, exchange = world.broadcast((model, optimizer, exchange))
     return straight, go_on(world, model, optimizer, range(steps, steps + more), exchange=exchange, **settings)[1]
-
-
-def state_after(world: World, steps: int, **settings: Any) -> tuple[State, OptimizerState, OptimizerState]:
-    """Model, optimizer, and what the exchange has left over, after a few steps."""
-    strategy = build(world, **settings)
-    train(strategy, range(steps))
-    exchange = copied_optimizer(strategy.exchange_state())
-    return copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state()), exchange
 
 
 def exchanged_and_left(world: World, steps: int, **settings: Any) -> tuple[State, State, State]:
@@ -454,32 +404,6 @@ def rounds_per_step(world: World, steps: int, accumulate: int, **settings: Any) 
         train(strategy, range(step, step + 1), accumulate)
         rounds.append(strategy.exchange.rounds - before)
     return rounds
-
-
-def waits(world: World, steps: int, slow: int, seconds: float, **settings: Any) -> tuple[float | None, list[float]]:
-    """The measured wait before any step, and of steps in each of which one rank is slow."""
-    strategy = build(world, **settings)
-    before = strategy.exchange_seconds()
-    train(strategy, range(1))
-    found = []
-    for step in range(1, steps + 1):
-        strategy.optimizer.zero_grad()
-        with strategy.accumulate(True):
-            loss = strategy.loss(micro_batches(strategy, step, 1)[0])
-            if world.rank == slow:
-                time.sleep(seconds)
-            loss.backward()  # type: ignore[no-untyped-call]
-        strategy.after_update(step)
-        found.append(strategy.exchange_seconds() or 0.0)
-    return before, found
-
-
-def in_a_part(world: World, function: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-    """What the first two of four ranks return for a function of the ranks."""
-    part = world.subgroup(2)
-    result = function(part, *arguments, **settings) if part else None
-    world.barrier()
-    return result
 
 
 def optimizer_share(world: World, **settings: Any) -> tuple[int, int]:
@@ -508,22 +432,6 @@ def shares_and_back(world: World, **settings: Any) -> dict[str, Any]:
         "spread_optimizer": {name: set(state) for name, state in strategy.sharded_optimizer_state().items()},
         "model": set(strategy.model_state()),
     }
-
-
-def loss_after_writing(world: World, **settings: Any) -> float:
-    """The loss of a step after a validation and after writing to the shares, as averaged weights are swapped in."""
-    strategy = build(world, **settings)
-    train(strategy, range(2))
-    with torch.no_grad():
-        strategy.objective.measure(tiny_batch(0))
-        for tensor in strategy.local_parameters().values():
-            tensor.mul_(0.5)
-        strategy.objective.measure(tiny_batch(0))
-    with torch.no_grad():
-        for tensor in strategy.local_parameters().values():
-            tensor.mul_(2.0)
-    [total] = world.sum(backward(strategy, 2))
-    return total / world.size
 
 
 def draws(world: World, dropout: float) -> tuple[list[float], list[float]]:
@@ -578,48 +486,16 @@ def optimizer_kept_and_forgotten(world: World, **settings: Any) -> tuple[set[str
     return some, world.broadcast(set(strategy.optimizer_state()))
 
 
-def refusal(world: World, words: str = "", **settings: Any) -> str:
-    """What is said against a combination."""
-    objective = words_objective(words) if words else tiny_objective()
-    fields = tiny_settings(**settings) if not words else tiny_settings(task="lm", width=32, **settings)
-    try:
-        build_strategy(fields, objective, world)
-    except SettingsError as error:
-        return str(error)
-    return ""
-
-
 def train_and_state_unclipped(world: World, steps: int, **settings: Any) -> tuple[list[float], State, OptimizerState]:
     strategy = build(world, **settings)
     losses = train(strategy, range(steps), clip=0.0)
     return losses, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
 
 
-def settled_late(world: World, **settings: Any) -> int:
-    """Buckets sent by a rank that settles after its last backward."""
-    strategy = build(world, **settings)
-    assert isinstance(strategy, Ddp)
-    backward(strategy, 0)
-    before = strategy.exchange.rounds
-    strategy.settle()
-    return strategy.exchange.rounds - before
-
-
 def can_settle(world: World, exchanges: bool = False, **settings: Any) -> bool:
     objective = tiny_objective()
     objective.exchanges = exchanges
     return build_strategy(tiny_settings(**settings), objective, world).can_settle
-
-
-def settle_with_broken_buckets(world: World) -> None:
-    """Rank 1 fails with buckets that a second failure left unfinished; the other does not wait for it here."""
-    strategy = build(world)
-    assert isinstance(strategy, Ddp)
-    if world.rank == 1:
-        strategy.objective.model.register_parameter("late", nn.Parameter(torch.zeros(3)))
-        strategy._names = names_by_parameter(strategy.objective.model)
-        strategy.exchange.entered = True
-        strategy.settle()
 
 
 def norm_where_one_is_not_finite(world: World, **settings: Any) -> float:
@@ -658,32 +534,6 @@ def averaged(world: World) -> list[list[float]]:
     ]
     collectives.all_reduce_mean(tensors, world)
     return [tensor.tolist() for tensor in tensors]
-
-
-class Pixels(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(3, WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.convolution(x).mean((2, 3))
-        return result
-
-
-def memory_order(world: World, **settings: Any) -> Any:
-    """Strides of a weight after a step, and the sum of its moments on rank 0; or what is said against it."""
-    torch.manual_seed(0)
-    objective = TinyObjective(Pixels().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-    try:
-        strategy = build_strategy(tiny_settings(channels_last=True, **settings), objective, world)
-    except SettingsError as error:
-        return str(error)
-    with strategy.accumulate(True):
-        strategy.loss({"input": torch.ones(2, 3, 5, 5), "target": torch.ones(2, WIDTH)}).backward()  # type: ignore[no-untyped-call]
-    strategy.optimizer.step()
-    state = strategy.optimizer_state().get("convolution.weight") or {}
-    strides = next(objective.model.parameters()).stride()
-    return strides, float(state["exp_avg"].sum()) if state else 0.0
 
 
 def statistics(world: World, **settings: Any) -> tuple[State, State]:

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -52,7 +51,6 @@ class Ranks:
         self._folder: Path | None = None
         self._processes: list[Forked] = []
         self._pipes: list[Connection] = []
-        self._stack_pipes: list[Connection] = []
 
     def run(self, function: Callable[Concatenate[World, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Calls ``function(world, *args, **kwargs)`` on every rank; its results by rank."""
@@ -68,8 +66,7 @@ class Ranks:
         while waiting:
             ready = wait(list(waiting.values()), timeout=5.0 if by_rank else max(0.0, deadline - time.monotonic()))
             if not ready:
-                for rank in waiting:
-                    tracebacks[rank] = f"did not answer; it stood at\n{self._stack_of(rank)}\n"
+                tracebacks |= dict.fromkeys(waiting, "did not answer\n")
                 break
             for rank, pipe in list(waiting.items()):
                 if pipe not in ready:
@@ -96,20 +93,11 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.wait()
-        for pipe in (*self._pipes, *self._stack_pipes):
+        for pipe in self._pipes:
             pipe.close()
-        self._processes, self._pipes, self._stack_pipes = [], [], []
+        self._processes, self._pipes = [], []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _stack_of(self, rank: int) -> str:
-        """Where the threads of a rank that does not answer are, as a thread of its own reports it."""
-        pipe = self._stack_pipes[rank]
-        try:
-            pipe.send(None)
-            return str(pipe.recv()) if pipe.poll(10.0) else "native code that holds the interpreter, or its imports"
-        except (OSError, EOFError):
-            return "its end"
 
     def __enter__(self) -> Ranks:
         return self
@@ -127,24 +115,20 @@ class Ranks:
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         store = self._folder / "store"
         for rank in range(self.size):
-            (ours, theirs), (asking, answering) = Pipe(), Pipe()
+            ours, theirs = Pipe()
             process = Forked(
                 ["tests.trainer.ranks", str(rank), str(self.size), str(store)],
                 preloaded="tests.trainer.preloaded",
                 stdin=theirs.fileno(),
-                stdout=answering.fileno(),
             )
             theirs.close()
-            answering.close()
             self._processes.append(process)
             # By this key processes hand tensors to each other.
             ours.send_bytes(bytes(current_process().authkey))
             self._pipes.append(ours)
-            self._stack_pipes.append(asking)
 
 
-def _serve(rank: int, size: int, store: str, pipe: Connection, stacks: Connection) -> None:
-    threading.Thread(target=_report_stacks, args=(stacks,), daemon=True).start()
+def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import datetime
 
     import torch
@@ -175,23 +159,12 @@ def _serve(rank: int, size: int, store: str, pipe: Connection, stacks: Connectio
         pipe.send(answer)
 
 
-def _report_stacks(pipe: Connection) -> None:
-    """Answer with the stacks of all other threads. The trainer takes over signals and faulthandler's one timer."""
-    while True:
-        try:
-            pipe.recv()
-        except EOFError:
-            return
-        frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
-        pipe.send("".join("".join(traceback.format_stack(frame)) for frame in frames.values()))
-
-
-def _pipes() -> tuple[Connection, Connection]:
-    """What came as standard input and output; what a rank prints goes where its errors go."""
-    pipes = Connection(os.dup(0)), Connection(os.dup(1))
+def _pipe() -> Connection:
+    """What came as standard input; what a rank prints goes where its errors go."""
+    pipe = Connection(os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return pipes
+    return pipe
 
 
 def _loopback() -> str:
@@ -200,4 +173,4 @@ def _loopback() -> str:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], *_pipes())
+    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], _pipe())

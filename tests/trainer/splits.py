@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 import numpy as np
 import torch
 
-from trainer.config import Settings
 from trainer.data.contract import BrokenSample, Fields, Indices
-from trainer.data.feed import BatchFeed
 
 
 class Rows:
@@ -67,16 +64,6 @@ class Deadly(Rows):
         return super().read(indices)
 
 
-class Interrupted(Rows):
-    """Rows whose reading processes meet the signals of a stop as they begin, before anything of the trainer has run."""
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-
 class Faulty(Rows):
     """Rows read by a program with a mistake."""
 
@@ -96,11 +83,3 @@ def with_positions(fields: Fields, positions: Indices) -> Fields:
 
 def as_they_are(fields: Fields, positions: Indices) -> Fields:
     return fields
-
-
-def feed_until_killed() -> None:
-    """A process with one worker, whose pid it prints, that waits to be killed."""
-    feed = BatchFeed(Rows(100), with_positions, Settings(num_workers=1), rank=0, ranks=1, device=torch.device("cpu"))
-    feed.seek(0, 4)
-    print(int(feed.next()["pid"][0]), flush=True)
-    sys.stdin.read()

@@ -33,12 +33,6 @@ def test_auto_takes_the_newest_that_is_whole_and_says_what_it_passed_over(folder
     assert len(checkpoints.choose("auto", folder).rejected) == 3
 
 
-def test_auto_takes_compressed_ones_as_well(folder: Path) -> None:
-    save(folder, 10)
-    newest = save(folder, 20, gzip=True)
-    assert checkpoints.choose("auto", folder).path == newest
-
-
 def test_auto_and_none_without_checkpoints(folder: Path) -> None:
     assert checkpoints.choose("auto", folder / "missing") == checkpoints.ResumeChoice(None, [])
     save(folder, 10)
@@ -56,14 +50,6 @@ def test_a_path_is_taken_or_refused(folder: Path) -> None:
         checkpoints.choose(str(folder / "nowhere.pt"), folder)
 
 
-def test_the_newest_are_kept(folder: Path) -> None:
-    for step in (10, 20, 30, 100_000_000):
-        save(folder, step)
-    rotation.prune(folder, 2)
-    assert steps(folder) == [100_000_000, 30]
-    assert len(listing(folder)) == 4
-
-
 def test_the_last_valid_one_outlives_newer_corrupt_ones(folder: Path) -> None:
     paths = [save(folder, step) for step in (10, 20, 30)]
     flip_a_byte(paths[1])
@@ -73,21 +59,6 @@ def test_the_last_valid_one_outlives_newer_corrupt_ones(folder: Path) -> None:
     save(folder, 40)
     rotation.prune(folder, 2)
     assert steps(folder) == [40, 30]
-
-
-def test_epochs_and_the_best_are_outside_of_rotation(folder: Path) -> None:
-    for path in (names.epoch_file(folder, "", 1), names.epoch_file(folder, "", 2), names.best_file(folder)):
-        pretend(path)
-    for step in (1, 2, 3):
-        pretend(names.step_file(folder, step))
-    rotation.prune(folder, 1)
-    assert [name for name in listing(folder) if not name.endswith(".sha256")] == [
-        "best_model.pt",
-        "phase_main/epoch_1.pt",
-        "phase_main/epoch_2.pt",
-        "step_00000003.pt",
-    ]
-    assert checkpoints.choose("auto", folder).path == names.step_file(folder, 3)
 
 
 def test_a_branch_that_is_left_is_set_aside_until_the_new_one_has_passed_it(folder: Path) -> None:
@@ -158,22 +129,6 @@ def test_what_a_killed_predecessor_left_is_removed_and_nothing_else(folder: Path
     assert not names.shards_folder(half).exists()
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), max_size=6, unique=True))
-def test_a_phase_of_any_name_has_a_folder_of_its_own(phases: list[str]) -> None:
-    directory = Path("checkpoints")
-    folders = {phase: names.epoch_file(directory, phase, 1).parent for phase in phases if phase != "main"}
-    assert len(set(folders.values())) == len(folders)
-    assert all(path.parent == directory and path.name.startswith("phase_") for path in folders.values())
-
-
-@given(st.integers(0, 10**12), st.booleans())
-def test_a_step_is_read_back_from_its_name(step: int, gzip: bool) -> None:
-    path = names.step_file(Path("a"), step, gzip=gzip)
-    assert names.step_of(path) == step and names.is_step_file(path)
-    assert path in names.main_files(names.shards_folder(path))
-    assert names.step_of(names.best_file(Path("a"), gzip=gzip)) is None
-
-
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("save"), st.integers(1, 9), st.booleans()),
@@ -216,18 +171,6 @@ def test_whatever_happens_the_newest_valid_one_stays_and_not_too_many_do(
             assert listing(folder) == after_once
 
 
-@given(st.sampled_from(["val/loss", "val/perplexity", "loss", "val/accuracy", "val/recall_at_1"]), st.data())
-def test_of_two_values_one_is_better(metric: str, data: st.DataObject) -> None:
-    one, other = data.draw(st.floats()), data.draw(st.floats(allow_nan=False, allow_infinity=False))
-    better = best.is_better(metric, one, other)
-    if one != one or one in (float("inf"), float("-inf")):
-        assert not better and not best.is_better(metric, one, None)
-        return
-    assert best.is_better(metric, one, None)
-    assert not (better and best.is_better(metric, other, one))
-    assert better == (one < other if metric.endswith(("loss", "perplexity")) else one > other)
-
-
 def write_best(folder: Path, step: int, value: float, *, gzip: bool = False) -> Path:
     path = save(folder, step, gzip=gzip).replace(names.best_file(folder, gzip=gzip))
     names.hash_file(names.step_file(folder, step, gzip=gzip)).replace(names.hash_file(path))
@@ -268,35 +211,3 @@ def test_a_record_of_another_file_is_not_believed(folder: Path) -> None:
         assert best.best_value(folder, "val/loss") == 0.125
     names.hash_file(names.best_file(folder)).unlink()
     assert best.best_value(folder, "val/loss") is None
-
-
-def test_a_best_of_a_branch_that_is_left_is_set_aside(folder: Path) -> None:
-    write_best(folder, 20, 0.25)
-    assert rotation.begin_branch(folder, 20) == []
-    assert [path.name for path in rotation.begin_branch(folder, 10)] == ["best_model.pt.stale"]
-    assert best.best_value(folder, "val/loss") is None
-    assert listing(folder) == ["best_model.json.stale", "best_model.pt.sha256.stale", "best_model.pt.stale"]
-    path = write_best(folder, 15, 0.5, gzip=True)
-    rotation.forget_other_bests(path)
-    assert listing(folder) == ["best_model.json", "best_model.pt.gz", "best_model.pt.gz.sha256"]
-
-
-def test_of_a_compressed_and_a_plain_best_the_better_one_counts(folder: Path) -> None:
-    write_best(folder, 10, 0.5)
-    path = save(folder, 20, gzip=True, metrics={"val/loss": 0.25})
-    path.replace(names.best_file(folder, gzip=True))
-    names.hash_file(path).replace(names.hash_file(names.best_file(folder, gzip=True)))
-    assert best.best_value(folder, "val/loss") == 0.25
-
-
-def test_a_record_that_cannot_be_written_leaves_the_former_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_best(folder, 10, 0.5)
-    before = listing(folder), (folder / "best_model.json").read_text()
-
-    def full(self: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="No space left"):
-        best.write_record(path, {"step": 20, "metrics": {"val/loss": 0.25}}, "val/loss", 0.25)
-    assert (listing(folder), (folder / "best_model.json").read_text()) == before

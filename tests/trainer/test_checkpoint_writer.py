@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.checkpoint_files import contents, end_after, flip_a_byte, in_a_child, listing
+from tests.tables import table
+from tests.trainer.checkpoint_files import contents, listing
 from tests.trainer.ranks import Ranks
 from trainer import checkpoints
 from trainer.checkpoints import Checkpointer, files, hashes, names, sharded
@@ -53,7 +53,7 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-@pytest.mark.parametrize("background", [False, True])
+@table("background", [False, True])
 def test_one_state_under_several_names(folder: Path, background: bool) -> None:
     saver = Checkpointer(
         settings(folder, async_checkpoints=background, epoch_checkpoints=True, best_checkpoint=True), ALONE
@@ -73,13 +73,6 @@ def test_one_state_under_several_names(folder: Path, background: bool) -> None:
     record = json.loads((folder / "best_model.json").read_text())
     assert (record["metric"], record["value"], record["step"]) == ("val/loss", 0.5, 10)
     assert saver.poll() == []
-
-
-def test_what_settings_do_not_ask_for_is_not_saved(folder: Path) -> None:
-    saver = Checkpointer(settings(folder), ALONE)
-    saver.begin(0)
-    assert saver.save(state_of(10), step=10, periodic=False, epoch=1, score=0.5)
-    assert listing(folder) == [] and saver.poll() == []
 
 
 def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
@@ -110,25 +103,6 @@ def test_only_a_better_one_becomes_the_best(folder: Path) -> None:
     assert listing(folder) == ["best_model.json", "best_model.pt", "best_model.pt.sha256"]
 
 
-def test_a_best_that_is_no_longer_whole_need_not_be_beaten(folder: Path) -> None:
-    wanted = settings(folder, best_checkpoint=True)
-    saver = Checkpointer(wanted, ALONE)
-    saver.save(state_of(1), step=1, periodic=False, score=0.5)
-    flip_a_byte(folder / "best_model.pt")
-    saver = Checkpointer(wanted, ALONE)
-    saver.begin(1)
-    saver.save(state_of(2), step=2, periodic=False, score=0.75)
-    hashes.verify(folder / "best_model.pt")
-    assert checkpoints.load(folder / "best_model.pt")["step"] == 2
-
-
-def test_older_ones_go(folder: Path) -> None:
-    saver = Checkpointer(settings(folder, keep=2), ALONE)
-    for step in (10, 20, 30):
-        saver.save(state_of(step), step=step)
-    assert [names.step_of(path) for path in checkpoints.existing(folder)] == [30, 20]
-
-
 def test_a_state_is_saved_once(folder: Path) -> None:
     saver = Checkpointer(settings(folder, async_checkpoints=True, best_checkpoint=True), ALONE)
     assert saver.save(state_of(10), step=10)
@@ -151,7 +125,7 @@ def test_a_state_is_saved_once(folder: Path) -> None:
     assert len(elsewhere.poll()) == 1
 
 
-@pytest.mark.parametrize("compressed", [False, True])
+@table("compressed", [False, True])
 def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(folder: Path, compressed: bool) -> None:
     torch.manual_seed(0)
     weights = torch.randn(1000, 300)
@@ -181,20 +155,6 @@ def test_in_the_background_the_same_bytes_are_written_though_training_goes_on(fo
                 live["metrics"]["loss"] = 0.5
     assert len(contents(folder / "sync")) == 4
     assert contents(folder / "sync") == contents(folder / "async")
-
-
-def test_training_stands_still_for_the_copy_only(folder: Path) -> None:
-    model = {str(number): torch.randn(1_000_000) for number in range(12)}  # 48 MB
-    blocked = {}
-    for background in (False, True):
-        saver = Checkpointer(settings(folder / str(background), async_checkpoints=background, keep=1), ALONE)
-        for step in range(1, 8):
-            saver.save(lambda step=step: {"step": step, "model": model}, step=step)  # type: ignore[misc]
-            saver.wait()
-        outcomes = saver.poll()
-        assert [outcome.event for outcome in outcomes] == ["checkpoint"] * 7
-        blocked[background] = min(outcome.blocked_seconds for outcome in outcomes[1:])
-    assert blocked[True] < blocked[False] / 2, blocked
 
 
 def test_one_that_is_due_while_another_is_written_is_skipped_and_said(folder: Path, gate: Gate) -> None:
@@ -231,135 +191,12 @@ def test_one_that_does_not_come_again_waits_for_the_earlier(folder: Path, gate: 
     assert [names.step_of(path) for path in checkpoints.existing(folder)] == [20, 10]
 
 
-def test_a_best_is_compared_with_the_one_that_is_still_being_written(folder: Path, gate: Gate) -> None:
-    saver = Checkpointer(settings(folder, async_checkpoints=True, best_checkpoint=True), ALONE, before_write=gate)
-    saver.save(state_of(10), step=10, periodic=False, score=0.5)
-    assert gate.reached.wait(120)
-    assert saver.save(state_of(20), step=20, periodic=False, score=0.75)
-    gate.open.set()
-    saver.wait()
-    assert checkpoints.load(folder / "best_model.pt")["step"] == 10
-
-
 def full_disk(*steps: int) -> Callable[[int, Path], None]:
     def check(step: int, path: Path) -> None:
         if step in steps:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     return check
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_a_full_disk_costs_that_checkpoint_only(folder: Path, background: bool) -> None:
-    wanted = settings(folder, async_checkpoints=background, best_checkpoint=True, keep=1)
-    saver = Checkpointer(wanted, ALONE, before_write=full_disk(20, 40))
-    saver.save(state_of(10), step=10, score=0.5)
-    saver.wait()
-    before = contents(folder)
-    saver.save(state_of(20), step=20, score=0.25)
-    saver.wait()
-    assert contents(folder) == before
-    good, bad = saver.poll()
-    assert (good.event, bad.event, bad.bytes) == ("checkpoint", "checkpoint_failed", None)
-    assert bad.error is not None and "No space left on device" in bad.error
-    assert saver.save(state_of(30), step=30, score=0.4)  # better than what is on disk
-    saver.wait()
-    assert checkpoints.load(folder / "best_model.pt")["step"] == 30
-    with pytest.raises(OSError, match="No space left on device"):
-        saver.save(state_of(40), step=40, required=True)
-    assert [outcome.event for outcome in saver.poll()] == ["checkpoint", "checkpoint_failed"]
-    assert checkpoints.choose("auto", folder).path == names.step_file(folder, 30)
-
-
-def test_one_that_failed_is_tried_again_when_it_is_required(folder: Path) -> None:
-    failures = [10]
-    saver = Checkpointer(
-        settings(folder, async_checkpoints=True),
-        ALONE,
-        before_write=lambda step, path: full_disk(*failures)(step, path),
-    )
-    saver.save(state_of(10), step=10)
-    saver.wait()
-    failures.clear()
-    assert saver.save(state_of(10), step=10, required=True)
-    hashes.verify(names.step_file(folder, 10))
-
-
-def test_a_further_name_that_cannot_be_had_does_not_harm_the_first(folder: Path) -> None:
-    (folder / "phase_main").write_text("in the way")
-    saver = Checkpointer(settings(folder, epoch_checkpoints=True), ALONE)
-    assert not saver.save(state_of(10), step=10, epoch=1)
-    (outcome,) = saver.poll()
-    assert outcome.event == "checkpoint_failed" and "phase_main" in str(outcome.error)
-    hashes.verify(names.step_file(folder, 10))
-    assert listing(folder) == ["phase_main", "step_00000010.pt", "step_00000010.pt.sha256"]
-
-
-def test_older_ones_that_cannot_be_deleted_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = Checkpointer(settings(folder, keep=1), ALONE)
-    saver.save(state_of(10), step=10)
-    unlink = Path.unlink
-
-    def refused(self: Path, missing_ok: bool = False) -> None:
-        if self.name == "step_00000010.pt":
-            raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
-        unlink(self, missing_ok=missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", refused)
-    assert saver.save(state_of(20), step=20)
-    outcome = saver.poll()[-1]
-    assert outcome.event == "checkpoint" and str(outcome.error).startswith("older checkpoints could not be deleted: ")
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_a_bug_in_writing_is_not_lost(folder: Path, background: bool) -> None:
-    saver = Checkpointer(settings(folder, async_checkpoints=background), ALONE)
-    with pytest.raises(Exception, match=r"pickle|local object"):
-        saver.save(state_of(10, function=lambda: None), step=10)
-        saver.wait()
-    assert listing(folder) == []
-
-
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("mount") is None, reason="mounting a small tmpfs needs root")
-@pytest.mark.parametrize("background", [False, True])
-def test_a_disk_that_is_really_full_loses_nothing(tmp_path: Path, background: bool) -> None:
-    """12 MB that hold two checkpoints of 4 MB and not a third beside the ballast; then there is room again."""
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)], check=False).returncode:
-        pytest.skip("this container may not mount")
-    try:
-        folder = small / "checkpoints"
-        saver = Checkpointer(settings(folder, async_checkpoints=background, best_checkpoint=True, keep=1), ALONE)
-        saver.begin(0)
-
-        def save(step: int, score: float, **values: bool) -> str:
-            saver.save(
-                lambda: {"step": step, "model": {"w": torch.full((1_000_000,), float(step))}},
-                step=step,
-                score=score,
-                **values,
-            )
-            saver.wait()
-            (outcome,) = saver.poll()
-            return outcome.event
-
-        assert save(10, 0.5) == "checkpoint"
-        (small / "ballast").write_bytes(bytes(5_000_000))
-        before = contents(folder)
-        assert save(20, 0.25) == "checkpoint_failed"
-        with pytest.raises(OSError, match="No space left") as raised:
-            saver.save(lambda: {"step": 30, "model": {"w": torch.zeros(1_000_000)}}, step=30, required=True)
-        assert raised.value.errno == errno.ENOSPC
-        saver.poll()
-        assert contents(folder) == before
-        assert checkpoints.choose("auto", folder).path == names.step_file(folder, 10)
-        (small / "ballast").unlink()
-        assert save(40, 0.4) == "checkpoint"
-        assert [path.name for path in checkpoints.existing(folder)] == ["step_00000040.pt"]
-        assert checkpoints.load(folder / "best_model.pt")["step"] == 40
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
@@ -374,54 +211,6 @@ def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(World, "gather", lambda self, value: [value])
     monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
     return dataclasses.replace(ALONE, backend="gloo")
-
-
-@pytest.mark.parametrize("spread", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_ended_anywhere_the_last_good_ones_are_there_and_the_next_run_goes_on(
-    tmp_path: Path, spread: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process ends before each change of the folder in turn, from setting a branch aside to deleting old ones."""
-    wanted: dict[str, Any] = {"best_checkpoint": True, "epoch_checkpoints": True, "keep": 1}
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # a process that ends loses nothing that it wrote
-    world = ALONE
-    if spread:
-        world = pretend_to_spread(monkeypatch)
-        wanted |= {"sharded_checkpoints": True, "parallel": "fsdp"}
-    template = tmp_path / "template"
-    saver = Checkpointer(settings(template, **{**wanted, "keep": 9}), world)
-    for step, score in ((5, None), (10, 0.5), (30, None)):
-        saver.save(state_of(step), step=step, score=score, epoch=1)
-    names.temporary_file(names.step_file(template, 40)).write_text("half")
-    for operations in range(200):
-        folder = tmp_path / str(operations)
-        shutil.copytree(template, folder)
-
-        def go_on_from_ten(folder: Path = folder, operations: int = operations) -> None:
-            end_after(operations)
-            saver = Checkpointer(settings(folder, **wanted), world)
-            saver.begin(10)
-            saver.save(state_of(20), step=20, score=0.25, epoch=1)
-
-        code = in_a_child(go_on_from_ten)
-        assert code in (0, 9)
-        for path in [*checkpoints.existing(folder), *folder.rglob("best_model.pt"), *folder.rglob("epoch_1.pt")]:
-            hashes.verify(path)
-        newest = checkpoints.existing(folder)[0]
-        assert names.step_of(newest) in (10, 20, 30)
-        best_step = checkpoints.load(folder / "best_model.pt")["step"]
-        resumed = Checkpointer(settings(folder, **wanted), world)
-        resumed.begin(20)
-        assert not list(folder.rglob("*.tmp"))
-        assert resumed.save(state_of(31), step=31, score=0.375)
-        assert checkpoints.load(folder / "best_model.pt")["step"] == {10: 31, 20: 20}[best_step]
-        assert checkpoints.load(folder / "best_model.pt")["model"]["weight"].sum() == {10: 3100, 20: 2000}[best_step]
-        assert not list(folder.rglob("*.stale"))
-        folders = [path.name for path in folder.rglob("*.shards")]
-        assert sorted(folders) == (["best_model.shards", "epoch_1.shards", "step_00000031.shards"] if spread else [])
-        shutil.rmtree(folder)
-        if code == 0:
-            break
-    assert operations > 20
 
 
 class FailingDisk:
@@ -445,8 +234,7 @@ class FailingDisk:
         return call
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-@pytest.mark.parametrize("spread", [False, True])
+@table("spread, lasting", [(True, False), (False, True)])
 def test_an_error_of_the_disk_anywhere_costs_no_checkpoint_that_was_there(
     tmp_path: Path, spread: bool, lasting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -511,12 +299,11 @@ def _save_on_ranks(world: World, folder: Path, background: bool) -> list[Any]:
     return answers
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks, background: bool) -> None:
-    main, other = two_ranks.run(_save_on_ranks, folder, background)
+def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks) -> None:
+    main, other = two_ranks.run(_save_on_ranks, folder, True)
     events = main.pop()
     assert other.pop() == []
-    assert main == other == [[], True, background, True, True, errno.ENOSPC, 4]
+    assert main == other == [[], True, True, True, True, errno.ENOSPC, 4]
     assert events == ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_failed"]
     assert [names.step_of(path) for path in checkpoints.existing(folder)] == [30, 10]
     assert checkpoints.load(folder / "best_model.pt")["step"] == 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import table
 from trainer.config import Settings
 from trainer.data import Images, Split, Text, load_data
 from trainer.data.concatenation import Concatenation
-from trainer.data.pixels import resize
-from trainer.data.windows import first_out_of_range, window_count
+from trainer.data.windows import window_count
 from trainer.errors import SettingsError, TrainerError
 
 
@@ -52,32 +51,6 @@ def test_digits_are_the_real_ones_and_every_fifth_stays_out() -> None:
     assert train["label"].tolist() == np.delete(known.target, np.s_[::5]).tolist()
 
 
-def test_the_grey_values_of_digits_are_spread_over_a_byte_halves_up() -> None:
-    image = everything(images().train)["image"]
-    expected = [0, 16, 32, 48, 64, 80, 96, 112, 128, 143, 159, 175, 191, 207, 223, 239, 255]
-    assert image.unique().tolist() == expected
-
-
-def test_digits_come_in_the_size_that_is_asked_for() -> None:
-    data = images(image_size=20)
-    image = data.train.read(np.array([3, 1]))["image"]
-    assert data.shape == (1, 20, 20) and image.shape == (2, 1, 20, 20) and image.dtype == torch.uint8
-    small = images().train.read(np.array([3, 1]))["image"]
-    assert (image.float().mean() - small.float().mean()).abs() < 2
-
-
-def test_an_even_image_stays_even_at_any_size() -> None:
-    assert resize(torch.full((1, 3, 32, 32), 77, dtype=torch.uint8), 224).unique().tolist() == [77]
-    image = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
-    assert resize(image, 0) is image and resize(image, 4) is image
-
-
-def test_missing_digits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(TrainerError, match="pip install scikit-learn"):
-        images()
-
-
 def test_synthetic_images_can_be_told_apart_and_are_the_same_every_time() -> None:
     data = images(data="synthetic", synthetic_samples=600, image_size=16)
     assert (len(data.train), len(data.held_out), data.shape, len(data.classes)) == (600, 60, (3, 16, 16), 10)
@@ -90,28 +63,6 @@ def test_synthetic_images_can_be_told_apart_and_are_the_same_every_time() -> Non
     assert (nearest == held_out["label"]).float().mean() > 0.95
 
 
-def test_synthetic_images_are_32_pixels_unless_said_otherwise() -> None:
-    assert images(data="synthetic").shape == (3, 32, 32)
-
-
-@pytest.mark.parametrize(
-    ("task", "model", "vocabulary"), [("lm", "auto", 256), ("lm", "gpt2", 50257), ("mlm", "bert-base", 30522)]
-)
-def test_synthetic_text_has_the_vocabulary_of_the_model(task: str, model: str, vocabulary: int) -> None:
-    data = text(task=task, model=model, data="synthetic", synthetic_samples=50, context=32)
-    tokens = everything(data.train)["tokens"]
-    assert data.vocabulary == vocabulary and tokens.shape == (50, 33) and tokens.dtype == torch.int64
-    assert tokens.min() >= 0 and vocabulary // 2 < tokens.max() < vocabulary
-
-
-def test_synthetic_text_can_be_foretold_from_two_tokens() -> None:
-    data = text(data="synthetic", synthetic_samples=50)
-    for tokens in (everything(data.train)["tokens"], everything(data.held_out)["tokens"]):
-        steps = tokens.diff(dim=1) % data.vocabulary
-        assert (steps == steps[:, :1]).all() and len(steps[:, 0].unique()) > 2
-    assert not torch.equal(everything(data.held_out)["tokens"], everything(data.train)["tokens"][:5])
-
-
 def test_the_standard_library_is_cut_into_windows_that_share_one_byte_and_holds_files_out() -> None:
     data = text(context=64)
     assert data.vocabulary == 256 and len(data.train) > 10 * len(data.held_out) > 1000
@@ -121,13 +72,7 @@ def test_the_standard_library_is_cut_into_windows_that_share_one_byte_and_holds_
     assert as_bytes(data.held_out.read(np.arange(100))["tokens"]) not in as_bytes(everything(data.train)["tokens"])
 
 
-def test_a_python_without_its_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(TrainerError, match=rf"{tmp_path} has 0 bytes of text.* use a Python that ships its library"):
-        text()
-
-
-@pytest.mark.parametrize("source", ["cifar10", "images", "parquet", "tokens", "text"])
+@table("source", ["cifar10", "images", "parquet", "tokens", "text"])
 def test_sources_on_disk_say_what_they_look_for(source: str, tmp_path: Path) -> None:
     task = "lm" if source in ("tokens", "text") else "classify"
     with pytest.raises(SettingsError, match=f"--data {source} needs --data-dir, a folder with"):
@@ -142,17 +87,6 @@ def test_sources_on_disk_say_what_they_look_for(source: str, tmp_path: Path) -> 
     with pytest.raises(TrainerError, match="empty") as caught:
         load_data(Settings(task=task, data=source, data_dir=tmp_path / "empty"))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "values", [{}, {"image_size": 12}, {"data": "synthetic"}, {"task": "lm"}, {"task": "lm", "data": "synthetic"}]
-)
-def test_splits_travel_to_other_processes(values: dict[str, Any]) -> None:
-    split = load_data(Settings(**values)).train
-    indices = np.array([5, 0, 5])
-    there = pickle.loads(pickle.dumps(split)).read(indices)
-    for name, tensor in split.read(indices).items():
-        assert torch.equal(there[name], tensor) and len(tensor) == 3
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.data())
@@ -178,10 +112,3 @@ def test_windows_use_all_tokens_but_a_rest_that_is_shorter_than_one(tokens: int,
     assert windows >= 0
     assert not windows or windows * context + 1 <= tokens
     assert (windows + 1) * context + 1 > tokens
-
-
-def test_the_first_row_out_of_range_is_found() -> None:
-    assert first_out_of_range(np.array([[0, 9], [3, 4]]), 10) is None
-    assert first_out_of_range(np.array([[0, 9], [3, 10], [10, 0]]), 10) == 1
-    assert first_out_of_range(np.array([[0, 9], [3, -1]]), 10) == 1
-    assert first_out_of_range(np.empty((0, 2), dtype=np.int64), 10) is None

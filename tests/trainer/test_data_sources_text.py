@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tests.trainer.ranks import Ranks
+from tests.tables import table
 from tests.trainer.test_data_sources import everything, text
 from trainer.config import Settings
 from trainer.data import BrokenSample, Split, Text, load_data
-from trainer.data import tokens as tokens_module
 from trainer.data.paths import name_hashes
 from trainer.errors import TrainerError
-from trainer.session import PhaseSession, TrainingProgress
-from trainer.world import World
 
 CONTEXT = 8
 
@@ -51,15 +47,6 @@ def test_token_files_are_cut_into_windows_that_share_one_token(corpus: Path) -> 
     assert stream(data.held_out) == list(range(100, 148))
 
 
-def test_several_token_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) -> None:
-    np.save(tmp_path / "part_train_2.npy", np.arange(500, 520, dtype=np.int32))
-    np.save(tmp_path / "part_train_1.npy", np.arange(20, dtype=np.uint16))
-    np.save(tmp_path / "part_val_1.npy", np.arange(1000, 1009))
-    data = tokens(tmp_path)
-    assert stream(data.train) == [*range(16), *range(500, 516)]
-    assert stream(data.held_out) == list(range(1000, 1008)) and data.vocabulary == 1009
-
-
 def test_meta_json_says_how_wide_tokens_are_and_spares_the_search_for_the_largest(tmp_path: Path) -> None:
     for name in ("train.bin", "val.bin"):
         np.arange(70_000, 70_020, dtype="<u4").tofile(tmp_path / name)
@@ -68,26 +55,14 @@ def test_meta_json_says_how_wide_tokens_are_and_spares_the_search_for_the_larges
     assert data.vocabulary == 128_256 and stream(data.train) == list(range(70_000, 70_016))
 
 
-def test_a_meta_json_that_cannot_be_read_or_has_foreign_prompts_is_refused(corpus: Path) -> None:
-    (corpus / "meta.json").write_text('{"vocabulary": 50000, "prompts": [[1, 50000]]}')
-    with pytest.raises(TrainerError, match="prompts"):
-        tokens(corpus)
-    (corpus / "meta.json").unlink()
-    (corpus / "meta.json").symlink_to("/proc/self/mem")  # it opens, and reading fails
-    with pytest.raises(TrainerError, match="cannot be read"):
-        tokens(corpus)
-
-
-@pytest.mark.parametrize(
-    "meta", ["{", "[]", '{"dtype": "float32"}', '{"dtype": []}', '{"vocabulary": "many"}', "{\xff"]
-)
+@table("meta", ["{", "[]", '{"dtype": "float32"}', '{"dtype": []}', '{"vocabulary": "many"}', "{\xff"])
 def test_a_meta_json_that_cannot_be_understood_is_refused(corpus: Path, meta: str) -> None:
     (corpus / "meta.json").write_text(meta, encoding="latin-1")
     with pytest.raises(TrainerError, match=r"meta\.json is not \{\"dtype\": one of uint8, .* \"vocabulary\""):
         tokens(corpus)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "content", "says"),
     [
         ("val.bin", b"abc", r"val\.bin cannot be used: holds 3 bytes, not a whole number of <u2 values"),
@@ -103,40 +78,6 @@ def test_damaged_token_files_are_refused(corpus: Path, name: str, content: bytes
         tokens(corpus)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros((9, 9), dtype=np.int64),
-        np.zeros(99),
-        np.zeros(0, dtype=np.uint16),
-        np.array([{"an": "object"}] * 20, dtype=object),
-    ],
-)
-def test_npy_files_with_anything_but_one_row_of_whole_numbers_are_refused(corpus: Path, array: Any) -> None:
-    np.save(corpus / "train_2.npy", array)
-    with pytest.raises(TrainerError, match=r"train_2\.npy cannot be used"):
-        tokens(corpus)
-
-
-def test_a_file_that_would_be_trained_on_and_held_out_is_refused(corpus: Path) -> None:
-    (corpus / "val.bin").rename(corpus / "pretrain_val.bin")
-    with pytest.raises(TrainerError, match=r"pretrain_val\.bin has train and val in its name"):
-        tokens(corpus)
-
-
-def test_an_npy_file_that_is_cut_off_is_refused(corpus: Path) -> None:
-    np.save(corpus / "train_2.npy", np.arange(100))
-    os.truncate(corpus / "train_2.npy", 300)
-    with pytest.raises(TrainerError, match=r"train_2\.npy cannot be used"):
-        tokens(corpus)
-
-
-def test_a_missing_half_of_the_tokens_is_named(corpus: Path) -> None:
-    (corpus / "val.bin").unlink()
-    with pytest.raises(TrainerError, match=rf"no val\.bin or val\.npy in {corpus}"):
-        tokens(corpus)
-
-
 def test_a_token_beyond_the_vocabulary_breaks_its_window_alone(corpus: Path) -> None:
     (corpus / "meta.json").write_text('{"vocabulary": 150}')
     split = tokens(corpus).train
@@ -144,25 +85,6 @@ def test_a_token_beyond_the_vocabulary_breaks_its_window_alone(corpus: Path) -> 
     with pytest.raises(BrokenSample, match=r"sample 20 \(.*train\.bin, from token 160\) .*not 0 \.\. 149") as caught:
         split.read(np.array([0, 20, 19]))
     assert caught.value.index == 20
-
-
-def test_a_negative_token_breaks_its_window_alone(corpus: Path) -> None:
-    array = np.arange(40, dtype=np.int16)
-    array[20] = -1
-    np.save(corpus / "train.npy", array)
-    (corpus / "train.bin").unlink()
-    with pytest.raises(BrokenSample, match="sample 2 "):
-        tokens(corpus).train.read(np.array([0, 1, 2]))
-
-
-@pytest.mark.parametrize("change", ["gone", "shorter", "empty"])
-def test_a_token_file_that_changed_before_another_process_opened_it_breaks_samples(corpus: Path, change: str) -> None:
-    sent = pickle.dumps(tokens(corpus).train)
-    assert stream(pickle.loads(sent)) == list(range(192))
-    path = corpus / "train.bin"
-    path.unlink() if change == "gone" else os.truncate(path, 20 if change == "shorter" else 0)
-    with pytest.raises(BrokenSample, match=r"sample 5 \(.*train\.bin\)"):
-        pickle.loads(sent).read(np.array([5]))
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -201,7 +123,7 @@ def test_files_are_joined_by_newlines_and_one_in_25_is_held_out_whatever_lies_be
     assert all(f"<{name}|".encode() in again for name in out)
 
 
-@pytest.mark.parametrize("as_folder", [True, False])
+@table("as_folder", [True, False])
 def test_the_last_tenth_of_a_single_file_is_held_out(tmp_path: Path, as_folder: bool) -> None:
     content = bytes(range(200)) * 2
     folder_of(tmp_path, {"novel.txt": content})
@@ -210,39 +132,7 @@ def test_the_last_tenth_of_a_single_file_is_held_out(tmp_path: Path, as_folder: 
     assert bytes_of(data.held_out) == content[360:392]
 
 
-def test_empty_files_unicode_and_binary_are_bytes_like_any_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
-    folder_of(
-        tmp_path,
-        {
-            "a": b"",
-            "b": "für\u20ac".encode(),
-            "c.bin": b"\xff\x00",
-            ".git/x": b"hidden",
-            ".y": b"hidden",
-            "d": b"z" * 200,
-        },
-    )
-    data = read_text(tmp_path)
-    start = b"\n" + "für\u20ac".encode() + b"\n\xff\x00\nzzzz"
-    assert bytes_of(data.train).startswith(start)
-    assert b"hidden" not in bytes_of(data.train) + bytes_of(data.held_out)
-
-
-def test_any_window_of_many_small_files_is_what_the_joined_text_has_there(tmp_path: Path) -> None:
-    content = {f"{number:03}": b"%d" % number * (number % 4) for number in range(300)}
-    split = read_text(folder_of(tmp_path, content)).train
-    hashes = name_hashes(name.encode() for name in content)
-    joined = b"\n".join(part for part, number in zip(content.values(), hashes, strict=True) if number % 25)
-    for index, window in enumerate(everything(split)["tokens"].tolist()):
-        assert bytes(window) == joined[index * CONTEXT : index * CONTEXT + CONTEXT + 1]
-
-
-def test_too_little_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"has 29 bytes of text in 2 files, too few for --context 8: add text"):
-        read_text(folder_of(tmp_path, {"a": b"x" * 20, "b": b"y" * 8}))
-
-
-@pytest.mark.parametrize("change", ["gone", "shorter"])
+@table("change", ["gone", "shorter"])
 def test_a_text_file_that_changes_during_the_run_breaks_samples(tmp_path: Path, change: str) -> None:
     split = read_text(folder_of(tmp_path, {"a": b"x" * 90, "b": b"y" * 90})).train
     path = tmp_path / "b"
@@ -257,38 +147,3 @@ def vocabulary(settings: Settings) -> int:
     data = load_data(settings)
     assert isinstance(data, Text)
     return data.vocabulary
-
-
-def test_the_largest_token_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scanned: list[str] = []
-    count = tokens_module._count
-    monkeypatch.setattr(tokens_module, "_count", lambda file: (scanned.append(file.path.name), count(file))[1])
-    for name in ("train", "val"):
-        (np.arange(200) % 50).astype("<u2").tofile(tmp_path / f"{name}.bin")
-    settings = Settings(task="lm", data="tokens", data_dir=tmp_path, context=16)
-    for _ in range(2):
-        assert vocabulary(settings) == 50
-        assert scanned == ["train.bin", "val.bin"]
-    (np.arange(300) % 70).astype("<u2").tofile(tmp_path / "val.bin")
-    assert vocabulary(settings) == 70
-    assert scanned == ["train.bin", "val.bin", "val.bin"]
-
-
-def scans(world: World, folder: Path) -> list[str]:
-    """The files that a rank reads whole to find their largest token."""
-    scanned: list[str] = []
-    count = tokens_module._count
-    tokens_module._count = lambda file: (scanned.append(file.path.name), count(file))[1]
-    try:
-        settings = Settings(task="lm", data="tokens", data_dir=folder, context=16, device="cpu")
-        with PhaseSession(settings, world, 1, TrainingProgress()) as session:
-            assert isinstance(session.data, Text) and session.data.vocabulary == 50
-    finally:
-        tokens_module._count = count
-    return scanned
-
-
-def test_rank_0_alone_counts(two_ranks: Ranks, tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        (np.arange(200) % 50).astype("<u2").tofile(tmp_path / f"{name}.bin")
-    assert two_ranks.run(scans, tmp_path) == [["train.bin", "val.bin"], []]

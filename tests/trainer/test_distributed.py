@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tests.conftest import wait_until
+from tests.tables import table
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import (
     PATIENCE_SECONDS,
     SMALL,
     checkpoints,
     events,
-    lines,
-    run_on,
     settings,
     start_torchrun,
     step_lines,
@@ -28,16 +25,12 @@ from tests.trainer.running import (
     train_on,
 )
 from tests.trainer.test_loop import same
-from trainer.__main__ import main
 from trainer.checkpoints import existing, load
-from trainer.config import from_arguments
-from trainer.errors import RankError, SettingsError
+from trainer.errors import SettingsError
 from trainer.faults import Injector
-from trainer.parallel.ddp import Ddp
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.stepper import Stepper
-from trainer.telemetry.bottleneck import straggler
-from trainer.telemetry.timing import MeanTimes, StepDurations, StepTimer
+from trainer.telemetry.timing import StepTimer
 from trainer.world import World, join, lost_a_peer
 
 
@@ -46,18 +39,6 @@ def session_on(world: World, output: Path, *flags: str) -> PhaseSession:
     session = PhaseSession(chosen, world, 1, TrainingProgress())
     session.set_batch(session.batch_size, session.grad_accum)
     return session
-
-
-def refused(world: World, output: Path, *flags: str) -> str:
-    with pytest.raises(SettingsError) as caught:
-        train_on(world, output, *flags)
-    return str(caught.value)
-
-
-def test_all_ranks_refuse_a_folder_where_nothing_can_be_saved(two_ranks: Ranks, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    said = two_ranks.run(refused, tmp_path, "--checkpoint-dir", str(tmp_path / "file"))
-    assert said == [f"--checkpoint-dir {tmp_path}/file cannot be made: File exists"] * 2
 
 
 def one_step(session: PhaseSession, output: Path) -> tuple[float, torch.Tensor]:
@@ -74,35 +55,14 @@ def one_step(session: PhaseSession, output: Path) -> tuple[float, torch.Tensor]:
 
 
 def step_of_all_and_of_one(world: World, output: Path) -> tuple[float, float, torch.Tensor, torch.Tensor]:
-    """A step of all ranks, and one of this process alone with the joined batch."""
-    flags = ("--dropout", "0", "--grad-accum", "3")
-    with session_on(world, output, *flags, "--batch-size", "8") as together:
+    """A step of all ranks with accumulation, and one of this process alone with the joined batch in one."""
+    with session_on(world, output, "--dropout", "0", "--grad-accum", "3", "--batch-size", "8") as together:
         loss, gradients = one_step(together, output)
     alone = World(rank=0, size=1, device=world.device, backend="")
-    with session_on(alone, output, *flags, "--batch-size", str(8 * world.size)) as single:
+    joined = ("--grad-accum", "1", "--batch-size", str(3 * 8 * world.size))
+    with session_on(alone, output, "--dropout", "0", *joined) as single:
         joined_loss, joined = one_step(single, output)
     return loss, joined_loss, gradients, joined
-
-
-def exchanges_per_step(world: World, output: Path, accumulation: int) -> int:
-    with session_on(world, output, "--grad-accum", str(accumulation)) as session:
-        assert isinstance(session.strategy, Ddp)
-        one_step(session, output)
-        before = session.strategy.exchange.rounds
-        one_step(session, output)
-        return session.strategy.exchange.rounds - before
-
-
-def samples_of_an_epoch(world: World, output: Path) -> list[int]:
-    """The samples of this rank, by what is in them: 1437 = 3 * 479, so after 28 * 48 an epoch is nearly over."""
-    taken = []
-    with session_on(world, output, "--batch-size", "8", "--grad-accum", "3") as session:
-        raw = session.data.train.read(np.arange(len(session.data.train)))["image"].flatten(1).tolist()
-        number = {tuple(image): index for index, image in enumerate(raw)}
-        for _ in range(28 * 48 // (8 * world.size)):
-            images = session.feed.next()["image"].flatten(1).tolist()
-            taken += [number[tuple(image)] for image in images]
-    return taken
 
 
 def train_and_fail(world: World, output: Path, *flags: str) -> str:
@@ -120,16 +80,21 @@ def random_state_after(world: World, output: Path, *flags: str) -> list[int]:
     return state
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_gradients_are_those_of_one_process_on_the_joined_batch(
-    size: int, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path
-) -> None:
-    found = (two_ranks if size == 2 else four_ranks).run(step_of_all_and_of_one, tmp_path)
+def assert_joined(found: list[tuple[float, float, torch.Tensor, torch.Tensor]]) -> None:
     _, _, first, joined = found[0]
     for loss, joined_loss, gradients, _ in found:
         assert loss == pytest.approx(joined_loss, abs=1e-6)
         assert torch.equal(gradients, first)
     assert float((first - joined).abs().max() / joined.abs().max()) < 1e-5
+
+
+def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> None:
+    alone = World(rank=0, size=1, device=torch.device("cpu"), backend="")
+    assert_joined([step_of_all_and_of_one(alone, tmp_path)])
+
+
+def test_gradients_of_two_ranks_are_those_of_one_process_on_the_joined_batch(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert_joined(two_ranks.run(step_of_all_and_of_one, tmp_path))
 
 
 SHARDED = ("--task", "lm", "--context", "16", "--width", "32", "--parallel", "fsdp", "--sharded-checkpoints")
@@ -145,73 +110,24 @@ def test_a_phase_with_fewer_ranks_leaves_the_next_ones_writers_in_step(two_ranks
     assert load(tmp_path / "checkpoints" / "step_00000008.pt")["step"] == 8
 
 
-def test_accumulation_exchanges_gradients_once_per_step(two_ranks: Ranks, tmp_path: Path) -> None:
-    once = two_ranks.run(exchanges_per_step, tmp_path, 1)
-    assert min(once) >= 1
-    assert two_ranks.run(exchanges_per_step, tmp_path, 4) == once
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_in_an_epoch_no_sample_is_seen_twice(size: int, two_ranks: Ranks, four_ranks: Ranks, tmp_path: Path) -> None:
-    taken = (two_ranks if size == 2 else four_ranks).run(samples_of_an_epoch, tmp_path)
-    everything = [sample for rank in taken for sample in rank]
-    assert len(everything) == len(set(everything)) == 28 * 48
-    assert {len(rank) for rank in taken} == {28 * 48 // size}
-
-
-def test_50_and_50_resumed_steps_are_100_straight_ones_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
-    flags = ("--steps", "100", "--dropout", "0.3", "--validate-every", "0", "--checkpoint-every", "50")
+def test_two_resumed_halves_are_one_straight_run_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
+    flags = ("--steps", "20", "--dropout", "0.3", "--validate-every", "0", "--checkpoint-every", "10")
     states = two_ranks.run(random_state_after, tmp_path / "straight", *flags)
-    crash = ("--inject", "crash@step=51,rank=0;crash@step=51,rank=1")
+    crash = ("--inject", "crash@step=11,rank=0;crash@step=11,rank=1")
     said = two_ranks.run(train_and_fail, tmp_path / "halves", *flags, *crash)
-    assert said == ["injected crash at step 51 on rank 0", "injected crash at step 51 on rank 1"]
+    assert said == ["injected crash at step 11 on rank 0", "injected crash at step 11 on rank 1"]
     again = two_ranks.run(random_state_after, tmp_path / "halves", *flags, *crash, "--resume", "auto")
     straight, halves = (load(existing(tmp_path / name / "checkpoints")[0]) for name in ("straight", "halves"))
-    assert straight["step"] == halves["step"] == 100
+    assert straight["step"] == halves["step"] == 20
     for part in ("model", "optimizer", "random", "samples", "metrics"):
         assert same(straight[part], halves[part]), part
     assert again == states
     assert states[0] != states[1]  # every rank has its own dropout
 
 
-def test_waiting_for_a_slow_rank_shows_on_the_other(two_ranks: Ranks, tmp_path: Path) -> None:
-    slow = ("--inject", "slow@step=3,rank=1,seconds=0.3,times=always", "--bottleneck-every", "8")
-    two_ranks.run(train_on, tmp_path, "--steps", "8", "--rank-metrics-every", "1", *slow)
-    times: dict[int, list[StepDurations]] = {0: [], 1: []}
-    for line in lines(tmp_path):
-        if "comm_time" in line and line["step"] > 1:  # the first step starts up
-            times[line["rank"]].append(StepDurations(line["step_time"], line["data_time"], line["comm_time"]))
-    waits = {rank: [one.exchange or 0.0 for one in of_rank[1:]] for rank, of_rank in times.items()}
-    assert len(waits[0]) == len(waits[1]) == 6
-    # A crowded machine may hold up either rank in some of the steps, but not in all of them.
-    assert max(waits[0]) > 0.25 > 0.1 > min(waits[1])
-    [verdict] = events(tmp_path, "bottleneck")
-    assert verdict.get("straggler") == straggler([means_of(times[rank]) for rank in (0, 1)])
-
-
-def means_of(steps: list[StepDurations]) -> StepDurations:
-    means = MeanTimes()
-    for step in steps:
-        means.add(step)
-    taken = means.take()
-    assert taken is not None
-    return taken
-
-
-def test_what_compression_left_out_survives_a_crash_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:
-    flags = ("--steps", "9", "--validate-every", "0", "--checkpoint-every", "3", "--compress-gradients", "powersgd")
-    two_ranks.run(train_on, tmp_path / "straight", *flags)
-    crash = ("--inject", "crash@step=8,rank=0;crash@step=8,rank=1")
-    two_ranks.run(train_and_fail, tmp_path / "halves", *flags, *crash)
-    two_ranks.run(train_on, tmp_path / "halves", *flags, *crash, "--resume", "auto")
-    assert [Path(one["path"]).name for one in events(tmp_path / "halves", "resume")] == ["step_00000006.pt"]
-    straight, halves = (load(existing(tmp_path / name / "checkpoints")[0]) for name in ("straight", "halves"))
-    assert any(values["error"].any() for values in straight["exchange"].values())
-    for part in ("model", "optimizer", "exchange", "random", "metrics"):
-        assert same(straight[part], halves[part]), part
-
-
-@pytest.mark.parametrize("parallel", ["ddp", "zero1", "local_sgd"])
+@pytest.mark.parametrize(
+    "parallel", ["ddp", *(pytest.param(way, marks=pytest.mark.long) for way in ("zero1", "local_sgd"))]
+)
 def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
     parallel: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -227,51 +143,6 @@ def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
     two_ranks.run(train_on, plain, *flags)
     # The same samples in smaller parts: only dropout is drawn anew.
     assert steps[-1]["loss"] == pytest.approx(step_lines(plain)[-1]["loss"], rel=0.05)
-
-
-def test_without_retries_left_memory_running_out_ends_the_run(two_ranks: Ranks, tmp_path: Path) -> None:
-    flags = ("--steps", "8", "--oom-retries", "1", "--inject", "oom@step=2,times=always;oom@step=2,rank=1,times=always")
-    said = two_ranks.run(train_and_fail, tmp_path, *flags)
-    assert all(one.startswith("CUDA out of memory") for one in said)
-    assert len(events(tmp_path, "batch_reduced")) == 1
-
-
-def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Ranks, tmp_path: Path) -> None:
-    fault = ("--inject", "oom@step=1,above=23,rank=1,times=always")
-    flags = ("--steps", "3", "--batch-size", "auto", "--max-batch-size", "64", "--grad-accum", "2")
-    two_ranks.run(train_on, tmp_path, *flags, *fault)
-    [found] = events(tmp_path, "batch_found")
-    assert 20 <= found["batch_size"] <= 23
-    assert step_lines(tmp_path)[-1]["samples"] == 3 * 2 * 2 * found["batch_size"]
-    fixed = tmp_path / "fixed"
-    two_ranks.run(train_on, fixed, "--steps", "3", "--batch-size", str(found["batch_size"]), "--grad-accum", "2")
-    # Searching leaves no trace in what is learnt.
-    assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]
-
-
-@pytest.mark.long
-def test_out_of_memory_then_a_smaller_batch_with_the_same_sum(two_ranks: Ranks, tmp_path: Path) -> None:
-    error_file = tmp_path / "error.json"
-    flags = ("--output-dir", str(tmp_path), "--steps", "150", "--checkpoint-every", "10", "--inject", "oom@step=40")
-    code, shown = torchrun("-m", "trainer", *flags, error_file=error_file)
-    assert code == 1
-    message = json.loads(error_file.read_text())["message"]
-    assert message["message"].startswith("OutOfMemoryError: CUDA out of memory. Tried to allocate")
-    assert "[rank0]: torch.OutOfMemoryError: CUDA out of memory" in shown
-    assert checkpoints(tmp_path)[-1] == "step_00000030.pt"
-    first = len(step_lines(tmp_path))
-
-    smaller = ("--resume", "auto", "--batch-size", "12", "--grad-accum", "4")
-    two_ranks.run(run_on, from_arguments([*flags, *smaller], {})[0])
-    [end] = events(tmp_path, "end")
-    assert end["test_accuracy"] >= 0.95
-    steps = [line["step"] for line in step_lines(tmp_path)]
-    assert steps[:first] == list(range(1, 40))
-    assert steps[first:] == list(range(31, 151))
-    assert step_lines(tmp_path)[-1]["samples"] == 150 * 16 * 3 * 2
-    others = [line for line in lines(tmp_path) if line.get("rank") == 1]
-    assert [line["step"] for line in others] == [*range(10, 40, 10), *range(40, 151, 10)]
-    assert all(line["step_time"] > 0 and line["comm_time"] >= 0 for line in others)
 
 
 @pytest.mark.long
@@ -296,6 +167,7 @@ def test_a_hung_rank_is_given_up_after_the_timeout(tmp_path: Path) -> None:
     assert step_lines(tmp_path)[-1]["step"] == 4
 
 
+@pytest.mark.long
 def test_sigterm_to_torchrun_saves_on_all_ranks_and_one_rank_can_go_on(tmp_path: Path) -> None:
     flags = ("--output-dir", str(tmp_path), *SMALL, "--steps", "100000", "--checkpoint-every", "0")
     process = start_torchrun("-m", "trainer", *flags)
@@ -315,22 +187,6 @@ def test_sigterm_to_torchrun_saves_on_all_ranks_and_one_rank_can_go_on(tmp_path:
     assert [line["samples"] for line in step_lines(tmp_path)[-3:]] == [samples + 16, samples + 32, samples + 48]
 
 
-@pytest.mark.long
-def test_ranks_stop_with_a_checkpoint_when_their_launcher_is_killed(tmp_path: Path) -> None:
-    flags = ("--output-dir", str(tmp_path), *SMALL, "--steps", "100000", "--checkpoint-every", "0")
-    process = start_torchrun("-m", "trainer", *flags)
-    metrics = tmp_path / "metrics.jsonl"
-    try:
-        wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 5, PATIENCE_SECONDS)
-        process.kill()
-        process.communicate(timeout=PATIENCE_SECONDS)  # ends when the ranks have closed it as well
-    finally:
-        process.kill()
-    [stop] = events(tmp_path, "stop")
-    assert stop["reason"] in ("the launcher died", "signal on another rank")
-    assert checkpoints(tmp_path) == [f"step_{stop['step']:08d}.pt"]
-
-
 def test_more_ranks_than_gpus_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -339,7 +195,7 @@ def test_more_ranks_than_gpus_is_said_before_anything_starts(monkeypatch: pytest
         join(settings(), environment)
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "expected"),
     [
         (RuntimeError("[..pair.cc:553] Connection closed by peer [127.0.0.1]:9090."), True),
@@ -353,21 +209,14 @@ def test_losing_a_peer_is_told_from_failing(error: Exception, expected: bool) ->
     assert lost_a_peer(error) is expected
 
 
-def test_what_one_rank_alone_has_met_is_told_by_that_rank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    for error, shown in (
-        (RankError("a sample is broken"), "trainer: rank 1: a sample is broken\n"),
-        (SettingsError("a setting is wrong"), ""),
-    ):
-        monkeypatch.setattr("trainer.run.run", raising(error))
-        assert main(["--output-dir", str(tmp_path)]) == error.exit_code
-        assert capsys.readouterr().err == shown
-
-
-def raising(error: Exception) -> Callable[[object], None]:
-    def run(settings: object) -> None:
-        raise error
-
-    return run
+def test_the_largest_batch_that_fits_is_found_by_all_ranks_alike(two_ranks: Ranks, tmp_path: Path) -> None:
+    fault = ("--inject", "oom@step=1,above=23,rank=1,times=always")
+    flags = ("--steps", "3", "--batch-size", "auto", "--max-batch-size", "64", "--grad-accum", "2")
+    two_ranks.run(train_on, tmp_path, *flags, *fault)
+    [found] = events(tmp_path, "batch_found")
+    assert 20 <= found["batch_size"] <= 23
+    assert step_lines(tmp_path)[-1]["samples"] == 3 * 2 * 2 * found["batch_size"]
+    fixed = tmp_path / "fixed"
+    two_ranks.run(train_on, fixed, "--steps", "3", "--batch-size", str(found["batch_size"]), "--grad-accum", "2")
+    # Searching leaves no trace in what is learnt.
+    assert [line["loss"] for line in step_lines(fixed)] == [line["loss"] for line in step_lines(tmp_path)]

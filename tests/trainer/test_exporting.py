@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tables import table
 from tests.trainer.instructions import CHATS, write_tokenizer
-from tests.trainer.ranks import Ranks
-from tests.trainer.running import ROOT, settings, train_on
+from tests.trainer.running import settings
 from tests.trainer.test_tasks_marked import LLAMA
 from trainer.__main__ import main
 from trainer.checkpoints import load
@@ -77,7 +76,7 @@ print(model.generation_config.eos_token_id, tokenizer.decode(asked["input_ids"])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", ["last", "ema", "best"])
+@table("weights", ["last", "ema", "best"])
 def test_transformers_reads_the_same_logits_from_an_export(
     weights: str, finished: Path, tokens: Path, tmp_path: Path
 ) -> None:
@@ -97,19 +96,6 @@ def test_transformers_reads_the_same_logits_from_an_export(
     last = expected_logits(state, tokens, inputs, averaged=False)
     averaged = expected_logits(state, tokens, inputs, averaged=True)
     assert not torch.equal(last, averaged), "all weights are the same, so this shows nothing"
-
-
-def test_what_ranks_wrote_in_parts_is_exported_whole(tokens: Path, tmp_path: Path, two_ranks: Ranks) -> None:
-    words = flags(tokens, parallel="fsdp", sharded_checkpoints="true", ema=0.5)
-    two_ranks.run(train_on, tmp_path / "run", *words)
-    checkpoint = tmp_path / "run" / "checkpoints" / "step_00000004.pt"
-    assert main(["export", str(checkpoint), "--to", "hf", "--out", str(tmp_path / "hf"), "--weights", "ema"]) == 0
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
-    state = load(checkpoint)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, state["ema"][f"inner.{name}"]), name
 
 
 def test_an_export_is_replaced_and_nothing_else_is(
@@ -144,32 +130,3 @@ def test_a_checkpoint_answers_prompts(finished: Path, capfd: pytest.CaptureFixtu
     assert drawn[0] == drawn[1] != drawn[2]
     assert main([*asked[:2], "--prompt", "word " * 90]) == 2
     assert "the model sees 64 at once" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("changes", "weights", "says"),
-    [
-        ({"model": "bytes", "model_options": "", "width": 32}, "last", "only models of transformers can be used"),
-        ({}, "ema", "has no averaged weights"),
-        ({}, "best", "has no best checkpoint"),
-    ],
-)
-def test_what_is_not_there_is_named(
-    changes: dict[str, Any], weights: str, says: str, tokens: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--output-dir", str(tmp_path), *flags(tokens, steps=1, **changes)]) == 0
-    capfd.readouterr()
-    assert main(["export", str(tmp_path), "--to", "hf", "--weights", weights]) == 1
-    (line,) = capfd.readouterr().err.splitlines()
-    assert says in line and not (tmp_path / "hf").exists()
-
-
-def test_a_damaged_checkpoint_is_passed_over(finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(finished, tmp_path / "run")
-    newest = tmp_path / "run" / "checkpoints" / "step_00000004.pt"
-    newest.write_bytes(newest.read_bytes()[:-1])
-    assert main(["export", str(tmp_path / "run"), "--to", "hf"]) == 0
-    shown = capfd.readouterr()
-    assert "trying the one before" in shown.err and "step 2" in shown.out
-    assert main(["export", str(newest), "--to", "hf", "--out", str(tmp_path / "no")]) == 1
-    assert main(["export", str(ROOT / "docs"), "--to", "hf", "--out", str(tmp_path / "no")]) == 1

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.trainer.splits import Deadly, Faulty, Interrupted, Rows, Slow, with_positions
+from tests.trainer.splits import Deadly, Faulty, Rows, with_positions
 from trainer.config import Settings
 from trainer.data.contract import Split
-from trainer.data.feed import BatchFeed, DeviceCopies, HeldOut
-from trainer.data.reading import Fetched, ReadTally
+from trainer.data.feed import BatchFeed, HeldOut
 from trainer.data.sampler import micro_start, order_for
-from trainer.data.workers import describe_death
 from trainer.errors import TrainerError
 
 CPU = torch.device("cpu")
@@ -70,25 +63,6 @@ def test_seeking_goes_anywhere_with_any_batch_size() -> None:
         assert stream.next()["position"].tolist() == [0, 1, 2, 3]
 
 
-def test_seeking_to_where_the_feed_is_changes_nothing() -> None:
-    split = Rows(100)
-    with feed(split, rank=1, ranks=2) as stream:
-        stream.seek(20, 4)
-        stream.seek(20, 4)
-        first = numbers(stream, 3)
-        stream.seek(20 + 3 * 2 * 4, 4)
-        assert first + numbers(stream, 2) == expected(split, 20, 4, 5, 1, 2)
-
-
-def test_reading_leaves_torchs_generator_alone() -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    with feed(Rows(100)) as stream:
-        stream.seek(0, 4)
-        numbers(stream, 3)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_the_report_adds_up_and_starts_anew() -> None:
     with feed(Rows(20, broken=(5, 6)), cache_bytes=100_000) as stream:
         stream.seek(0, 10)
@@ -101,26 +75,6 @@ def test_the_report_adds_up_and_starts_anew() -> None:
         report = stream.report()
         assert (report.samples, report.skipped, report.cache_hit_rate) == (20, [], 1.0)
         assert stream.report().cache_hit_rate is None
-
-
-def test_more_broken_samples_than_allowed_end_the_feed() -> None:
-    with feed(Rows(20, broken=(1, 5, 9)), max_broken_samples=2) as stream:
-        stream.seek(0, 20)
-        with pytest.raises(TrainerError, match="more than 2"):
-            stream.next()
-
-
-def test_broken_samples_are_counted_over_all_readers_of_a_rank() -> None:
-    tally = ReadTally(max_broken=2)
-
-    def passed_over(*indices: int) -> Fetched:
-        return Fetched({}, 4, {index: f"sample {index} is torn" for index in indices}, 0, 0, 0.0)
-
-    tally.add(passed_over(3, 4), 0.0)
-    tally.add(passed_over(4), 0.0)
-    with pytest.raises(TrainerError, match="sample 5 is torn; that is more than 2"):
-        tally.add(passed_over(3, 5), 0.0)
-    assert tally.report().skipped == ["sample 3 is torn", "sample 4 is torn", "sample 5 is torn"]
 
 
 # --- reading processes ------------------------------------------------------------------------------------------------
@@ -173,14 +127,6 @@ def test_workers_that_do_not_persist_are_replaced_and_none_is_left() -> None:
     assert workers() == []
 
 
-def test_a_stop_of_the_whole_process_group_does_not_end_workers_that_are_just_beginning() -> None:
-    split = Interrupted(50)
-    with feed(split, num_workers=2, persistent_workers=False) as stream:
-        for consumed in (0, 20):
-            stream.seek(consumed, 4)
-            assert numbers(stream, 3) == expected(split, consumed, 4, 3)
-
-
 @pytest.mark.parametrize(
     ("split", "kind", "message"),
     [
@@ -200,100 +146,6 @@ def test_what_goes_wrong_in_a_worker_is_said_here(
         stream.next()
     assert kind is not TrainerError or "\n" not in str(caught.value)
     assert workers() == []
-
-
-def test_a_worker_that_died_meanwhile_is_noticed_when_seeking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
-    with feed(Rows(8), num_workers=1) as stream:
-        stream.seek(0, 4)
-        os.kill(int(stream.next()["pid"][0]), signal.SIGKILL)
-        with pytest.raises(TrainerError, match="killed by SIGKILL"):
-            stream.seek(4, 2)
-
-
-@pytest.mark.parametrize(
-    ("exitcode", "words"),
-    [(1, "ended with exit code 1;"), (-signal.SIGBUS, "killed by SIGBUS: .*/dev/shm"), (-40, "killed by signal 40")],
-)
-def test_the_end_of_a_worker_is_described(exitcode: int, words: str) -> None:
-    assert re.search(words, describe_death(7, exitcode))
-
-
-def test_closing_does_not_wait_for_a_slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.workers._CLOSE_SECONDS", 0.1)
-    stream = feed(Slow(8), num_workers=1)
-    stream.seek(0, 4)
-    stream.close()
-    assert workers() == []
-
-
-@pytest.mark.long
-def test_workers_end_with_a_killed_rank() -> None:
-    command = [sys.executable, "-c", "from tests.trainer.splits import feed_until_killed; feed_until_killed()"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
-        assert rank.stdout is not None
-        worker = int(rank.stdout.readline())
-        assert not gone({worker}, seconds=0)
-        rank.kill()
-        assert gone({worker})
-
-
-# --- to the device ----------------------------------------------------------------------------------------------------
-
-
-class OnStreams:
-    """Stands for a tensor, and for CUDA: writes down what is done, and on which stream."""
-
-    def __init__(self) -> None:
-        self.current = "computing"
-        self.done: list[tuple[str, ...]] = []
-
-    def to(self, device: torch.device, non_blocking: bool) -> OnStreams:
-        assert non_blocking
-        self.done.append(("copy", self.current, str(device)))
-        return self
-
-    def record_stream(self, stream: OneStream) -> None:
-        self.done.append(("keep for", stream.name))
-
-    @contextlib.contextmanager
-    def stream(self, stream: OneStream) -> Iterator[None]:
-        before, self.current = self.current, stream.name
-        yield
-        self.current = before
-
-
-class OneStream:
-    def __init__(self, cuda: OnStreams, name: str) -> None:
-        self.name = name
-        self._cuda = cuda
-
-    def wait_stream(self, other: OneStream) -> None:
-        self._cuda.done.append((self.name, "waits for", other.name))
-
-
-def test_on_cuda_batches_are_copied_beside_the_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = OnStreams()
-    made: list[OneStream] = []
-
-    def make(device: torch.device) -> OneStream:
-        made.append(OneStream(cuda, "copying"))
-        return made[0]
-
-    monkeypatch.setattr(torch.cuda, "Stream", make)
-    monkeypatch.setattr(torch.cuda, "stream", cuda.stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: OneStream(cuda, "computing"))
-    copies = DeviceCopies(torch.device("cuda", 1))
-    for _ in range(2):
-        copies({"image": cuda})  # type: ignore[dict-item]
-    one_batch = [("copy", "copying", "cuda:1"), ("computing", "waits for", "copying"), ("keep for", "computing")]
-    assert cuda.done == one_batch * 2 and len(made) == 1
-
-
-def test_without_cuda_there_are_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", None)
-    tensor = torch.ones(2)
-    assert DeviceCopies(CPU)({"image": tensor})["image"] is tensor
 
 
 # --- held-out samples -------------------------------------------------------------------------------------------------
@@ -333,23 +185,6 @@ def test_all_ranks_together_have_every_held_out_sample_once(
         assert not blocked or seen == list(range(wanted))
 
 
-def test_a_part_of_the_held_out_samples_is_spread_over_all() -> None:
-    share = held_out(Rows(100), validate_samples=4)
-    assert share.samples == 4
-    assert [fields["number"].tolist() for fields in share.batches(4)] == [[0, 25, 50, 75]]
-
-
-def test_a_batch_without_samples_has_fields_without_samples() -> None:
-    split = Rows(2, broken=(0,))
-    first, last = (list(held_out(split, rank, 3).batches(4)) for rank in (0, 2))
-    assert last[0]["number"].tolist() == [1]
-    assert {name: values.shape[1:] for name, values in first[0].items()} == {
-        name: values.shape[1:] for name, values in last[0].items()
-    }
-    assert [values.dtype for values in first[0].values()] == [values.dtype for values in last[0].values()]
-    assert all(len(values) == 0 for values in first[0].values())
-
-
 def test_what_is_left_out_is_reported_and_limited() -> None:
     with held_out(Rows(20, broken=(5, 6)), max_broken_samples=2) as share:
         for _ in range(2):
@@ -360,19 +195,6 @@ def test_what_is_left_out_is_reported_and_limited() -> None:
         list(share.batches(8))
     with pytest.raises(TrainerError, match="no held-out samples"):
         held_out(Rows(0))
-
-
-def test_held_out_samples_are_read_by_workers_that_end_with_each_validation() -> None:
-    with feed(Rows(50), num_workers=2) as training, held_out(Rows(20), num_workers=2) as share:
-        training.seek(0, 4)
-        own = {int(training.next()["pid"][0]) for _ in range(4)}
-        for _ in range(2):
-            batches = list(share.batches(4))
-            assert [number for fields in batches for number in fields["number"].tolist()] == list(range(20))
-            pids = {int(fields["pid"][0]) for fields in batches}
-            assert len(pids) == 2 and not pids & own
-            assert gone(pids) and len(workers()) == len(own) == 2
-        assert {int(training.next()["pid"][0]) for _ in range(4)} == own
 
 
 def workers() -> list[str]:

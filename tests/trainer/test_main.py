@@ -1,37 +1,17 @@
-"""How the process ends where something goes wrong."""
+"""How the process ends where something goes wrong, and what it shows."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL, step_lines
+from tests.tables import table
 from trainer import run, world
 from trainer.__main__ import main
-from trainer.errors import TrainerError
-
-
-@pytest.mark.long
-def test_asking_for_a_checkpoint_before_there_is_one_does_not_end_the_run(tmp_path: Path) -> None:
-    def ignores() -> bool:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
-        return bool(ignored >> (signal.SIGUSR1 - 1) & 1)
-
-    flags = ("--device", "cpu", "--output-dir", str(tmp_path), *SMALL, "--steps", "2")
-    process = subprocess.Popen([sys.executable, "-m", "trainer", *flags], cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        wait_until(ignores, PATIENCE_SECONDS, "the beginning")
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(PATIENCE_SECONDS) == 0
-    finally:
-        process.kill()
-    assert len(step_lines(tmp_path)) == 2
+from trainer.errors import TrainerError, show
 
 
 class EndedError(BaseException):
@@ -42,7 +22,7 @@ def ended(code: int) -> None:
     raise EndedError(code)
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "code", "shown"),
     [
         (TrainerError("no such data"), 1, "trainer: no such data\n"),
@@ -52,11 +32,7 @@ def ended(code: int) -> None:
     ],
 )
 def test_after_an_error_a_rank_with_nccl_goes_without_waiting_for_the_others(
-    error: BaseException,
-    code: int,
-    shown: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: BaseException, code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(settings: object) -> None:
         raise error
@@ -84,3 +60,22 @@ def test_elsewhere_errors_come_out_as_they_are(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RuntimeError, match="broken"):
         main(["--device", "cpu"])
     assert left == [True]
+
+
+def test_lines_go_out_at_once_and_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    print("before")
+    show("a line")
+    show("trainer: a trouble", error=True)
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("before\na line\n", "trainer: a trouble\n")
+
+
+@table("missing", [None, "closed"])
+def test_a_stream_that_is_not_there_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], missing: str | None
+) -> None:
+    closed = Path(os.devnull).open("w")  # noqa: SIM115
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed if missing else None)
+    show("a line")
+    assert "a line" not in capfd.readouterr().out, "and no error"

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.ranks import Ranks
+from tests.tables import table
 from tests.trainer.small_models import SMALL, inputs, small_settings
 from trainer.errors import SettingsError
 from trainer.models import apply_recompute, build_model, transformer_blocks
-from trainer.world import World
 
 NETWORKS = ["cnn", "resnet18", "resnet50", "vit-b16", "bytes", "gpt2", "smollm-135m", "bert-base"]
 MODES: tuple[Any, ...] = ("none", "selective", "full")
@@ -35,7 +34,7 @@ def backward(model: nn.Module, samples: Tensor) -> tuple[Tensor, dict[str, Tenso
     return output.detach(), {**left, **{name: buffer.clone() for name, buffer in model.named_buffers()}}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@table("name", NETWORKS)
 def test_gradients_statistics_and_names_stay_the_same(name: str) -> None:
     samples = inputs(SMALL[name][1])
     plain = network(name, "none")
@@ -64,7 +63,7 @@ def kept(model: nn.Module, samples: Tensor) -> int:
     return sum(sizes)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@table("name", NETWORKS)
 def test_less_is_kept_the_more_is_recomputed(name: str) -> None:
     samples = inputs(SMALL[name][1])
     none, selective, full = (kept(network(name, mode), samples) for mode in MODES)
@@ -85,7 +84,7 @@ class Computed(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["bytes", "gpt2", "resnet18"])
+@table("name", ["bytes", "gpt2", "resnet18"])
 def test_products_are_not_computed_again_where_their_results_are_kept(name: str) -> None:
     counts = {}
     for mode in ("none", "operations", "full"):
@@ -101,16 +100,7 @@ def test_products_are_not_computed_again_where_their_results_are_kept(name: str)
     assert counts["operations"][cheap] == counts["full"][cheap] > counts["none"][cheap]
 
 
-def test_the_mode_can_be_changed_back() -> None:
-    model, samples = network("gpt2", "none"), inputs(SMALL["gpt2"][1])
-    sizes = {}
-    for mode in ("none", "full", "selective", "none"):
-        apply_recompute(model, mode)
-        sizes.setdefault(mode, []).append(kept(model, samples))
-    assert sizes["none"][0] == sizes["none"][1] > sizes["selective"][0] > sizes["full"][0]
-
-
-@pytest.mark.parametrize("name", NETWORKS)
+@table("name", NETWORKS)
 def test_blocks_are_found_in_their_order(name: str) -> None:
     count = 5 if name.startswith("resnet") else 3
     for mode in MODES:
@@ -139,55 +129,3 @@ def test_a_network_without_blocks_is_refused_in_one_line() -> None:
     apply_recompute(model, "none")
     with pytest.raises(SettingsError, match="gradient_checkpointing: the model has no row of equal blocks"):
         apply_recompute(model, "full")
-
-
-class Normalised(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        normalised: Tensor = self.norm(self.linear(x))
-        return x + normalised.tanh()
-
-
-def test_compiled_networks_recompute_as_well() -> None:
-    torch.manual_seed(0)
-    plain, samples = nn.Sequential(Normalised(), Normalised()), torch.rand(3, 4)
-    model = copy.deepcopy(plain)
-    apply_recompute(model, "full")
-    output, expected = backward(plain, samples)
-    # Without code generation, which is not under test; one graph: recomputation splits nothing.
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(samples), output)
-    compiled(samples).square().mean().backward()
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[key], msg=key)
-    # Two batches were seen, and each of them once.
-    assert all(int(buffer) == 2 for key, buffer in model.named_buffers() if key.endswith("num_batches_tracked"))
-
-
-def sharded_gradients(world: World, name: str, mode: Any) -> dict[str, Tensor]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = network(name, mode)
-    mesh = init_device_mesh("cpu", (world.size,))
-    for block in transformer_blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    assert len(transformer_blocks(model)) == len(transformer_blocks(network(name, mode)))
-    backward(model, inputs(SMALL[name][1]))
-    gradients: Any = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {name: gradient.full_tensor() for name, gradient in gradients.items()}
-
-
-@pytest.mark.long
-def test_sharded_blocks_recompute(two_ranks: Ranks) -> None:
-    model = network("bytes", "none")
-    _, expected = backward(model, inputs(SMALL["bytes"][1]))
-    for mode in ("selective", "full"):
-        for gradients in two_ranks.run(sharded_gradients, "bytes", mode):
-            assert gradients.keys() == dict(model.named_parameters()).keys()
-            for key, gradient in gradients.items():
-                torch.testing.assert_close(gradient, expected[key], msg=key)

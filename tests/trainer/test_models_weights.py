@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.tables import table
 from tests.trainer.small_models import SMALL, images, inputs, small_settings, text
 from trainer.config import Settings
 from trainer.errors import TrainerError
-from trainer.models import Built, build, build_model, load_weights
+from trainer.models import Built, build, build_model
 
 
 def saved(folder: Path, name: str, data: Any = None, drop: str = "", **changes: Any) -> nn.Module:
@@ -48,9 +48,7 @@ def inner(built: Built) -> dict[str, Tensor]:
     return getattr(model, "inner", model).state_dict()
 
 
-@pytest.mark.parametrize(
-    "name", ["cnn", "bytes", "resnet18", "resnet50", "vit-b16", "gpt2", "smollm-135m", "bert-base"]
-)
+@table("name", ["cnn", "bytes", "resnet18", "resnet50", "vit-b16", "gpt2", "smollm-135m", "bert-base"])
 def test_every_tensor_is_taken_over(tmp_path: Path, name: str) -> None:
     source = saved(tmp_path, name).state_dict()
     for mode in ("none", "full"):
@@ -65,17 +63,7 @@ def test_every_tensor_is_taken_over(tmp_path: Path, name: str) -> None:
         assert built.model.training
 
 
-def test_random_state_stays_as_it_is(tmp_path: Path) -> None:
-    saved(tmp_path, "resnet18")
-    model = build_model(small_settings("resnet18"), images(3, 32, 32, 4))
-    state = torch.get_rng_state()
-    load_weights(model, tmp_path)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    ("name", "head"), [("cnn", "head."), ("resnet18", "inner.classifier."), ("vit-b16", "inner.classifier.")]
-)
+@table(("name", "head"), [("cnn", "head."), ("resnet18", "inner.classifier."), ("vit-b16", "inner.classifier.")])
 def test_a_head_for_other_classes_starts_afresh(tmp_path: Path, name: str, head: str) -> None:
     channels, height, width = SMALL[name][1].shape  # type: ignore[union-attr]
     data = images(channels, height, width, 4)
@@ -95,26 +83,6 @@ def test_a_head_for_other_classes_starts_afresh(tmp_path: Path, name: str, head:
     assert built.model(inputs(data)).shape == (3, 4)
 
 
-@pytest.mark.parametrize("name", ["cnn", "resnet18", "vit-b16"])
-def test_contrastive_learning_starts_from_a_classifier_and_back(tmp_path: Path, name: str) -> None:
-    source = saved(tmp_path, name).state_dict()
-    built = tuned(tmp_path, name, task="contrastive")
-    assert built.weights is not None
-    assert all(key.startswith("backbone.") for key in built.weights.loaded)
-    assert all(key.startswith("projection.") for key in built.weights.fresh)
-    assert all(key.startswith(("head.", "classifier.")) for key in built.weights.unused)
-    assert len(built.weights.fresh) == 4
-    assert len(built.weights.unused) == 2
-    for key, tensor in built.model.state_dict().items():
-        if key.startswith("backbone."):
-            assert torch.equal(tensor, source[key.removeprefix("backbone.").removeprefix("inner.")])
-    backbone: Any = built.model.backbone
-    rewritten(tmp_path, lambda _: {**getattr(backbone, "inner", backbone).state_dict()})
-    again = tuned(tmp_path, name)
-    assert again.weights is not None
-    assert len(again.weights.fresh) == 2
-
-
 def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     source = saved(tmp_path, "bytes").state_dict()
     (tmp_path / "model.safetensors").unlink()
@@ -129,16 +97,7 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], source[name]) for name in source)
 
 
-def test_hugging_face_shards(tmp_path: Path) -> None:
-    model: Any = saved(tmp_path, "gpt2")
-    (tmp_path / "model.safetensors").unlink()
-    model.save_pretrained(tmp_path, max_shard_size="50KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    loaded = inner(tuned(tmp_path, "gpt2"))
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(("there", "here"), [(257, 290), (320, 257)])
+@table(("there", "here"), [(257, 290), (320, 257)])
 def test_vocabularies_may_differ_by_their_padding(tmp_path: Path, there: int, here: int) -> None:
     options = SMALL["gpt2"][2]
     source = saved(tmp_path, "gpt2", text(200, 16), model_options={**options, "vocab_size": there}).state_dict()
@@ -151,15 +110,7 @@ def test_vocabularies_may_differ_by_their_padding(tmp_path: Path, there: int, he
     assert built.model.inner.lm_head.weight is built.model.inner.transformer.wte.weight
 
 
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path, "gpt2", text(500, 16))
-    with pytest.raises(
-        TrainerError, match=r"does not fit the model: transformer\.wte\.weight is 512x32, the model's 320x32"
-    ):
-        tuned(tmp_path, "gpt2")
-
-
-@pytest.mark.parametrize("name", ["bytes", "gpt2", "bert-base"])
+@table("name", ["bytes", "gpt2", "bert-base"])
 def test_a_shorter_context_takes_the_first_positions(tmp_path: Path, name: str) -> None:
     vocabulary = SMALL[name][1].vocabulary  # type: ignore[union-attr]
     source = saved(tmp_path, name, text(vocabulary, 24)).state_dict()
@@ -171,51 +122,10 @@ def test_a_shorter_context_takes_the_first_positions(tmp_path: Path, name: str) 
         tuned(tmp_path, name, text(vocabulary, 48))
 
 
-def test_a_base_network_without_a_head_is_enough(tmp_path: Path) -> None:
-    model: Any = saved(tmp_path, "gpt2")
-    model.transformer.save_pretrained(tmp_path)  # names without the prefix, as OpenAI's own files have them
-    built = tuned(tmp_path, "gpt2")
-    assert built.weights is not None
-    assert built.weights.fresh == ()
-    assert torch.equal(inner(built)["transformer.h.1.attn.c_attn.weight"], model.transformer.h[1].attn.c_attn.weight)
-
-
-def test_parts_for_other_tasks_are_left_aside(tmp_path: Path) -> None:
-    """BERT's published files have a pooler and a second head, and old names for norms."""
-    source = saved(tmp_path, "bert-base").state_dict()
-
-    def published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        renamed = {}
-        for name, tensor in tensors.items():
-            renamed[name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")] = (
-                tensor
-            )
-        return {
-            **renamed,
-            "cls.seq_relationship.weight": torch.zeros(2, 32),
-            "bert.pooler.dense.weight": torch.zeros(32, 32),
-        }
-
-    rewritten(tmp_path, published)
-    built = tuned(tmp_path, "bert-base")
-    assert built.weights is not None
-    assert built.weights.unused == ("bert.pooler.dense.weight", "cls.seq_relationship.weight")
-    assert built.weights.fresh == ()
-    assert all(torch.equal(inner(built)[key], source[key]) for key in source)
-
-
-def test_half_precision_becomes_full(tmp_path: Path) -> None:
-    source = saved(tmp_path, "gpt2").half().state_dict()
-    rewritten(tmp_path, lambda tensors: {name: tensor.half() for name, tensor in tensors.items()})
-    loaded = inner(tuned(tmp_path, "gpt2"))
-    assert all(tensor.dtype == torch.float32 for tensor in loaded.values())
-    assert all(torch.equal(loaded[key], source[key].float()) for key in source)
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "lost"),
     [("cnn", "stem.weight"), ("resnet18", "resnet.encoder.stages.1.layers.0.shortcut.convolution.weight")],
 )
@@ -235,38 +145,7 @@ def test_missing_and_unexpected_tensors_are_named(tmp_path: Path, name: str, los
         tuned(tmp_path, name)
 
 
-def test_the_model_is_unchanged_when_weights_do_not_fit(tmp_path: Path) -> None:
-    saved(tmp_path, "cnn", depth=2)
-    model = build_model(small_settings("cnn"), images())
-    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    with pytest.raises(TrainerError, match=r"stack\.blocks\.2\.first_norm\.weight is missing"):
-        load_weights(model, tmp_path)
-    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("gpt2", {"n_layer": 2}, "transformer.h.2"),
-        ("gpt2", {"n_embd": 64}, "is 320x32, the model's 320x64"),
-        ("bert-base", {}, "is a gpt2, but the model is a bert"),
-    ],
-)
-def test_another_shape_or_kind_of_network_is_refused(tmp_path: Path, name: str, options: Any, words: str) -> None:
-    saved(tmp_path, "gpt2")
-    with pytest.raises(TrainerError) as error:
-        tuned(tmp_path, name, model_options={**SMALL[name][2], **options})
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_stems_for_small_and_large_images_differ(tmp_path: Path) -> None:
-    saved(tmp_path, "resnet18", images(3, 96, 96))
-    with pytest.raises(TrainerError, match=r"resnet\.embedder\.embedder\.convolution\.weight"):
-        tuned(tmp_path, "resnet18", images(3, 32, 32))
-
-
-@pytest.mark.parametrize("name", ["cnn", "gpt2"])
+@table("name", ["cnn", "gpt2"])
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     saved(tmp_path, name)
     file = tmp_path / "model.safetensors"
@@ -276,26 +155,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved(tmp_path, "cnn")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(TrainerError, match=r"needs safetensors.torch .*pip install 'gputui\[train\]'"):
-        tuned(tmp_path, "cnn")
-
-
 def test_only_safetensors_are_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(TrainerError, match=r"has neither model\.safetensors nor .* no other format is read"):
         build(Settings(weights=tmp_path), images())
-
-
-@pytest.mark.parametrize("index", ["{", "[]", "../model.safetensors", "model.bin", "none.safetensors"])
-def test_an_index_names_files_of_its_own_folder(tmp_path: Path, index: str) -> None:
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    (folder / "model.bin").write_bytes(b"")
-    written = json.dumps({"weight_map": {"a": index}}) if "." in index else index
-    (folder / "model.safetensors.index.json").write_text(written)
-    with pytest.raises(TrainerError, match="safetensors file"):
-        build(Settings(weights=folder), images())

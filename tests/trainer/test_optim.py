@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from tests.trainer import parallel_checks as checks
-from tests.trainer.parallel_checks import ALONE
-from tests.trainer.ranks import Ranks
+from tests.tables import table
 from tests.trainer.running import train
 from tests.trainer.test_loop import final_state, same
-from tests.trainer.test_parallel import difference
 from trainer.config import Settings
 from trainer.errors import SettingsError
 from trainer.models.blocks import matrices_of_blocks
-from trainer.optim import Muon, WarmupSchedule, build_optimizer, learning_rate, optimizer_options, orthogonal
+from trainer.optim import Ema, Muon, WarmupSchedule, build_optimizer, learning_rate, optimizer_options, orthogonal
 
 CPU = torch.device("cpu")
 
@@ -58,16 +56,6 @@ def test_the_other_schedules() -> None:
     assert rates == pytest.approx([0.25, 0.5, 0.5, 0.5, *decayed, 0.05, 0.05])
 
 
-@given(
-    st.sampled_from(["cosine", "linear", "constant", "wsd"]), st.integers(1, 50), st.integers(0, 60), st.floats(0, 1)
-)
-def test_no_rate_leaves_its_bounds(schedule: str, steps: int, warmup: int, ratio: float) -> None:
-    chosen = Settings(schedule=schedule, steps=steps, warmup_steps=warmup, final_lr_ratio=ratio, lr=1.0)
-    rates = [learning_rate(step, chosen) for step in range(1, steps + 1)]
-    assert all(-1e-12 <= rate <= 1 + 1e-12 for rate in rates)
-    assert all(rate >= ratio - 1e-9 for rate in rates[warmup:])
-
-
 def test_a_peak_given_on_resume_wins() -> None:
     model = network()
     before, after = Settings(lr=0.5), Settings(lr=0.1)
@@ -93,46 +81,11 @@ def test_only_matrices_decay_and_all_keep_their_names() -> None:
     assert named == dict(model.named_parameters())
 
 
-def test_frozen_parameters_and_empty_groups_are_left_out() -> None:
-    model = nn.Linear(3, 2)
-    model.weight.requires_grad_(False)
-    [group] = optimizer_for(model).param_groups
-    assert group["param_names"] == ["bias"]
-
-
-def test_what_settings_say_reaches_the_optimizer() -> None:
-    adamw = optimizer_for(network(), beta1=0.8, beta2=0.95, lr=0.3)
-    assert isinstance(adamw, torch.optim.AdamW)
-    assert adamw.defaults["betas"] == (0.8, 0.95) and adamw.defaults["lr"] == 0.3
-    sgd = optimizer_for(network(), optimizer="sgd", momentum=0.7)
-    assert isinstance(sgd, torch.optim.SGD)
-    assert sgd.defaults["momentum"] == 0.7 and sgd.defaults["nesterov"] is True
-    assert optimizer_for(network(), optimizer="sgd", momentum=0.0).defaults["nesterov"] is False
-
-
-@pytest.mark.parametrize(
-    ("settings", "device", "fused"),
-    [({}, "cuda", True), ({}, "cpu", None), ({"parallel": "fsdp", "cpu_offload": True}, "cuda", None)],
-)
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_fused_where_the_weights_are_on_a_gpu(
-    name: str, settings: dict[str, Any], device: str, fused: bool | None
-) -> None:
-    assert optimizer_options(Settings(optimizer=name, **settings), torch.device(device))[1]["fused"] is fused
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_they_learn(name: str) -> None:
-    model, inputs = network(), torch.ones(4, 1, 4, 4)
-    optimizer = optimizer_for(model, optimizer=name, lr=0.05)
-    losses = []
-    for _ in range(20):
-        loss = model(inputs).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] / 10
+def test_fused_where_the_weights_are_on_a_gpu() -> None:
+    offload = {"parallel": "fsdp", "cpu_offload": True}
+    rows = [({}, "cuda", True), ({}, "cpu", None), (offload, "cuda", None), ({"optimizer": "sgd"}, "cuda", True)]
+    for settings, device, fused in rows:
+        assert optimizer_options(Settings(**settings), torch.device(device))[1]["fused"] is fused, (settings, device)
 
 
 # --- shares of the learning rate --------------------------------------------------------------------------------------
@@ -215,22 +168,11 @@ def test_muon_steps_as_torchs_muon_and_its_other_parameters_as_adamw() -> None:
             assert apart.norm() <= (0.02 if step else 1e-4) * way.norm(), (step, name)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (16, 4), (4, 16), (64, 48)])
+@table("shape", [(8, 8), (16, 4), (4, 16), (64, 48)])
 def test_an_update_has_singular_values_of_about_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape) * 1e-3))
     assert values.min() > 0.5 and values.max() < 1.35
-
-
-@pytest.mark.parametrize("way", ["ddp", "zero1"])
-def test_ranks_step_muon_as_one_process(way: str, two_ranks: Ranks) -> None:
-    chosen = {"optimizer": "muon", "momentum": 0.95}
-    losses, model, state = checks.train_and_state(ALONE, 6, **chosen)
-    assert set(state["blocks.0.inner.weight"]) == {"momentum_buffer"} and "exp_avg" in state["enter.weight"]
-    found = two_ranks.run(checks.train_and_state, 6, parallel=way, **chosen)[0]
-    # The products of an update are in bf16.
-    assert found[0] == pytest.approx(losses, rel=1e-3) and difference(found[1], model) < 5e-3
-    assert found[2].keys() == state.keys()
 
 
 def test_muon_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -248,3 +190,48 @@ def test_muon_without_matrices_or_with_shards_is_refused() -> None:
         optimizer_for(network(), optimizer="muon")
     with pytest.raises(ValueError, match="not with --parallel fsdp"):
         Settings(optimizer="muon", parallel="fsdp")
+
+
+def weights(*values: float) -> dict[str, Tensor]:
+    return {f"w{n}": torch.full((n + 1, 2), value) for n, value in enumerate(values)}
+
+
+@given(st.floats(0, 0.999), st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8))
+def test_the_average_follows_its_formula(decay: float, values: list[float]) -> None:
+    parameter = torch.zeros(3)
+    ema, expected = Ema({"w": parameter}, decay), 0.0
+    for step, value in enumerate(values, 1):
+        parameter.fill_(value)
+        ema.update(step)
+        now = min(decay, (1 + step) / (10 + step))
+        expected = now * expected + (1 - now) * value
+    assert ema.state()["w"].tolist() == pytest.approx([expected] * 3, abs=1e-4)
+
+
+def test_swapped_in_to_validate_and_out_again() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    ema = Ema(dict(model.named_parameters()), 0.5)
+    averaged = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    own, inputs = copy.deepcopy(model), torch.ones(1, 3)
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+    with pytest.raises(ZeroDivisionError), ema.swapped():
+        assert torch.equal(model(inputs), averaged(inputs))
+        raise ZeroDivisionError
+    assert torch.equal(model(inputs), own(inputs))
+    assert torch.equal(ema.state()["weight"], averaged.weight)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == pointers
+    assert all(not average.requires_grad for average in ema.state().values())
+
+
+def test_its_state_goes_on_elsewhere() -> None:
+    values = weights(1.0, 2.0)
+    first = Ema(values, 0.5)
+    values["w0"].fill_(3.0)
+    first.update(8)  # the first step whose share is not below the decay
+    second = Ema(weights(9.0, 9.0), 0.5)
+    second.load(first.state())
+    assert {name: float(average.mean()) for name, average in second.state().items()} == {"w0": 2.0, "w1": 2.0}

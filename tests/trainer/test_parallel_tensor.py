@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from tests.trainer import parallel_checks as checks
@@ -26,43 +25,23 @@ SHARED: dict[str, Any] = {"parallel": "fsdp", "tensor_parallel": 2}
 RECOMPUTE = ("full", "operations", "selective")
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    """Ten steps of one process, by model."""
-    return {kind: checks.train_words(ALONE, kind, 10) for kind in ("llama", "bert", "gpt2")}
+def test_sharing_layers_changes_neither_losses_nor_weights(two_ranks: Ranks) -> None:
+    for kind in ("llama", "bert", "gpt2"):
+        losses, model, optimizer, norms = checks.train_words(ALONE, kind, 10)
+        main, other = two_ranks.run(checks.train_words, kind, 10, **SHARED)
+        assert losses[-1] < 0.9 * losses[0], kind
+        assert main[0] == pytest.approx(losses, abs=LOSS_TOLERANCE), kind
+        assert main[3] == other[3] == pytest.approx(norms, abs=LOSS_TOLERANCE), kind
+        assert difference(main[1], model) < WEIGHT_TOLERANCE, kind
+        assert main[2].keys() == optimizer.keys(), kind
+        for name, state in optimizer.items():
+            assert difference(main[2][name], state) < LOSS_TOLERANCE, (kind, name)
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
-def test_sharing_layers_changes_neither_losses_nor_weights(kind: str, alone: dict[str, Any], two_ranks: Ranks) -> None:
-    losses, model, optimizer, norms = alone[kind]
-    main, other = two_ranks.run(checks.train_words, kind, 10, **SHARED)
-    assert losses[-1] < 0.9 * losses[0]
-    assert main[0] == pytest.approx(losses, abs=LOSS_TOLERANCE)
-    assert main[3] == other[3] == pytest.approx(norms, abs=LOSS_TOLERANCE)
-    assert difference(main[1], model) < WEIGHT_TOLERANCE
-    assert main[2].keys() == optimizer.keys()
-    for name, state in optimizer.items():
-        assert difference(main[2][name], state) < LOSS_TOLERANCE
-
-
-@pytest.mark.parametrize(
-    "way", [SHARED, *(pytest.param({"parallel": way}, marks=pytest.mark.long) for way in ("fsdp", "zero1"))]
-)
-def test_four_ranks_reach_the_same_loss_in_rows_and_without(
-    way: dict[str, Any], alone: dict[str, Any], four_ranks: Ranks
-) -> None:
-    losses, model, _, norms = alone["llama"]
-    main = four_ranks.run(checks.train_words, "llama", 10, **way)[0]
-    assert main[0] == pytest.approx(losses, abs=LOSS_TOLERANCE)
-    assert main[3] == pytest.approx(norms, abs=LOSS_TOLERANCE)
-    assert difference(main[1], model) < WEIGHT_TOLERANCE
-
-
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.long)])
-def test_state_goes_on_with_and_without_shared_layers(
-    kind: str, alone: dict[str, Any], two_ranks: Ranks, four_ranks: Ranks
-) -> None:
-    _, model, optimizer, _ = alone[kind]
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_state_goes_on_with_and_without_shared_layers(kind: str, two_ranks: Ranks, four_ranks: Ranks) -> None:
+    _, model, optimizer, _ = checks.train_words(ALONE, kind, 10)
     losses, expected, _, _ = checks.train_words(ALONE, kind, 3, state=(model, optimizer))
     for group in (two_ranks, four_ranks):
         found, _, _, _ = group.run(checks.train_words, kind, 3, state=(model, optimizer), **SHARED)[0]
@@ -73,10 +52,10 @@ def test_state_goes_on_with_and_without_shared_layers(
     assert difference(result, expected) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.long)])
-def test_every_part_of_a_sharded_checkpoint_is_written_once(kind: str, four_ranks: Ranks, tmp_path: Path) -> None:
-    """Also of what ranks that share layers have alike, such as norms and embeddings."""
-    main = four_ranks.run(checks.save_words, kind, tmp_path, **SHARED)[0]
+def test_every_part_of_a_sharded_checkpoint_is_written_once(four_ranks: Ranks, tmp_path: Path) -> None:
+    """Also of what ranks that share layers, and take the same data, have alike, such as norms and embeddings."""
+    assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    main = four_ranks.run(checks.save_words, "gpt2", tmp_path, **SHARED)[0]
     state = load(names.step_file(tmp_path, 1))
     assert same(dict(state["model"]), main[0])
     moments = {name: value["exp_avg"] for name, value in state["optimizer"].items()}
@@ -84,10 +63,6 @@ def test_every_part_of_a_sharded_checkpoint_is_written_once(kind: str, four_rank
     shards = [files.load(path) for path in tmp_path.glob("*.shards/*")]
     elements = sum(piece["tensor"].numel() for shard in shards for name, piece in shard.items() if "model/" in name)
     assert elements <= sum(tensor.numel() for tensor in main[0].values())
-
-
-def test_ranks_that_share_layers_take_the_same_data(four_ranks: Ranks) -> None:
-    assert four_ranks.run(checks.data_place, **SHARED) == [(0, 2), (0, 2), (1, 2), (1, 2)]
 
 
 def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all_others(two_ranks: Ranks) -> None:
@@ -100,74 +75,40 @@ def test_ranks_drop_different_activations_of_their_own_parts_and_the_same_of_all
     assert (inside, outside) == (other_inside, other_outside)
 
 
-@pytest.mark.parametrize("length", [CONTEXT, CONTEXT - 1])
-@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("llama", "bert"))])
-def test_a_length_that_is_split_and_one_that_is_not_give_the_gradients_of_one_rank(
-    kind: str, length: int, two_ranks: Ranks, four_ranks: Ranks
-) -> None:
-    """Of norms too, and of biases, on every rank."""
+def assert_gradients(kind: str, length: int, ways: list[dict[str, Any]], ranks: Ranks) -> None:
+    """Those of one rank, of norms and biases too, on every rank."""
     expected = checks.words_step(ALONE, kind, length)
-    ways: list[dict[str, Any]] = [{}] if length < CONTEXT else [{"recompute": way} for way in ("none", *RECOMPUTE)]
     for way in ways:
-        for group in (two_ranks, four_ranks):
-            for step in group.run(checks.words_step, kind, length, **way, **SHARED):
-                assert step.loss == pytest.approx(expected.loss, abs=LOSS_TOLERANCE)
-                assert difference(step.gradients, expected.gradients) < LOSS_TOLERANCE
+        for step in ranks.run(checks.words_step, kind, length, **way, **SHARED):
+            assert step.loss == pytest.approx(expected.loss, abs=LOSS_TOLERANCE), (kind, way)
+            assert difference(step.gradients, expected.gradients) < LOSS_TOLERANCE, (kind, way)
 
 
-@pytest.mark.parametrize(
-    ("kind", "most", "most_recomputing"), [("llama", 0.85, 0.75), ("gpt2", 0.9, 0.8), ("bert", 0.92, 0.95)]
-)
-def test_less_is_kept_for_backward(kind: str, most: float, most_recomputing: float, two_ranks: Ranks) -> None:
-    for recompute, share in (("none", most), ("full", most_recomputing)):
-        steps = two_ranks.run(checks.words_step, kind, recompute=recompute, **SHARED)
-        whole = two_ranks.run(checks.words_step, kind, split=False, recompute=recompute, **SHARED)
-        assert all(step.kept_bytes < share * whole[0].kept_bytes for step in steps)
-        assert {step.kept_bytes for step in steps} == {steps[0].kept_bytes}
-    # What is not split costs what it did.
-    odd = [two_ranks.run(checks.words_step, kind, CONTEXT - 1, split=split, **SHARED) for split in (True, False)]
-    assert odd[0][0].kept_bytes == odd[1][0].kept_bytes
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_ranks_drop_different_activations_of_their_parts_of_sequences(kind: str, two_ranks: Ranks) -> None:
-    first, second = two_ranks.run(checks.words_step, kind, dropout=0.5, **SHARED)
-    in_blocks = {name for name in first.dropped if ".h." in name or ".layer." in name}
-    outside = first.dropped.keys() - in_blocks
-    assert len(in_blocks) == 4 and len(outside) == 1
-    for name in in_blocks:
-        assert not torch.equal(first.dropped[name], second.dropped[name])
-        assert first.dropped[name].shape[1] == CONTEXT // 2
-    assert all(torch.equal(first.dropped[name], second.dropped[name]) for name in outside)
-    assert same(first.gradients, second.gradients)
-    # The same again where a block is recomputed, also by the last layer that draws.
-    for recompute in RECOMPUTE:
-        again = two_ranks.run(checks.words_step, kind, recompute=recompute, dropout=0.5, **SHARED)[0]
-        assert again.loss == first.loss and same(again.gradients, first.gradients)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("llama", "bert"))])
-def test_a_checkpoint_of_ranks_that_split_no_sequences_goes_on(kind: str, four_ranks: Ranks, tmp_path: Path) -> None:
-    four_ranks.run(checks.save_words, kind, tmp_path, split=False, **SHARED)
-    file = load(names.step_file(tmp_path, 1))
-    state = (dict(file["model"]), dict(file["optimizer"]))
-    expected = four_ranks.run(checks.train_words, kind, 3, state=state, split=False, **SHARED)[0]
-    losses, model, _, norms = four_ranks.run(checks.train_words, kind, 3, state=state, **SHARED)[0]
-    assert losses == pytest.approx(expected[0], abs=LOSS_TOLERANCE)
-    assert norms == pytest.approx(expected[3], abs=LOSS_TOLERANCE)
-    assert difference(model, expected[1]) < WEIGHT_TOLERANCE
+def test_a_length_that_is_split_and_one_that_is_not_give_the_gradients_of_one_rank(two_ranks: Ranks) -> None:
+    assert_gradients("gpt2", CONTEXT, [{"recompute": way} for way in ("none", *RECOMPUTE)], two_ranks)
+    assert_gradients("gpt2", CONTEXT - 1, [{}], two_ranks)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("scope", ["blocks", "whole"])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_what_is_compiled_gives_the_same_gradients_in_every_phase(kind: str, scope: str, two_ranks: Ranks) -> None:
+def test_what_is_compiled_gives_the_same_gradients(two_ranks: Ranks) -> None:
     """Also where it comes from torch's cache on the disk."""
-    expected = checks.words_step(ALONE, kind)
-    compiled: dict[str, Any] = {"compile": "default", "compile_scope": scope}
-    for way in ({}, compiled, compiled):
-        for step in two_ranks.run(checks.words_step, kind, **way, **SHARED):
-            assert difference(step.gradients, expected.gradients) < LOSS_TOLERANCE
+    compiled: dict[str, Any] = {"compile": "default", "compile_scope": "blocks"}
+    assert_gradients("gpt2", CONTEXT, [compiled, compiled], two_ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "bert", "gpt2"])
+def test_of_every_model_four_ranks_give_the_gradients_of_one(kind: str, four_ranks: Ranks) -> None:
+    assert_gradients(kind, CONTEXT, [{"recompute": way} for way in ("none", *RECOMPUTE)], four_ranks)
+
+
+@pytest.mark.long
+def test_less_is_kept_for_backward(two_ranks: Ranks) -> None:
+    for kind, most in (("llama", 0.85), ("gpt2", 0.9), ("bert", 0.92)):
+        steps = two_ranks.run(checks.words_step, kind, **SHARED)
+        whole = two_ranks.run(checks.words_step, kind, split=False, **SHARED)
+        assert {step.kept_bytes for step in steps} == {steps[0].kept_bytes}, kind
+        assert steps[0].kept_bytes < most * whole[0].kept_bytes, kind
 
 
 def test_only_blocks_that_are_known_split_sequences() -> None:
@@ -179,21 +120,6 @@ def test_only_blocks_that_are_known_split_sequences() -> None:
             module.chunk_size_feed_forward = 2
     assert not splits_sequences(in_chunks)
     assert not splits_sequences(TinyModel()) and not splits_sequences(nn.Linear(2, 2))
-
-
-def test_what_cannot_be_shared_is_refused(two_ranks: Ranks, four_ranks: Ranks) -> None:
-    assert (
-        four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=4)
-        == ["--tensor-parallel 4 does not divide the model's num_key_value_heads, 2"] * 4
-    )
-    assert (
-        two_ranks.run(checks.refusal, **{**SHARED, "task": "lm", "width": 32})
-        == ["--tensor-parallel: no layers to share in this model; it knows those of Llama, BERT and GPT-2"] * 2
-    )
-    assert (
-        four_ranks.run(checks.refusal, "llama", parallel="fsdp", tensor_parallel=3)
-        == ["--tensor-parallel 3 does not divide the 4 ranks"] * 4
-    )
 
 
 def test_the_plan_names_both_halves_of_every_pair() -> None:
@@ -208,17 +134,7 @@ def test_the_plan_names_both_halves_of_every_pair() -> None:
         "mlp.up_proj": "outputs",
         "mlp.down_proj": "inputs",
     }
-    bert = plan(checks.words_objective("bert").model, 2)
-    block = "inner.bert.encoder.layer.1."
-    assert {name.removeprefix(block): cut for name, cut in bert.items() if name.startswith(block)} == {
-        "attention.self.query": "outputs",
-        "attention.self.key": "outputs",
-        "attention.self.value": "outputs",
-        "attention.output.dense": "inputs",
-        "intermediate.dense": "outputs",
-        "output.dense": "inputs",
-    }
-    assert len(llama) == 14 and len(bert) == 12
+    assert len(llama) == 14 and len(plan(checks.words_objective("bert").model, 2)) == 12
     gpt2 = plan(checks.words_objective("gpt2").model, 2)
     assert {name.removeprefix("inner.transformer.h.0."): cut for name, cut in gpt2.items() if ".0." in name} == {
         "attn.c_attn": "strips",
@@ -236,6 +152,8 @@ def test_parameters_between_shared_layers_are_refused() -> None:
 
 
 def test_widths_must_be_divisible() -> None:
+    with pytest.raises(SettingsError, match="--tensor-parallel 4 does not divide the model's num_key_value_heads, 2"):
+        plan(checks.words_objective("llama").model, 4)
     model = nn.ModuleDict({"mlp": nn.ModuleDict({"up_proj": nn.Linear(8, 6), "down_proj": nn.Linear(6, 8)})})
     assert plan(model, 3) == {"mlp.up_proj": "outputs", "mlp.down_proj": "inputs"}
     with pytest.raises(SettingsError, match=r"--tensor-parallel 4 does not divide the 6 outputs of mlp\.up_proj"):

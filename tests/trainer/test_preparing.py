@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -20,9 +19,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.conftest import wait_until
+from tests.tables import table
 from tests.trainer.instructions import CHATS, conversations, write_chats, write_tokenizer
-from tests.trainer.running import PATIENCE_SECONDS, ROOT, events, start_torchrun, step_lines, torchrun
+from tests.trainer.running import PATIENCE_SECONDS, ROOT
 from trainer.__main__ import main
+from trainer.errors import TrainerError
 from trainer.preparing import PreparationPlan, documents, prepare
 from trainer.preparing.packing import BEGIN, LEARN, best_fit, pack, split_document
 from trainer.tokenizer import Encoded, Tokenizer
@@ -51,7 +52,7 @@ def rows_of(place: Path, name: str) -> list[tuple[np.ndarray[Any, Any], np.ndarr
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("template", [True, False])
+@table("template", [True, False])
 def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: Path, template: bool) -> None:
     tokenizer = Tokenizer(write_tokenizer(tmp_path, template=template))
     end = "<|im_end|>" if template else "<|endoftext|>"
@@ -65,24 +66,6 @@ def test_only_the_assistants_words_and_the_end_of_its_turn_are_learnt(tmp_path: 
         # What a model is asked with is what it was trained to answer to.
         prompt = tokenizer.prompt(row["messages"][:-1])
         assert encoded.tokens[: len(prompt)].tolist() == prompt and encoded.learn[len(prompt)]
-
-
-def test_the_words_that_end_an_answer_are_known(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(write_tokenizer(tmp_path / "own"))
-    assert [tokenizer._fast.id_to_token(stop) for stop in tokenizer.stops] == ["<|endoftext|>", "<|im_end|>"]
-    simple = Tokenizer(write_tokenizer(tmp_path / "simple", template=False))
-    assert [simple._fast.id_to_token(stop) for stop in simple.stops] == ["<|endoftext|>"]
-    simple.copy_to(tmp_path / "copy")
-    again = Tokenizer(tmp_path / "copy")
-    assert again.has_template and again.prompt([{"role": "user", "content": "a"}])
-
-
-def test_a_template_that_changes_an_answer_later_is_refused(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    only_last = "{% for m in messages %}{{ m.role if loop.last else '' }}{{ m.content }}{% endfor %}"
-    (tmp_path / "chat_template.jinja").write_text(only_last)
-    with pytest.raises(ValueError, match="otherwise than what asks for it"):
-        Tokenizer(tmp_path).conversation(next(conversations(1))["messages"])
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -112,7 +95,7 @@ def test_every_token_of_a_text_is_predicted_once(length: int, row: int) -> None:
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [7, 50, 1000])
+@table("size", [7, 50, 1000])
 def test_slices_have_every_line_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(documents, "SLICE_BYTES", size)
     path = tmp_path / "rows.jsonl"
@@ -139,17 +122,6 @@ def inputs(place: Path) -> tuple[Path, list[str], list[list[dict[str, str]]]]:
     (place / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats[:20]))
     parquet.write_table(pa.table({"messages": chats[20:]}), place / "chats.parquet", row_group_size=7)
     return place, texts, chats
-
-
-def test_a_row_without_messages_is_its_text_in_every_kind_of_file(tmp_path: Path) -> None:
-    [chat] = [row["messages"] for row in conversations(1)]
-    rows = [{"messages": chat, "text": None}, {"messages": None, "text": "only words"}]
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name in ("rows.jsonl", "rows.parquet"):
-        parts = documents.cut_into_slices(tmp_path / name, held_out=None)
-        found = [one.content for part in parts for one in documents.read_documents(part, "text")]
-        assert found == [chat, "only words"], name
 
 
 def test_all_kinds_of_files_become_rows_with_their_masks(tmp_path: Path, folder: Path) -> None:
@@ -184,16 +156,6 @@ def test_a_conversation_that_is_too_long_loses_its_end_and_is_counted(tmp_path: 
     assert meta["documents"] == 60 > meta["left_out"]
     assert all(tokens[0] == 1 for tokens, _ in rows_of(tmp_path / "out", "train"))
     assert all(0 < len(prompt) < 24 for prompt in meta["prompts"]), "each leaves room for an answer"
-
-
-def test_files_may_be_held_out_by_their_names(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "in").mkdir()
-    write_chats(tmp_path / "in" / "train-00000-of-00001.jsonl", 30)
-    (tmp_path / "in" / "test-00000-of-00001.jsonl").write_text((CHATS.read_text().splitlines()[-1]) + "\n")
-    prepare(PreparationPlan((tmp_path / "in",), folder, context=96), tmp_path / "out")
-    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
-    assert meta["documents"] == 31 and len(rows_of(tmp_path / "out", "val")) == 1
-    assert len(meta["prompts"]) == 1
 
 
 # --- after a kill -----------------------------------------------------------------------------------------------------
@@ -241,61 +203,11 @@ def _alive(session: int) -> bool:
     return True
 
 
-@pytest.mark.long
-def test_a_stop_while_a_run_prepares_ends_it_well_and_the_next_start_goes_on(tmp_path: Path, folder: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for number in range(40):
-        write_chats(tmp_path / "in" / f"{number:02d}.jsonl", 300)
-    words = [
-        "-m",
-        "trainer",
-        "--task",
-        "lm",
-        "--data",
-        "documents",
-        "--data-dir",
-        str(tmp_path / "in"),
-        "--width",
-        "32",
-    ]
-    words += [
-        "--tokenizer",
-        str(folder),
-        "--context",
-        "64",
-        "--device",
-        "cpu",
-        "--steps",
-        "2",
-        "--validate-samples",
-        "4",
-    ]
-    words += ["--output-dir", str(tmp_path / "out")]
-    journal = tmp_path / "out" / "tokens" / "journal.jsonl"
-    process = start_torchrun(*words)
-    try:
-        wait_until(lambda: journal.is_file() and journal.read_text().count("\n") > 2, PATIENCE_SECONDS)
-        for rank in psutil.Process(process.pid).children():
-            rank.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
-    assert [line["reason"] for line in events(tmp_path / "out", "stop")] == ["SIGTERM"]
-    assert not step_lines(tmp_path / "out") and not (journal.parent / "meta.json").exists()
-    before = journal.read_text().count("\n")
-    code, output = torchrun(*words)
-    assert code == 0, output
-    assert [line["step"] for line in step_lines(tmp_path / "out")] == [1, 2]
-    assert journal.read_text().count("\n") == 41 > before
-    assert events(tmp_path / "out", "prepared")[-1]["documents"] == 12_000
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("content", "name", "says"),
+@table(
+    "content, name, says",
     [
         (b'{"text": "a"}\n{"text": \n', "a.jsonl", "a.jsonl:2: this is not JSON"),
         (b'{"text": "a"}\n[1]\n', "a.jsonl", "a.jsonl:2: a list"),
@@ -304,18 +216,22 @@ def test_a_stop_while_a_run_prepares_ends_it_well_and_the_next_start_goes_on(tmp
         (b'{"messages": [{"role": "user"}]}\n', "a.jsonl", "a.jsonl:1: message 1 has no role and content"),
         (b"\xff\xfe\x00", "a.txt", "a.txt: this is not UTF-8"),
         (b"PAR1", "a.parquet", "a.parquet is no Parquet file"),
-        (b"", "a.txt", "a.txt is empty"),
-        (b"words", "a.txt", "documents is "),
     ],
 )
-def test_what_cannot_be_used_is_named_in_one_line(
-    content: bytes, name: str, says: str, tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_used_is_named_in_one_line(content: bytes, name: str, says: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    given = ["prepare", str(tmp_path / name), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
+    with pytest.raises(TrainerError) as raised:
+        for part in documents.cut_into_slices(tmp_path / name, held_out=None):
+            list(documents.read_documents(part, "text"))
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_too_few_documents_are_refused(tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("words")
+    given = ["prepare", str(tmp_path / "a.txt"), "--tokenizer", str(folder), "--out", str(tmp_path / "out")]
     assert main([*given, "--context", "32"]) == 1
     (line,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("prepare:")]
-    assert line.startswith("trainer: ") and says in line
+    assert line.startswith("trainer: ") and "documents is " in line
     assert not (tmp_path / "out" / "meta.json").exists()
 
 

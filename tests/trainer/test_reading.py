@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import table
 from tests.trainer.splits import Rows, Telling, as_they_are, with_positions
 from trainer.data.contract import BrokenSample, Fields, Indices
 from trainer.data.reading import Fetched, Reader, Request
@@ -38,34 +38,7 @@ def take(samples: Samples, *indices: int) -> list[int]:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_forgets_what_was_not_asked_for_the_longest() -> None:
-    cache = SampleCache(3 * SAMPLE_BYTES)
-    for number in range(3):
-        cache.put(number, sample(number))
-    assert cache.get(0) is not None
-    cache.put(3, sample(3))
-    assert [number for number in range(4) if number in cache] == [0, 2, 3]
-    assert cache.get(1) is None
-    assert (cache.hits, cache.misses) == (1, 1)
-    assert torch.equal((cache.get(3) or {})["x"], sample(3)["x"])
-
-
-def test_a_cache_keeps_copies_and_nothing_larger_than_itself() -> None:
-    batch = torch.arange(40).view(4, 10)
-    cache = SampleCache(2 * SAMPLE_BYTES)
-    cache.put(0, {"x": batch[0]})
-    batch.zero_()
-    kept = (cache.get(0) or {})["x"]
-    assert kept.tolist() == list(range(10))
-    assert kept.untyped_storage().nbytes() == kept.nbytes
-    cache.put(1, {"x": torch.zeros(10_000)})
-    assert 0 in cache and 1 not in cache
-
-
-@given(
-    asked=st.lists(st.integers(0, 20), max_size=60),
-    limit=st.integers(1, 8 * SAMPLE_BYTES),
-)
+@given(asked=st.lists(st.integers(0, 20), max_size=60), limit=st.integers(1, 8 * SAMPLE_BYTES))
 def test_a_cache_never_exceeds_its_bound_and_returns_what_was_put(asked: list[int], limit: int) -> None:
     cache = SampleCache(limit)
     for number in asked:
@@ -94,27 +67,13 @@ class Shaky(Rows):
         return super().read(indices)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@table("number", [errno.EIO, errno.ESTALE])
 def test_an_error_of_the_disk_that_passes_costs_no_sample(number: int) -> None:
     samples = Samples(Shaky(4, number), max_broken=0)
     assert take(samples, 2, 3, 4) == [2, 3, 4]
 
 
-def test_a_file_that_is_not_there_is_not_looked_for_again() -> None:
-    split = Shaky(1, errno.ENOENT)
-    samples = Samples(split, max_broken=1)
-    assert take(samples, 2, 3, 4) == [2, 3, 4]  # one by one
-    assert split.failures == 0 and split.reads == [[2, 3, 4]]
-    assert take(Samples(Shaky(99, errno.ENOENT), max_broken=1), 3) == [4]
-
-
 # --- samples ----------------------------------------------------------------------------------------------------------
-
-
-def test_whole_batches_are_read_in_one_call() -> None:
-    split = Rows(20)
-    assert take(Samples(split, max_broken=0), 4, 2, 4, 19) == [4, 2, 4, 19]
-    assert split.reads == [[4, 2, 4, 19]]
 
 
 def test_a_broken_sample_is_replaced_by_the_next_readable_one_and_tried_once() -> None:
@@ -144,7 +103,7 @@ def test_broken_samples_are_left_out_where_nothing_may_stand_in() -> None:
     assert take(samples) == []
 
 
-@pytest.mark.parametrize("replace", [True, False])
+@table("replace", [True, False])
 def test_more_broken_samples_than_allowed_are_an_error(replace: bool) -> None:
     samples = Samples(Rows(20, broken=(2, 5, 7)), max_broken=2, replace=replace)
     take(samples, 1, 2, 5)
@@ -152,13 +111,6 @@ def test_more_broken_samples_than_allowed_are_an_error(replace: bool) -> None:
         TrainerError, match=r"^sample 7 \(row 7\) cannot be read: .* more than 2: repair .*--max-broken-"
     ):
         take(samples, 6, 7)
-
-
-def test_a_search_among_nothing_but_broken_samples_ends() -> None:
-    with pytest.raises(TrainerError, match="none of the 5 samples can be read; the last one: sample"):
-        take(Samples(Rows(5, broken=tuple(range(5))), max_broken=100), 3)
-    with pytest.raises(TrainerError, match="more than 10"):
-        take(Samples(Rows(10**9, broken=tuple(range(1000))), max_broken=10), 3)
 
 
 def test_with_a_cache_only_what_is_missing_is_read_in_one_call() -> None:
@@ -217,31 +169,7 @@ def test_a_reader_reads_the_order_and_transforms_by_position() -> None:
     assert torch.equal(read(resumed, 7, 6).fields["drawn"], fetched.fields["drawn"])
 
 
-def test_a_reader_counts_its_cache_and_goes_to_another_process() -> None:
-    split = Rows(8)
-    reader = Reader(Samples(split, max_broken=0, cache_bytes=100_000), order_for(split, 0), as_they_are)
-    reader = pickle.loads(pickle.dumps(reader))
-    first, second = read(reader, 0, 8), read(reader, 8, 8)
-    assert (first.cache_hits, first.cache_misses) == (0, 8)
-    assert (second.cache_hits, second.cache_misses) == (8, 0)
-
-
-def test_positions_of_samples_that_are_left_out_are_left_out() -> None:
-    split = Rows(10, broken=(4,))
-    order = order_for(split, 5)
-    fetched = read(Reader(Samples(split, max_broken=1, replace=False), order, with_positions), 0, 10)
-    place = order.indices(0, 10).tolist().index(4)
-    assert fetched.fields["position"].tolist() == [number for number in range(10) if number != place]
-    assert fetched.samples == 9
-
-
-def test_a_reader_without_samples_left_returns_no_fields() -> None:
-    split = Rows(2, broken=(0, 1))
-    fetched = read(Reader(Samples(split, max_broken=2, replace=False), order_for(split, 0), with_positions), 0, 2)
-    assert (fetched.fields, fetched.samples) == ({}, 0)
-
-
-@pytest.mark.parametrize("cache_bytes", [0, 100_000])
+@table("cache_bytes", [0, 100_000])
 def test_a_split_is_told_what_comes_next(cache_bytes: int) -> None:
     split = Telling(12, blocks=(4, 8))
     order = order_for(split, 1)

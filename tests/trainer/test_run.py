@@ -7,9 +7,7 @@ import math
 import os
 import signal
 import threading
-import weakref
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +17,7 @@ from tests.conftest import wait_until
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train, train_on
 from tests.trainer.test_loop import same
-from trainer.checkpoints import ResumeChoice, load
-from trainer.config import unfold
-from trainer.loop import Loop, PhaseEnd
-from trainer.run import Run
-from trainer.session import PhaseSession
+from trainer.checkpoints import load
 from trainer.world import World
 
 PHASES = json.dumps(
@@ -109,6 +103,7 @@ def test_a_run_that_crashed_in_a_phase_goes_on_as_if_it_had_not(two_ranks: Ranks
         assert same(one[part], two[part]), part
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)])
 def test_a_stop_in_a_phase_that_leaves_ranks_out_ends_all_of_them(
     asked: tuple[int, ...], two_ranks: Ranks, tmp_path: Path
@@ -127,16 +122,18 @@ def test_more_ranks_than_there_are_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "--ranks 3 are more than the 1 that were started" in capsys.readouterr().err
 
 
+LONG = (
+    ("--parallel", "zero1"),
+    ("--parallel", "fsdp"),
+    ("--parallel", "local_sgd", "--average-every", "2"),
+    ("--async-checkpoints", "--gzip-checkpoints"),
+)
+
+
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("--parallel", "zero1"),
-        ("--parallel", "fsdp"),
-        ("--parallel", "fsdp", "--sharded-checkpoints"),
-        ("--parallel", "local_sgd", "--average-every", "2"),
-        ("--async-checkpoints", "--gzip-checkpoints"),
-    ],
-    ids=lambda flags: " ".join(flags),
+    [("--parallel", "fsdp", "--sharded-checkpoints"), *(pytest.param(one, marks=pytest.mark.long) for one in LONG)],
+    ids=" ".join,
 )
 def test_a_checkpoint_of_any_kind_goes_on_in_one_process_without_a_jump(
     flags: tuple[str, ...], two_ranks: Ranks, plain: Path, tmp_path: Path
@@ -170,11 +167,6 @@ def test_epochs_and_the_best_have_checkpoints_of_their_own(tmp_path: Path) -> No
     assert best["settings"]["batch_size"] == 120 and load(folder / "best_model.pt")["step"] == best["step"]
 
 
-def test_unfolding_keeps_what_a_phase_does_not_name() -> None:
-    cold, warm, *_ = unfold(settings(*PHASED))
-    assert (cold.steps, cold.batch_size, warm.batch_size, warm.ema) == (4, 8, 4, 0.9)
-
-
 def test_what_cannot_work_in_a_later_phase_is_said_before_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,27 +194,6 @@ def test_a_checkpoint_of_another_optimizer_goes_on_only_with_a_fresh_state(
     assert [line["step"] for line in step_lines(tmp_path)] == [1, 2, 3, 4]
 
 
-def test_a_phase_does_not_keep_the_state_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[weakref.ref[torch.Tensor]] = []
-    alive: list[int] = []
-    take_over, loop_train = Run.take_over, Loop.train
-
-    def remember(self: Run, session: PhaseSession, state: dict[str, Any], choice: ResumeChoice) -> None:
-        moments = [value for one in state["optimizer"].values() for value in one.values()]
-        given.extend(weakref.ref(tensor) for tensor in (*state["model"].values(), *moments))
-        take_over(self, session, state, choice)
-
-    def count(self: Loop, *, last_phase: bool) -> PhaseEnd:
-        alive.append(sum(one() is not None for one in given))
-        return loop_train(self, last_phase=last_phase)
-
-    monkeypatch.setattr(Run, "take_over", remember)
-    monkeypatch.setattr(Loop, "train", count)
-    phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 2}])
-    assert train(tmp_path, "--phases", phases) == 0
-    assert len(given) > 20 and alive == [0, 0]
-
-
 def endless_gradients(image_shape: tuple[int, int, int], classes: int) -> nn.Module:
     """A model whose loss is finite, and whose gradients are not."""
 
@@ -245,30 +216,3 @@ def test_a_scale_that_is_never_found_ends_the_run(tmp_path: Path) -> None:
         train(tmp_path, *flags, "--steps", "100", "--validate-every", "0")
     # 65536 is halved until the loss itself would vanish.
     assert 35 <= step_lines(tmp_path)[-1]["step"] <= 45
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (("--parallel", "fsdp"), "--parallel fsdp"),
-        (("--static-graph",), "--static-graph"),
-        (("--compress-gradients", "powersgd"), "--compress-gradients powersgd"),
-        (("--task", "contrastive"), "--task contrastive on several ranks"),
-        ((), ""),
-    ],
-)
-def test_retries_that_would_have_no_effect_are_announced(
-    flags: tuple[str, ...], why: str, two_ranks: Ranks, tmp_path: Path
-) -> None:
-    two_ranks.run(train_on, tmp_path, *flags, "--oom-retries", "2", "--steps", "1", "--text-log")
-    log = (tmp_path / "logs" / "trainer.log").read_text()
-    assert (f"--oom-retries 2 has no effect in this phase: with {why} a rank" in log) == bool(why)
-
-
-def test_copies_of_shards_go_on_in_one_process(four_ranks: Ranks, tmp_path: Path) -> None:
-    flags = ("--parallel", "fsdp", "--sharded-checkpoints", "--ema", "0.9", "--validate-every", "0")
-    four_ranks.run(train_on, tmp_path, *flags, "--shard-ranks", "2", "--steps", "4")
-    assert len(list((tmp_path / "checkpoints" / "step_00000004.shards").iterdir())) == 4
-    assert train(tmp_path, "--resume", "auto", "--ema", "0.9", "--steps", "6") == 0
-    losses = [line["loss"] for line in step_lines(tmp_path)]
-    assert len(losses) == 6 and losses[4] < losses[0] + 0.1

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.tables import table
 from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
 from trainer.data.contract import Fields, Images
@@ -78,18 +79,6 @@ def test_sums_over_batches_become_means() -> None:
     assert set(means) == {"loss", "accuracy", "top5_accuracy"}
 
 
-def test_top_5_of_ten_classes_is_not_measured() -> None:
-    assert "top5_accuracy" not in objective().measure(batch(3))
-
-
-def test_the_loss_is_fp32_where_the_model_is_not() -> None:
-    task, fields = objective(), batch(4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert task.model(fields["image"] / 255).dtype == torch.bfloat16
-        assert task(fields).dtype == torch.float32
-        assert task.measure(fields)["loss"].dtype == torch.float32
-
-
 def test_augmented_images_reach_the_model_in_training_only() -> None:
     task = objective(augment=True, shape=(1, 8, 8))
     raw, positions = batch(5, shape=(1, 8, 8)), np.arange(100, 105)
@@ -105,7 +94,7 @@ def test_augmented_images_reach_the_model_in_training_only() -> None:
     assert torch.allclose(task.model.seen, raw["image"] / 255)
 
 
-@pytest.mark.parametrize(
+@table(
     ("data", "channels", "mean", "deviation"),
     [
         ("digits", 1, [0.0], [1.0]),
@@ -114,7 +103,7 @@ def test_augmented_images_reach_the_model_in_training_only() -> None:
         ("synthetic", 1, [0.449], [0.226]),
     ],
 )
-@pytest.mark.parametrize("channels_last", [False, True])
+@table("channels_last", [False, True])
 def test_bytes_become_normalised_numbers(
     data: str, channels: int, mean: list[float], deviation: list[float], channels_last: bool
 ) -> None:
@@ -130,23 +119,3 @@ def test_bytes_become_normalised_numbers(
     order = torch.channels_last if channels_last else torch.contiguous_format
     assert numbers.is_contiguous(memory_format=order)
     assert not pixels.state_dict()  # constants are no part of a checkpoint
-
-
-def test_operations_are_counted_or_unknown() -> None:
-    task = objective()
-    # One product of 1 x 16 and 16 x 10 forward, one for the weights' gradient; the image needs none.
-    assert task.flops_per_sample() == 2 * (2 * 16 * 10)
-    assert task.tokens_per_sample == 0
-
-    class NeedsValues(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images * images.max().item()
-
-    class NeedsItsDevice(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            assert images.device == torch.device("cpu")
-            return images
-
-    for model in (NeedsValues(), NeedsItsDevice()):
-        task.model = model
-        assert task.flops_per_sample() is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.tables import table
 from tests.trainer.no_split import NoSplit
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
-from trainer.data.contract import Fields, Images
+from trainer.data.contract import Data, Fields, Images
+from trainer.errors import SettingsError
+from trainer.tasks import build_objective
 from trainer.tasks.contrastive import Contrastive, info_nce
 from trainer.world import World
 
@@ -102,13 +104,6 @@ def test_only_the_hardest_others_get_a_gradient() -> None:
     assert float(hardest) == pytest.approx(np.log(np.e + 2) - 1, rel=1e-5)
 
 
-def test_similarities_are_fp32_under_autocast() -> None:
-    own = functional.normalize(torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        reduced = info_nce(own, own, first=0, temperature=0.02)
-    assert torch.equal(reduced, info_nce(own, own, first=0, temperature=0.02))
-
-
 # --- over ranks -------------------------------------------------------------------------------------------------------
 
 Answer = tuple[float, list[Tensor], list[Tensor], bool]
@@ -135,13 +130,7 @@ def alone(start: int, count: int, settings: dict[str, Any]) -> tuple[float, list
     return float(loss.detach()), gradients(task)
 
 
-@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.long)])
-def ranks(request: pytest.FixtureRequest, two_ranks: Ranks, four_ranks: Ranks) -> Ranks:
-    return two_ranks if request.param == 2 else four_ranks
-
-
-@pytest.mark.parametrize("hard_negatives", [0, 1, 3, 50])
-def test_ranks_together_are_one_process_with_the_joined_batch(ranks: Ranks, hard_negatives: int) -> None:
+def assert_joined(ranks: Ranks, hard_negatives: int) -> None:
     settings = {"hard_negatives": hard_negatives, "temperature": 0.2}
     share = 12 // ranks.size
     answers = ranks.run(one_step, share, settings)
@@ -157,63 +146,18 @@ def test_ranks_together_are_one_process_with_the_joined_batch(ranks: Ranks, hard
             assert torch.allclose(both, (first + second) / 2, rtol=1e-4, atol=1e-6)
 
 
-def compiled_step(world: World) -> list[Tensor]:
-    task = objective(world)
-    compiled: Any = torch.compile(task, backend="aot_eager", fullgraph=True)
-    compiled(batch(task, world.rank * 4, 4)).backward()
-    return gradients(task)
+def test_ranks_together_are_one_process_with_the_joined_batch(two_ranks: Ranks) -> None:
+    for hard_negatives in (0, 1, 3, 50):
+        assert_joined(two_ranks, hard_negatives)
 
 
-def test_compiled_the_gradients_are_the_same(two_ranks: Ranks) -> None:
-    answers = two_ranks.run(compiled_step)
-    _, expected = alone(0, 8, {})
-    for i, one in enumerate(expected):
-        assert torch.allclose(sum(answer[i] for answer in answers) / 2, one, rtol=1e-4, atol=1e-6)
-
-
-def measured(world: World) -> dict[str, float]:
-    """What rank 0 measures while the others do not take part."""
-    task = objective(world)
-    if not world.is_main:
-        return {}
-    return {name: float(value) for name, value in task.measure(batch(task, 0, 5, training=False)).items()}
-
-
-def test_measuring_needs_no_other_rank(two_ranks: Ranks) -> None:
-    there, _ = two_ranks.run(measured)
-    task = objective()
-    here = {name: float(value) for name, value in task.measure(batch(task, 0, 5, training=False)).items()}
-    assert there == pytest.approx(here)
+@pytest.mark.long
+def test_so_are_four_ranks(four_ranks: Ranks) -> None:
+    for hard_negatives in (0, 3):
+        assert_joined(four_ranks, hard_negatives)
 
 
 # --- alone ------------------------------------------------------------------------------------------------------------
-
-
-def test_views_differ_in_training_and_are_always_the_same_held_out() -> None:
-    task = objective()
-    raw = {"image": torch.zeros(3, *SHAPE, dtype=torch.uint8)}
-    training, held_out = (task.transform(training=training) for training in (True, False))
-    first, later, held = (
-        transform(raw, np.arange(start, start + 3))["changes"]
-        for transform, start in ((training, 0), (training, 3), (held_out, 0))
-    )
-    assert first.shape == (3, 2, 6)
-    assert len({str(row) for changes in (first, later, held) for row in changes.flatten(0, 1).tolist()}) == 18
-    again = pickle.loads(pickle.dumps(held_out))
-    assert torch.equal(again(raw, np.arange(3))["changes"], held)
-
-
-def test_the_model_sees_both_views_of_each_image_side_by_side_in_one_pass() -> None:
-    task = objective()
-    seen: list[Tensor] = []
-    task.model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    fields = batch(task, 0, 3)
-    task(fields)
-    assert len(seen) == 1 and seen[0].shape == (6, *SHAPE)
-    assert float(seen[0].min()) >= 0 and float(seen[0].max()) <= 1
-    fields["changes"][:] = torch.tensor([1.0, 0, 1, 0, 1, 1])  # nothing happens to any view
-    task(fields)
-    assert torch.allclose(seen[1], fields["image"].repeat_interleave(2, 0) / 255, atol=1e-5)
 
 
 def test_accuracy_is_how_often_the_partner_is_the_most_similar() -> None:
@@ -229,19 +173,19 @@ def test_accuracy_is_how_often_the_partner_is_the_most_similar() -> None:
     assert set(means) == {"loss", "accuracy"}
 
 
-def test_a_few_steps_make_partners_more_similar() -> None:
-    task = objective()
-    optimizer = torch.optim.Adam(task.parameters(), lr=0.01)
-    fields = batch(task, 0, 16)
-    before = float(task(fields).detach())
-    for _ in range(30):
-        optimizer.zero_grad()
-        task(fields).backward()
-        optimizer.step()
-    assert float(task(fields).detach()) < before / 2
+IMAGES = Images(NoSplit(), NoSplit(), (1, 8, 8), tuple("abc"))
 
 
-def test_each_image_costs_two_passes() -> None:
-    task = objective()
-    # Forward, the weights' gradients, and the gradient of the second layer's input.
-    assert task.flops_per_sample() == 2 * (2 * 2 * 64 * 16 + 3 * 2 * 16 * 6)
+@table(
+    ("settings", "data", "message"),
+    [
+        ({"task": "contrastive", "augment": False}, IMAGES, "use --augment true"),
+        ({"task": "contrastive", "parallel": "data_parallel"}, IMAGES, "use --parallel ddp"),
+        ({"task": "contrastive", "batch_size": 1}, IMAGES, "--batch-size of 2 or more"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused_in_one_line(settings: dict[str, Any], data: Data, message: str) -> None:
+    given = Settings.model_validate({"data_dir": "somewhere", **settings})
+    with pytest.raises(SettingsError, match=message) as refused:
+        build_objective(given, data, Tiny(), ALONE)
+    assert "\n" not in str(refused.value)

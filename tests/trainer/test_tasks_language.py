@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.tables import table
 from tests.trainer.no_split import NoSplit
 from trainer.config import Settings
 from trainer.data.contract import Fields, Text
@@ -78,7 +79,7 @@ def test_the_loss_is_that_of_every_token_and_perplexity_its_exponential() -> Non
     assert task.summary(sums) == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [next_token, masked])
+@table("kind", [next_token, masked])
 def test_the_mean_of_two_losses_is_the_loss_of_the_joined_batch(kind: Any) -> None:
     task: LanguageObjective = kind()
     fields = task.transform(training=True)(windows(8, task.context), np.arange(8))
@@ -86,43 +87,7 @@ def test_the_mean_of_two_losses_is_the_loss_of_the_joined_batch(kind: Any) -> No
     assert torch.allclose((task(halves[0]) + task(halves[1])) / 2, task(fields))
 
 
-@pytest.mark.parametrize("autocast", [True, False])
-@pytest.mark.parametrize("kind", [next_token, masked])
-def test_the_loss_is_fp32_where_the_model_is_not(kind: Any, autocast: bool) -> None:
-    task: LanguageObjective = kind()
-    fields = task.transform(training=True)(windows(2, task.context), np.arange(2))
-    if not autocast:
-        task.to(torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        assert task.model(fields["inputs"]).dtype == torch.bfloat16
-        assert task(fields).dtype == torch.float32
-        assert task.measure(fields)["loss"].dtype == torch.float32
-
-
-def test_a_hopeless_loss_has_an_infinite_perplexity_and_an_unknown_one_none() -> None:
-    task = next_token()
-    assert task.summary({"loss": 1e4, "count": 1.0})["perplexity"] == math.inf
-    assert math.isnan(task.summary({"loss": math.nan, "count": 1.0})["perplexity"])
-
-
-def test_tokens_and_operations_of_a_sample() -> None:
-    task = next_token(6)
-    assert task.tokens_per_sample == 6
-    assert task.flops_per_sample() is None  # it has no attention that is known
-    assert masked(40).tokens_per_sample == 40
-
-
-def test_operations_follow_from_the_configuration() -> None:
-    class Known(Tiny):
-        class config:  # noqa: N801
-            num_hidden_layers, num_attention_heads, hidden_size = 2, 4, 8
-
-    matrices = 8 * 32 + 32
-    task = NextToken(text(6), Known())
-    assert task.flops_per_sample() == 6 * (6 * matrices + 12 * 2 * 8 * 6)
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 12, 100])
+@table("chunk", [1, 5, 12, 100])
 def test_a_loss_in_chunks_is_the_same_and_keeps_no_copy_of_the_logits(chunk: int) -> None:
     def measured(task: NextToken) -> tuple[Tensor, list[Tensor], int]:
         kept: dict[int, int] = {}  # bytes of tensors in fp32 that are as large as the logits, by their place in memory
@@ -199,22 +164,6 @@ def test_hidden_tokens_are_masked_replaced_or_kept_eight_to_one_to_one() -> None
     # Every place is as likely: 60 of 400 windows, with a deviation of 7.
     counts = torch.bincount(fields["places"].flatten(), minlength=200)
     assert counts.min() > 25 and counts.max() < 95
-
-
-def test_masks_differ_by_seed_position_and_purpose() -> None:
-    raw = windows(1, 40)
-    chosen = [
-        task.transform(training=training)(raw, np.array([position]))["places"].tolist()
-        for task, training, position in (
-            (masked(), True, 0),
-            (masked(), True, 1),
-            (masked(), False, 0),
-            (masked(seed=1), True, 0),
-        )
-    ]
-    assert all(one != other for i, one in enumerate(chosen) for other in chosen[:i])
-    again = pickle.loads(pickle.dumps(masked().transform(training=True)))
-    assert again(raw, np.array([0]))["places"].tolist() == chosen[0]
 
 
 def test_only_hidden_places_count() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.tables import table
 from tests.trainer.instructions import CHATS, write_tokenizer
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import settings, step_lines, train_on
@@ -21,14 +21,10 @@ from trainer.checkpoints import load
 from trainer.data import load_data
 from trainer.data.sampler import order_for
 from trainer.errors import SettingsError, TrainerError
-from trainer.faults import Injector
 from trainer.models import build_model
 from trainer.preparing import PreparationPlan, prepare
-from trainer.session import PhaseSession, TrainingProgress
-from trainer.stepper import Stepper
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
-from trainer.telemetry.timing import StepTimer
 from trainer.world import World
 
 CONTEXT = 64
@@ -103,7 +99,7 @@ def alone(task: LanguageObjective, raw: dict[str, Tensor]) -> tuple[Tensor, int]
     return total, count
 
 
-@pytest.mark.parametrize("model", MODELS)
+@table("model", MODELS)
 def test_the_loss_is_that_of_the_assistants_tokens_of_each_document_alone(tokens: Path, model: str) -> None:
     task = objective(tokens, model)
     raw, fields = batch(tokens, 0, 6)
@@ -119,30 +115,7 @@ def test_the_loss_is_that_of_the_assistants_tokens_of_each_document_alone(tokens
     )
 
 
-def test_held_out_rows_without_a_token_to_learn_have_no_loss(tokens: Path) -> None:
-    summary = objective(tokens).summary({"loss": 0.0, "count": 0.0})
-    assert summary.keys() == {"loss", "perplexity"} and all(math.isnan(mean) for mean in summary.values())
-
-
-def test_gradients_in_host_memory_are_divided_there(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of --cpu-offload are, while the weights are counted on the GPU."""
-    devices: list[torch.device] = []
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda gradients, factor: devices.append(factor.device))
-    chosen = settings(*flags(tokens, "bytes"), "--device", "cpu")
-    with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
-        monkeypatch.setattr(session.strategy, "local_gradients", lambda: {"weight": torch.empty(2, device="meta")})
-        Stepper(session, Injector((), 0, chosen.output_dir), StepTimer(ALONE.device)).normalize_weights()
-    assert devices == [torch.device("meta")]
-
-
-def test_a_loss_in_chunks_counts_the_same_tokens(tokens: Path) -> None:
-    whole, chunked = objective(tokens), objective(tokens)
-    chunked._chunk = 50
-    _, fields = batch(tokens, 0, 4)
-    assert torch.allclose(whole(fields), chunked(fields), rtol=1e-6)
-
-
-@pytest.mark.parametrize("model", MODELS)
+@table("model", MODELS)
 def test_no_token_is_seen_from_another_document(tokens: Path, model: str) -> None:
     task = objective(tokens, model).eval()
     raw, fields = batch(tokens, 0, 4)

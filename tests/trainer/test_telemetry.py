@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,8 @@ from torch import Tensor, nn
 
 from tests.trainer.ranks import Ranks
 from trainer.config import Settings
-from trainer.errors import SettingsError, TrainerError
-from trainer.telemetry.telemetry import Telemetry, progress
+from trainer.telemetry.telemetry import Telemetry
 from trainer.telemetry.timing import StepDurations
-from trainer.telemetry.trackers import TensorBoard
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
@@ -53,27 +49,6 @@ def test_a_step_s_line_has_what_is_known(folder: Path, capsys: pytest.CaptureFix
     ]
 
 
-def test_a_phase_has_its_name_in_every_line_and_its_own_settings(folder: Path) -> None:
-    telemetry = Telemetry(make(folder), ALONE)
-    telemetry.enter(make(folder, phase="cold start", histograms_every=1), ALONE, total_steps=40)
-    telemetry.step(1, {"loss": math.nan})
-    network = nn.Linear(2, 2)
-    network(torch.ones(1, 2)).sum().backward()
-    assert telemetry.wants_histograms(1)
-    telemetry.gradients(1, gradients_of(network), network)
-    telemetry.close()
-    [line] = lines(folder / "metrics.jsonl")
-    assert line["phase"] == "cold start" and math.isnan(line["loss"])
-    assert len(lines(folder / "histograms.jsonl")) == 2
-
-
-def test_the_console_line_says_what_is_known() -> None:
-    values = {"loss": 0.5, "grad_norm": 1.0, "samples_per_s": 1234.5, "tokens_per_s": 1e6, "mfu": 0.412, "epoch": 3}
-    assert progress(3, 9, values) == (
-        "step 3/9  loss 0.5000  grad_norm 1.000  samples/s 1234  tokens/s 1000000  mfu 41.2%"
-    )
-
-
 def test_events_and_validation(folder: Path) -> None:
     telemetry = Telemetry(make(folder, text_log=True), ALONE)
     telemetry.event(0, "start", task="classify", name="x", step_="y")
@@ -92,36 +67,6 @@ def test_events_and_validation(folder: Path) -> None:
         "INFO going on",
         "ERROR trainer: disk full",
     ]
-
-
-def test_half_a_line_of_a_killed_run_is_ended(folder: Path) -> None:
-    (folder / "metrics.jsonl").write_text('{"step": 1')
-    telemetry = Telemetry(make(folder), ALONE)
-    telemetry.step(2, {})
-    telemetry.close()
-    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[1])["step"] == 2
-
-
-@pytest.mark.parametrize(
-    ("wanted", "blocked"),
-    [({}, "metrics.jsonl"), ({"text_log": True}, "logs"), ({"histograms_every": 1}, "histograms.jsonl")],
-)
-def test_files_that_cannot_be_written_are_refused(wanted: dict[str, Any], blocked: str, folder: Path) -> None:
-    if blocked == "logs":
-        (folder / blocked).write_text("in the way")
-    else:
-        (folder / blocked).mkdir()
-    with pytest.raises(SettingsError, match=f"{blocked} cannot be written"):
-        Telemetry(make(folder, **wanted), ALONE)
-
-
-def test_a_phase_whose_histograms_cannot_be_written_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "histograms.jsonl").mkdir()
-    telemetry = Telemetry(make(folder), ALONE)
-    telemetry.enter(make(folder, histograms_every=1), ALONE, total_steps=300)
-    telemetry.gradients(1, {}, nn.Identity())
-    telemetry.close()
-    assert "no histograms: " in capsys.readouterr().err
 
 
 def train(telemetry: Telemetry, model: nn.Module, steps: int) -> None:
@@ -149,22 +94,6 @@ def test_histograms_and_traces_come_at_their_intervals_and_not_in_the_same_step(
     assert " s; " in trace["top"] and trace["seconds"] > 0
 
 
-def test_compiled_models_have_no_histograms_of_activations(folder: Path) -> None:
-    telemetry = Telemetry(make(folder, histograms_every=1, compile="default"), ALONE)
-    train(telemetry, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 1)
-    telemetry.close()
-    assert {line["kind"] for line in lines(folder / "histograms.jsonl")} == {"gradient"}
-
-
-def test_a_trace_that_cannot_be_written_stops_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "traces").write_text("in the way")
-    telemetry = Telemetry(make(folder, trace_every=1), ALONE)
-    train(telemetry, nn.Linear(4, 4), 1)
-    telemetry.close()
-    assert "step_00000001.json.gz was not written" in capsys.readouterr().err
-    assert lines(folder / "metrics.jsonl") == []
-
-
 def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,51 +113,6 @@ def test_verdicts_are_written_at_their_interval_and_said_when_they_change(
     assert found[0]["event"] == "bottleneck" and "50%" in found[0]["sentence"]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in said] == ["bottleneck at step 2", "bottleneck at step 6"]
-
-
-def test_recorded_steps_do_not_count_in_a_verdict(folder: Path) -> None:
-    telemetry = Telemetry(make(folder, bottleneck_every=10, trace_every=5, histograms_every=3), ALONE)
-    for step in range(1, 11):
-        telemetry.rank_timings(step, StepDurations(9.0 if step in (1, 3, 5, 6, 9, 10) else 1.0, 0.0))
-    verdict = telemetry.bottleneck(10)
-    telemetry.close()
-    assert verdict is not None and verdict.figures["step_time"] == 1.0
-
-
-def test_trackers_get_numbers_only_and_hear_how_it_ended(folder: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    telemetry = Telemetry(make(folder, tensorboard=True, histograms_every=1), ALONE)
-    telemetry.step(1, {"loss": 0.5, "note": "text"})
-    telemetry.validation(1, {"val/loss": 0.25}, seconds=1.0)
-    train(telemetry, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 1)
-    telemetry.close(good=False)
-    read = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert set(read.Tags()["scalars"]) == {"loss", "val/loss"}
-    assert set(read.Tags()["histograms"]) == {f"{kind}/{n}" for kind in ("gradient", "activation") for n in (0, 1)}
-
-
-class Companion(TensorBoard):
-    """A tracker that can only close together with the others."""
-
-    def __init__(self, name: str, folder: Path, all_close: threading.Barrier) -> None:
-        super().__init__(folder / name)
-        self.name = name
-        self._all_close = all_close
-
-    def close(self, good: bool) -> None:
-        self._all_close.wait(120)
-        super().close(good)
-
-
-def test_trackers_close_at_the_same_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    all_close = threading.Barrier(2)
-    sinks = [Companion(name, folder, all_close) for name in ("first", "second")]
-    monkeypatch.setattr("trainer.telemetry.telemetry.wanted_sinks", lambda settings: sinks)
-    Telemetry(make(folder), ALONE).close()
-    assert not all_close.broken and capsys.readouterr().err == ""
 
 
 def on_two_ranks(world: World, folder: Path) -> str | None:
@@ -266,33 +150,3 @@ def test_ranks_write_their_own_timings_and_rank_0_names_the_slow_one(two_ranks: 
         "ERROR trainer: rank 1: the disk is slow",
         "ERROR trainer: rank 1: cannot read a sample",
     ]
-
-
-def refuse(world: World, folder: Path) -> str:
-    import sys
-
-    sys.modules["wandb"] = None  # type: ignore[assignment]
-    try:
-        Telemetry(make(folder, wandb=True), world)
-    except TrainerError as error:
-        return str(error)
-    finally:
-        del sys.modules["wandb"]
-    return ""
-
-
-def test_all_ranks_end_alike_where_rank_0_cannot_begin(two_ranks: Ranks, folder: Path) -> None:
-    first, second = two_ranks.run(refuse, folder)
-    assert first == second == "--wandb needs the package wandb: pip install 'gputui[trackers]'"
-
-
-def test_a_device_without_kernels_in_its_trace_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    world = World(rank=0, size=1, device=torch.device("cuda", 0), backend="")
-    telemetry = Telemetry(make(folder), world)
-    from trainer.telemetry.traces import TraceSummary
-
-    telemetry._log_trace(3, TraceSummary(folder / "step_3", 1.0, None, ()))
-    telemetry._log_trace(6, TraceSummary(folder / "step_6", 1.0, 0.5, ()))
-    telemetry.close()
-    assert "shows no work of the GPU" in capsys.readouterr().err
-    assert [line.get("device_busy") for line in lines(folder / "metrics.jsonl")] == [None, 0.5]

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.tables import table
 from trainer.config import Settings
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import TrainerError
 from trainer.telemetry.histograms import Histogram
 from trainer.telemetry.sinks import SinkFeed, close_all
 from trainer.telemetry.trackers import wanted_sinks
@@ -85,7 +86,7 @@ def test_everything_arrives_in_order_on_a_thread_of_its_own(capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("call", ["open", "scalars", "flush", "close"])
+@table("call", ["open", "scalars", "flush", "close"])
 def test_a_sink_that_fails_is_named_once_and_left_out(call: str, capsys: pytest.CaptureFixture[str]) -> None:
     sink = Recorder(break_at=call)
     feed = SinkFeed(sink, flush_seconds=0.001)
@@ -99,23 +100,6 @@ def test_a_sink_that_fails_is_named_once_and_left_out(call: str, capsys: pytest.
     feed.scalars(3, {"loss": 1.0})
     close_all([feed])
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("call", "ended"), [("scalars", True), ("flush", True), ("open", False)])
-def test_a_tracker_that_fails_in_the_middle_has_its_run_ended(call: str, ended: bool) -> None:
-    sink = Recorder(break_at=call)
-    feed = SinkFeed(sink, flush_seconds=0.001)
-    feed.scalars(1, {"loss": 1.0})
-    close_all([feed])
-    assert [entry for entry in sink.calls if entry[0] == "close"] == ([("close", False)] if ended else [])
-
-
-def test_a_library_that_exits_is_a_failure_too(capsys: pytest.CaptureFixture[str]) -> None:
-    feed = SinkFeed(Recorder(break_at="scalars", error=SystemExit("no more")))
-    feed.scalars(1, {"loss": 1.0})
-    close_all([feed])
-    assert feed.failed
-    assert "Recorder failed and is left out from now on: SystemExit: no more;" in capsys.readouterr().err
 
 
 def test_a_sink_that_hangs_holds_up_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,31 +117,11 @@ def test_a_sink_that_hangs_holds_up_nothing(capsys: pytest.CaptureFixture[str]) 
     assert "did not take its last values within 0.01 s" in late
 
 
-def test_sinks_that_hang_share_one_deadline(capsys: pytest.CaptureFixture[str]) -> None:
-    gate = threading.Event()
-    feeds = [SinkFeed(Recorder(gate=gate)) for _ in range(4)]
-    began = time.monotonic()
-    close_all(feeds, patience=1.0)
-    assert time.monotonic() - began < 4.0
-    gate.set()
-    assert capsys.readouterr().err.count("did not take its last values within 1 s") == 4
-
-
 def settings(folder: Path, **wanted: Any) -> Settings:
     return Settings(output_dir=folder, **wanted)
 
 
-def test_no_tracker_unless_asked_for(folder: Path) -> None:
-    assert wanted_sinks(settings(folder)) == []
-
-
-def test_every_tracker_that_is_asked_for(folder: Path) -> None:
-    asked = settings(folder, tensorboard=True, mlflow="sqlite:///x.db", wandb=True)
-    assert [sink.name for sink in wanted_sinks(asked)] == ["TensorBoard", "MLflow", "Weights & Biases"]
-    assert list(folder.iterdir()) == []  # none of them has begun
-
-
-@pytest.mark.parametrize(
+@table(
     ("wanted", "package"),
     [
         ({"tensorboard": True}, "tensorboard"),
@@ -172,17 +136,3 @@ def test_a_missing_package_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(TrainerError, match=rf"^--.* needs the package {package}: pip install 'gputui\[trackers\]'$"):
         wanted_sinks(settings(folder, **wanted))
-
-
-@pytest.mark.parametrize("uri", ["runs/mlflow", "file:///tmp/mlflow"])
-def test_mlflow_in_a_folder_is_refused_with_what_to_do(uri: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(SettingsError, match="MLFLOW_ALLOW_FILE_STORE=true is set; use a database, such as sqlite:///"):
-        wanted_sinks(settings(folder, mlflow=uri))
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    assert [sink.name for sink in wanted_sinks(settings(folder, mlflow=uri))] == ["MLflow"]
-
-
-def test_mlflow_on_a_server_needs_no_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    assert [sink.name for sink in wanted_sinks(settings(folder, mlflow="http://localhost:5000"))] == ["MLflow"]

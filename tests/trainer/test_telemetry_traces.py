@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from trainer.telemetry.traces import KEPT_TRACES, Recording, Tracer, busy_time, summarise
+from trainer.telemetry.traces import KEPT_TRACES, Recording, Tracer, summarise
 
 CPU = torch.device("cpu")
 
@@ -41,21 +39,6 @@ def test_the_newest_traces_are_kept_also_when_their_step_is_lower(folder: Path) 
     assert summary is not None and summary.path.exists()
     assert len(list(folder.iterdir())) == KEPT_TRACES
     assert not (folder / "step_00000100.json.gz").exists()
-
-
-def test_a_step_that_fails_leaves_no_trace_and_its_own_error(folder: Path) -> None:
-    with pytest.raises(KeyError, match="own"), Tracer(folder, CPU).record(1) as recording:
-        raise KeyError("own")
-    assert recording == Recording()
-    assert list(folder.iterdir()) == []
-    assert record(folder, 2).summary is not None
-
-
-def test_a_trace_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "traces").write_text("in the way")
-    recording = record(tmp_path / "traces", 3)
-    assert recording.summary is None
-    assert "step_00000003.json.gz was not written" in recording.error
 
 
 def event(name: str, category: str, begin: float, duration: float, thread: int = 1) -> dict[str, Any]:
@@ -97,13 +80,3 @@ def test_operations_are_charged_for_their_own_time_only() -> None:
         "empty": (10, 1),
         "add": (20, 1),
     }
-
-
-def test_an_empty_trace_is_no_error() -> None:
-    assert summarise([]) == (0.0, None, ())
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20))))
-def test_busy_time_counts_every_moment_once(spans: list[tuple[int, int]]) -> None:
-    moments = {moment for begin, length in spans for moment in range(begin, begin + length)}
-    assert busy_time((begin, begin + length) for begin, length in spans) == len(moments)

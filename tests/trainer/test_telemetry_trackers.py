@@ -15,7 +15,7 @@ import torch
 
 from trainer.telemetry.histograms import Histogram, ValueCounts
 from trainer.telemetry.sinks import Sink, SinkFeed, close_all
-from trainer.telemetry.trackers import MLflow, TensorBoard, WeightsAndBiases
+from trainer.telemetry.trackers import TensorBoard, WeightsAndBiases
 
 
 def histogram() -> Histogram:
@@ -53,69 +53,6 @@ def test_tensorboard(folder: Path) -> None:
     assert "settings/text_summary" in read.Tags()["tensors"]
 
 
-@pytest.mark.long
-def test_mlflow_goes_on_in_the_same_run(folder: Path) -> None:
-    from mlflow.tracking import MlflowClient
-
-    uri = f"sqlite:///{folder}/mlflow.db"
-    many = {f"option_{number}": number for number in range(150)}
-    use(MLflow(uri, folder), 1, 3, {"lr": 0.1, "seed": 1, **many}, good=False)
-    client = MlflowClient(tracking_uri=uri)
-    run_id = json.loads((folder / "trackers" / "mlflow.json").read_text())["run_id"]
-    assert client.get_run(run_id).info.status == "FAILED"
-
-    use(MLflow(uri, folder), 3, 5, {"lr": 0.2, "seed": 1, **many})
-    [experiment] = [one for one in client.search_experiments() if one.name == "trainer"]
-    [run] = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_id, run.info.status, run.info.run_name) == (run_id, "FINISHED", folder.name)
-    assert run.data.params["lr"] == "0.1" and run.data.tags["resumed.lr"] == "0.2"
-    assert run.data.params["option_149"] == "149" and "resumed.seed" not in run.data.tags
-    assert [metric.step for metric in client.get_metric_history(run_id, "loss")] == [1, 2, 3, 3, 4, 5]
-
-    # A run that a person has deleted is not brought back.
-    client.delete_run(run_id)
-    use(MLflow(uri, folder), 6, 6, {"lr": 0.2})
-    assert json.loads((folder / "trackers" / "mlflow.json").read_text())["run_id"] != run_id
-
-
-class Store:
-    """As much of MLflow's client as it takes to look for a run."""
-
-    def __init__(self, error_code: int) -> None:
-        self._error_code = error_code
-
-    def get_run(self, run_id: str) -> object:
-        from mlflow.exceptions import MlflowException
-
-        raise MlflowException("no answer", error_code=self._error_code)
-
-
-def remembering(memory: str, error_code: int, folder: Path) -> MLflow:
-    sink = MLflow("sqlite:///here.db", folder)
-    sink._client = Store(error_code)
-    (folder / "trackers").mkdir()
-    (folder / "trackers" / "mlflow.json").write_text(memory)
-    return sink
-
-
-@pytest.mark.parametrize(
-    "memory",
-    ["", "[]", '{"uri": "sqlite:///other.db", "run_id": "1"}', '{"uri": "sqlite:///here.db", "run_id": "gone"}'],
-)
-def test_mlflow_begins_a_run_where_it_remembers_none(memory: str, folder: Path) -> None:
-    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
-
-    assert remembering(memory, RESOURCE_DOES_NOT_EXIST, folder)._earlier_run() == ""
-
-
-def test_a_store_that_does_not_answer_is_no_reason_for_a_second_run(folder: Path) -> None:
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import INTERNAL_ERROR
-
-    with pytest.raises(MlflowException, match="no answer"):
-        remembering('{"uri": "sqlite:///here.db", "run_id": "1"}', INTERNAL_ERROR, folder)._earlier_run()
-
-
 def wandb_records(path: Path) -> Iterator[Any]:
     """The records of a .wandb file: a LevelDB log of protocol buffers after seven bytes of its own."""
     from wandb.proto import wandb_internal_pb2
@@ -135,6 +72,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
             parts = b""
 
 
+@pytest.mark.long
 def test_wandb_stays_offline_and_keeps_its_id(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.trainer.ranks import RankError, Ranks
+from tests.tables import table
+from tests.trainer.ranks import Ranks
 from trainer.world import World, record_collectives
 
 
@@ -26,27 +24,6 @@ def exchanges(world: World) -> dict[str, Any]:
         "patient": world.patient().vote(1.0)[0],
         "whole": world.subgroup(world.size) == world,
     }
-
-
-def patience_of_a_part(world: World) -> float | None:
-    half = dataclasses.replace(world, timeout=datetime.timedelta(seconds=7)).subgroup(2)
-    if half is None or half.group is None:
-        return None
-    options: Any = half.group._get_backend(world.device).options
-    return float(options._timeout.total_seconds())
-
-
-def patience(world: World) -> list[float]:
-    """Of the default group and of a part: as they were made, and when they are to wait less."""
-    found = []
-    for one in (dataclasses.replace(world, timeout=datetime.timedelta(seconds=30)), world.subgroup(1), world):
-        if one is not None and one.rank < one.size:
-            one = dataclasses.replace(one, timeout=one.timeout or (None if one is world else datetime.timedelta(30)))
-            for seconds in (7.0, 30.0):
-                one.wait_for(seconds)
-                group: Any = one.group or dist.group.WORLD
-                found.append(group._get_backend(world.device).options._timeout.total_seconds())
-    return found
 
 
 def share_a_state(world: World) -> Any:
@@ -66,27 +43,11 @@ def share_a_state(world: World) -> Any:
     )
 
 
-def fail_on_one(world: World) -> None:
-    if world.rank == 1:
-        raise ValueError("rank 1 gives up")
-
-
-def test_ranks_of_a_part_wait_no_longer_for_each_other_than_all_do(four_ranks: Ranks) -> None:
-    assert four_ranks.run(patience_of_a_part) == [7.0, 7.0, None, None]
-
-
-def test_ranks_wait_as_long_as_they_are_told(two_ranks: Ranks) -> None:
-    main, other = two_ranks.run(patience)
-    # Where the timeout was left to torch, it stays as it is.
-    assert main == [7.0, 30.0, 7.0, 30.0, 30.0, 30.0] and other == [7.0, 30.0, 30.0, 30.0]
-
-
-@pytest.mark.parametrize(
+@table(
     ("version", "size", "file"),
     [
         ("2.6.0+cu124", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
         ("2.8.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
-        ("2.13.0+cpu", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
     ],
 )
 def test_the_flight_recorder_writes_beside_the_run_unless_told_otherwise(
@@ -123,10 +84,7 @@ def test_all_ranks_see_the_same(four_ranks: Ranks) -> None:
         "patient": 4.0,
         "whole": True,
     }
-
-
-def test_a_state_of_rank_0_reaches_every_rank_unchanged(two_ranks: Ranks) -> None:
-    for state in two_ranks.run(share_a_state):
+    for state in four_ranks.run(share_a_state):
         assert torch.equal(state["weights"]["a"], torch.arange(6.0).view(2, 3).t())
         assert state["weights"]["none"].numel() == 0
         assert state["weights"]["half"].dtype == torch.bfloat16
@@ -143,17 +101,3 @@ def test_without_a_group_every_exchange_is_the_identity() -> None:
     assert alone.broadcast({"a": 1}) == {"a": 1}
     assert alone.patient() is alone and alone.subgroup(1) == alone
     alone.barrier()
-
-
-def test_a_failing_rank_is_named_and_the_ranks_work_again(two_ranks: Ranks) -> None:
-    try:
-        two_ranks.run(fail_on_one)
-    except RankError as error:
-        assert error.by_rank == {1: ("ValueError", "rank 1 gives up")}
-    else:
-        raise AssertionError("the error did not come through")
-    assert len(two_ranks.run(exchanges_of_two)) == 2
-
-
-def exchanges_of_two(world: World) -> float:
-    return world.vote(1.0)[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,6 +21,8 @@ from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Snapshot
 from tests.tui.filling import NOW, Filler
 
+IDLE_TURNS = 3
+
 
 @pytest.fixture(autouse=True)
 def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -30,6 +34,22 @@ def same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+async def until_idle(*_seconds: float) -> None:
+    """Wait until the event loop has nothing to run but timers and this."""
+    loop = asyncio.get_running_loop()
+    turns = 0
+    while turns < IDLE_TURNS:
+        await asyncio.sleep(0)
+        turns = 0 if loop._ready else turns + 1  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def pilots_wait_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual's pilot sleeps twice after each key, until the whole process is idle: long on a busy machine."""
+    monkeypatch.setattr("textual.app.wait_for_idle", until_idle)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", until_idle)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +105,7 @@ class StillFeed(Feed):
             self.refresh()
 
     def wait_for_checkpoints(self) -> None:
-        self._still_reader.wait_for_checkpoints(5.0)
+        self._still_reader.wait_for_checkpoints(60.0)
 
     def watch(self, command_id: int) -> None:
         self.watched.add(command_id)
@@ -106,3 +126,35 @@ def make_app(workspace: Workspace) -> MakeApp:
         return GputuiApp(workspace, feed, feed.read(), readonly=readonly, demo=demo, host_name="ws-kepler")
 
     return make
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    return make_app()
+
+
+PROFILE = """\
+name: tiny
+description: A tiny script for tests.
+launcher: python
+script: tiny.py
+python: {python}
+gpus: 0
+params:
+  steps: {{default: 10, min: 1, max: 100, help: how many steps}}
+  lr: 0.5
+metrics: off
+"""
+
+
+@pytest.fixture
+def profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "tiny.py").write_text("print('hello')\n")
+    path = folder / "tiny.yaml"
+    path.write_text(PROFILE.format(python=sys.executable))
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setattr("gputui.profiles.loading.shipped_profiles", lambda: tmp_path / "none")
+    return path

@@ -1,7 +1,4 @@
-"""Databases filled by hand, as the agent would fill them: for the tests of the queries and of the screen.
-
-``python -m tests.tui.filling HOME`` keeps a live one going at one tick a second, to look at the screen with.
-"""
+"""Databases filled by hand, as the agent would fill them: for the tests of the queries and of the screen."""
 
 from __future__ import annotations
 
@@ -9,13 +6,11 @@ import json
 import math
 import random
 import sqlite3
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from gputui.alerts.rules import RULES
-from gputui.config import Workspace, locate
+from gputui.config import Workspace
 from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.batch_writer import store_batch
 from gputui.metrics.contract import ParsedLine, parse_line
@@ -67,25 +62,15 @@ class Filler:
     def gpus(self, count: int) -> None:
         for index in range(count):
             facts = {
-                "uuid": uuid(index),
-                "index": index,
-                "name": "NVIDIA H100 80GB HBM3",
-                "pci_bus_id": f"00000000:{index:02X}:00.0",
-                "memory_total_bytes": 80 * GIB,
-                "temperature_slowdown_celsius": 87.0,
-                "temperature_shutdown_celsius": 92.0,
-            }
+                "uuid": uuid(index), "index": index, "name": "NVIDIA H100 80GB HBM3",
+                "pci_bus_id": f"00000000:{index:02X}:00.0", "memory_total_bytes": 80 * GIB,
+                "temperature_slowdown_celsius": 87.0, "temperature_shutdown_celsius": 92.0,
+            }  # fmt: skip
             slow = {
-                "uuid": uuid(index),
-                "fan_percent": None,
-                "memory_temperature_celsius": 70.0,
-                "pcie_generation": 5,
-                "pcie_width": 16,
-                "pcie_received_bytes_per_second": 1.2e9,
-                "pcie_sent_bytes_per_second": 0.4e9,
-                "ecc_uncorrected": 0,
-                "row_remap_pending": False,
-            }
+                "uuid": uuid(index), "fan_percent": None, "memory_temperature_celsius": 70.0, "pcie_generation": 5,
+                "pcie_width": 16, "pcie_received_bytes_per_second": 1.2e9, "pcie_sent_bytes_per_second": 0.4e9,
+                "ecc_uncorrected": 0, "row_remap_pending": False,
+            }  # fmt: skip
             self.connection.execute(
                 "INSERT INTO gpus (uuid, position, name, facts, slow, slow_at, processes, processes_at, first_seen_at, "
                 "last_seen_at) VALUES (?, ?, ?, ?, ?, ?, '[]', ?, ?, ?)",
@@ -157,12 +142,9 @@ class Filler:
         self.curve("llama-1", 1, 0, 3000, ranks=len(half), total_steps=9000)
         for index in range(count):
             self.sample(
-                index,
-                utilization=90 + index % 7,
-                memory_gib=60 + index % 9,
-                temperature=60 + index % 5,
+                index, utilization=90 + index % 7, memory_gib=60 + index % 9, temperature=60 + index % 5,
                 power=600 + index,
-            )
+            )  # fmt: skip
             if index in half:
                 self._rank_process(index, "llama-1", index)
         self.event("started", subject="llama-1", seconds_ago=9000)
@@ -276,18 +258,10 @@ class Filler:
             "INSERT INTO incidents (run_id, attempt, at, kind, rank, step, summary, fingerprint, evidence, "
             "witnesses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                run_id,
-                attempt,
-                at,
-                kind,
-                rank,
-                step,
-                summary,
-                f"{kind}-{attempt}",
-                json.dumps(evidence),
+                run_id, attempt, at, kind, rank, step, summary, f"{kind}-{attempt}", json.dumps(evidence),
                 json.dumps(witnesses),
             ),
-        )
+        )  # fmt: skip
         self.connection.execute(
             "INSERT INTO decisions (incident_id, run_id, attempt, at, rung, verdict, actions, params, reason) "
             "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?)",
@@ -430,19 +404,13 @@ class Filler:
             for rank in range(ranks):
                 slow = rank == slow_rank
                 line: dict[str, Any] = {
-                    "step": step,
-                    "time": at,
-                    "rank": rank,
-                    "step_time": seconds_per_step * (1.5 if slow else 1.0),
+                    "step": step, "time": at, "rank": rank, "step_time": seconds_per_step * (1.5 if slow else 1.0),
                     "data_time": seconds_per_step * (0.4 if slow else 0.02),
                     "samples_per_s": 3021.0 + 20 * noise - (900 if slow else 0),
-                }
+                }  # fmt: skip
                 if rank == 0:
-                    line |= {
-                        "loss": 1.9 + 6.0 * math.exp(-step / 900) + noise,
-                        "lr": 0.001 * min(1.0, step / 500 + 0.01),
-                        "grad_norm": 1.2 + noise * 4,
-                    }
+                    loss = 1.9 + 6.0 * math.exp(-step / 900) + noise
+                    line |= {"loss": loss, "lr": 0.001 * min(1.0, step / 500 + 0.01), "grad_norm": 1.2 + noise * 4}
                 lines.append(line)
         self.metrics(run_id, attempt, lines)
 
@@ -505,14 +473,8 @@ class Filler:
                 (run_id.rpartition("-")[0], study_id, number, run_id),
             )
             if is_over:
-                self.attempt(
-                    run_id,
-                    1,
-                    "succeeded",
-                    started_ago=self.now - began_at,
-                    ended_ago=self.now - began_at - took,
-                    code=0,
-                )
+                ago = self.now - began_at
+                self.attempt(run_id, 1, "succeeded", started_ago=ago, ended_ago=ago - took, code=0)
             else:
                 self.attempt(run_id, 1, started_ago=self.now - began_at)
             rungs = {"running": 3, "pruned": 5, "complete": 27}[verdict]
@@ -637,29 +599,10 @@ class Filler:
         connection.execute("UPDATE gpus SET last_seen_at = ? WHERE present = 1", (self.now,))
         for index in (0, 1, 2, 3, 6):
             self.sample(
-                index,
-                utilization=self.random.randint(90, 99),
-                memory_gib=71.2,
-                temperature=60 + index + self.random.randint(0, 1),
-                power=600 + self.random.randint(0, 20),
-            )
+                index, utilization=self.random.randint(90, 99), memory_gib=71.2,
+                temperature=60 + index + self.random.randint(0, 1), power=600 + self.random.randint(0, 20),
+            )  # fmt: skip
         for index in (4, 5):
             self.sample(index, memory_gib=0.4 if index == 4 else 22.1)
         self.host()
         connection.execute("COMMIT")
-
-
-def live(home: Path) -> None:
-    """Fill ``home`` with the overnight story and let it go on, one tick and three steps a second."""
-    filler = Filler(locate(home), now=time.time())
-    filler.overnight()
-    step = 4120
-    while True:
-        time.sleep(1.0)
-        filler.tick(time.time() - filler.now)
-        step += 3
-        filler.curve("gpt2-124m-1", 1, step, step, ranks=4, slow_rank=2)
-
-
-if __name__ == "__main__":
-    live(Path(sys.argv[1]))

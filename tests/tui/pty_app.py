@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
 import termios
 import time
@@ -27,7 +26,6 @@ class PtyApp:
     Args:
         command: a module and its words.
         size: columns and lines.
-        sync: answer that the terminal has synchronized output.
         places: answer where the cursor is.
         environment: variables set for the program.
     """
@@ -36,18 +34,16 @@ class PtyApp:
         self,
         command: list[str],
         size: tuple[int, int] = (80, 24),
-        sync: bool = False,
         places: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.terminal = Terminal(*size)
         self.output = bytearray()
-        self._sync = sync
         self._places = places
         self._answered = 0
         self._fed = 0
         self.master, slave = pty.openpty()
-        self._set_size(*size)
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
         inherited = {name: value for name, value in os.environ.items() if name not in ("COLORTERM", "NO_COLOR")}
         self.process = Forked(
             command,
@@ -89,7 +85,7 @@ class PtyApp:
         self._show()
         return bytes(self.output[start:])
 
-    def read_until(self, condition: Callable[[], bool], seconds: float = 45) -> None:
+    def read_until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         """Read until something holds; fails if it does not in time."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -106,16 +102,6 @@ class PtyApp:
         """Press keys."""
         os.write(self.master, keys.encode())
 
-    def resize(self, width: int, height: int) -> None:
-        """Change the size of the terminal, which then shows garbage."""
-        self._show()
-        self.terminal.resize(width, height)
-        self._set_size(width, height)
-        self.process.send_signal(signal.SIGWINCH)
-
-    def _set_size(self, width: int, height: int) -> None:
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-
     def _answer(self) -> None:
         """Answer queries for the modes of the terminal, and for the cursor where that is wanted."""
         end = 0
@@ -123,8 +109,7 @@ class PtyApp:
         for query in re.finditer(rb"\x1b\[\?(\d+)\$p|\x1b\[6n", fresh):
             end = query.end()
             if query[1]:
-                known = self._sync and query[1] == b"2026"
-                os.write(self.master, b"\x1b[?%s;%d$y" % (query[1], 2 if known else 0))
+                os.write(self.master, b"\x1b[?%s;0$y" % query[1])
             elif self._places:
                 os.write(self.master, b"\x1b[1;1R")
         # A query may come in two pieces.

@@ -5,49 +5,33 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
+PURE = (
+    "gputui.store.runs",
+    "gputui.store.json_shapes",
+    "gputui.tui.data.feed",
+    "gputui.tui.pages.overview.gpus",
+    "gputui.tui.pages.overview.runs",
+    "gputui.tui.pages.run.head",
+    "gputui.tui.pages.launch.view",
+    "gputui.tui.actions.footer",
+)
 
 
-def modules_after(name: str) -> set[str]:
-    code = f"import sys, {name}; print(' '.join(sys.modules))"
+def modules_after(*names: str) -> set[str]:
+    code = f"import sys, {', '.join(names)}; print(' '.join(sys.modules))"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gputui.store.runs",
-        "gputui.store.json_shapes",
-        "gputui.tui.data.feed",
-        "gputui.tui.pages.overview.gpus",
-        "gputui.tui.pages.overview.runs",
-        "gputui.tui.pages.run.head",
-        "gputui.tui.pages.launch.view",
-        "gputui.tui.actions.footer",
-    ],
-)
-def test_the_lines_are_made_without_textual(name: str) -> None:
-    loaded = modules_after(name)
-    assert not {"textual", "rich", "pydantic", "plotext", "torch"} & loaded
+def test_the_lines_are_made_without_textual() -> None:
+    assert not {"textual", "rich", "pydantic", "plotext", "torch"} & modules_after(*PURE)
 
 
-def test_the_screen_starts_without_what_only_launching_needs() -> None:
+def test_the_screen_starts_without_what_only_launching_and_later_pages_need() -> None:
+    """What is imported before the first frame delays it."""
     loaded = modules_after("gputui.tui.app")
     assert not {"pydantic", "plotext", "yaml", "psutil", "pynvml", "torch"} & loaded
     assert not any(name.startswith("gputui.agent") for name in loaded)
-
-
-def test_pages_are_loaded_when_they_are_opened() -> None:
-    """What is imported before the first frame delays it."""
-    loaded = modules_after("gputui.tui.app")
     pages = {"pages.run.page", "pages.compare.page", "pages.alerts.page", "pages.gpu.page", "pages.launch.page"}
     dialogs = {f"dialogs.{name}" for name in ("palette", "help", "confirm", "settings")}
     assert not {f"gputui.tui.{name}" for name in pages | dialogs} & loaded
     assert not {"gputui.alerts.rules", "gputui.tui.data.past"} & loaded
-
-
-def test_severities_are_those_of_the_rules() -> None:
-    from gputui.alerts.rules import SEVERITIES
-    from gputui.tui.layout.alerts import SEVEREST_FIRST
-
-    assert tuple(reversed(SEVERITIES)) == SEVEREST_FIRST

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from gputui.charts.cells import cell_width
 from gputui.config import Workspace
 from gputui.store import commands
 from gputui.tui import commands as asking
 from gputui.tui.actions.reasons import NO_RUN
-from gputui.tui.app import AgentState, GputuiApp, SnapshotRead
-from gputui.tui.data.feed import Feed
+from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.dialogs.palette import PaletteScreen
 from gputui.tui.dialogs.sheet import HelpScreen, SheetScreen
@@ -28,8 +26,8 @@ from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.widgets.pane import Pane
 from tests.texts import mentions
-from tests.tui.conftest import MakeApp, StillFeed
-from tests.tui.filling import Filler, an_hour_later
+from tests.tui.conftest import StillFeed
+from tests.tui.filling import Filler
 
 SMALL = (80, 24)
 WIDE = (160, 48)
@@ -50,7 +48,7 @@ def feed_of(app: GputuiApp) -> StillFeed:
     return app.feed
 
 
-async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 40.0) -> None:
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not come to this"
@@ -65,12 +63,6 @@ def asked(filler: Filler) -> list[tuple[str, str | None, dict[str, Any]]]:
     return found
 
 
-@pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
-    return make_app()
-
-
 # --- the overview
 
 
@@ -83,9 +75,9 @@ async def test_the_first_frame_is_full(app: GputuiApp) -> None:
         heights = [pane.size.height for pane in app.screen.query(Pane)]
         assert sum(heights) == 24
         await pilot.resize_terminal(*WIDE)
+        await until(pilot, lambda: "utilisation" in text(app, "trend-heads"))
         await pilot.pause()
         assert sum(pane.outer_size.height + pane.styles.margin.top for pane in app.screen.query(Pane)) == 48
-        assert "utilisation" in text(app, "trend-heads")
 
 
 async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Filler) -> None:
@@ -104,64 +96,6 @@ async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Fil
         assert "▸✗ vit-b16-1" in text(app, "runs")
 
 
-async def test_many_runs_scroll_under_the_cursor(app: GputuiApp, filler: Filler) -> None:
-    for number in range(30):
-        filler.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
-    async with app.run_test(size=SMALL) as pilot:
-        feed_of(app).refresh()
-        await pilot.pause()
-        await pilot.press("G")
-        assert "▸✓ old-29" in text(app, "runs")
-        assert "of 34" in text(app, "runs")
-        await pilot.press("g")
-        assert "▸● vit-b16-1" in text(app, "runs")
-
-
-async def test_charts_keep_their_rows_when_events_come(app: GputuiApp, filler: Filler) -> None:
-    async with app.run_test(size=(120, 40)) as pilot:
-        before = app.screen.query_one("#trends").size.height
-        assert before > 0
-        for number in range(30):
-            filler.event(f"event {number}", seconds_ago=30.0 - number)
-        feed_of(app).refresh()
-        await pilot.pause()
-        assert app.screen.query_one("#trends").size.height == before
-
-
-def selected_lines(app: GputuiApp, pane: str) -> list[str]:
-    """The lines of a pane with the background of the row under the cursor."""
-    lines = app.screen.query_one(f"#{pane}", Pane)._lines
-    return ["".join(text for text, _ in line) for line in lines if line and all(s.endswith("@") for _, s in line)]
-
-
-async def test_the_row_under_the_cursor_has_a_background_over_its_width(app: GputuiApp, filler: Filler) -> None:
-    filler.bad_night()
-    async with app.run_test(size=(120, 36)) as pilot:
-        feed_of(app).refresh()
-        for key, pane in (("exclamation_mark", "table"), ("p", "table")):
-            await pilot.press(key)
-            await pilot.pause()
-            found = [pane.id for pane in app.screen.query(Pane) if any(selected_lines(app, str(pane.id)))]
-            assert found, pane
-            [row] = selected_lines(app, str(found[0]))
-            assert cell_width(row) >= 118
-            await pilot.press("escape")
-        for key, pane in (("ctrl+p", "palette"), ("comma", "settings")):
-            await pilot.press(key)
-            await pilot.pause()
-            shown = app.screen.query_one(f"#{pane}", Pane)._lines
-            assert sum(any(s.endswith("@") for _, s in line) for line in shown) == 1
-            await pilot.press("escape")
-
-
-async def test_all_gpus_together_or_each(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("a")
-        assert "utilisation" in text(app, "trend-heads") and text(app, "gpus") == ""
-        await pilot.press("a")
-        assert text(app, "trends") == "" and "gpt2-124m-1 r0" in text(app, "gpus")
-
-
 async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("slash", "v", "i", "t")
@@ -178,102 +112,16 @@ async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None
         assert len(overview(app).shown_rows) == 4
 
 
-async def test_a_click_chooses_a_run_and_a_second_opens_it(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.click("#runs", offset=(5, 3))
-        assert overview(app).table.cursor == "lr-sweep-3"
-        await pilot.click("#runs", offset=(5, 0))
-        assert overview(app).table.cursor == "lr-sweep-3"
-        await pilot.click("#runs", offset=(5, 2), times=2)
-        await pilot.pause()
-        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
-
-
-async def test_leaving(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("q")
-        await pilot.pause()
-    assert app.return_value == 0
-
-
-async def test_a_machine_without_a_driver_says_so(filler: Filler, make_app: MakeApp) -> None:
-    filler.agent(problem="No NVIDIA driver found (libnvidia-ml.so.1 is missing).")
-    filler.host()
-    app = make_app()
-    async with app.run_test(size=SMALL) as pilot:
-        assert "No NVIDIA driver found" in text(app, "gpus") and "gputui --demo" in text(app, "gpus")
-        assert "cpu 34%" in text(app, "host")
-        assert "No run yet" in text(app, "runs")
-        await pilot.press("enter")
-        assert NO_RUN in text(app, "message")
-        await pilot.press("a")
-        assert "No NVIDIA driver found" in text(app, "gpus")
-
-
-async def test_what_the_agent_is_doing_is_told(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        app.post_message(AgentState("The agent is gone; starting it again…"))
-        await pilot.pause()
-        assert mentions(text(app, "notice"), "▲", "agent", "start")
-        assert sum(pane.size.height for pane in app.screen.query(Pane)) == 24
-        app.post_message(AgentState(None))
-        await pilot.pause()
-        assert text(app, "notice") == ""
-
-
 async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         await pilot.resize_terminal(30, 6)
-        await pilot.pause()
+        await until(pilot, lambda: text(app, "notice") != "")
         assert text(app, "notice").split("\n") == ["This terminal has 30×6 cells;", "gputui needs 40×9."]
         assert text(app, "gpus") == "" == text(app, "trends")
         await pilot.resize_terminal(160, 48)
-        await pilot.pause()
-        assert text(app, "notice") == "" and "gpt2-124m-1 r0" in text(app, "gpus")
+        await until(pilot, lambda: text(app, "notice") == "")
+        assert "gpt2-124m-1 r0" in text(app, "gpus")
         assert "utilisation" in text(app, "trend-heads")
-
-
-async def test_keys_answer_while_the_database_is_locked(workspace: Workspace, filler: Filler) -> None:
-    filler.overnight()
-    feed = Feed(workspace, wall=an_hour_later)
-    feed.start()
-    app = GputuiApp(workspace, feed, feed.first(5.0))
-    async with app.run_test(size=SMALL) as pilot:
-
-        async def seconds_of_keys() -> float:
-            begin = time.monotonic()
-            for key, wanted in (("j", "gpt2-124m-1"), ("k", "vit-b16-1")):
-                await pilot.press(key)
-                assert overview(app).table.cursor == wanted
-            await pilot.press("enter", "escape", "question_mark", "escape")
-            return time.monotonic() - begin
-
-        at_ease = await seconds_of_keys()
-        filler.connection.execute("BEGIN IMMEDIATE")  # the agent's write transaction that does not end
-        await pilot.press("s", "y")
-        assert await seconds_of_keys() < 3 * at_ease + 2.0
-        filler.connection.execute("ROLLBACK")
-        await until(pilot, lambda: bool(asked(filler)))
-    feed.stop()
-
-
-@pytest.mark.parametrize("size", [(20, 5), (40, 10), (80, 24), (120, 36), (200, 50), (240, 70)])
-async def test_any_size_will_do(app: GputuiApp, size: tuple[int, int]) -> None:
-    async with app.run_test(size=size) as pilot:
-        for keys in (
-            ["enter"],
-            ["tab"],
-            ["tab"],
-            ["tab"],
-            ["tab"],
-            ["escape"],
-            ["question_mark"],
-            ["escape"],
-            ["colon"],
-        ):
-            await pilot.press(*keys)
-            await pilot.pause()
-        assert isinstance(app.screen, PaletteScreen)
 
 
 # --- a run's page
@@ -348,65 +196,20 @@ async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler
         assert text(app, "message") == ""
 
 
-@pytest.mark.parametrize(
-    ("key", "verb", "args"), [("X", "restart", {}), ("delete", "rm", {})], ids=["restart", "remove"]
-)
-async def test_restarting_and_removing_ask_first(
-    app: GputuiApp, filler: Filler, key: str, verb: str, args: dict[str, Any]
-) -> None:
+async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("G", key)
-        assert isinstance(app.screen, ConfirmScreen)
-        await pilot.press("y")
-        await until(pilot, lambda: bool(asked(filler)))
-        assert asked(filler) == [(verb, "resnet50-2", args)]
-
-
-async def test_resuming_a_complete_run_asks_first(app: GputuiApp, filler: Filler) -> None:
-    async with app.run_test(size=SMALL) as pilot:
+        wanted: list[tuple[str, str, dict[str, Any]]] = []
+        for key, verb in (("X", "restart"), ("delete", "rm")):
+            await pilot.press("G", key)
+            assert isinstance(app.screen, ConfirmScreen), key
+            await pilot.press("y")
+            wanted.append((verb, "resnet50-2", {}))
+            await until(pilot, lambda: len(asked(filler)) == len(wanted))
+            assert asked(filler) == wanted
         filler.end("resnet50-2", "succeeded")
         feed_of(app).refresh()
         await pilot.press("G", "u")
-        assert isinstance(app.screen, ConfirmScreen)
-        await pilot.press("n")
-        assert asked(filler) == []
-        await pilot.press("u", "y")
-        await until(pilot, lambda: bool(asked(filler)))
-        assert asked(filler) == [("resume", "resnet50-2", {"set": {}})]
-
-
-async def test_what_is_not_possible_says_why(app: GputuiApp, filler: Filler) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("u")
-        assert "vit-b16-1 is running" in text(app, "message")
-        await pilot.press("G", "s")
-        assert "resnet50-2 is failed already." in text(app, "message")
-        assert asked(filler) == []
-
-
-async def test_a_read_only_view_changes_nothing(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    app = make_app(readonly=True)
-    async with app.run_test(size=SMALL) as pilot:
-        for key in ("s", "u", "X", "delete", "n"):
-            await pilot.press(key)
-            assert isinstance(app.screen, OverviewScreen)
-            assert "read only" in text(app, "message")
-        assert "read only" in text(app, "head")
-        assert asked(filler) == []
-
-
-async def test_what_is_asked_before_the_store_is_there_waits_for_it(
-    app: GputuiApp, filler: Filler, workspace: Workspace
-) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        elsewhere = workspace.database.with_name("elsewhere")
-        workspace.database.rename(elsewhere)
-        await pilot.press("s", "y")
-        await pilot.pause(0.2)
-        assert asked(filler) == []
-        elsewhere.rename(workspace.database)
-        await until(pilot, lambda: [verb for verb, *_ in asked(filler)] == ["stop"])
+        assert isinstance(app.screen, ConfirmScreen), "a complete run is resumed after a question"
 
 
 async def test_a_store_that_does_not_come_is_told(
@@ -418,25 +221,6 @@ async def test_a_store_that_does_not_come_is_told(
         await pilot.press("s", "y")
         await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
         assert not workspace.database.exists(), "asking makes no new store"
-
-
-async def test_what_went_wrong_stays_until_a_key_and_what_went_well_does_not(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        for kind, stays in (("info", False), ("error", True)):
-            app.say("Launch it: told", kind)
-            app._said_at -= 60.0
-            app.on_snapshot_read(SnapshotRead(app.snapshot))
-            await pilot.pause()
-            assert ("Launch it: told" in text(app, "message")) == stays
-        await pilot.press("j")
-        assert "Launch it" not in text(app, "message")
-
-
-async def test_what_nobody_foresaw_in_asking_is_told(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        app.ask_by("Launch it", lambda: {}["nothing"])
-        await until(pilot, lambda: "Cannot ask the agent: KeyError: 'nothing'" in text(app, "message"))
-        assert app.is_running
 
 
 # --- help and palette
@@ -474,33 +258,6 @@ async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
 
 
 # --- launching
-
-PROFILE = """\
-name: tiny
-description: A tiny script for tests.
-launcher: python
-script: tiny.py
-python: {python}
-gpus: 0
-params:
-  steps: {{default: 10, min: 1, max: 100, help: how many steps}}
-  lr: 0.5
-metrics: off
-"""
-
-
-@pytest.fixture
-def profile(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    import sys
-
-    folder = tmp_path / "here" / "profiles"
-    folder.mkdir(parents=True)
-    (folder / "tiny.py").write_text("print('hello')\n")
-    path = folder / "tiny.yaml"
-    path.write_text(PROFILE.format(python=sys.executable))
-    monkeypatch.chdir(folder.parent)
-    monkeypatch.setattr("gputui.profiles.loading.shipped_profiles", lambda: tmp_path / "none")
-    return path
 
 
 async def open_form(pilot: Pilot[Any], app: GputuiApp, typed: str = "") -> None:
@@ -581,41 +338,3 @@ async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, f
             assert word in shown
         await pilot.press("escape", "escape", "escape")
         assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
-
-
-async def test_choosing_another_profile_and_a_broken_one(app: GputuiApp, profile: Path) -> None:
-    profile.with_name("broken.yaml").write_text("script: x.py\nparms: {}\n")
-    profile.with_name("other.yaml").write_text(profile.read_text().replace("name: tiny", "name: other"))
-    async with app.run_test(size=SMALL) as pilot:
-        await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).plan is not None)
-        assert "◂ other ▸" in text(app, "launch") and "1 of 3" in text(app, "launch")
-        await pilot.press("ctrl+n")
-        await until(pilot, lambda: form_of(app).plan is not None)
-        assert "◂ tiny ▸" in text(app, "launch")
-        await pilot.press("ctrl+n")
-        await until(pilot, lambda: form_of(app).plan is not None)
-        assert "◂ broken ▸" in text(app, "launch") and "params" in text(app, "launch")
-        await pilot.press("enter")
-        assert isinstance(app.screen, LaunchScreen)
-        await pilot.press("pageup", "pageup")
-        await until(pilot, lambda: "◂ other ▸" in text(app, "launch"))
-
-
-async def test_without_any_profile(app: GputuiApp, profile: Path) -> None:
-    profile.unlink()
-    async with app.run_test(size=SMALL) as pilot:
-        await open_form(pilot, app)
-        assert "There is no profile" in text(app, "profiles")
-        await pilot.press("enter", "x", "escape", "escape")
-        assert isinstance(app.screen, OverviewScreen)
-
-
-async def test_the_free_gpus_are_named(app: GputuiApp, profile: Path) -> None:
-    async with app.run_test(size=(120, 36)) as pilot:
-        await open_form(pilot, app)
-        await until(pilot, lambda: form_of(app).form.entry is not None)
-        assert "free 4 with 80 GiB or more · 0 1 2 3 gpt2-124m-1" in text(app, "launch")
-        await pilot.press("ctrl+u", *"0,")
-        await until(pilot, lambda: form_of(app).plan is not None and bool(form_of(app).plan.checks))  # type: ignore[union-attr]
-        await until(pilot, lambda: "gpt2-124m-1" in text(app, "launch").split("CHECKS")[1])

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from textual.pilot import Pilot
 
-from gputui.tui.app import GputuiApp, SnapshotRead
+from gputui.tui.app import GputuiApp
 from gputui.tui.data import processes
-from gputui.tui.data.snapshot import Moment
 from gputui.tui.dialogs.moment import MomentScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.widgets.pane import Pane
 from tests.texts import mentions
-from tests.tui.conftest import MakeApp, StillFeed
-from tests.tui.filling import NOW, Filler
-from tests.tui.test_screens import feed_of
-
-SMALL = (80, 24)
-WIDE = (160, 48)
-
-
-def text(app: GputuiApp, pane: str) -> str:
-    return app.screen.query_one(f"#{pane}", Pane).text
+from tests.tui.conftest import MakeApp
+from tests.tui.filling import Filler
+from tests.tui.test_screens import SMALL, WIDE, feed_of, text
 
 
 def whole(app: GputuiApp) -> str:
@@ -73,16 +63,6 @@ async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
         assert "4 120/6 000" in text(app, "runs")
 
 
-async def test_ages_are_relative_to_the_moment(app: GputuiApp) -> None:
-    async with app.run_test(size=WIDE) as pilot:
-        app.look_back(Moment(NOW - 3980))
-        await pilot.pause()
-        assert "20 s ago" in text(app, "runs")
-        app.look_back(Moment(NOW - 4010))
-        await pilot.pause()
-        assert "● resnet50-2" in text(app, "runs") and "KeyError" not in text(app, "runs")
-
-
 async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         for key, expected in (
@@ -112,13 +92,6 @@ async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
         assert "◀ 03:12:14" in text(app, "head")
 
 
-async def test_before_the_first_event_there_is_nothing(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        for _ in range(6):
-            await pilot.press("left_square_bracket")
-        assert "Nothing happened before this." in text(app, "message")
-
-
 async def test_typing_a_time(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("t")
@@ -135,15 +108,6 @@ async def test_typing_a_time(app: GputuiApp) -> None:
         assert "◀ 03:05:00" in text(app, "head")
         await pilot.press("t", *"now", "enter")
         assert "◀" not in text(app, "head")
-
-
-async def test_a_time_before_the_record_begins_there(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("t", *"yesterday 12:00", "enter")
-        assert "The record begins here" in text(app, "message") and "◀ 00:09:22" in text(app, "head")
-        notice = " ".join(text(app, "notice").split())
-        assert mentions(notice, "Nothing", "before Sat 21 Nov 2026 02:47:44")
-        assert "Looking for GPUs" not in whole(app)
 
 
 async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp, filler: Filler) -> None:
@@ -168,120 +132,21 @@ async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
         assert isinstance(app.screen, OverviewScreen)
 
 
-async def test_the_log_ends_where_it_did(app: GputuiApp) -> None:
-    folder = app.workspace.run_dir("gpt2-124m-1") / "attempts" / "1" / "ranks" / "x" / "attempt_0" / "0"
-    folder.mkdir(parents=True)
-    lines = [f"2026-11-21 03:{minute:02}:00,000 INFO minute {minute}" for minute in range(13)]
-    (folder / "stdout.log").write_text("\n".join(lines) + "\n")
-    async with app.run_test(size=WIDE) as pilot:
-        await pilot.press("j", "enter")
-        assert "minute 12" in text(app, "log") and "following" in text(app, "log")
-        await pilot.press("t", *"3:07", "enter")
-        assert "minute 7" in text(app, "log") and "minute 8" not in text(app, "log")
-        assert mentions(text(app, "log"), "written then")
-        await pilot.press("L")
-        assert "minute 12" in text(app, "log") and "written then" not in text(app, "log")
-
-
-async def test_a_moment_before_a_run_was_launched_has_no_page_of_it(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("j", "j", "enter")
-        assert "lr-sweep-3" in text(app, "head")
-        await pilot.press("left_curly_bracket")
-        assert "did not exist yet" in text(app, "head")
-        await pilot.press("L")
-        assert "queued" in text(app, "head")
-
-
-@pytest.mark.parametrize(
-    "keys", ["p", "exclamation_mark", "i", "space j space c"], ids=["processes", "alerts", "gpu", "compare"]
-)
-async def test_every_page_looks_back(app: GputuiApp, keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_page_looks_back(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
     # What this machine itself does changes meanwhile.
     monkeypatch.setattr(processes, "AGAIN_SECONDS", float("inf"))
     async with app.run_test(size=WIDE) as pilot:
-        await pilot.press(*keys.split())
-        page = app.screen
-        assert not isinstance(page, OverviewScreen)
-        await read_all(pilot, app)
-        before = whole(app)
-        await pilot.press("left_square_bracket", "left_square_bracket")
-        assert app.screen is page
-        assert "◀ 03:02:58 · 9 min ago · L live" in text(app, "head")
-        assert text(app, "notice").splitlines()[0].endswith(" now")
-        await pilot.press("L")
-        await read_all(pilot, app)
-        assert whole(app) == before
-
-
-async def test_the_processes_are_those_of_then(app: GputuiApp, filler: Filler) -> None:
-    then = [{"pid": 4711, "user": "bob", "command": "python old.py", "memory_bytes": 5 << 30, "kind": "C"}]
-    filler.connection.execute("INSERT INTO gpu_process_sets VALUES (?, 1, ?)", (NOW - 700, json.dumps(then)))
-    async with app.run_test(size=WIDE) as pilot:
-        await pilot.press("p")
-        assert "alice" in text(app, "body") and "old.py" not in text(app, "body")
-        await pilot.press("left_square_bracket", "left_square_bracket")
-        assert "4711" in text(app, "body") and "old.py" in text(app, "body") and "alice" not in text(app, "body")
-
-
-async def test_where_nothing_was_recorded_is_said_and_stepped_over(app: GputuiApp, filler: Filler) -> None:
-    for table in ("host_samples", "gpu_samples"):
-        filler.connection.execute(f"DELETE FROM {table} WHERE at > ? AND at < ?", (NOW - 300, NOW - 100))
-    async with app.run_test(size=SMALL) as pilot:
-        app.look_back(Moment(NOW - 200))
-        await pilot.pause()
-        notice = " ".join(text(app, "notice").split())
-        assert mentions(notice, "Nothing", "03:07:44 to 03:11:04")
-        assert mentions(notice, "GPUs", "host", "at 03:07:44")
-        await pilot.press("greater_than_sign")
-        assert "◀ 03:11:04" in text(app, "head") and "Nothing was recorded" not in text(app, "notice")
-        await pilot.press("less_than_sign")
-        assert "◀ 03:07:44" in text(app, "head")
-        line = text(app, "notice").splitlines()[0]
-        assert "─ " in line and " ─" in line  # the gap in the time line
-
-
-async def test_a_click_on_the_time_line_goes_there(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("less_than_sign")
-        line = text(app, "notice").splitlines()[0]
-        await pilot.click("#notice", offset=(line.index("┴"), 0))
-        assert "◀ 03:02:5" in text(app, "head") or "◀ 03:03:0" in text(app, "head")
-        shown = text(app, "head")
-        await pilot.click("#notice", offset=(1, 0))  # beside it
-        assert text(app, "head") == shown
-
-
-async def test_a_database_that_cannot_be_read_is_told_while_looking_back(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        app.time_travel.moment = Moment(NOW - 60)  # asked for, and not read yet
-        live = app.snapshot
-        app.on_snapshot_read(SnapshotRead(replace(live, at=NOW + 1)))
-        assert app.snapshot is live  # the present does not flash up meanwhile
-        app.on_snapshot_read(SnapshotRead(replace(live, trouble="The database is locked by another program.")))
-        await pilot.pause()
-        assert "locked by another program" in text(app, "notice")
-
-
-async def test_news_does_not_move_the_past(app: GputuiApp, filler: Filler) -> None:
-    feed = app.feed
-    assert isinstance(feed, StillFeed)
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("left_square_bracket")
-        before = text(app, "events")
-        filler.event("something new", seconds_ago=20.0)
-        feed.refresh()
-        await pilot.pause()
-        assert text(app, "events") == before and "◀ 03:12:14" in text(app, "head")
-        await pilot.press("right_square_bracket")
-        assert "something new" in text(app, "events")
-
-
-def test_the_shortest_stretch_that_holds_the_moment_is_shown() -> None:
-    from gputui.tui.data.past import shown_from
-
-    assert shown_from(NOW - 60, None, NOW) == NOW - 1200
-    assert shown_from(NOW - 3000, NOW - 10**6, NOW) == NOW - 3600
-    assert shown_from(NOW - 3500, NOW - 10**6, NOW) == NOW - 6 * 3600
-    assert shown_from(NOW - 3500, NOW - 4000, NOW) == NOW - 4000
-    assert shown_from(NOW - 10**9, NOW - 10**9, NOW) == NOW - 10**9
+        for keys in ("p", "exclamation_mark", "i", "space j space c"):
+            await pilot.press(*keys.split())
+            page = app.screen
+            assert not isinstance(page, OverviewScreen), keys
+            await read_all(pilot, app)
+            before = whole(app)
+            await pilot.press("left_square_bracket", "left_square_bracket")
+            assert app.screen is page
+            assert "◀ 03:02:58 · 9 min ago · L live" in text(app, "head"), keys
+            assert text(app, "notice").splitlines()[0].endswith(" now"), keys
+            await pilot.press("L")
+            await read_all(pilot, app)
+            assert whole(app) == before, keys
+            await pilot.press("escape")

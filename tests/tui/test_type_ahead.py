@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from textual import events
@@ -11,9 +10,7 @@ from textual.pilot import Pilot
 from gputui.tui.app import GputuiApp
 from gputui.tui.dialogs.moment import MomentScreen
 from gputui.tui.dialogs.palette import PaletteScreen
-from tests.tui.conftest import MakeApp
-from tests.tui.filling import Filler
-from tests.tui.test_screens import form_of, open_form, overview, profile, until  # noqa: F401 - a fixture
+from tests.tui.test_screens import overview, until
 
 SIZE = (120, 36)
 NAMED = {"/": "slash", "?": "question_mark", ":": "colon"}
@@ -23,30 +20,6 @@ def burst(app: GputuiApp, *keys: str) -> None:
     """Hand the app all keys before it has dealt with the first; one of a single character types it."""
     for key in keys:
         app.post_message(events.Key(NAMED.get(key, key), key if len(key) == 1 else None))
-
-
-async def test_a_filter_takes_what_follows_its_key(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    app = make_app()
-    async with app.run_test(size=SIZE) as pilot:
-        burst(app, "/", *"lsx")
-        await until(pilot, lambda: overview(app).filter_text == "lsx")
-        assert app.screen is overview(app)
-
-
-async def test_a_value_goes_to_the_field_that_was_moved_to(
-    filler: Filler,
-    make_app: MakeApp,
-    profile: Path,  # noqa: F811
-) -> None:
-    app = make_app()
-    async with app.run_test(size=SIZE) as pilot:
-        await open_form(pilot, app)
-        before = form_of(app).form
-        target = before.shown[before.shown.index(before.cursor) + 2]
-        burst(app, "down", "down", "5")
-        await until(pilot, lambda: form_of(app).form.text(before.fields[target].key) == "5")
-        assert form_of(app).form.text(before.fields[before.cursor].key) == before.text(before.fields[before.cursor].key)
 
 
 async def typed_into(
@@ -63,9 +36,7 @@ async def typed_into(
     return text()
 
 
-async def test_a_dialog_takes_what_follows_the_key_that_opens_it(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    app = make_app()
+async def test_a_dialog_takes_what_follows_the_key_that_opens_it(app: GputuiApp) -> None:
     async with app.run_test(size=SIZE) as pilot:
         for key, kind in (("t", MomentScreen), ("ctrl+p", PaletteScreen)):
             assert await typed_into(pilot, app, key, kind) == "1930"

@@ -6,21 +6,22 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
 from gputui.config import Workspace, locate
-from gputui.gpu.model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
-from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.attempts import Attempt
 from gputui.store.series import HostSample
+from tests.agent.conftest import attempt_of
 from tests.stores import open_store
 from tests.texts import mentions
 from tests.tui.filling import GIB, Filler
@@ -93,19 +94,14 @@ def cool() -> GpuSample:
 
 
 def hot() -> GpuSample:
-    return GpuSample("GPU-a", utilization_percent=90.0, memory_used_bytes=10 * GIB, temperature_celsius=88.0,
-                     throttle_reasons=(), power_watts=500.0)  # fmt: skip
+    return replace(cool(), temperature_celsius=88.0)
 
 
 def test_an_alert_is_a_row_and_an_event_and_ends(bench: Bench) -> None:
     bench.pass_time(40, hot)
     found = alerts.lasting(bench.connection)[0]
-    assert (found.rule, found.severity, found.subject_id, found.subject_name) == (
-        "gpu_hot",
-        "warning",
-        "GPU-a",
-        "GPU 0",
-    )
+    subject = found.rule, found.severity, found.subject_id, found.subject_name
+    assert subject == ("gpu_hot", "warning", "GPU-a", "GPU 0")
     assert (found.value, found.threshold, found.unit) == (88.0, 85.0, "°C")
     assert mentions(found.sentence, "GPU 0", "88 °C", "85 °C")
     assert NOW + 1030 <= found.raised_at <= NOW + 1033
@@ -130,63 +126,6 @@ def test_the_next_agent_goes_on(bench: Bench) -> None:
     assert bench.lasting() == [] and len(bench.all()) == 1
 
 
-def test_an_agent_that_was_killed_finds_its_alert_in_the_store(bench: Bench) -> None:
-    bench.pass_time(40, hot)
-    bench.connection.execute("DELETE FROM alert_engine")
-    bench.start()
-    bench.pass_time(300, hot)
-    assert len(bench.all()) == 1 and bench.lasting() == ["gpu_hot"]
-
-
-def test_a_silent_driver_raises_nothing_and_clears_nothing(bench: Bench) -> None:
-    bench.pass_time(10, hot)
-    bench.pass_time(4000)
-    assert bench.all() == []
-    bench.pass_time(40, hot)
-    bench.pass_time(4000)
-    assert bench.lasting() == ["gpu_hot"]
-
-
-def test_a_gpu_that_was_taken_out_of_the_machine(bench: Bench) -> None:
-    bench.pass_time(40, hot)
-    bench.recorder.take([Inventory(bench.wall(), "nvml", "580", (), problem="the driver does not answer")])
-    bench.pass_time(10)
-    assert bench.lasting() == ["gpu_hot"]
-    bench.recorder.take([Inventory(bench.wall(), "nvml", "580", ())])
-    bench.pass_time(2)
-    assert bench.lasting() == [] and bench.all()[0].cleared_because == "no longer applies"
-
-
-def test_what_the_driver_reports_is_an_alert_with_one_event(bench: Bench) -> None:
-    bench.recorder.take([GpuEvent(bench.wall(), "GPU-a", "xid", 79), GpuEvent(bench.wall(), "GPU-a", "xid", 31)])
-    bench.pass_time(3, cool)
-    assert sorted(bench.lasting()) == ["xid", "xid_hardware"]
-    assert bench.events() == [], "the recorder has told of it already"
-
-
-def test_the_host(bench: Bench) -> None:
-    bench.pass_time(70, None, disk_used_bytes=970, disk_total_bytes=1000)
-    assert bench.lasting() == ["disk"]
-    bench.pass_time(70, None, disk_used_bytes=500, disk_total_bytes=1000)
-    assert bench.lasting() == []
-
-
-def test_host_memory_that_grows(bench: Bench) -> None:
-    total = 256 * GIB
-    for second in range(2200):
-        used = 50 * GIB + int(second * 4e9 / 3600)
-        bench.pass_time(1, None, memory_used_bytes=used, memory_total_bytes=total)
-    assert bench.lasting() == ["host_memory_growth"]
-    assert "4.0 GB/h" in bench.all()[0].sentence
-
-
-def test_a_run_that_begins_is_no_growth(bench: Bench) -> None:
-    for second in range(4000):
-        used = (50 if second < 900 else 90) * GIB
-        bench.pass_time(1, None, memory_used_bytes=used, memory_total_bytes=256 * GIB)
-    assert bench.all() == []
-
-
 def test_the_machine_changes_a_threshold(bench: Bench) -> None:
     bench.configure("gpu_hot: {above_celsius: 50, margin_celsius: 0, for: 5 s, severity: error}\n")
     bench.pass_time(8, cool)
@@ -194,16 +133,6 @@ def test_the_machine_changes_a_threshold(bench: Bench) -> None:
     bench.configure("gpu_hot: off\n")
     bench.pass_time(8, cool)
     assert bench.lasting() == [] and bench.all()[0].cleared_because == "the rule is off"
-
-
-def test_a_wrong_file_is_said_once_and_changes_nothing(bench: Bench) -> None:
-    bench.configure("gpu_hot: {above_celsius: 50, for: 5}\n")
-    bench.pass_time(2, cool)
-    bench.configure("gpu_hot: {above_celsus: 99}\n")
-    bench.pass_time(30, cool)
-    assert bench.lasting() == ["gpu_hot"]
-    told = [text for text in bench.events() if "alerts.yaml:1" in text]
-    assert len(told) == 1 and "did you mean above_celsius?" in told[0]
 
 
 def test_messages_are_bounded_in_number(bench: Bench) -> None:
@@ -217,10 +146,8 @@ def test_messages_are_bounded_in_number(bench: Bench) -> None:
         bench.pass_time(2, cool)
     assert len(bench.messages) == 12
     first = bench.messages[0]
-    assert (
-        first["kind"] == "alert" and first["rule"] == "gpu_hot" and first["text"].startswith(("GPU 0", "over: GPU 0"))
-    )
-    json.dumps(first)
+    assert (first["kind"], first["rule"]) == ("alert", "gpu_hot")
+    assert first["text"].startswith(("GPU 0", "over: GPU 0"))
     bench.pass_time(400, cool)
     bench.pass_time(1, hot)
     assert re.search(r"and \d+ more", bench.messages[-1]["text"])
@@ -234,41 +161,18 @@ def test_a_silenced_rule_is_stored_and_not_told(bench: Bench) -> None:
     assert bench.all()[0].silenced_by == "me"
 
 
-def test_a_locked_database_loses_no_alert(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def locked(*_: Any, **__: Any) -> int:
-        raise sqlite3.OperationalError("database is locked")
-
-    bench.pass_time(25, hot)
-    monkeypatch.setattr("gputui.agent.alerts.alert_rows.alerts.raise_alert", locked)
-    for _ in range(10):
-        with suppress(sqlite3.OperationalError):
-            bench.pass_time(1, hot)
-    assert bench.lasting() == []
-    monkeypatch.undo()
-    bench.pass_time(2, hot)
-    assert bench.lasting() == ["gpu_hot"] and len(bench.all()) == 1
-
-
 # --- runs
-
-
-def train(bench: Bench, filler: Filler, **spec: Any) -> Attempt:
-    filler.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
-    filler.attempt("vit-1", 1, gpus=(0,))
-    filler.connection.execute("UPDATE attempts SET gpus = '[\"GPU-a\"]'")
-    if spec:
-        row = filler.connection.execute("SELECT spec FROM runs").fetchone()[0]
-        filler.connection.execute("UPDATE runs SET spec = ?", (json.dumps({**json.loads(row), **spec}),))
-    record = get_attempt(bench.connection, "vit-1", 1)
-    assert record is not None
-    bench.living.append(record)
-    return record
 
 
 @pytest.fixture
 def filler(bench: Bench) -> Filler:
+    """What fills the store, with a run that trains."""
     made = Filler(bench.workspace, now=NOW)
     made.gpus(1)
+    made.run("vit-1", "running", gpus=(0,), params={"lr": 0.001})
+    made.attempt("vit-1", 1, gpus=(0,))
+    made.connection.execute("UPDATE attempts SET gpus = '[\"GPU-a\"]'")
+    bench.living.append(attempt_of(bench.connection, 1, "vit-1"))
     return made
 
 
@@ -276,13 +180,11 @@ def lines(step: int, **values: float) -> IngestReport:
     return IngestReport(progress=[AttemptProgress("vit-1", 1, lines=1, last_step=step, values=values)])
 
 
-def idle() -> GpuSample:
-    return GpuSample("GPU-a", utilization_percent=20.0, memory_used_bytes=60 * GIB, temperature_celsius=50.0,
-                     throttle_reasons=(), power_watts=200.0)  # fmt: skip
+@pytest.mark.usefixtures("filler")
+def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench) -> None:
+    def idle() -> GpuSample:
+        return replace(cool(), utilization_percent=20.0, memory_used_bytes=60 * GIB)
 
-
-def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
     bench.pass_time(500, idle)
     assert bench.lasting() == ["gpu_underused"]
     assert bench.all()[0].run_id == "vit-1"
@@ -291,109 +193,7 @@ def test_a_gpu_that_a_run_claims_and_does_not_use(bench: Bench, filler: Filler) 
     assert bench.all()[0].cleared_because == "no longer applies"
 
 
-def test_nobody_claims_it(bench: Bench, filler: Filler) -> None:
-    bench.pass_time(800, idle)
-    assert bench.all() == []
-
-
-def test_a_run_without_improvement(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    for step in range(0, 3500, 10):
-        bench.alerting.take(lines(step, loss=max(2.0, 5.0 - step / 500)))
-        bench.pass_time(6, cool)
-        if step == 2400:
-            assert bench.lasting() == []
-    assert bench.lasting() == ["no_improvement"]
-
-
-def test_the_memory_of_a_run_survives_the_agent(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    for step in range(0, 800, 10):
-        bench.alerting.take(lines(step, loss=2.0))
-        bench.pass_time(6, cool)
-    bench.alerting.save()
-    bench.start()
-    for step in range(800, 1600, 10):
-        bench.alerting.take(lines(step, loss=2.0))
-        bench.pass_time(6, cool)
-    assert bench.lasting() == ["no_improvement"]
-
-
-def test_steps_that_took_minutes_alone_are_no_plateau(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    for step in range(0, 3500, 10):
-        bench.alerting.take(lines(step, loss=2.0, epoch=step / 20))
-        bench.pass_time(1, cool)
-    assert bench.lasting() == []
-
-
-def test_a_loss_that_has_converged_is_no_plateau(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    for step in range(0, 3500, 10):
-        bench.alerting.take(lines(step, loss=max(1e-3, 5.0 - step / 100), epoch=step / 20))
-        bench.pass_time(6, cool)
-    assert bench.lasting() == []
-
-
-def test_steps_that_became_slow(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    for step in range(200):
-        bench.alerting.take(lines(step, step_time=0.3 if step < 100 else 0.9))
-        bench.pass_time(1, cool)
-    assert bench.lasting() == ["slow_steps"]
-
-
-def test_samples_that_are_skipped(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    bench.alerting.take(lines(0, samples=5000.0))
-    for step in range(1, 40):
-        report = lines(step, samples=5000.0 + 32 * step)
-        report.progress[0].events = {"sample_skipped": 4}
-        bench.alerting.take(report)
-        bench.pass_time(1, cool)
-    assert bench.lasting() == ["skipped_samples"]
-
-
-def test_metrics_that_stopped_say_nothing(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    bench.alerting.take(lines(1, grad_norm=50.0))
-    bench.pass_time(10, cool)
-    bench.connection.execute("UPDATE runs SET state = 'starting'")
-    bench.pass_time(100, cool)
-    assert bench.all() == []
-
-
-def test_a_profile_changes_its_own_rules(bench: Bench, filler: Filler) -> None:
-    train(bench, filler, alerts={"gradient_norm": {"above": 100}, "lr_off_schedule": {"schedule": "constant"}})
-    for step in range(100):
-        bench.alerting.take(lines(step, grad_norm=50.0, lr=0.002))
-        bench.pass_time(1, cool)
-    assert bench.lasting() == ["lr_off_schedule"]
-    assert "2e-3" in bench.all()[0].sentence and "1e-3" in bench.all()[0].sentence
-
-
-def test_a_changed_file_applies_at_once_below_what_the_profile_changes(bench: Bench, filler: Filler) -> None:
-    train(bench, filler, alerts={"gradient_norm": {"above": 100}})
-    bench.pass_time(2, cool)
-    # It was read when the attempt was met; nobody reads it again.
-    filler.connection.execute("UPDATE runs SET spec = '{}'")
-    bench.configure("gradient_norm: {above: 10, severity: error}\nskipped_samples: off\n")
-    bench.pass_time(6, cool)
-    (own,) = [one.rules for one in bench.alerting.settings.runs.values()]
-    assert (own["gradient_norm"].limits["above"], own["gradient_norm"].severity) == (100.0, "error")
-    assert not own["skipped_samples"].enabled
-
-
-def test_a_profile_without_alerts(bench: Bench, filler: Filler) -> None:
-    train(bench, filler, alerts=None)
-    for step in range(100):
-        bench.alerting.take(lines(step, grad_norm=50.0))
-        bench.pass_time(5, hot)
-    assert bench.lasting() == ["gpu_hot"], "the machine's own rules hold on"
-
-
 def test_nccl_errors_come_from_incidents(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
     bench.pass_time(2, cool)
     filler.incident("vit-1", 1, "nccl_timeout", "rank 1 waited in vain for the other ranks")
     bench.living.clear()
@@ -404,12 +204,51 @@ def test_nccl_errors_come_from_incidents(bench: Bench, filler: Filler) -> None:
     assert bench.lasting() == []
 
 
-def test_old_incidents_are_no_news(bench: Bench, filler: Filler) -> None:
-    train(bench, filler)
-    filler.incident("vit-1", 1, "nccl_error", "rank 1 met an NCCL error")
-    bench.start()
-    bench.pass_time(3, cool)
-    assert bench.all() == []
+@pytest.mark.usefixtures("filler")
+def test_a_run_without_improvement(bench: Bench) -> None:
+    for step in range(0, 3500, 10):
+        bench.alerting.take(lines(step, loss=max(2.0, 5.0 - step / 500)))
+        bench.pass_time(6, cool)
+        if step == 2400:
+            assert bench.lasting() == []
+    assert bench.lasting() == ["no_improvement"]
+
+
+@pytest.mark.usefixtures("filler")
+def test_a_loss_that_has_converged_is_no_plateau(bench: Bench) -> None:
+    for step in range(0, 3500, 10):
+        bench.alerting.take(lines(step, loss=max(1e-3, 5.0 - step / 100), epoch=step / 20))
+        bench.pass_time(6, cool)
+    assert bench.lasting() == []
+
+
+@pytest.mark.usefixtures("filler")
+def test_steps_that_became_slow(bench: Bench) -> None:
+    for step in range(200):
+        bench.alerting.take(lines(step, step_time=0.3 if step < 100 else 0.9))
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["slow_steps"]
+
+
+@pytest.mark.usefixtures("filler")
+def test_samples_that_are_skipped(bench: Bench) -> None:
+    bench.alerting.take(lines(0, samples=5000.0))
+    for step in range(1, 40):
+        report = lines(step, samples=5000.0 + 32 * step)
+        report.progress[0].events = {"sample_skipped": 4}
+        bench.alerting.take(report)
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["skipped_samples"]
+
+
+def test_a_profile_changes_its_own_rules(bench: Bench, filler: Filler) -> None:
+    own = {"gradient_norm": {"above": 100}, "lr_off_schedule": {"schedule": "constant"}}
+    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.alerts', json(?))", (json.dumps(own),))
+    for step in range(100):
+        bench.alerting.take(lines(step, grad_norm=50.0, lr=0.002))
+        bench.pass_time(1, cool)
+    assert bench.lasting() == ["lr_off_schedule"]
+    assert "2e-3" in bench.all()[0].sentence and "1e-3" in bench.all()[0].sentence
 
 
 def test_memory_that_somebody_holds(bench: Bench) -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 
 from gputui.agent.health.gpu_faults import sightings
-from gputui.gpu.xid import XID_CLASSES, XidClass
 from gputui.recovery.hardware import Sighting
-from tests.stores import open_store
-
-DOCS = (Path(__file__).parents[3] / "docs" / "recovery.md").read_text("utf-8")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> sqlite3.Connection:
-    connection = open_store(tmp_path / "gputui.db")
+def store(connection: sqlite3.Connection) -> sqlite3.Connection:
     for number, uuid in enumerate(("GPU-a", "GPU-b")):
         connection.execute(
             "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, ?, 'x', 0, 0)",
@@ -52,9 +46,3 @@ def test_events_of_these_gpus_in_this_time(store: sqlite3.Connection) -> None:
         Sighting(15, "GPU-a", "xid", 79),
         Sighting(16, "GPU-b", "lost"),
     ]
-
-
-def test_every_class_of_xids_is_documented() -> None:
-    for name in XidClass:
-        codes = [str(code) for code, own in XID_CLASSES.items() if own is name]
-        assert not codes or f"| {', '.join(codes)}" in DOCS

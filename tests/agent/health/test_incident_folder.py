@@ -3,53 +3,35 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
-import os
+import sqlite3
 import stat
-import time
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from gputui.agent.health.incident_folder import (
-    AROUND_SECONDS,
-    LOG_CHARACTERS,
-    IncidentArchive,
-    incident_folder,
-    start_archiving,
-    write,
-)
-from gputui.agent.jobs import Jobs
+from gputui.agent.health.incident_folder import AROUND_SECONDS, LOG_CHARACTERS, IncidentArchive, incident_folder, write
 from gputui.config import Workspace
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import RecoveryPlan
 from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecord
-from tests.conftest import wait_until
-from tests.stores import open_store
-from tests.texts import mentions
 
 END = 1_790_000_000.0
 TOKEN = "hf_" + "a1B2" * 8
 
 
 @pytest.fixture
-def archive(workspace: Workspace) -> IncidentArchive:
+def archive(workspace: Workspace, connection: sqlite3.Connection) -> IncidentArchive:
     run_dir = workspace.run_dir("job-1")
     run_dir.mkdir()
-    with closing(open_store(workspace.database)) as connection:
-        for place in range(2):
-            connection.execute(
-                "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) "
-                "VALUES (?, ?, ?, 'x', 0, 0)",
-                (place + 1, f"GPU-{place}", place),
-            )
-            for second in range(-400, 401, 100):
-                connection.execute(
-                    "INSERT INTO gpu_samples (at, gpu_id, state, power_watts) VALUES (?, ?, 'ok', 300)",
-                    (END + second, place + 1),
-                )
+    for place in (1, 2):
+        connection.execute(
+            "INSERT INTO gpus (gpu_id, uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, ?, 'x', 0, 0)",
+            (place, f"GPU-{place - 1}", place - 1),
+        )
+        connection.executemany(
+            "INSERT INTO gpu_samples (at, gpu_id, state, power_watts) VALUES (?, ?, 'ok', 300)",
+            [(END + second, place) for second in range(-400, 401, 100)],
+        )
     tails = (
         EvidenceLog(None, "output", "torchrun says\n"),
         EvidenceLog(1, "stderr", "x" * (2 * LOG_CHARACTERS) + f"\nlogged in with {TOKEN}\n"),
@@ -95,35 +77,3 @@ def test_the_gpus_of_the_run_around_its_end(archive: IncidentArchive) -> None:
     times = [float(row["at"]) - END for row in rows]
     assert times == sorted(times) and times[0] == -AROUND_SECONDS and times[-1] == AROUND_SECONDS
     assert rows[0]["power_watts"] == "300.0" and rows[0]["temperature_celsius"] == ""
-
-
-def test_all_logs_together_are_bounded(archive: IncidentArchive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gputui.agent.health.incident_folder.ALL_LOGS_CHARACTERS", 20)
-    write(archive)
-    logs = list((incident_folder(archive.run_dir, 2) / "logs").iterdir())
-    assert sum(len(path.read_text()) for path in logs) <= 20 + len("[redacted]")
-
-
-def test_a_full_disk_costs_the_evidence_only(
-    archive: IncidentArchive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    written: list[Path] = []
-
-    def full(path: Path, text: str) -> None:
-        if written:
-            raise OSError(28, "No space left on device")
-        written.append(path)
-
-    monkeypatch.setattr("gputui.agent.health.incident_folder.write_text", full)
-    jobs = Jobs(lambda: None, time.monotonic)
-    start_archiving(archive, jobs)
-    wait_until(lambda: not jobs.is_busy, what="the evidence")
-    assert mentions(caplog.text, "attempt 2", os.strerror(errno.ENOSPC))
-
-
-def test_a_run_that_was_removed_meanwhile_does_not_come_back(archive: IncidentArchive) -> None:
-    archive.run_dir.rmdir()
-    jobs = Jobs(lambda: None, time.monotonic)
-    start_archiving(archive, jobs)
-    wait_until(lambda: not jobs.is_busy, what="the evidence")
-    assert not archive.run_dir.exists()

@@ -16,7 +16,6 @@ from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, identify
 from tests.conftest import wait_until
-from tests.texts import mentions
 
 TOKEN = "hf_" + "a1B2" * 8
 SECRET = "correct-horse"
@@ -79,10 +78,3 @@ def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
     assert str(hung.pid) in kept["processes.txt"] and "time.sleep" in kept["processes.txt"]
     assert kept["000-launcher-output.txt"].endswith("most recent call\n")
     assert len(kept["000-launcher-output.txt"]) == LOG_CHARACTERS
-
-
-def test_why_there_are_no_stacks_by_py_spy_is_said(hung: ProcessIdentity, conclude: Conclude, tmp_path: Path) -> None:
-    assert mentions(conclude()["stacks.txt"], "py-spy", "not installed")
-    install_py_spy(tmp_path / "bin")
-    (tmp_path / "bin/forbidden").touch()
-    assert mentions(conclude()["stacks.txt"], f"{hung.pid}: ", "py-spy", "Permission Denied")

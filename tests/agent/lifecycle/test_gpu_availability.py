@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
-
-import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.admission import gpu_availability
@@ -14,15 +10,7 @@ from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.config import Workspace
 from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.store.hardware import quarantine
-from tests.stores import open_store
-
-NOW = 1_790_000_000.0
-
-
-@pytest.fixture
-def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    with closing(open_store(workspace.database)) as made:
-        yield made
+from tests.agent.conftest import NOW
 
 
 def look(connection: sqlite3.Connection, workspace: Workspace, draining: set[str]) -> dict[int, GpuAvailability]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -14,33 +13,23 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.commands.answers import RefusedError
-from gputui.agent.commands.dispatch import refuse_impossible_gpus
 from gputui.agent.context import AgentContext
-from gputui.agent.lifecycle import execution
-from gputui.agent.lifecycle.active_run import Starting
 from gputui.agent.lifecycle.execution import ALIVE_LOOK_SECONDS, REPLACE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.config import Workspace
-from gputui.gpu.model import Inventory
-from gputui.runs import repository
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.executors.base import Executor
-from gputui.runs.repository import transaction
-from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store.attempts import Attempt, get_attempt
+from gputui.runs.spec import GpuRequest
+from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.placements import UNKNOWN_AFTER_SECONDS, PlacementView
 from gputui.store.runs import read_runs
 from gputui.tui.layout.run_words import placement_words
+from tests.agent import conftest as agent
+from tests.agent.conftest import add_run, attempt_of
 from tests.conftest import wait_until
-from tests.stores import open_store
 
-LOCAL_SPEC = RunSpec(
-    name="a", launcher="python", program=("x.py",), python="/p", workdir="/", gpus=GpuRequest(8), nproc=8
-)
-SPEC = replace(LOCAL_SPEC, target={"name": "far", "kind": "courier"})
+SPEC = replace(agent.SPEC, gpus=GpuRequest(8), nproc=8, target={"name": "far", "kind": "courier"})
 SCRIPT = Path(__file__).with_name("courier.py")
 
 
@@ -60,16 +49,11 @@ class Bench:
     def __init__(self, workspace: Workspace, connection: sqlite3.Connection) -> None:
         self.workspace, self.connection, self.clock = workspace, connection, 1000.0
         self.folder = workspace.run_dir("a-1") / "attempts" / "1"
-        self.supervise()
-
-    def supervise(self) -> None:
         context = AgentContext.of(self.connection, self.workspace, wake=lambda: None, monotonic=lambda: self.clock)
         self.supervisor = Supervisor(context, selectors.DefaultSelector())
 
     def attempt(self) -> Attempt:
-        found = get_attempt(self.connection, "a-1", 1)
-        assert found is not None
-        return found
+        return attempt_of(self.connection)
 
     def pid(self) -> int:
         executor = self.attempt().executor
@@ -91,20 +75,15 @@ class Bench:
 
 
 @pytest.fixture
-def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(workspace: Workspace, connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setitem(EXECUTORS, "courier", f"{__name__}:Courier")
-    connection = open_store(workspace.database)
-    with transaction(connection):
-        repository.insert_run(connection, run_id="a-1", sequence=1, name="a", spec=SPEC, params={}, now=1.0, actor="me")
-    workspace.run_dir("a-1").mkdir()
-    write_spec(workspace.run_dir("a-1") / SPEC_FILE, SPEC)
+    add_run(connection, spec=SPEC, workspace=workspace)
     made = Bench(workspace, connection)
     yield made
     # Whatever happened, neither side of it stays.
     made.folder.mkdir(parents=True, exist_ok=True)
     (made.folder / "finish").touch()
     wait_until(lambda: made.state() == "succeeded", what="the end")
-    connection.close()
 
 
 def test_one_that_is_killed_finds_its_job_again(bench: Bench) -> None:
@@ -120,25 +99,6 @@ def test_one_that_is_killed_finds_its_job_again(bench: Bench) -> None:
     wait_until(lambda: bench.state() == "succeeded", what="the end of the job")
     assert (bench.folder / "submitted").read_text() == "once\n"
     assert bench.connection.execute("SELECT count(*) FROM attempts").fetchone() == (1,)
-
-
-def test_gpus_that_this_machine_lacks_are_no_reason_to_refuse_a_run_elsewhere(bench: Bench) -> None:
-    bench.supervisor.context.recorder.inventory = Inventory(1.0, "nvml", None, (), "no driver")
-    refuse_impossible_gpus(bench.supervisor, SPEC)
-    with pytest.raises(RefusedError, match="8 GPUs"):
-        refuse_impossible_gpus(bench.supervisor, LOCAL_SPEC)
-
-
-def test_one_that_died_with_its_agent_is_replaced_by_the_next_agent(bench: Bench) -> None:
-    bench.supervisor.turn()
-    wait_until(lambda: bench.placement() is not None and bench.attempt().started_at is not None, what="the start")
-    first = bench.pid()
-    os.kill(first, signal.SIGKILL)
-    os.waitpid(first, 0)
-    bench.supervise()
-    bench.supervisor.adopt()
-    wait_until(lambda: bench.is_served_by_another(first), what="another courier")
-    assert bench.state() == "starting"
 
 
 def test_its_place_is_stored_and_shown_and_waiting_there_is_no_start(bench: Bench) -> None:
@@ -159,44 +119,3 @@ def test_its_place_is_stored_and_shown_and_waiting_there_is_no_start(bench: Benc
     wait_until(lambda: bench.placement() != placement and bench.attempt().started_at is not None, what="the start")
     told = [event.key for event in read_events(bench.connection, run_id="a-1") if event.kind == "placed"]
     assert told == ["pending", "running"]
-
-
-def test_a_place_that_could_not_be_stored_is_stored_by_the_next_look(bench: Bench) -> None:
-    bench.folder.mkdir(parents=True)
-    (bench.folder / "far-state").write_text("pending")
-    full = "CREATE TEMP TRIGGER full BEFORE INSERT ON placements BEGIN SELECT RAISE(ABORT, 'full'); END"
-    bench.connection.execute(full)
-    bench.supervisor.turn()
-    (live,) = bench.supervisor.runs.attempts()
-    wait_until((bench.folder / "placement.json").exists, what="the first report")
-    bench.clock += ALIVE_LOOK_SECONDS
-    with pytest.raises(sqlite3.Error):
-        execution.step(live, Starting(), bench.supervisor.context)
-    bench.connection.execute("DROP TRIGGER full")
-    bench.clock += ALIVE_LOOK_SECONDS
-    execution.step(live, Starting(), bench.supervisor.context)
-    placement = read_runs(bench.connection)[-1].placement
-    assert placement is not None and placement.state == "pending"
-    assert [event.key for event in read_events(bench.connection, run_id="a-1") if event.kind == "placed"] == ["pending"]
-
-
-def test_a_run_of_this_machine_still_waits_for_its_gpus(bench: Bench) -> None:
-    with transaction(bench.connection):
-        repository.insert_run(
-            bench.connection, run_id="b-1", sequence=2, name="b", spec=LOCAL_SPEC, params={}, now=2.0, actor="me"
-        )
-    wait_until(lambda: bench.placement() is not None, what="the start of the other")
-    states = dict(bench.connection.execute("SELECT run_id, state FROM runs").fetchall())
-    assert states == {"a-1": "starting", "b-1": "queued"}
-
-
-def test_a_kind_that_is_not_known_fails_the_run_and_no_other(bench: Bench) -> None:
-    text = json.dumps(replace(SPEC, target={"name": "x", "kind": "carrier-pigeon"}).to_json())
-    with transaction(bench.connection):
-        repository.insert_run(
-            bench.connection, run_id="b-1", sequence=2, name="b", spec=SPEC, params={}, now=2.0, actor="me"
-        )
-        bench.connection.execute("UPDATE runs SET spec = ? WHERE run_id = 'b-1'", (text,))
-    wait_until(lambda: bench.placement() is not None, what="the start of the other")
-    states = dict(bench.connection.execute("SELECT run_id, state FROM runs").fetchall())
-    assert states == {"a-1": "starting", "b-1": "failed"}

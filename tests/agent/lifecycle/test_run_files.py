@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from gputui.agent.lifecycle.run_files import open_metrics, redactor_of
 from gputui.config import Workspace
 from gputui.metrics.ingest import MetricsIngest
 from gputui.redaction import REDACTED
-from gputui.runs.spec import MetricsKind, MetricsSpec, RunSpec
+from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from tests.stores import open_store
+from tests.agent.conftest import SPEC, add_run
 
 INHERITED, OWN = "inherited-secret", "of-the-run-alone"
 
@@ -31,32 +33,16 @@ def test_a_run_has_its_own_secrets_and_those_that_it_inherits(workspace: Workspa
     assert redactor_of(workspace, "gone-1").text(said) == f"{REDACTED} and {OWN} at 0.123456"
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "name", "content"),
-    [
-        ("hf", "{run_dir}/checkpoint-*/trainer_state.json", "checkpoint-1/trainer_state.json",
-         '{"log_history": [{"step": 1, "loss": 0.5}]}'),
-        ("csv", "logs/version_*/metrics.csv", "logs/version_0/metrics.csv", "step,loss\n1,0.5\n"),
-        ("csv", "{run_dir}/log.csv", "log.csv", "step,loss\n1,0.5\n"),
-    ],
-)  # fmt: skip
-def test_metrics_are_found_below_a_folder_with_brackets(
-    tmp_path: Path, kind: MetricsKind, path: str, name: str, content: str
-) -> None:
+def test_metrics_are_found_below_a_folder_with_brackets(tmp_path: Path, connection: sqlite3.Connection) -> None:
     folder = tmp_path / "exp [lr=1]*"
-    connection = open_store(tmp_path / "gputui.db")
-    connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-        "VALUES ('a-1', 1, 'a', 'p', 'running', '{}', '{}', 0)"
-    )
+    spec = replace(SPEC, workdir=str(folder), metrics=(MetricsSpec("csv", "logs/version_*/metrics.csv"),))
+    add_run(connection, spec=spec)
     ingest = MetricsIngest(connection)
-    spec = RunSpec("a", "python", ("t.py",), str(folder), metrics=(MetricsSpec(kind, path),))
     open_metrics(ingest, "a-1", spec, folder)
     ingest.begin_attempt("a-1", 1)
-    file = folder / name
+    file = folder / "logs/version_0/metrics.csv"
     file.parent.mkdir(parents=True)
-    file.write_text(content)
+    file.write_text("step,loss\n1,0.5\n")
     ingest.finish("a-1")
     assert connection.execute("SELECT step FROM metrics").fetchall() == [(1,)]
     ingest.close()
-    connection.close()

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
 
-import pytest
-
-from gputui.agent.recording.event_expiry import EVERY_SECONDS, ROWS_AT_ONCE, EventExpiry
-from gputui.config import Workspace
-from tests.stores import open_store
+from gputui.agent.recording.event_expiry import EventExpiry
+from tests.agent.conftest import add_run
 
 DAY = 86400.0
 NOW = 400 * DAY
-
-
-@pytest.fixture
-def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    with closing(open_store(workspace.database)) as made:
-        made.execute(
-            "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-            "VALUES ('there-1', 1, 'there', 'p', 'succeeded', '{}', '{}', 0)"
-        )
-        yield made
 
 
 def add_alert(connection: sqlite3.Connection, subject: str, raised: float, cleared: float | None) -> None:
@@ -39,6 +24,7 @@ def left(connection: sqlite3.Connection, column: str, table: str) -> list[str]:
 
 
 def test_what_is_over_and_old_goes(connection: sqlite3.Connection) -> None:
+    add_run(connection, "there-1")
     add_alert(connection, "old", 10, 11)
     add_alert(connection, "old but ended lately", 10, 399)
     add_alert(connection, "lasts", 10, None)
@@ -63,19 +49,3 @@ def test_what_is_over_and_old_goes(connection: sqlite3.Connection) -> None:
     assert left(connection, "way", "notices") == []
     assert left(connection, "message", "events") == ["new", "run"]
     assert left(connection, "verb", "commands") == left(connection, "event", "gpu_events") == ["new"]
-
-
-def test_it_goes_a_slice_at_a_time_and_once_an_hour(connection: sqlite3.Connection) -> None:
-    for number in range(2 * ROWS_AT_ONCE):
-        add_alert(connection, str(number), 10, 11)
-    clock = [2.0]
-    expiry = EventExpiry(connection, lambda: clock[0])
-    for left_over in (ROWS_AT_ONCE, 0):
-        expiry.turn(365 * DAY, NOW, 1.0)
-        assert len(left(connection, "subject_id", "alerts")) == left_over, "its time was over after one slice"
-    clock[0] = 4.0
-    expiry.turn(365 * DAY, NOW, 5.0)
-    assert expiry.due == 4.0 + EVERY_SECONDS
-    add_alert(connection, "x", 10, 11)
-    expiry.turn(365 * DAY, NOW, 5.0)
-    assert left(connection, "subject_id", "alerts") == ["x"]

@@ -7,15 +7,11 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.recording.recorder import BACKLOG_MESSAGES, Recorder
-from gputui.agent.recording.status_line import record_line, record_shape
+from gputui.agent.recording.recorder import Recorder
 from gputui.config import Workspace
 from gputui.gpu.model import (
     FastTick,
@@ -29,30 +25,21 @@ from gputui.gpu.model import (
     SlowTick,
 )
 from gputui.runs.identity import read_stat
-from gputui.store.database import StoreOutdatedError, open_reader, open_writer
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
 from gputui.store.series import HostSample
-from tests.stores import open_store
+from tests.agent.conftest import NOW
 
-NOW = 1_790_000_000.0
 FACTS = tuple(GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30) for i in range(2))
 
 
 @pytest.fixture
-def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    made = open_store(workspace.database)
-    made.execute(
+def recorder(connection: sqlite3.Connection, workspace: Workspace) -> Recorder:
+    connection.execute(
         "INSERT INTO agent (id, pid, start_ticks, boot_id, version, started_at, heartbeat_at) "
         "VALUES (1, 1, 1, 'b', '0', ?, ?)",
         (NOW, NOW),
     )
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def recorder(connection: sqlite3.Connection, workspace: Workspace) -> Recorder:
     made = Recorder(connection, workspace.runs, lambda: NOW)
     made.take([Inventory(NOW, "nvml", "580.95", FACTS)])
     return made
@@ -75,18 +62,6 @@ def test_a_tick_becomes_rows_and_unknown_stays_unknown(recorder: Recorder, conne
     assert connection.execute("SELECT driver_version, gpu_problem FROM agent").fetchone() == ("580.95", None)
 
 
-def test_all_that_a_tick_brings_is_one_transaction(recorder: Recorder, connection: sqlite3.Connection) -> None:
-    recorder.take([FastTick(NOW, (GpuSample("GPU-0"),)), HostSample(NOW), ProcessTick(NOW, {"GPU-0": ()})])
-    connection.execute("UPDATE agent SET heartbeat_at = 0")
-    statements: list[str] = []
-    connection.set_trace_callback(statements.append)
-    assert recorder.flush(heartbeat=True)
-    connection.set_trace_callback(None)
-    assert [each for each in statements if each.startswith(("BEGIN", "COMMIT"))] == ["BEGIN IMMEDIATE", "COMMIT"]
-    assert statements[-1] == "COMMIT"
-    assert connection.execute("SELECT heartbeat_at FROM agent").fetchone() == (NOW,)
-
-
 def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connection) -> None:
     recorder.take(
         [
@@ -101,14 +76,11 @@ def test_the_slow_tier_and_events(recorder: Recorder, connection: sqlite3.Connec
     assert "79" in event.message and "fallen off the bus" in event.message
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
 def test_a_process_of_ours_is_told_by_its_mark(
-    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace, tmp_path: Path, is_ours: bool
+    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace
 ) -> None:
-    """A run of another home may have the same id; its processes are strangers here."""
-    runs = workspace.runs if is_ours else tmp_path / "other" / "state" / "runs"
-    environment = {**os.environ, "GPUTUI_RUN_ID": "demo-1", "GPUTUI_RUN_DIR": str(runs / "demo-1"), "RANK": "3"}
-    expected = ("demo-1", 3) if is_ours else (None, None)
+    run_dir = workspace.run_dir("demo-1")
+    environment = {**os.environ, "GPUTUI_RUN_ID": "demo-1", "GPUTUI_RUN_DIR": str(run_dir), "RANK": "3"}
     code = "print(1, flush=True); import time; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -118,24 +90,13 @@ def test_a_process_of_ours_is_told_by_its_mark(
         ours = GpuProcess(child.pid, 5 << 30, start_ticks=stat.start_ticks)
         other_start = replace(ours, start_ticks=stat.start_ticks + 1)
         elsewhere = replace(ours, start_ticks=None)
-        assert recorder.owner(ours) == (expected if is_ours else None)
-        assert recorder.owner(other_start) is None
-        assert recorder.owner(elsewhere) is None
+        assert [recorder.owner(one) for one in (ours, other_start, elsewhere)] == [("demo-1", 3), None, None]
         recorder.take([ProcessTick(NOW, {"GPU-0": (ours,), "GPU-1": None})])
         assert recorder.flush()
         child.kill()
     stored = [json.loads(row[0]) for row in connection.execute("SELECT processes FROM gpus WHERE position = 0")]
-    assert (stored[0][0]["run_id"], stored[0][0]["rank"]) == expected
+    assert (stored[0][0]["run_id"], stored[0][0]["rank"]) == ("demo-1", 3)
     assert connection.execute("SELECT processes FROM gpus WHERE position = 1").fetchone() == (None,)
-
-
-def test_a_set_of_processes_is_kept_when_it_changes_only(recorder: Recorder, connection: sqlite3.Connection) -> None:
-    one = GpuProcess(1, 1 << 30)
-    for second, held in enumerate([(one,), (one,), (replace(one, memory_bytes=(1 << 30) + 100),), ()]):
-        recorder.take([ProcessTick(NOW + second, {"GPU-0": held})])
-    assert recorder.flush()
-    kept = connection.execute("SELECT at FROM gpu_process_sets ORDER BY at").fetchall()
-    assert kept == [(NOW,), (NOW + 3,)]
 
 
 def test_nothing_is_lost_while_the_database_is_locked(
@@ -155,31 +116,6 @@ def test_nothing_is_lost_while_the_database_is_locked(
     assert [row[0] for row in stored] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_table_that_does_not_fit_is_not_put_down_to_the_disk(
-    recorder: Recorder, connection: sqlite3.Connection, workspace: Workspace, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert recorder.flush()
-    connection.execute("ALTER TABLE gpu_slow_samples DROP COLUMN pcie_replays")
-    with pytest.raises(StoreOutdatedError):
-        open_reader(workspace.database)
-    recorder.take([SlowTick(NOW, (GpuSlowSample("GPU-0", pcie_replays=7),))])
-    assert not recorder.flush()
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    # The next start of an agent adds the column.
-    open_writer(workspace.database).close()
-    assert recorder.flush()
-    with closing(open_reader(workspace.database)) as reader:
-        assert read_gpus(reader, NOW)[0].slow["pcie_replays"] == 7
-
-
-def test_what_had_to_be_dropped_is_said(recorder: Recorder, connection: sqlite3.Connection) -> None:
-    recorder.take([HostSample(NOW + second) for second in range(BACKLOG_MESSAGES + 10)])
-    assert recorder.flush()
-    (event,) = read_events(connection)
-    assert event.kind == "recording_interrupted" and "11" in event.message
-    assert recorder.lost_messages == 0
-
-
 def test_a_gpu_that_left_is_marked_and_comes_back_as_itself(recorder: Recorder, connection: sqlite3.Connection) -> None:
     recorder.take([Inventory(NOW + 1, "nvml", "580.95", FACTS[:1])])
     assert recorder.flush()
@@ -187,19 +123,3 @@ def test_a_gpu_that_left_is_marked_and_comes_back_as_itself(recorder: Recorder, 
     recorder.take([Inventory(NOW + 2, "nvml", "580.95", FACTS)])
     assert recorder.flush()
     assert connection.execute("SELECT count(*), sum(present) FROM gpus").fetchone() == (2, 2)
-
-
-def test_the_line_a_minute(recorder: Recorder) -> None:
-    recorder.take(
-        [
-            FastTick(NOW, (GpuSample("GPU-0", utilization_percent=50.0, power_watts=300.0, temperature_celsius=61.0),)),
-            HostSample(NOW, cpu_percent=10.0),
-        ]
-    )
-    shape = record_shape(recorder, 2, NOW)
-    assert shape["memory_used_bytes"] is None
-    assert (shape["utilization_percent"], shape["hottest_gpu"], shape["active_runs"]) == (50.0, 0, 2)
-    line = record_line(shape)
-    assert "\n" not in line
-    assert "GPU 0" in line and "2 runs active" in line
-    assert "no GPUs" in record_line({**shape, "gpus": 0})

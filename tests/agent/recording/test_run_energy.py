@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
 from gputui.agent.recording.run_energy import settle
-from gputui.config import Workspace
 from gputui.store.costs import run_cost
 from gputui.store.studies import study_gpu_hours
-from gputui.studies.rows import keep_cost
-from tests.stores import open_store
-
-START = 1_790_000_000.0
+from tests.agent.conftest import NOW as START
+from tests.agent.conftest import add_run
 
 
-@pytest.fixture
-def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
-    made = open_store(workspace.database)
+@pytest.fixture(autouse=True)
+def run(connection: sqlite3.Connection) -> None:
     for index in (0, 1):
-        made.execute(
+        connection.execute(
             "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",
             (f"GPU-{index}", index),
         )
-    made.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-        "VALUES ('a-1', 1, 'a', 'a', 'running', '{}', '{}', ?)",
-        (START,),
-    )
-    yield made
-    made.close()
+    add_run(connection)
 
 
 def attempt(connection: sqlite3.Connection, number: int, began: float, ended: float | None, gpus: int = 2) -> None:
@@ -81,25 +70,6 @@ def test_the_counter_went_on_while_nobody_read_it(connection: sqlite3.Connection
     assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 3600)
 
 
-def test_a_driver_that_was_loaded_anew(connection: sqlite3.Connection) -> None:
-    attempt(connection, 1, START, START + 1000, gpus=1)
-    read(connection, 0, 0, 500, base=5e6)
-    read(connection, 0, 500, 1500, base=400.0)
-    settle(connection, START + 2000)
-    # What was drawn between the last reading and the reset is not known.
-    assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 996)
-
-
-def test_samples_may_be_deleted_behind_it(connection: sqlite3.Connection) -> None:
-    attempt(connection, 1, START, START + 1000, gpus=1)
-    read(connection, 0, 0, 600)
-    settle(connection, START + 600)
-    connection.execute("DELETE FROM gpu_slow_samples")
-    read(connection, 0, 600, 1200, base=400.0 * 600)
-    settle(connection, START + 1300)
-    assert run_cost(connection, "a-1", START).energy_joules == pytest.approx(400.0 * 1000)
-
-
 def test_a_gpu_without_a_counter_is_unknown_and_said_to_be(connection: sqlite3.Connection) -> None:
     attempt(connection, 1, START, START + 1000)
     attempt(connection, 2, START + 2000, None, gpus=1)
@@ -119,11 +89,7 @@ def test_of_a_gpu_that_two_trials_share_each_is_charged_its_part(connection: sql
         "INSERT INTO studies (study_id, sequence, name, profile, state, source, spec, created_at) "
         "VALUES ('s', 1, 's', 'p', 'running', '', '{}', ?)", (START,)
     )  # fmt: skip
-    connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
-        "VALUES ('b-1', 2, 'b', 'a', 'running', '{}', '{}', ?)",
-        (START,),
-    )
+    add_run(connection, "b-1")
     connection.execute("UPDATE runs SET study_id = 's', spec = '{\"trials_per_gpu\": 2}'")
     attempt(connection, 1, START, START + 2000, gpus=1)
     connection.execute(
@@ -137,8 +103,3 @@ def test_of_a_gpu_that_two_trials_share_each_is_charged_its_part(connection: sql
     assert [cost.energy_joules for cost in costs] == [pytest.approx(400.0 * 1500)] * 2
     assert [cost.gpu_hours for cost in costs] == [pytest.approx(1500 / 3600)] * 2
     assert study_gpu_hours(connection, "s", START + 9000) == pytest.approx(3000 / 3600)
-    for run_id in ("a-1", "b-1"):
-        keep_cost(connection, run_id)
-        connection.execute("DELETE FROM attempt_energy WHERE run_id = ?", (run_id,))
-        connection.execute("DELETE FROM attempts WHERE run_id = ?", (run_id,))
-        assert study_gpu_hours(connection, "s", START + 9000) == pytest.approx(3000 / 3600)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pytest
-
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.progress import (
     ProgressLine,
@@ -17,6 +15,7 @@ from gputui.recovery.watch.progress import (
 )
 from gputui.recovery.watch.verdict import judge
 from gputui.runs.process_readings import ProcessReading
+from tests.tables import table
 
 OVERDUE = ProgressSilence("steps", 100.0, 60.0)
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
@@ -48,40 +47,11 @@ def test_a_silence_is_explained_by_the_longest_that_ended_well() -> None:
     assert silence(slow, 151.0, 60).is_overdue is True
 
 
-def test_slow_first_steps_explain_first_steps_only() -> None:
-    compiled = course(200.0, *[0.1] * 20)
-    assert silence(compiled, 61.0, 60).is_overdue
-    again = StepProgress(compiled.pace)
-    again.add([ProgressLine(21, 1000.0)])
-    assert again.phase == "first steps" and not silence(again, 500.0, 60).is_overdue
-
-
-def test_a_clock_that_was_set_explains_two_hours_thrice_at_most() -> None:
-    jumped = course(*[1.0] * 20, 1e8, 1.0)
-    assert allowed_seconds(jumped.pace, "steps", 60) == 3 * 7200
-    jumped.pace.add_start(1e8)
-    assert allowed_seconds(jumped.pace, "start", 60) == 3 * 7200
-
-
-def test_an_earlier_attempts_start_and_steps_count() -> None:
-    pace = StepPace()
-    pace.add_start(400.0)
-    course(*[1.0] * 20, 40.0, pace=pace)
-    assert allowed_seconds(pace, "start", 60) == 1200
-    assert allowed_seconds(pace, "steps", 60) == 120
-
-
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
     one = course(1.0, 1.0)
     assert not one.add([ProgressLine(2, 50.0), ProgressLine(2, 60.0)])
     assert one.add([ProgressLine(2, 70.0, "checkpoint")])
     assert one.add([ProgressLine(3, 71.0)])
-
-
-def test_after_its_last_event_a_run_may_take_as_long_as_for_its_start() -> None:
-    one = course(*[1.0] * 20)
-    one.add([ProgressLine(20, 21.0, "end")])
-    assert silence(one, 599.0, 60).is_overdue is False and one.phase == "end"
 
 
 def reading(
@@ -90,19 +60,11 @@ def reading(
     return ProcessReading(pid, 1, state, cpu, queued, io, 0)
 
 
-@pytest.mark.parametrize(
-    ("later", "what"),
-    [
-        (reading(), W),
-        (reading(cpu=0.05), W),
-        (reading(cpu=2.0), C),
-        (reading(queued=1.0), C),
-        (reading(io=1 << 20), IO),
-        (reading(state="D"), IO),
-        (reading(state="T"), STOP),
-        (reading(io=None), Doing.UNKNOWN),
-    ],
-)
+@table("later, what", [
+    (reading(), W), (reading(cpu=0.05), W), (reading(cpu=2.0), C), (reading(queued=1.0), C),
+    (reading(io=1 << 20), IO), (reading(state="D"), IO), (reading(state="T"), STOP),
+    (reading(io=None), Doing.UNKNOWN),
+])  # fmt: skip
 def test_what_a_rank_does_is_told_by_two_looks(later: ProcessReading, what: Doing) -> None:
     assert doing([reading()], [later], 2.0) is what
 
@@ -112,19 +74,11 @@ def test_a_rank_is_all_its_processes_and_none_is_gone() -> None:
     assert doing([reading(1)], [], 2.0) is GONE
 
 
-@pytest.mark.parametrize(
-    ("gpu", "what"),
-    [
-        (GpuActivity(100, 0, 0.4), SPIN),
-        (GpuActivity(100, 40, 1.0), C),
-        (GpuActivity(100, 0, 1.0), C),
-        (GpuActivity(100, None, 0.4), C),
-        (GpuActivity(100, 0, None), C),
-        (GpuActivity(50, 0, 0.4), C),
-        (GpuActivity(0, 0, 0.3), W),
-        (GpuActivity(None, None, None), W),
-    ],
-)
+@table("gpu, what", [
+    (GpuActivity(100, 0, 0.4), SPIN), (GpuActivity(100, 40, 1.0), C), (GpuActivity(100, 0, 1.0), C),
+    (GpuActivity(100, None, 0.4), C), (GpuActivity(100, 0, None), C), (GpuActivity(50, 0, 0.4), C),
+    (GpuActivity(0, 0, 0.3), W), (GpuActivity(None, None, None), W),
+])  # fmt: skip
 def test_a_busy_gpu_computes_unless_it_only_spins(gpu: GpuActivity, what: Doing) -> None:
     assert doing([reading()], [reading()], 2.0, gpu) is what
 
@@ -134,22 +88,12 @@ def test_a_processor_that_polls_for_a_spinning_gpu_waits() -> None:
     assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuActivity(0, 0, 0.3)) is C
 
 
-@pytest.mark.parametrize(
-    ("ranks", "kind", "rank"),
-    [
-        ({0: W, 1: W}, "hang", None),
-        ({0: SPIN, 1: SPIN, 2: W}, "hang", None),
-        ({0: W, 1: STOP}, "hang", 1),
-        ({0: STOP, 1: STOP}, "hang", 0),
-        ({0: W, 1: GONE}, "rank_left_early", 1),
-        ({None: W}, "hang", None),
-        ({None: STOP}, "paused", None),
-        ({0: C, 1: W}, "slow", 0),
-        ({0: IO, 1: W}, "slow", 0),
-        ({0: C, 1: C}, "slow", None),
-        ({0: W, 1: Doing.UNKNOWN}, "slow", 1),
-    ],
-)
+@table("ranks, kind, rank", [
+    ({0: W, 1: W}, "hang", None), ({0: SPIN, 1: SPIN, 2: W}, "hang", None), ({0: W, 1: STOP}, "hang", 1),
+    ({0: STOP, 1: STOP}, "hang", 0), ({0: W, 1: GONE}, "rank_left_early", 1), ({None: W}, "hang", None),
+    ({None: STOP}, "paused", None), ({0: C, 1: W}, "slow", 0), ({0: IO, 1: W}, "slow", 0),
+    ({0: C, 1: C}, "slow", None), ({0: W, 1: Doing.UNKNOWN}, "slow", 1),
+])  # fmt: skip
 def test_what_an_overdue_silence_is(ranks: Mapping[int | None, Doing], kind: str, rank: int | None) -> None:
     verdict = judge(OVERDUE, ranks)
     assert verdict is not None and (verdict.kind, verdict.rank) == (kind, rank)
@@ -159,24 +103,14 @@ def test_what_an_overdue_silence_is(ranks: Mapping[int | None, Doing], kind: str
 EXPLAINED = ProgressSilence("steps", 25.0, 90.0, 20.0)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "is_closed", "kind", "rank"),
-    [
-        ({0: W, 1: STOP}, False, "hang", 1),
-        ({0: C, 1: STOP}, False, "hang", 1),
-        ({0: W, 1: W}, True, "hang", None),
-        ({0: W, 1: W}, False, None, None),
-        ({0: SPIN, 1: SPIN}, False, "hang", None),
-        ({0: SPIN, 1: W}, False, None, None),
-        ({0: SPIN, 1: W}, True, "hang", None),
-        ({0: W, 1: GONE}, True, "rank_left_early", 1),
-        ({0: C, 1: W}, True, None, None),
-        ({0: IO, 1: W}, True, None, None),
-        ({0: STOP, 1: STOP}, True, None, None),
-        ({None: W}, True, None, None),
-        ({0: W, 1: Doing.UNKNOWN}, True, None, None),
-    ],
-)
+@table("ranks, is_closed, kind, rank", [
+    ({0: W, 1: STOP}, False, "hang", 1), ({0: C, 1: STOP}, False, "hang", 1), ({0: W, 1: W}, True, "hang", None),
+    ({0: W, 1: W}, False, None, None), ({0: SPIN, 1: SPIN}, False, "hang", None),
+    ({0: SPIN, 1: W}, False, None, None), ({0: SPIN, 1: W}, True, "hang", None),
+    ({0: W, 1: GONE}, True, "rank_left_early", 1), ({0: C, 1: W}, True, None, None),
+    ({0: IO, 1: W}, True, None, None), ({0: STOP, 1: STOP}, True, None, None), ({None: W}, True, None, None),
+    ({0: W, 1: Doing.UNKNOWN}, True, None, None),
+])  # fmt: skip
 def test_ranks_that_nothing_can_wake_hang_however_long_a_silence_is_explained(
     ranks: Mapping[int | None, Doing], is_closed: bool, kind: str | None, rank: int | None
 ) -> None:
@@ -184,23 +118,6 @@ def test_ranks_that_nothing_can_wake_hang_however_long_a_silence_is_explained(
     assert (None if verdict is None else (verdict.kind, verdict.rank)) == (None if kind is None else (kind, rank))
     assert judge(ProgressSilence("start", 25.0, 600.0), ranks, is_closed=is_closed) is None
     assert judge(EXPLAINED, ranks, is_closed=is_closed, launcher_stopped=True) is None
-
-
-def test_where_a_hang_was_called_before_ranks_that_wait_get_all_their_time_and_stopped_ones_do_not() -> None:
-    assert judge(EXPLAINED, {0: W, 1: W}, is_closed=True, is_patient=True) is None
-    stopped = judge(EXPLAINED, {0: W, 1: STOP}, is_closed=True, is_patient=True)
-    assert stopped is not None and stopped.kind == "hang"
-
-
-def test_how_long_nothing_must_be_done_follows_from_history_once_there_are_steps() -> None:
-    assert silence(course(*[30.0] * 20), 5.0, 60).evident_seconds == 20
-    assert silence(course(*[30.0] * 20, 90.0, *[30.0] * 3), 5.0, 60).evident_seconds == 60
-    assert silence(course(*[1.0] * 20), 5.0, 600).evident_seconds == 200
-    assert silence(course(1.0, 1.0), 5.0, 60).evident_seconds is None
-
-
-def test_a_rank_that_gets_on_between_stops_is_not_stopped() -> None:
-    assert doing([reading()], [reading(state="T", cpu=1.0)], 2.0) is C
 
 
 def test_who_stops_all_of_a_run_pauses_it() -> None:

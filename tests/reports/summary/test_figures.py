@@ -9,7 +9,7 @@ import pytest
 
 from gputui.reports.summary.costs import Prices, cost_of, together
 from gputui.reports.summary.facts import GpuUse, Lost, spread
-from gputui.reports.summary.scalability import efficiency_of, scalability_shape, scalings
+from gputui.reports.summary.scalability import efficiency_of, scalings
 from gputui.reports.summary.tally import measured
 from gputui.store.attempts import Attempt
 from gputui.store.costs import RunCost
@@ -49,11 +49,6 @@ def test_steps_that_were_done_again_are_not_learned_from_twice() -> None:
     assert [(one.name, one.value, one.step) for one in found.best] == [("loss", 1.0, 3)]
 
 
-def test_an_epoch_that_has_just_begun_does_not_count() -> None:
-    rows = lines(1, 0, *({"loss": 2.0, "epoch": 0.1 * each} for each in range(11)))
-    assert [one.epoch for one in measured(rows, [attempt(1, 0)], nothing_expected).epochs] == [0]
-
-
 def test_shares_are_of_the_time_and_throughput_counts_as_long_as_it_held() -> None:
     rows = lines(
         1, 0,
@@ -75,12 +70,6 @@ def test_the_gap_is_to_the_training_loss_since_the_validation_before() -> None:
     )
     found = measured(rows, [attempt(1, 0)], nothing_expected).validation
     assert found is not None and (found.step, found.loss, found.train_loss) == (4, 1.8, 1.5)
-
-
-def test_the_worst_of_the_learning_rates() -> None:
-    rows = lines(1, 0, {"lr": 1.0}, {"lr": 0.98}, {"lr": 1.01})
-    found = measured(rows, [attempt(1, 0)], lambda *_: (1.0, 1.0)).rate
-    assert found is not None and found.worst_percent == pytest.approx(2.0) and (found.step, found.count) == (1, 3)
 
 
 def test_cost_with_prices() -> None:
@@ -110,14 +99,3 @@ def test_scaling_compares_the_newest_run_of_each_number_of_gpus() -> None:
     ]  # fmt: skip
     assert efficiency_of("four", [group]) == 0.75
     assert efficiency_of("one", [group]) is None and efficiency_of("other", [group]) is None
-
-
-def test_processes_on_the_cpu_are_compared_with_each_other_and_judged_by_no_gate() -> None:
-    runs = [fast("cpu1", 0, 10.0, process_count=1), fast("cpu2", 0, 12.0, process_count=2), fast("one", 1, 100.0)]
-    [group] = scalings(runs)
-    assert not group.has_gpus and [(p.run_id, p.ranks, p.efficiency) for p in group.points] == [
-        ("cpu1", 1, 1.0), ("cpu2", 2, 0.6),
-    ]  # fmt: skip
-    assert efficiency_of("cpu2", [group]) is None
-    [shape] = scalability_shape([group])["groups"]
-    assert [(run["gpus"], run["processes"]) for run in shape["runs"]] == [(0, 1), (0, 2)]

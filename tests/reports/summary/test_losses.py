@@ -32,8 +32,3 @@ def test_what_is_not_told_is_unknown() -> None:
     assert (last.speed, last.speed_up, last.efficiency, last.extra_comm_seconds) == (None, None, None, None)
     assert last.to_json()["step_seconds"] == 0.1 and last.to_json()["efficiency"] is None
     assert scaling_rows([]) == []
-
-
-def test_tokens_count_where_there_are_no_samples() -> None:
-    runs = [ScaledRun(f"x{n}", n, Measured(tokens_per_second=100.0 * n)) for n in (2, 4)]
-    assert [row.efficiency for row in scaling_rows(runs)] == [1.0, 1.0]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import wait_until
@@ -58,7 +54,6 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=OFF
-PartitionName=scavenge Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
 PartitionName=cancelled Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=CANCEL GraceTime=15
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
@@ -67,51 +62,6 @@ NODE = (
     "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000 Gres=gpu:2 "
     "State=UNKNOWN"
 )
-
-
-class DeadNode:
-    """Takes the place of a lost node's daemon and answers nothing. It keeps what the controller sends to end the jobs
-    there: a daemon that starts within ten seconds would get that, and end the same job's next start (Slurm tries to
-    connect for so long, and a daemon compares no starts)."""
-
-    TERMINATE_JOB = 6011
-
-    def __init__(self, port: int) -> None:
-        self.port, self.is_over = port, False
-        self.kept: list[bytes] = []
-        self.listener = socket.create_server(("127.0.0.1", port))
-        self.thread = threading.Thread(target=self.serve)
-        self.thread.start()
-
-    def serve(self) -> None:
-        while not self.is_over:
-            connection, _ = self.listener.accept()
-            connection.settimeout(10.0)
-            with connection, contextlib.suppress(OSError, struct.error):
-                self.take(connection)
-
-    def take(self, connection: socket.socket) -> None:
-        """A message: its length, then version, flags and kind."""
-        with connection.makefile("rb") as stream:
-            head = stream.read(4)
-            message = stream.read(struct.unpack(">I", head)[0])
-        if struct.unpack(">HHH", message[:6])[2] == self.TERMINATE_JOB:
-            self.kept.append(head + message)
-
-    def stop(self) -> None:
-        self.is_over = True
-        socket.create_connection(("127.0.0.1", self.port)).close()
-        self.thread.join()
-        self.listener.close()
-
-    def deliver(self) -> None:
-        """Send on to the node's daemon what was kept."""
-        for message in self.kept:
-            with socket.create_connection(("127.0.0.1", self.port)) as connection:
-                connection.sendall(message)
-                connection.settimeout(60.0)
-                while connection.recv(4096):
-                    pass
 
 
 class SlurmCluster:
@@ -161,40 +111,6 @@ class SlurmCluster:
             timeout_seconds=60,
             what=f"{name} in use",
         )
-
-    @contextlib.contextmanager
-    def lost_node(self, marker: str, name: str = "localhost") -> Iterator[DeadNode]:
-        """End a node at once with all that a job did there whose processes have ``marker`` about them; in the end it is
-        back."""
-        self.lose_node(marker, name)
-        dead = DeadNode(self.ports[name])
-        try:
-            yield dead
-        finally:
-            dead.stop()
-            self.start_node(name)
-
-    def lose_node(self, marker: str, name: str) -> None:
-        self.nodes[name].kill()
-        self.nodes[name].wait()
-        lost = []
-        for process in psutil.process_iter():
-            try:
-                words, environment = process.cmdline(), process.environ()
-                # Its title lies over its environment.
-                is_step = process.name() == "slurmstepd" and any(
-                    one.path == f"{self.folder}/slurmd.{name}.log" for one in process.open_files()
-                )
-            except psutil.Error:
-                continue
-            is_marked = any(word.startswith(marker) for word in (*words, *environment.values()))
-            if is_step or (is_marked and environment.get("SLURMD_NODENAME") == name):
-                lost.append(process)
-        # None of them may see another one's end.
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for process in lost:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(number)
 
     def spawn(self, *argv: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{argv[0]}.out").open("ab") as output:

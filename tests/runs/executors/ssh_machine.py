@@ -21,9 +21,9 @@ PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
 
 
 class Far:
-    """An sshd of the test's own; runs lie below ``runs``. What it starts has ``environment`` besides."""
+    """An sshd of the test's own; runs lie below ``runs``."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
         (port,) = free_ports(1)
         for name in ("host", "user"):
@@ -32,7 +32,6 @@ class Far:
         (folder / "sshd_config").write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
             f"PidFile {folder}/pid\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-            + "".join(f"SetEnv {name}={value}\n" for name, value in environment.items())
         )
         host_key = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
@@ -67,7 +66,7 @@ class Far:
 
 
 @contextmanager
-def far_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: str) -> Iterator[Far]:
+def far_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Far]:
     """Skips where there is no sshd."""
     gone = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if gone or os.geteuid() != 0:
@@ -75,7 +74,7 @@ def far_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: st
     runtime = Path(tempfile.mkdtemp(prefix="gputui-"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     folder.mkdir()
-    made = Far(folder, **environment)
+    made = Far(folder)
     try:
         yield made
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -65,10 +64,6 @@ class TargetHome:
 
         return wait_until(look, self.wait_seconds, f"{run_id} {states} there")
 
-    def events(self, run_id: str) -> set[str]:
-        """The kinds of the run's events."""
-        return {row[0] for row in self.machine.rows("SELECT kind FROM events WHERE run_id = ?", run_id)}
-
     def steps(self, run_id: str) -> list[int]:
         return [step for _, step in self.machine.steps(run_id)]
 
@@ -95,16 +90,3 @@ class TargetHome:
         (folder / "enough").touch()
         self.machine.wait_for(run_id, "succeeded", timeout=self.wait_seconds)
         assert self.steps(run_id) == list(range((folder / "metrics.jsonl").read_text().count("\n")))
-
-    def cut_off_metrics(self, run_id: str, folder: Path) -> None:
-        """Empty the metrics file that the script keeps writing; what follows is stored, in order and once. The run has
-        made hundreds of steps: a file that is as long as before at the next look was not cut off, by its length."""
-        before = len(self.steps(run_id))
-        os.truncate(folder / "metrics.jsonl", 0)
-        wait_until(lambda: len(self.steps(run_id)) > before + 100, self.wait_seconds, "more steps")
-        (folder / "enough").touch()
-        self.machine.wait_for(run_id, "succeeded", timeout=self.wait_seconds)
-        made = self.steps(run_id)
-        assert made == sorted(set(made)) and made[: before - 1] == list(range(before - 1))
-        tail = (folder / "metrics.jsonl").read_text().splitlines()
-        assert made[-len(tail) :] == [json.loads(line)["step"] for line in tail]

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from gputui.recovery import checkpoint_folders
-from gputui.runs.executors import far
-from gputui.runs.executors.far import NEWEST_CHECKPOINT, Course, newest_checkpoint, resumed
+from gputui.runs.executors.far import Course, newest_checkpoint
 
 
 class There:
@@ -66,29 +64,9 @@ def test_only_what_its_course_wrote_is_taken(there: There) -> None:
     assert there.found() is None and there.found(of(7)) is None
 
 
-def test_what_a_person_named_is_begun_from_until_something_newer_is_there(there: There) -> None:
-    again = {"folder": str(there.checkpoints), "pattern": "*.pt", "argv": [NEWEST_CHECKPOINT], "env": {}}
-    plan = {"resume": again, "resume_from": None, "argv": [], "env": {}}
-    named = of(2) | {"base": "/named.pt"}
-    assert resumed(plan, Course(there.folder(9), [named]))["argv"] == ["/named.pt"]
-    there.save("step_5.pt", 5.0)
-    assert resumed(plan, Course(there.folder(9), [named]))["resume_from"].endswith("/step_5.pt")
-
-
 def test_what_was_written_after_numbers_went_wrong_is_not(there: There) -> None:
     assert there.found(of(1, until=2.0)) == "step_10.pt"
     assert there.found(of(1, until=1.0)) is None
-
-
-def test_a_folder_is_as_old_as_its_weights_whatever_an_evaluation_adds_to_it(there: There) -> None:
-    assert far.SAVED_SUFFIXES == checkpoint_folders.SAVED_SUFFIXES
-    for name, at in (("checkpoint-10.pt", 2.7), ("checkpoint-20.pt", 2.8)):
-        make(there.checkpoints / name)
-        there.save(f"{name}/weights.pt", at)
-        os.utime(there.checkpoints / name, (at * 3600,) * 2)
-    (there.checkpoints / "checkpoint-10.pt" / "eval_results.json").write_text("{}")
-    os.utime(there.checkpoints / "checkpoint-10.pt", (2.9 * 3600,) * 2)
-    assert there.found(of(1)) == "checkpoint-20.pt"
 
 
 def test_one_that_could_not_be_begun_from_is_tried_after_those_before(there: There) -> None:
@@ -97,36 +75,6 @@ def test_one_that_could_not_be_begun_from_is_tried_after_those_before(there: The
     assert there.found(of(1), of(3, failed=True)) == "step_10.pt"
     (there.checkpoints / "step_10.pt").unlink()
     assert there.found(of(1), of(3, failed=True)) == "step_20.pt"
-
-
-def test_what_another_run_may_have_written_into_a_shared_folder_is_not_taken(tmp_path: Path) -> None:
-    """Runs of one user there, each in a folder of its tag; only those count that save in the same place."""
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    (tmp_path / "alias").symlink_to(shared)
-    there, other, apart = (There(make(tmp_path / name)) for name in ("aaaa/run-1", "bbbb/run-2", "cccc/run-3"))
-    there.attempt(1, 1.0, 9.0)
-    other.attempt(1, 2.0, 4.0)
-    apart.attempt(1, 1.0, 9.0)
-    for one, place in ((there, shared), (other, tmp_path / "alias"), (apart, tmp_path)):
-        path = one.folder(1) / "attempt.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoints": str(place)}))
-    there.checkpoints = shared
-    for name, at in (("step_10.pt", 1.5), ("step_20.pt", 3.0)):
-        there.save(name, at)
-
-    def found() -> str | None:
-        path = newest_checkpoint(shared, "*.pt", Course(there.folder(1), [of(1)]))
-        return None if path is None else Path(path).name
-
-    assert found() == "step_10.pt"
-    there.save("step_30.pt", 5.0)
-    assert found() == "step_30.pt"
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder
 
 
 @pytest.mark.parametrize(

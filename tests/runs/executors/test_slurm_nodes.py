@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gputui.recovery.evidence import collect
-from gputui.runs.executors.slurm.nodes import Lead
 from gputui.runs.logs import rank_logs
 from tests.conftest import wait_until
 from tests.machine import Machine
@@ -82,36 +79,6 @@ dist.destroy_process_group()
 '''
 
 
-SRUN = """#!{python}
-import json, socket, sys
-kinds = {{}}
-for reuses in (0, 1):
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuses)
-        try:
-            other.bind(("", int(sys.argv[-1])))
-            other.listen()
-            kinds[reuses] = "listens"
-        except OSError as error:
-            kinds[reuses] = type(error).__name__
-print(json.dumps(list(kinds.values())))
-"""
-
-
-def test_where_ranks_meet_is_free_for_them_and_taken_for_srun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "attempt.json").write_text(json.dumps({"nodes": 2, "grace_seconds": 1}))
-    program = tmp_path / "srun"
-    program.write_text(SRUN.format(python=sys.executable))
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    lead = Lead(tmp_path)
-    lead.start()
-    lead.watch()
-    assert json.loads(capsys.readouterr().out) == ["OSError", "listens"]
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
     skip_without_slurm()
@@ -123,14 +90,6 @@ def cluster() -> Iterator[SlurmCluster]:
         yield made
     finally:
         made.stop()
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether a process has not ended; nobody may have asked yet how it did."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Lab(TargetHome):
@@ -146,27 +105,9 @@ class Lab(TargetHome):
         (machine.folder / "pair.py").write_text(SCRIPT)
         self.set_target(kind="slurm", partition="main", time="10m", poll=1, nodes=2, options=["--overcommit"])
 
-    def submitted(self, run_id: str) -> list[str]:
-        names = self.cluster.run("squeue", "-h", "-t", "all", "-o", "%i %j").splitlines()
-        return [line.split()[0] for line in names if line.split()[1].startswith(f"{run_id}.")]
-
     def alive(self, run_id: str) -> list[str]:
         names = self.cluster.run("squeue", "-h", "-o", "%i %j").splitlines()
         return [line.split()[0] for line in names if line.split()[1].startswith(f"{run_id}.")]
-
-    def serving(self, run_id: str, node: str) -> list[psutil.Process]:
-        """The processes of a run's task on a node: what serves it there, the launcher and the ranks."""
-        marker = str(self.machine.workspace.run_dir(run_id))
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                words, environment = process.cmdline(), process.environ()
-                is_marked = any(word.startswith(marker) for word in (*words, *environment.values()))
-                # Who leads has no part of its own, and srun's processes are of the batch step.
-                is_task = environment.get("SLURM_STEP_ID") == "0" and environment.get("SLURMD_NODENAME") == node
-                if is_marked and is_task:
-                    found.append(process)
-        return found
 
     def end(self, run_id: str) -> list[int]:
         """Let the script end; the steps that were made, some twice where an attempt followed another."""
@@ -203,21 +144,6 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
 
 
 @pytest.mark.long
-def test_before_its_limit_a_run_on_two_nodes_saves_and_goes_on(lab: Lab) -> None:
-    run_id = lab.launch()
-    lab.wait_for_step(run_id, 5)
-    (job,) = lab.submitted(run_id)
-    lab.cluster.run("scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: lab.placement(run_id).get("reason") == "BeginTime", WAIT_SECONDS, "its return")
-    saved = lab.steps(run_id)[-1]
-    lab.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    lab.wait_for_step(run_id, saved + 3)
-    made = lab.end(run_id)
-    assert made == list(range(len(made))), "no step made twice"
-    assert lab.submitted(run_id) == [job] and len(lab.shown(run_id)["attempts"]) == 1
-
-
-@pytest.mark.long
 def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(lab: Lab) -> None:
     run_id = lab.launch("fail_at=15")
     lab.wait_for_step(run_id, 20, attempt=2)
@@ -225,41 +151,6 @@ def test_a_rank_that_fails_on_the_second_node_ends_both_and_they_go_on_together(
     assert first["incident"]["kind"] == "user_exception" and first["incident"]["rank"] == 1
     assert len(lab.alive(run_id)) == 1
     assert len(lab.end(run_id)) > 20 and len(lab.shown(run_id)["attempts"]) == 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("killed", ["nodes.py", "shim.py"])
-def test_who_serves_a_node_is_killed_and_both_end_and_go_on_together(lab: Lab, killed: str) -> None:
-    run_id = lab.launch()
-    lab.wait_for_step(run_id, 12)
-    served = {node: lab.serving(run_id, node) for node in ("n0", "n1")}
-    (found,) = (process for process in served["n1"] if any(word.endswith(killed) for word in process.cmdline()))
-    found.kill()
-    both = [*served["n0"], *served["n1"]]
-    wait_until(lambda: not any(map(lives, both)), timeout_seconds=15.0, what="the end of both")
-    lab.wait_for_step(run_id, 20, attempt=2)
-    assert lab.shown(run_id)["attempts"][0]["incident"]["kind"] == "node_fail"
-    lab.end(run_id)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("node", ["n0", "n1"])
-def test_a_node_that_is_lost_ends_both_and_they_go_on_together(lab: Lab, node: str) -> None:
-    run_id = lab.launch()
-    lab.wait_for_step(run_id, 12)
-    with lab.cluster.lost_node(str(lab.machine.workspace.run_dir(run_id)), node) as dead:
-        before = lab.steps(run_id)[-1]
-        wait_until(lambda: dead.kept, WAIT_SECONDS, "the controller's last words to the job")
-
-    def goes_on() -> bool:
-        # The job is in the queue again once the other node has let it go; it would wait there for two minutes.
-        for job in lab.alive(run_id):
-            lab.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-        return lab.steps(run_id)[-1] > before + 3
-
-    wait_until(goes_on, WAIT_SECONDS, "more steps")
-    assert len(lab.alive(run_id)) == 1
-    lab.end(run_id)
 
 
 def test_only_a_launcher_that_spans_nodes_is_started_on_several(machine: Machine) -> None:

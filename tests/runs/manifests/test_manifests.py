@@ -68,26 +68,14 @@ def written(machine: Machine, system: str, *words: str, **more: Any) -> tuple[st
 def test_kuberay_s_holds_against_its_schema(machine: Machine, launcher: str, gpus: int) -> None:
     text, made = written(machine, "kuberay", "--image", "me/ray-train:1", "--gpus", str(gpus), launcher=launcher)
     assert list(mistakes(made, SCHEMA)) == []
-    spec, worker = (
-        made["spec"],
-        made["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0],
-    )
-    assert (
-        spec.get("entrypointNumGpus", 0)
-        == gpus
-        == worker.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
-    )
-    assert {
-        "name": "WANDB_API_KEY",
-        "valueFrom": {"secretKeyRef": {"name": "my-steps", "key": "WANDB_API_KEY"}},
-    } in worker["env"]
+    spec = made["spec"]
+    worker = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    asked = worker.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
+    assert spec.get("entrypointNumGpus", 0) == gpus == asked
+    secret = {"secretKeyRef": {"name": "my-steps", "key": "WANDB_API_KEY"}}
+    assert {"name": "WANDB_API_KEY", "valueFrom": secret} in worker["env"]
     assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", made["metadata"]["name"])
     assert "kubectl create secret generic my-steps" in text
-
-
-def test_the_schema_finds_what_is_wrong() -> None:
-    wrong = {"apiVersion": "ray.io/v1", "spec": {"entryPoint": "x", "entrypointNumGpus": "2", "rayClusterSpec": {}}}
-    assert len(list(mistakes(wrong, SCHEMA))) == 3
 
 
 @pytest.mark.parametrize("system", sorted(MANIFESTS))
@@ -113,7 +101,7 @@ def test_the_command_is_one_that_a_shell_runs_as_it_was_meant(machine: Machine, 
     runs = tmp_path / "runs"
     done = subprocess.run(
         ["sh", "-c", script.replace("/runs/", f"{runs}/")],
-        env={"PATH": f"{program.parent}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=20, check=True,
+        env={"PATH": f"{program.parent}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["./train.py", "--steps", "50", "--note", "it's", "--data", "./data"]
     assert (runs / "my-steps" / "checkpoints").is_dir()
@@ -127,30 +115,3 @@ def test_skypilot_and_dstack_have_the_gpus_the_image_and_the_environment(machine
     assert task["resources"] == {"gpu": {"count": 1}} and task["type"] == "task"
     assert "NCCL_DEBUG=INFO" in task["env"] and "WANDB_API_KEY" in task["env"]
     assert "it's" in shlex.split(task["commands"][0])
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("--to", "kuberay"), "--image"),
-        (("--to", "skypilot"), "--gpu-type"),
-        (("--to", "dstack", "--follow"), "--follow"),
-        (("--to", "csv", "--image", "x"), "--image"),
-    ],
-)
-def test_what_is_missing_or_does_not_fit_is_said(machine: Machine, words: tuple[str, ...], part: str) -> None:
-    said = machine.gputui("export", profile(machine), *words, code=2)
-    assert part in said and len(said.splitlines()) == 1
-
-
-def test_a_secret_on_the_command_line_is_refused(machine: Machine) -> None:
-    path = profile(machine, params={"api_key": "0123456789abcdef0123"})
-    assert "env" in machine.gputui("export", path, "--to", "dstack", code=2)
-
-
-def test_a_file_is_replaced_with_force_alone(machine: Machine) -> None:
-    path, out = profile(machine), machine.folder / "task.dstack.yml"
-    machine.gputui("export", path, "--to", "dstack", "--out", str(out))
-    machine.gputui("export", path, "--to", "dstack", "--out", str(out), code=3)
-    machine.gputui("export", path, "--to", "dstack", "--out", str(out), "--force")
-    assert yaml.safe_load(out.read_text())["type"] == "task"

@@ -5,19 +5,9 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-import pytest
-
-from gputui.config import Workspace
-from gputui.store import checkpoints
-from gputui.store.attempts import read_attempts
-from gputui.store.checkpoints import CheckpointRow
-from gputui.store.runs import find_run
 from gputui.tui.data import checkpoints as checkpoint_list
 from gputui.tui.data.checkpoints import CheckpointReader, LedgerFact
-from gputui.tui.data.run_details import RunCheckpoints
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList
-from tests.texts import mentions
-from tests.tui.filling import Filler
 
 
 class Clock:
@@ -40,7 +30,7 @@ def write(folder: Path, step: int, *, damaged: bool = False) -> Path:
 
 def look(reader: CheckpointReader, folder: Path, to_check: str | None = None) -> CheckpointList:
     reader.read(folder, "step_*.pt", to_check)
-    reader.wait(5.0)
+    reader.wait(60.0)
     return reader.read(folder, "step_*.pt", to_check)
 
 
@@ -57,14 +47,6 @@ def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None
     assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
 
 
-def test_a_large_one_is_read_only_when_somebody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, 200)
-    monkeypatch.setattr(checkpoint_list, "CHECKED_UNASKED_BYTES", 10)
-    reader = CheckpointReader(Clock())
-    assert look(reader, tmp_path).newest[0].is_valid is None
-    assert look(reader, tmp_path, "step_200.pt").newest[0].is_valid is True
-
-
 def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
     clock = Clock()
     reader = CheckpointReader(clock)
@@ -77,19 +59,6 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
     assert look(reader, tmp_path).newest[0].step == 200
 
 
-def test_a_folder_is_as_large_as_its_files_and_another_run_is_unknown(tmp_path: Path) -> None:
-    folder = tmp_path / "step_300"
-    folder.mkdir()
-    (folder / "a.bin").write_bytes(b"x" * 1000)
-    (folder / "b.json").write_bytes(b"x" * 24)
-    reader = CheckpointReader(Clock())
-    reader.read(tmp_path, "step_*")
-    reader.wait(5.0)
-    assert reader.read(tmp_path, "step_*").newest[0].size_bytes == 1024
-    assert reader.read(tmp_path / "other", "step_*").newest == ()
-    reader.wait(5.0)
-
-
 def test_of_a_past_moment_only_what_was_there() -> None:
     found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
     assert [each.name for each in found.written_by(15.0).newest] == ["a"] and found.written_by(15.0).count == 4
@@ -100,27 +69,6 @@ def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
     facts = {str(path): LedgerFact(190, 2, "was left by a rollback")}
     reader = CheckpointReader(Clock())
     reader.read(tmp_path, "step_*.pt", None, facts)
-    reader.wait(5.0)
+    reader.wait(60.0)
     (one,) = reader.read(tmp_path, "step_*.pt", None, facts).newest
     assert (one.step, one.attempt, one.refused) == (190, 2, "was left by a rollback")
-
-
-def test_a_page_tells_what_its_run_will_not_go_on_from(filler: Filler, workspace: Workspace) -> None:
-    filler.run("vit-b16-1", "running", started_ago=100.0)
-    filler.attempt("vit-b16-1", 1, "failed", started_ago=100.0, ended_ago=50.0, last_step=12)
-    filler.attempt("vit-b16-1", 2, "running", started_ago=40.0, last_step=3)
-    folder = workspace.run_dir("vit-b16-1") / "checkpoints"
-    folder.mkdir(parents=True)
-    rows = [
-        CheckpointRow(str(write(folder, step)), number, "run", step, 1, step, 1.0) for step, number in ((10, 1), (3, 2))
-    ]
-    checkpoints.save(filler.connection, "vit-b16-1", (), rows)
-    run = find_run(filler.connection, "vit-b16-1")
-    reader = RunCheckpoints(workspace)
-    reader.note_ledger(filler.connection, run, read_attempts(filler.connection, run.run_id))
-    reader.read(run, None)
-    reader.wait(5.0)
-    found = reader.read(run, None)
-    assert found is not None
-    told = {one.step: (one.attempt, one.refused) for one in found.newest}
-    assert told[3] == (2, "") and told[10][0] == 1 and mentions(told[10][1], "attempt 2", "start")

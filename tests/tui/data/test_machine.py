@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
-import pytest
-
 from gputui.config import Workspace
 from gputui.store.database import open_reader
-from gputui.tui.app import GputuiApp
-from gputui.tui.data.feed import Feed
-from gputui.tui.data.machine import COSTS_PER_READ, XID_SECONDS, GpuPageReader
+from gputui.tui.data.machine import COSTS_PER_READ
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest
-from gputui.tui.pages.processes.page import ProcessesScreen
-from tests.tui.filling import NOW, Filler, an_hour_later, uuid
-from tests.tui.test_screens import SMALL, text, until
+from tests.tui.filling import NOW, Filler
 
 
 def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(filler: Filler, workspace: Workspace) -> None:
@@ -46,52 +40,3 @@ def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(filler: Fille
         fourth = reader.read(connection, NOW, Interest())
         later = next(row.cost for row in fourth.runs if row.run.run_id == "vit-b16-1")
         assert later is not None and later.lost_steps is not None and later.lost_steps > (again.lost_steps or 0)
-
-
-def test_xids_count_for_a_day(filler: Filler, workspace: Workspace) -> None:
-    filler.many_gpus(2)
-    filler.xid(0, 31, "memory page fault", seconds_ago=XID_SECONDS + 5)
-    filler.xid(1, 31, "memory page fault", seconds_ago=XID_SECONDS - 5)
-    filler.xid(1, 31, "memory page fault")
-    with closing(open_reader(workspace.database)) as connection:
-        machine = SnapshotReader(workspace).read(connection, NOW, Interest()).machine
-    assert dict(machine.xids) == {uuid(1): 2} and machine.queue_pause is None and not machine.quarantined
-
-
-def test_the_queue_stands_in_the_order_in_which_it_is_served(filler: Filler, workspace: Workspace) -> None:
-    for run_id, priority in (("a-1", 0), ("b-1", 5), ("c-1", 5)):
-        filler.run(run_id, "queued", started_ago=None)
-        filler.connection.execute("UPDATE runs SET priority = ? WHERE run_id = ?", (priority, run_id))
-    with closing(open_reader(workspace.database)) as connection:
-        runs = SnapshotReader(workspace).read(connection, NOW, Interest()).runs
-    assert [row.run.run_id for row in runs] == ["b-1", "c-1", "a-1"]
-
-
-def test_a_gpus_history_is_read_anew_only_with_a_new_bucket(
-    filler: Filler, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filler.many_gpus(1)
-    reader = GpuPageReader()
-    with closing(open_reader(workspace.database)) as connection:
-        first = reader.read(connection, uuid(0), 600.0, NOW)
-        same = reader.read(connection, uuid(0), 600.0, NOW + 0.5)
-        later = reader.read(connection, uuid(0), 600.0, NOW + 6.0)
-    assert first.history is same.history and later.history is not first.history
-    assert first.leased_since == NOW and first.history is not None
-
-
-async def test_procfs_is_read_by_the_feed_while_the_page_is_open(workspace: Workspace, filler: Filler) -> None:
-    filler.overnight()
-    feed = Feed(workspace, wall=an_hour_later)
-    feed.start()
-    app = GputuiApp(workspace, feed, feed.first(5.0))
-    async with app.run_test(size=SMALL) as pilot:
-        assert app.snapshot.processes is None
-        await pilot.press("p")
-        await pilot.pause()
-        assert isinstance(app.screen, ProcessesScreen)
-        await until(pilot, lambda: app.snapshot.processes is not None)
-        assert "processes" in text(app, "total") and "777" in text(app, "body")
-        await pilot.press("escape")
-        await until(pilot, lambda: app.snapshot.processes is None)
-    feed.stop()

@@ -9,6 +9,7 @@ import signal
 import threading
 import tty
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
@@ -34,7 +35,7 @@ class Sink:
         return True
 
     async def key(self) -> str:
-        return await asyncio.wait_for(self.keys.get(), 10.0)
+        return await asyncio.wait_for(self.keys.get(), 60.0)
 
 
 @pytest.fixture
@@ -45,147 +46,95 @@ def terminal() -> Iterator[tuple[int, int]]:
     tty.setraw(slave)
     yield master, slave
     os.close(slave)
+    os.close(master)
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def reading(sink: Sink, slave: int) -> TerminalDriver:
+@contextmanager
+def reading(sink: Sink, slave: int) -> Iterator[TerminalDriver]:
     driver = TerminalDriver(cast("App[Any]", sink))
     driver.fileno = slave
     driver.start_reading()
-    return driver
+    yield driver
+    driver.disable_input()
 
 
 async def test_keys_come_without_a_thread(terminal: tuple[int, int]) -> None:
     master, slave = terminal
     threads = set(threading.enumerate())
     sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"q\x1b[A")
-    assert [await sink.key(), await sink.key()] == ["q", "up"]
-    # A thread of an earlier test may end meanwhile.
-    assert set(threading.enumerate()) <= threads
-    driver.disable_input()
-    os.close(master)
+    with reading(sink, slave):
+        os.write(master, b"q\x1b[A")
+        assert [await sink.key(), await sink.key()] == ["q", "up"]
+        # A thread of an earlier test may end meanwhile.
+        assert set(threading.enumerate()) <= threads
+        os.write(master, b"\x1b")
+        assert await sink.key() == "escape"
 
 
 async def test_a_key_that_comes_in_two_pieces_is_one(terminal: tuple[int, int]) -> None:
     master, slave = terminal
     sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"\x1b")
-    driver._read_keys()
-    os.write(master, b"[B")
-    assert await sink.key() == "down"
-    driver.disable_input()
-    os.close(master)
-
-
-async def test_an_escape_alone_is_a_key_after_a_moment(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
-    sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"\x1b")
-    assert await sink.key() == "escape"
-    driver.disable_input()
-    os.close(master)
-
-
-async def test_a_character_that_comes_in_two_pieces_is_one(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
-    sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"\xc3")
-    driver._read_keys()
-    os.write(master, b"\xa9q")
-    assert [await sink.key(), await sink.key()] == ["é", "q"]
-    driver.disable_input()
-    os.close(master)
+    with reading(sink, slave) as driver:
+        for first, rest, key in ((b"\x1b", b"[B", "down"), (b"\xc3", b"\xa9", "é")):
+            os.write(master, first)
+            driver._read_keys()
+            os.write(master, rest)
+            assert await sink.key() == key
 
 
 async def test_bytes_that_are_no_text_do_not_end_the_keys(terminal: tuple[int, int]) -> None:
     master, slave = terminal
     sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"\xe9")  # é as Latin-1
-    driver._read_keys()
-    os.write(master, b"q")
-    await sink.key()  # stands for what could not be read
-    assert await sink.key() == "q"
-    os.write(master, b"\xe9")
-    driver._read_keys()
-    os.write(master, b"\x03")
-    await sink.key()
-    assert await sink.key() == "ctrl+c"
-    driver.disable_input()
-    os.close(master)
+    with reading(sink, slave) as driver:
+        for byte, key in ((b"q", "q"), (b"\x03", "ctrl+c")):
+            os.write(master, b"\xe9")  # é as Latin-1
+            driver._read_keys()
+            os.write(master, byte)
+            await sink.key()  # stands for what could not be read
+            assert await sink.key() == key
 
 
-@pytest.mark.parametrize("sequence", [b"\x1b[9999999999;1u", b"\x1b[1114112u"])
-async def test_a_sequence_that_the_parser_cannot_take_is_lost_alone(terminal: tuple[int, int], sequence: bytes) -> None:
+async def test_a_sequence_that_the_parser_cannot_take_is_lost_alone(terminal: tuple[int, int]) -> None:
     master, slave = terminal
-    sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"a" + sequence + b"q")
-    assert [await sink.key(), await sink.key()] == ["a", "q"]
-    assert [type(each) for each in sink.others] == [KeysLost]
-    os.write(master, b"\x1b")
-    assert await sink.key() == "escape"
-    os.write(master, b"\x1b[A")
-    assert await sink.key() == "up"
-    driver.disable_input()
-    os.close(master)
-
-
-async def test_the_mouse_is_told_in_cells_also_where_the_size_is_told_in_pixels(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
-    sink = Sink()
-    driver = reading(sink, slave)
-    os.write(master, b"\x1b[48;24;80;480;800t\x1b[<0;41;13Mq")
-    assert await sink.key() == "q"
-    press = next(each for each in sink.others if isinstance(each, events.MouseDown))
-    assert (press.x, press.y) == (40, 12)
-    driver.disable_input()
-    os.close(master)
+    for sequence in (b"\x1b[9999999999;1u", b"\x1b[1114112u"):
+        sink = Sink()
+        with reading(sink, slave):
+            os.write(master, b"a" + sequence + b"q")
+            assert [await sink.key(), await sink.key()] == ["a", "q"]
+            assert [type(each) for each in sink.others] == [KeysLost]
+            os.write(master, b"\x1b")
+            assert await sink.key() == "escape"
+            os.write(master, b"\x1b[A")
+            assert await sink.key() == "up"
 
 
 async def test_what_is_pasted_is_one_also_where_the_terminal_does_not_mark_it(terminal: tuple[int, int]) -> None:
     master, slave = terminal
     sink = Sink()
-    driver = reading(sink, slave)
     text = "a line of a paste, é\r" * 20
-    os.write(master, text.encode())
-    driver._read_keys()
-    os.write(master, b"\x1b[200")
-    driver._read_keys()
-    for part in ("~", text, text, "\x1b[201~"):  # in several reads, as one of 10 kB comes
-        os.write(master, part.encode())
+    with reading(sink, slave) as driver:
+        os.write(master, text.encode())
         driver._read_keys()
-    os.write(master, b"j" * 100 + b"q")
-    assert [await sink.key() for _ in range(101)] == ["j"] * 100 + ["q"]
+        os.write(master, b"\x1b[200")
+        driver._read_keys()
+        for part in ("~", text, text, "\x1b[201~"):  # in several reads, as one of 10 kB comes
+            os.write(master, part.encode())
+            driver._read_keys()
+        os.write(master, b"j" * 100 + b"q")
+        assert [await sink.key() for _ in range(101)] == ["j"] * 100 + ["q"]
     assert [each.text for each in sink.others if isinstance(each, events.Paste)] == [text, text + text]
-    driver.disable_input()
-    os.close(master)
 
 
-async def test_a_read_that_would_wait_is_no_end(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
+async def test_a_terminal_that_is_gone_is_told_and_not_read_again_and_again() -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)
     sink = Sink()
-    driver = reading(sink, slave)
-    os.set_blocking(slave, False)
-    driver._read_keys()
-    os.write(master, b"q")
-    assert await sink.key() == "q" and not sink.others
-    driver.disable_input()
-    os.close(master)
-
-
-async def test_a_terminal_that_is_gone_is_told_and_not_read_again_and_again(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
-    sink = Sink()
-    driver = reading(sink, slave)
-    os.close(master)
-    while driver._parser is not None:
-        await asyncio.sleep(0.01)
-    assert not asyncio.get_running_loop().remove_reader(slave)
+    with reading(sink, slave) as driver:
+        os.close(master)
+        while driver._parser is not None:
+            await asyncio.sleep(0.01)
+        assert not asyncio.get_running_loop().remove_reader(slave)
     assert [type(each) for each in sink.others] == [TerminalGone]
+    os.close(slave)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gputui.charts.cells import cell_width
 from gputui.tui.widgets.line_edit import LineEdit
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "cursor"),
-    [
-        ("backspace", "one tw three", 6),
-        ("delete", "one twothree", 7),
-        ("left", "one two three", 6),
-        ("right", "one two three", 8),
-        ("home", "one two three", 0),
-        ("end", "one two three", 13),
-        ("ctrl+u", " three", 0),
-        ("ctrl+k", "one two", 7),
-        ("ctrl+w", "one  three", 4),
-    ],
-)
-def test_editing_keys(key: str, text: str, cursor: int) -> None:
-    assert LineEdit("one two three", 7).press(key) == LineEdit(text, cursor)
-
-
-def test_at_the_ends_nothing_breaks() -> None:
+def test_editing_keys() -> None:
+    edited = {
+        "backspace": ("one tw three", 6),
+        "delete": ("one twothree", 7),
+        "left": ("one two three", 6),
+        "right": ("one two three", 8),
+        "home": ("one two three", 0),
+        "end": ("one two three", 13),
+        "ctrl+u": (" three", 0),
+        "ctrl+k": ("one two", 7),
+        "ctrl+w": ("one  three", 4),
+    }
+    assert {key: LineEdit("one two three", 7).press(key) for key in edited} == {
+        key: LineEdit(*expected) for key, expected in edited.items()
+    }
     empty = LineEdit()
-    for key in ("backspace", "delete", "left", "right", "home", "end", "ctrl+u", "ctrl+k", "ctrl+w"):
-        assert empty.press(key) == empty
+    assert [key for key in edited if empty.press(key) != empty] == []
     assert empty.press("f5") is None
 
 
@@ -38,9 +31,9 @@ def test_what_is_pasted_is_one_line_of_text() -> None:
     assert LineEdit("ab", 1).insert("") == LineEdit("ab", 1)
 
 
-@pytest.mark.parametrize("cursor", [0, 5, 20, 40])
-@pytest.mark.parametrize("text", ["a" * 40, "日本" * 20, "short"])
-def test_the_cursor_is_always_seen_in_exactly_the_width(text: str, cursor: int) -> None:
-    spans = LineEdit(text, min(cursor, len(text))).spans(10)
-    assert sum(cell_width(part) for part, _ in spans) == 10
-    assert [style for part, style in spans if style == "caret" and part] == ["caret"]
+def test_the_cursor_is_always_seen_in_exactly_the_width() -> None:
+    for text in ["a" * 40, "日本" * 20, "short"]:
+        for cursor in [0, 5, 20, 40]:
+            spans = LineEdit(text, min(cursor, len(text))).spans(10)
+            assert sum(cell_width(part) for part, _ in spans) == 10, (text, cursor)
+            assert [style for part, style in spans if style == "caret" and part] == ["caret"], (text, cursor)

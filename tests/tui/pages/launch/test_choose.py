@@ -13,7 +13,7 @@ from gputui.tui.pages.launch.page import LaunchScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
-from tests.tui.test_screens import asked, form_of, overview, profile, text, until  # noqa: F401 - a fixture
+from tests.tui.test_screens import asked, form_of, overview, text, until
 
 
 def launched_from(filler: Filler, run_id: str, path: Path) -> None:
@@ -25,7 +25,7 @@ def launched_from(filler: Filler, run_id: str, path: Path) -> None:
 
 
 @pytest.fixture
-def mine(profile: Path, tmp_path: Path) -> Path:  # noqa: F811
+def mine(profile: Path, tmp_path: Path) -> Path:
     """A profile in a folder of its own, and several others by name; one has data that is not there, one is broken."""
     for name, extra in (("alpha", ""), ("needy", "  data_dir: data/none\n"), ("wide", "")):
         content = (
@@ -48,14 +48,13 @@ def choosing(app: GputuiApp) -> ChooseProfileScreen:
     return app.screen
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36)], ids=["80x24", "120x36"])
 async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
-    filler: Filler, make_app: MakeApp, mine: Path, size: tuple[int, int]
+    filler: Filler, make_app: MakeApp, mine: Path
 ) -> None:
     filler.overnight()
     launched_from(filler, "mine-1", mine)
     app = make_app()
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("n")
         await until(pilot, lambda: choosing(app).rows is not None)
         lines = text(app, "profiles").splitlines()
@@ -68,9 +67,7 @@ async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
         assert [row.name for row in choosing(app).rows or ()][1] in ("alpha", "tiny")
 
 
-async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, make_app: MakeApp, mine: Path) -> None:
-    filler.overnight()
-    app = make_app()
+async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, app: GputuiApp, mine: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("n", *"alp")
         await until(pilot, lambda: choosing(app).rows is not None)
@@ -113,13 +110,3 @@ async def test_where_the_file_is_gone_no_other_takes_its_place(filler: Filler, m
         await pilot.press("N")
         await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
         assert str(mine) in text(app, "message") and asked(filler) == []
-
-
-async def test_help_and_find_work_while_a_profile_is_chosen(filler: Filler, make_app: MakeApp, mine: Path) -> None:
-    filler.overnight()
-    app = make_app()
-    async with app.run_test(size=(120, 36)) as pilot:
-        await pilot.press("n", "question_mark")
-        assert "choose" in text(app, "sheet") or "Open the form" in text(app, "sheet")
-        await pilot.press("escape", "ctrl+p", "escape")
-        assert choosing(app).edit.text == ""

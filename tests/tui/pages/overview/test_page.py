@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gputui.store import commands
-from gputui.tui.actions.reasons import NO_RUN
 from gputui.tui.app import GputuiApp
-from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.pages.gpu.page import GpuScreen
-from gputui.tui.pages.overview.gpus import row_at
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.pages.study.page import StudyScreen
 from tests.texts import mentions
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler, uuid
-from tests.tui.test_screens import SMALL, asked, feed_of, overview, text
+from tests.tui.test_screens import SMALL, asked, feed_of, overview, text, until
 
 LARGE = (200, 50)
-
-
-@pytest.fixture
-def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
-    filler.overnight()
-    return make_app()
 
 
 async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None:
@@ -43,43 +32,6 @@ async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None
         assert overview(app).focus_at.section == "runs" and overview(app).table.cursor == "vit-b16-1"
 
 
-async def test_a_letter_after_the_key_chooses_the_order(app: GputuiApp, filler: Filler) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("o", "l")
-        assert overview(app).table.order == "loss"
-        await pilot.press("o", "s")
-        assert overview(app).table.order == "state" and isinstance(app.screen, type(overview(app)))
-        # Later the letter is its own key again, and after any other key too.
-        await pilot.press("o", "down", "s")
-        assert isinstance(app.screen, ConfirmScreen) and app.settings.sort == "newest"
-        await pilot.press("n")
-        assert asked(filler) == []
-
-
-async def test_actions_are_about_what_the_cursor_stands_on(app: GputuiApp, filler: Filler) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("shift+tab", "s")  # GPU 0: gpt2-124m's
-        assert isinstance(app.screen, ConfirmScreen)
-        await pilot.press("n", "down", "down", "down", "down", "s")
-        assert NO_RUN in text(app, "message")  # GPU 4 is free
-        await pilot.press("tab", "tab", "home", "enter")
-        await pilot.pause()
-        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "vit-b16-1"
-        assert asked(filler) == []
-
-
-async def test_without_gpus_and_events_the_focus_stays(filler: Filler, make_app: MakeApp) -> None:
-    filler.agent(problem="No NVIDIA driver found.")
-    app = make_app()
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("tab", "down", "shift+tab")
-        assert overview(app).focus_at.section == "runs"
-        await pilot.press("i")
-        assert "There is no GPU." in text(app, "message")
-        await pilot.press("C")
-        assert "No GPU is in quarantine." in text(app, "message")
-
-
 async def test_marks_and_orders(app: GputuiApp) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("space", "space")
@@ -97,25 +49,10 @@ async def test_marks_and_orders(app: GputuiApp) -> None:
         assert text(app, "runs").startswith(" RUNS ─")
 
 
-async def test_hundreds_of_runs_scroll_by_pages(app: GputuiApp, filler: Filler) -> None:
-    for number in range(400):
-        filler.run(f"old-{number:03}", "succeeded", ended_ago=10_000.0 + number)
-    async with app.run_test(size=LARGE) as pilot:
-        feed_of(app).refresh()
-        await pilot.pause()
-        await pilot.press("pagedown", "pagedown")
-        cursor = overview(app).table.cursor
-        assert cursor is not None and f"▸✓ {cursor}" in text(app, "runs")
-        await pilot.press("pageup", "pageup")
-        assert overview(app).table.cursor == "vit-b16-1"
-        await pilot.press("end")
-        assert "of 404" in text(app, "runs") and "▸✓ old-399" in text(app, "runs")
-
-
 async def test_the_queue_is_paused_after_a_question_and_opened_without(app: GputuiApp, filler: Filler) -> None:
     async with app.run_test(size=SMALL) as pilot:
         await pilot.press("P", "n", "P", "y")
-        await pilot.pause(0.2)
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
         assert asked(filler) == [("queue_pause", None, {})]
         waiting = commands.pending(filler.connection)[0]
         commands.give_answer(filler.connection, waiting.command_id, "done", now=filler.now, result={"paused": True})
@@ -125,7 +62,7 @@ async def test_the_queue_is_paused_after_a_question_and_opened_without(app: Gput
         assert mentions(text(app, "message"), "no run starts")
         assert mentions(text(app, "runs"), "paused by me", "P ")
         await pilot.press("P")
-        await pilot.pause(0.2)
+        await until(pilot, lambda: len(asked(filler)) == 2)
         assert asked(filler)[-1] == ("queue_resume", None, {})
 
 
@@ -140,7 +77,7 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         await pilot.press("plus")
         assert mentions(text(app, "message"), "waiting run")
         await pilot.press("down", "down", "minus")
-        await pilot.pause(0.2)
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
         assert asked(filler) == [("queue_move", "lr-sweep-4", {"place": "down"})]
         waiting = commands.pending(filler.connection)[0]
         result = {"id": "lr-sweep-4", "state": "queued", "priority": 5, "position": 2}
@@ -149,51 +86,19 @@ async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Fille
         await pilot.pause()
         assert mentions(text(app, "message"), "lr-sweep-4", "#2")
         await pilot.press("down", "plus")
-        await pilot.pause(0.2)
+        await until(pilot, lambda: len(asked(filler)) == 2)
         assert asked(filler)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
 
 
-async def test_a_gpu_leaves_quarantine_after_a_question(app: GputuiApp, filler: Filler) -> None:
+async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
     filler.quarantine(4, "XID 48: double bit ECC error")
     async with app.run_test(size=SMALL) as pilot:
-        feed_of(app).refresh()
-        await pilot.pause()
-        await pilot.press("C")
-        assert isinstance(app.screen, ConfirmScreen)
-        await pilot.press("y")
-        await pilot.pause(0.2)
-        assert asked(filler) == [("clear_gpu", None, {"uuid": uuid(4)})]
-        filler.quarantine(5, "the same")
-        feed_of(app).refresh()
-        await pilot.pause()
-        await pilot.press("C")
-        assert "choose one with tab" in text(app, "message")
-        await pilot.press("shift+tab", "down", "down", "down", "down", "down", "C", "y")
-        await pilot.pause(0.2)
-        assert asked(filler)[-1] == ("clear_gpu", None, {"uuid": uuid(5)})
-
-
-async def test_a_view_that_is_read_only_asks_for_nothing(filler: Filler, make_app: MakeApp) -> None:
-    filler.overnight()
-    filler.quarantine(4, "XID 48")
-    app = make_app(readonly=True)
-    async with app.run_test(size=SMALL) as pilot:
-        for key in ("P", "C", "plus", "minus"):
-            await pilot.press(key)
-            assert "read only" in text(app, "message")
-    assert asked(filler) == []
-
-
-@pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler, size: tuple[int, int]) -> None:
-    filler.quarantine(4, "XID 48: double bit ECC error")
-    async with app.run_test(size=size) as pilot:
         await pilot.press("shift+tab", "down", "enter")
         await pilot.pause()
         assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(1)
         assert "gpt2-124m-1 rank 1" in text(app, "body") and "throttles at 87°C" in text(app, "body")
         assert feed_of(app).interest.gpu_uuid == uuid(1)
-        assert "utilisation" in text(app, "body") and ("min └┬-10" in text(app, "body")) == (size[0] > 80)
+        assert "utilisation" in text(app, "body")
         await pilot.press("C")
         assert "No GPU is in quarantine." in text(app, "message")
         await pilot.press("plus")
@@ -210,7 +115,7 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler, size: tuple[int
         await pilot.press("enter")
         assert "There is no run" in text(app, "message")
         await pilot.press("C", "y")
-        await pilot.pause(0.2)
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
         assert asked(filler) == [("clear_gpu", None, {"uuid": uuid(4)})]
         await pilot.press("shift+tab", "enter")
         await pilot.pause()
@@ -221,66 +126,6 @@ async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler, size: tuple[int
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is overview(app) and feed_of(app).interest.gpu_uuid is None
-
-
-async def test_i_opens_the_gpu_of_the_run_under_the_cursor(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.press("i")
-        await pilot.pause()
-        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(6)  # vit-b16's
-        await pilot.press("backspace")
-        assert app.screen is overview(app)
-
-
-async def test_an_event_of_a_gpu_leads_to_its_page(app: GputuiApp, filler: Filler) -> None:
-    filler.connection.execute(
-        "INSERT INTO events (at, severity, subject, message) VALUES (?, 'error', 'GPU 3', 'XID 31: page fault')",
-        (filler.now,),
-    )
-    filler.connection.execute(
-        "INSERT INTO events (at, severity, message) VALUES (?, 'info', 'the queue was paused')", (filler.now,)
-    )
-    async with app.run_test(size=SMALL) as pilot:
-        feed_of(app).refresh()
-        await pilot.pause()
-        await pilot.press("tab", "enter")
-        assert "about no run or GPU" in text(app, "message").replace("\n", " ")
-        await pilot.press("up", "enter")
-        await pilot.pause()
-        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(3)
-
-
-async def test_cards_stand_where_there_is_room(app: GputuiApp) -> None:
-    async with app.run_test(size=LARGE) as pilot:
-        assert "0 gpt2-124m-1 r0" in text(app, "cards") and text(app, "cards").count("utilisation") == 8
-        await pilot.resize_terminal(80, 24)
-        await pilot.pause()
-        assert text(app, "cards") == ""
-
-
-async def test_clicks_choose_gpus_and_events_and_open_them(app: GputuiApp) -> None:
-    async with app.run_test(size=SMALL) as pilot:
-        await pilot.click("#events", offset=(5, 1))
-        assert "▸03:02:11  ✗ vit-b16-1" in text(app, "events")
-        await pilot.click("#events", offset=(5, 0))
-        assert overview(app).focus_at.section == "events"
-        await pilot.click("#gpus", offset=(5, 3))
-        assert "▸ 2   12" in text(app, "gpus")
-        await pilot.click("#gpus", offset=(5, 5), times=2)
-        await pilot.pause()
-        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(4)
-
-
-@pytest.mark.parametrize(
-    ("cell", "found"), [((5, 0), None), ((5, 1), 0), ((5, 8), 7), ((45, 1), 8), ((45, 8), 15), ((45, 9), None)]
-)
-def test_cells_of_two_columns(cell: tuple[int, int], found: int | None) -> None:
-    assert row_at(16, 80, 9, 0, *cell) == found
-
-
-def test_cells_of_rows_that_scroll() -> None:
-    assert [row_at(16, 60, 6, 9, 5, y) for y in range(6)] == [None, 9, 10, 11, 12, None]
-    assert [row_at(2, 60, 6, 0, 5, y) for y in range(4)] == [None, 0, 1, None]
 
 
 async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler, make_app: MakeApp) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from gputui.charts.cells import cell_width
 from gputui.runs.log_levels import Level
-from gputui.runs.stop_reports import stop_report
 from gputui.tui.data import log_tail
 from gputui.tui.data.log_tail import LogReader
 from gputui.tui.data.snapshot import LogTail
@@ -61,14 +60,6 @@ def test_only_the_end_of_a_long_log_is_read_until_more_is_wanted(log: Path, smal
     assert newer.lines[-1] == "the newest" and newer.first == deep.first + 1
 
 
-def test_a_short_log_is_whole_when_more_is_wanted(log: Path, small: None) -> None:
-    log.write_text("".join(f"line {n:03}\n" for n in range(30)))
-    reader = LogReader()
-    assert not reader.read(log.parent, None).is_whole
-    deep = reader.read(log.parent, None, deep=True)
-    assert deep.is_whole and deep.lines[0] == "line 000" and len(deep.lines) == 30
-
-
 def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
     reader = LogReader()
     log.write_text("old\n")
@@ -78,11 +69,6 @@ def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
     assert flooded.lines[-1] == "flood 0999" and len(flooded.lines) < 20 and flooded.first > before.first
     log.write_text("again\n")
     assert reader.read(log.parent, None).lines == ("again",)
-
-
-def test_what_drives_terminals_is_taken_out(log: Path) -> None:
-    log.write_bytes(b"a\x1b]0;title\x07b \x1b[31mred\x1b[0m \xff\n")
-    assert "\x1b" not in LogReader().read(log.parent, None).lines[0]
 
 
 def test_a_log_that_cannot_be_read_says_so(log: Path) -> None:
@@ -148,13 +134,6 @@ def test_the_end_is_followed_until_somebody_scrolls() -> None:
     assert shown(view)[-1] == "line 89"
 
 
-def test_another_log_begins_at_its_end() -> None:
-    view = view_of()
-    view.look_for("warning")
-    view.update(tail_of(20, label="rank 1"), 4)
-    assert view.is_following and view.current_hit is None and view.hits == [0, 10]
-
-
 def test_hits_are_found_as_lines_come_and_walked_through() -> None:
     view = view_of()
     view.look_for("warn")
@@ -194,30 +173,6 @@ def test_only_what_is_grave_is_shown_and_searched() -> None:
     assert view.hits == []
     view.only_grave()
     assert len(view.hits) == 63 and shown(view)[-1] in {"line 69", "line 68", "line 67", "line 66"}
-
-
-@pytest.mark.parametrize("height", [1, 3, 200])
-def test_an_empty_and_a_short_log(height: int) -> None:
-    view = LogView()
-    view.update(LogTail(), height)
-    view.scroll(-3)
-    view.to_top()
-    view.next_hit(1)
-    assert shown(view) == []
-    view.update(tail_of(2), height)
-    assert len(shown(view)) == min(2, height)
-
-
-def test_the_beginning_is_shown_when_older_lines_come() -> None:
-    view = view_of(20)
-    view.update(tail_of(20, first=100), 4)
-    view.to_top()
-    assert shown(view)[0] == "WARNING 100"
-    view.update(tail_of(120), 4)
-    assert shown(view)[0] == "WARNING 0"
-    view.scroll(1)
-    view.update(tail_of(121), 4)
-    assert shown(view)[0] == "line 1"
 
 
 def test_long_lines_are_read_sideways() -> None:
@@ -265,21 +220,3 @@ def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
     chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
     assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
     assert reader.read(tmp_path / "6", "rank 7").label == "launcher"
-
-
-def test_the_launchers_report_of_a_stop_is_no_error() -> None:
-    lines = (
-        "step 3 ValueError: of an earlier step", "Traceback (most recent call last):", '  File "run.py", line 1',
-        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15",
-    )  # fmt: skip
-    view = LogView()
-    view.update(LogTail("launcher", lines=lines, levels=bytes([2, 2, 2, 2]), first=10), 8)
-    for was_stopped, styles in ((True, ["bad", "dim", "dim", "dim"]), (False, ["bad"] * 4)):
-        drawn = log_lines(view, None, 100, 8, was_stopped=was_stopped)
-        assert [line[1][1] for line in drawn[1:]] == styles
-        assert ("SignalException" in "".join(text for text, _ in drawn[0])) == was_stopped
-    view.update(LogTail("launcher", lines=(*lines, "ERROR lost"), levels=bytes([2] * 5), first=10), 8)
-    drawn = log_lines(view, None, 100, 8, was_stopped=True)
-    assert [line[1][1] for line in drawn[1:]] == ["bad", "dim", "dim", "dim", "bad"], "what follows is no part of it"
-    assert stop_report(lines[:1]) is None and stop_report(()) is None
-    assert stop_report((*lines, "Traceback (most recent call last):", "KeyError: 1")) is None

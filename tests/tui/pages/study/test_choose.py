@@ -8,9 +8,8 @@ import pytest
 
 from gputui.tui.app import GputuiApp
 from gputui.tui.pages.study.choose import ChooseStudyScreen, StudyFileRow
-from tests.tui.conftest import MakeApp
 from tests.tui.filling import Filler
-from tests.tui.test_screens import asked, profile, text, until  # noqa: F401 - a fixture
+from tests.tui.test_screens import asked, text, until
 
 STUDY = """\
 profile: tiny
@@ -21,7 +20,7 @@ sampler: grid
 
 
 @pytest.fixture
-def files(profile: Path) -> Path:  # noqa: F811
+def files(profile: Path) -> Path:
     """The folder of the home's studies with a valid file and a broken one."""
     folder = profile.parent.parent / "studies"
     folder.mkdir(exist_ok=True)
@@ -39,14 +38,9 @@ def row(app: GputuiApp) -> StudyFileRow | None:
     return choosing(app).current
 
 
-@pytest.mark.parametrize("keys", [("ctrl+n",), ("S", "N")], ids=["overview", "studies"])
-async def test_a_study_is_started_from_its_file(
-    filler: Filler, make_app: MakeApp, files: Path, keys: tuple[str, ...]
-) -> None:
-    filler.overnight()
-    app = make_app()
+async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press(*keys, *"length")
+        await pilot.press("S", "N", *"length")
         await until(pilot, lambda: choosing(app).rows is not None)
         current = row(app)
         assert current is not None and (current.name, current.profile) == ("lengths", "tiny")
@@ -58,11 +52,7 @@ async def test_a_study_is_started_from_its_file(
         assert verb == "study" and args["spec"]["name"] == "lengths" and args["source"] == STUDY
 
 
-async def test_a_broken_file_says_what_is_wrong_and_is_not_started(
-    filler: Filler, make_app: MakeApp, files: Path
-) -> None:
-    filler.overnight()
-    app = make_app()
+async def test_a_broken_file_says_what_is_wrong_and_is_not_started(filler: Filler, app: GputuiApp, files: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await pilot.press("ctrl+n", *"broken")
         await until(pilot, lambda: choosing(app).rows is not None)

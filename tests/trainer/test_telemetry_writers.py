@@ -1,16 +1,18 @@
-"""Metrics lines: whole, in order, and harmless to the training whatever happens to the file."""
+"""Metrics lines and the text log: whole, in order, and harmless to the training whatever happens to the disk."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from trainer.telemetry.writers import MetricsWriter
+from trainer.telemetry.writers import MetricsWriter, TextLog
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -80,9 +82,34 @@ def test_after_a_cut_line_the_next_one_starts_afresh(tmp_path: Path, monkeypatch
     assert json.loads(path.read_text().splitlines()[1])["step"] == 2
 
 
-def test_a_value_that_json_does_not_know_is_no_error(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path / "metrics.jsonl")
-    writer.write(1, loss=object())  # type: ignore[arg-type]
-    writer.write(2, loss=1.0)
-    assert writer.failures == 1
-    assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [2]
+def test_lines_have_utc_times_and_a_level(tmp_path: Path) -> None:
+    log = TextLog(tmp_path / "logs")
+    log.write("step 1/3")
+    log.write("disk full:\n  really", error=True)
+    log.close()
+    first, second = (tmp_path / "logs" / "trainer.log").read_text().splitlines()
+    written = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)Z INFO step 1/3", first)
+    assert written
+    assert abs(time.mktime(time.strptime(written[1], "%Y-%m-%dT%H:%M:%S")) - time.mktime(time.gmtime())) < 60
+    assert second.endswith("Z ERROR disk full:   really")
+
+
+def test_a_new_day_begins_a_new_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("of an earlier day\n")
+    os.utime(path, (1_700_000_000, 1_700_000_000))  # 2023-11-14
+    log = TextLog(tmp_path)
+    log.write("today")
+    log.close()
+    assert (tmp_path / "trainer.log.2023-11-14").read_text() == "of an earlier day\n"
+    assert path.read_text().endswith("INFO today\n")
+
+
+def test_a_full_disk_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trainer.log").symlink_to("/dev/full")
+    log = TextLog(tmp_path)
+    for _ in range(3):
+        log.write("step")
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert "cannot write the text log" in shown and "No space left on device; training goes on" in shown
