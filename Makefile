@@ -43,6 +43,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.budget
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -67,5 +67,4 @@ def test_each_step_is_named_where_the_walk_comes_from(title: str) -> None:
 
 @pytest.mark.parametrize(("title", "most"), MOST_FILES.items())
 def test_a_walk_reads_few_files(title: str, most: int) -> None:
-    files = {step.file for step in steps_of(title)}
-    assert 20 < len(files) <= most
+    assert 0 < len({step.file for step in steps_of(title)}) <= most

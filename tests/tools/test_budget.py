@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.budget import Room, dump, load, lowered, problems
+
+FILES = ["gputui/a/one.py", "gputui/a/two.py", "gputui/b.py", "docs/page.md"]
+
+
+def lay(root: Path) -> None:
+    for file, text in zip(
+        FILES, ["x = 1\n\n", "y = 1\n" + "#" * 101 + "\n", "z = 1\n", "Three short words.\n"], strict=True
+    ):
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text)
+
+
+def rooms(lines: int, words: int = 3) -> dict[str, Room]:
+    return {
+        "a": Room(("gputui/a",), {"lines": lines, "files": 2}),
+        "b": Room(("gputui/b.py",), {"lines": 5, "files": 1}),
+        "docs": Room(("docs",), {"words": words}),
+    }
+
+
+def test_a_room_may_have_its_budget_and_no_more(tmp_path: Path) -> None:
+    lay(tmp_path)
+    assert list(problems(rooms(lines=5), FILES, tmp_path)) == []
+    assert list(problems(rooms(lines=4, words=1), FILES, tmp_path)) == [
+        "a: 5 lines, 1 above its budget of 4",
+        "docs: 3 words, 2 above its budget of 1",
+    ]
+
+
+def test_a_file_without_a_room_is_a_problem(tmp_path: Path) -> None:
+    lay(tmp_path)
+    (tmp_path / "gputui/c.py").touch()
+    assert [problem.split()[0] for problem in problems(rooms(5), [*FILES, "gputui/c.py"], tmp_path)] == ["gputui/c.py"]
+
+
+def test_lowering_takes_what_is_unused_and_never_raises(tmp_path: Path) -> None:
+    lay(tmp_path)
+    found = lowered(rooms(lines=4), FILES, tmp_path)
+    assert found["a"].limits == {"lines": 4, "files": 2}
+    assert found["b"].limits == {"lines": 1, "files": 1}
+    (tmp_path / "budget.toml").write_text(dump(found))
+    assert load(tmp_path / "budget.toml") == found

@@ -1,0 +1,115 @@
+"""Hold every room of the code to its budget: ``python -m tools.budget``, a part of ``make check``.
+
+``budget.toml`` gives each room its paths and the most lines and files (or words) that it may have. A room may shrink;
+it grows only by a commit that edits its budget and says why. ``--lower`` sets each budget to what its room has now,
+where that is less.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+BUDGET = Path(__file__).with_name("budget.toml")
+# What ruff allows beyond this would let a file grow sideways: such a line counts as two.
+WIDE_COLUMNS = 100
+
+HEADER = """\
+# The most that each room may have: see tools/budget.py. Lines count with blanks and docstrings, one of more than 100
+# columns as two. Rooms are the packages' future homes (docs/architecture.md).
+"""
+
+
+class Room(NamedTuple):
+    paths: tuple[str, ...]
+    limits: Mapping[str, int]  # the most of each measure: "lines", "files", "words"
+
+
+def load(path: Path) -> dict[str, Room]:
+    """Read the rooms of a budget file."""
+    return {
+        name: Room(tuple(table["paths"]), {key: most for key, most in table.items() if key != "paths"})
+        for name, table in tomllib.loads(path.read_text("utf-8")).items()
+    }
+
+
+def dump(rooms: Mapping[str, Room]) -> str:
+    """Write rooms as a budget file."""
+    text = [HEADER]
+    for name, room in rooms.items():
+        paths = ", ".join(f'"{path}"' for path in room.paths)
+        limits = [f"{key} = {most}" for key, most in room.limits.items()]
+        text.append("\n".join([f"[{name}]", f"paths = [{paths}]", *limits, ""]))
+    return "\n".join(text)
+
+
+def files_of(room: Room, tracked: list[str]) -> list[str]:
+    """The room's share of ``tracked``: pages where words count, Python files elsewhere."""
+    ending = ".md" if "words" in room.limits else ".py"
+    return [
+        file
+        for file in tracked
+        if file.endswith(ending) and any(file == path or file.startswith(f"{path}/") for path in room.paths)
+    ]
+
+
+def measure(room: Room, tracked: list[str], root: Path) -> dict[str, int]:
+    """Count what the room has of each thing that it has a limit for."""
+    texts = [(root / file).read_text("utf-8") for file in files_of(room, tracked)]
+    lines = [line for text in texts for line in text.splitlines()]
+    counted = {
+        "lines": sum(1 + (len(line) > WIDE_COLUMNS) for line in lines),
+        "files": len(texts),
+        "words": sum(len(text.split()) for text in texts),
+    }
+    return {key: counted[key] for key in room.limits}
+
+
+def problems(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> Iterator[str]:
+    """Name each room above its budget, and each file of the packages that no room, or more than one, has."""
+    for name, room in rooms.items():
+        for key, count in measure(room, tracked, root).items():
+            if count > room.limits[key]:
+                yield f"{name}: {count} {key}, {count - room.limits[key]} above its budget of {room.limits[key]}"
+    homes = [file for room in rooms.values() for file in files_of(room, tracked)]
+    for file in tracked:
+        if file.endswith(".py") and file.startswith(("gputui/", "trainer/")) and homes.count(file) != 1:
+            yield f"{file} is in {homes.count(file)} rooms of {BUDGET.name}, not in one"
+
+
+def lowered(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> dict[str, Room]:
+    """Give each room the smaller of its budget and what it has."""
+    result = {}
+    for name, room in rooms.items():
+        counts = measure(room, tracked, root)
+        result[name] = room._replace(limits={key: min(most, counts[key]) for key, most in room.limits.items()})
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    tracked = [file for file in listed.stdout.decode().split("\0") if (ROOT / file).is_file()]
+    rooms = load(BUDGET)
+    if arguments == ["--lower"]:
+        BUDGET.write_text(dump(lowered(rooms, tracked, ROOT)), "utf-8")
+        return 0
+    found = list(problems(rooms, tracked, ROOT))
+    for problem in found:
+        print(problem, file=sys.stderr)
+    if found:
+        print(f"remove what a room no longer needs, or raise its budget in {BUDGET.name} and say why", file=sys.stderr)
+    return min(len(found), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
