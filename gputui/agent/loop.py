@@ -31,7 +31,6 @@ from gputui.agent.limits import why_unwritable
 from gputui.agent.lock import AgentLock
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.free_pages import FreePages
-from gputui.agent.slices import SliceSize
 from gputui.agent.studies import Studies
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
@@ -51,8 +50,6 @@ COMMAND_SECONDS = 1.0
 HOUSEKEEPING_SECONDS = 1.0
 # Poll interval for the metrics files of live runs; lines in between are stored in one transaction.
 INTAKE_SECONDS = 0.25
-# Between slices of metrics lines from an older gputui that are not yet reduced for charts.
-REDUCE_SECONDS = 0.1
 # Budget for the files of live attempts in a turn that also reads those of ended ones.
 SHORT_PUMP_SECONDS = 0.005
 # Between slices of rows of removed runs and of free pages; a slice takes about 16 ms.
@@ -115,7 +112,7 @@ class Agent:
         self.studies = Studies(context)
         self._began_at = self._needed_at = self.context.monotonic()
         # When each part is due, in monotonic seconds.
-        self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "reducing", "removal"), self._began_at)
+        self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "removal"), self._began_at)
         # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
         if self.is_simulated:
@@ -131,7 +128,6 @@ class Agent:
             workspace.agent_log,
         )
         self._unwritable: str | None = None
-        self._stretches = SliceSize(self.context.monotonic, 2, 1, 8)
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
 
@@ -233,10 +229,6 @@ class Agent:
             if self.supervisor.runs.attempts():
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)
-        if now >= due["reducing"]:
-            is_more = parts.do("reducing", self._reduce)
-            # None: the part failed or was skipped.
-            due["reducing"] = math.inf if is_more is False else now + (REDUCE_SECONDS if is_more else LOOK_SECONDS)
         if now >= due["removal"] and self.context.write_ahead_log.is_long:
             due["removal"] = now + LONG_LOG_SECONDS
         elif now >= due["removal"]:
@@ -249,17 +241,6 @@ class Agent:
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
-
-    def _reduce(self) -> bool:
-        """Reduce a slice of an older gputui's metrics lines for charts; True if there are more."""
-        is_more = False
-
-        def act(stretches: int) -> None:
-            nonlocal is_more
-            is_more = self.context.ingest.reduce_more(stretches)
-
-        self._stretches.run(act)
-        return is_more
 
     def _hasten(self, what: str, at: float) -> None:
         self._due[what] = min(self._due[what], at)

@@ -15,7 +15,6 @@ from gputui.metrics.batch_writer import store_batch
 from gputui.metrics.contests import Contests
 from gputui.metrics.formats import DEFAULT_READING, Reading
 from gputui.metrics.open_sources import OpenSource, OpenSources
-from gputui.metrics.reduction import STRETCHES_AT_ONCE, Reducer
 from gputui.metrics.report import IngestReport
 from gputui.metrics.source_ends import SourceEnds
 from gputui.metrics.source_table import SourceTable
@@ -65,7 +64,6 @@ class MetricsIngest:
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
         self._report = IngestReport()
-        self._to_reduce: list[int] | None = None
         self._bytes_per_second = float(_FIRST_BYTES_PER_SECOND)
 
     # --- inside the caller's transaction -----------------------------------------------------------------------
@@ -164,32 +162,6 @@ class MetricsIngest:
     def has_answers(self) -> bool:
         """Whether a background read has ended."""
         return any(source.read.job.is_over for source in self._sources.all() if source.read is not None)
-
-    def reduce_more(self, most: int = STRETCHES_AT_ONCE) -> bool:
-        """Reduce at most ``most`` stretches of lines from before envelopes existed, newest sources first, in one
-        transaction. Returns whether there may be more. Raises sqlite3.OperationalError."""
-        if self._to_reduce is None:
-            rows = self._connection.execute(
-                "SELECT source_id FROM metric_sources WHERE run_id IS NOT NULL ORDER BY source_id"
-            ).fetchall()
-            self._to_reduce = [row[0] for row in rows]
-        if not self._to_reduce:
-            return False
-        source_id = self._to_reduce[-1]
-        source = self._sources.get(source_id)
-        reducer = Reducer(source_id) if source is None else source.reducer
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            has_more = reducer.catch_up(self._connection, most)
-            self._connection.execute("COMMIT")
-        except BaseException:
-            reducer.forget()
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
-        if not has_more:
-            self._to_reduce.pop()
-        return bool(self._to_reduce)
 
     def _drain(
         self, sources: list[OpenSource], budget_bytes: int | None, budget_seconds: float, *, ended: bool

@@ -54,7 +54,7 @@ class Reducer:
         """Reduce lines that were just stored, in order. Raises sqlite3.Error."""
         if self._lines is None:
             # More stretches than the new lines fill, so that the first of these is reached.
-            self.catch_up(connection, STRETCHES_AT_ONCE + len(lines) // STRETCH_LINES)
+            self._catch_up(connection, STRETCHES_AT_ONCE + len(lines) // STRETCH_LINES)
             return
         self._lines += lines
         while self._lines:
@@ -64,17 +64,16 @@ class Reducer:
             _write(connection, self._source_id, self._lines[:count])
             del self._lines[:count]
 
-    def catch_up(self, connection: sqlite3.Connection, most: int = STRETCHES_AT_ONCE) -> bool:
-        """Reduce at most ``most`` stretches of stored lines; returns whether there are more. Raises sqlite3.Error."""
+    def _catch_up(self, connection: sqlite3.Connection, most: int) -> None:
+        """Reduce at most ``most`` stretches of stored lines. Raises sqlite3.Error."""
         for _ in range(most):
             lines = _stored_lines(connection, self._source_id)
             count = _closed(lines)
             if not count:
                 self._lines = lines
-                return False
+                return
             _write(connection, self._source_id, lines[:count])
         self._lines = None
-        return True
 
 
 def _closed(lines: Sequence[MetricLine]) -> int:
