@@ -78,7 +78,7 @@ def _places(name: str) -> list[tuple[Scope, str]]:
         (each, action.name)
         for each in get_args(Scope)
         for action in actions_in(each)
-        if action_name in (action.name, action.former) and scope in ("", each)
+        if action_name == action.name and scope in ("", each)
     ]
 
 

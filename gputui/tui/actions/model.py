@@ -85,7 +85,6 @@ class Action(Struct, frozen=True):
         shown: whether the footer has it, if there is room; the help has every action.
         in_palette: whether the palette has it.
         sections: the focused sections of a run's page for which the footer has it; empty for all.
-        former: its name in older settings files; empty for none.
     """
 
     name: str
@@ -97,7 +96,6 @@ class Action(Struct, frozen=True):
     shown: bool
     in_palette: bool
     sections: tuple[str, ...]
-    former: str
 
     def is_shown(self, context: Context) -> bool:
         """Whether the footer has it here, if there is room."""
@@ -115,9 +113,8 @@ def row(
     shown: bool = True,
     in_palette: bool = True,
     sections: str = "",
-    former: str = "",
 ) -> Action:
     """An action as a row of the table; spaces separate ``keys``, and ``sections``."""
     return Action(
-        name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette, tuple(sections.split()), former
+        name, tuple(keys.split()), label, tooltip, scopes, why_not, shown, in_palette, tuple(sections.split())
     )
