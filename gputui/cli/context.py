@@ -146,15 +146,15 @@ class Session(Struct, frozen=True):
                 return True
         return False
 
-    def find_run(self, connection: sqlite3.Connection, wanted: str | None) -> Run:
-        """The run named ``wanted``, the newest for None; ends the command if there is none."""
+    def find_run(self, connection: sqlite3.Connection, wanted: str | None, *, only: bool = False) -> Run:
+        """The run named ``wanted``, the newest for None; ends the command if there is none, or not the ``only`` one."""
         if wanted is None:
             newest = read_runs(connection, limit=1)
             if not newest:
                 fail(f"no run yet in {self.workspace.state}; gputui profiles lists what can be launched", EXIT_REFUSED)
             return newest[0]
         try:
-            return find_run(connection, wanted)
+            return find_run(connection, wanted, only=only)
         except RunLookupError as error:
             fail(str(error), EXIT_REFUSED)
 

@@ -58,7 +58,7 @@ def note(session: Session, run: str, text: tuple[str, ...], as_json: bool) -> No
 
 def _label(session: Session, run: str, as_json: bool, **changes: Any) -> None:
     with closing(session.reader()) as connection:
-        run_id = session.find_run(connection, run).run_id
+        run_id = session.find_run(connection, run, only=True).run_id
     result = session.command("label", run_id, **changes)
     if as_json:
         print_json(result)

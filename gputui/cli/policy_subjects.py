@@ -29,7 +29,7 @@ from gputui.store.attempts import read_attempts
 from gputui.store.database import StoreError, open_reader
 from gputui.store.events import has_event
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
-from gputui.store.runs import AmbiguousRunError, RunLookupError, find_run, get_run
+from gputui.store.runs import RunLookupError, find_run, get_run
 from gputui.yaml_forms.nearest import did_you_mean
 
 
@@ -196,8 +196,6 @@ def _is_run(session: Session, wanted: str) -> bool:
     try:
         with closing(open_reader(session.workspace.database)) as connection:
             find_run(connection, wanted)
-    except AmbiguousRunError:
-        return True
     except (StoreError, RunLookupError):
         return False
     return True

@@ -33,7 +33,7 @@ def command(
     from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
 
     with closing(session.reader()) as connection:
-        view = session.find_run(connection, run)
+        view = session.find_run(connection, run, only=True)
         if view.state is RunState.SUCCEEDED and not (changes or named or force):
             fail(
                 f"{view.run_id} is complete; --set changes what it trains to, --force resumes it as it is", EXIT_REFUSED

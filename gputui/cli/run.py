@@ -94,7 +94,9 @@ def _launch(
         spec = replace(spec, priority=priority)
     if predecessors:
         with closing(session.reader()) as connection:
-            spec = replace(spec, after=tuple(session.find_run(connection, each).run_id for each in predecessors))
+            spec = replace(
+                spec, after=tuple(session.find_run(connection, each, only=True).run_id for each in predecessors)
+            )
     run_id = submit(session, spec, name)
     if not wait:
         if as_json:

@@ -22,7 +22,7 @@ from gputui.tui.layout.run_words import stop_words
 def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
     """Send a command about a run to the agent and print the answer."""
     with closing(session.reader()) as connection:
-        run_id = session.find_run(connection, wanted).run_id
+        run_id = session.find_run(connection, wanted, only=True).run_id
     result = session.command(verb, run_id, **args)
     if as_json:
         print_json(result)
@@ -48,18 +48,18 @@ def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) ->
 def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
     """Ask a run to end. It may finish its step and save a checkpoint; --now kills it at once."""
     with closing(session.reader()) as connection:
-        view = session.find_run(connection, run)
+        view = session.find_run(connection, run, only=True)
         newest = get_attempt(connection, view.run_id, view.attempt)
     executor = None if newest is None or view.target is not None else newest.executor
     shim = None if executor is None else ProcessIdentity(*executor)
     by_hand = ""
     if shim is not None and is_alive(shim):
         by_hand = f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run without that"
-    act(session, "stop", run, as_json, now=now, meanwhile=by_hand)
+    act(session, "stop", view.run_id, as_json, now=now, meanwhile=by_hand)
     if as_json:
         return
     with closing(session.reader()) as connection:
-        view = session.find_run(connection, run)
+        view = session.find_run(connection, view.run_id)
         tracker = RunTracker(view.run_id)
         tracker.read(connection, view.attempt)
     if view.stop is not None:

@@ -351,12 +351,14 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
             say(line)
 
 
-def _find(connection: sqlite3.Connection, wanted: str | None, at: float | None = None) -> StudyRecord:
-    """The named study, the newest for None; ends the command if there is none."""
+def _find(
+    connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
+) -> StudyRecord:
+    """The named study, the newest for None; ends the command if there is none, or not the ``only`` one."""
     from gputui.store.studies import StudyNotFoundError, find_study
 
     try:
-        return find_study(connection, wanted, at)
+        return find_study(connection, wanted, at, only=only)
     except StudyNotFoundError as error:
         fail(str(error), EXIT_REFUSED)
 
@@ -397,7 +399,7 @@ def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[st
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
     """Send a command about a study and print the answer."""
     with closing(session.reader()) as connection:
-        study_id = _find(connection, wanted).study_id
+        study_id = _find(connection, wanted, only=True).study_id
     result = session.command(verb, None, study=study_id, **args)
     if as_json:
         print_json(result)

@@ -46,13 +46,13 @@ def fitting_name(text: str) -> str:
 
 def next_run_id(connection: sqlite3.Connection, name: str, taken_folders: set[str]) -> tuple[str, int]:
     """A new id ``name-N`` and the run's place in the order of all runs. N counts per name; ids whose folder still
-    exists, and names that a person gave to other runs, are skipped."""
+    exists, and names of other runs, are skipped."""
     sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
     # By id: a run that was renamed keeps the id of its launch.
     start = f"{name}-"
     rows = connection.execute(
         "SELECT run_id FROM runs WHERE substr(run_id, 1, ?1) = ?2 "
-        "UNION SELECT name FROM runs WHERE substr(name, 1, ?1) = ?2 AND run_id NOT GLOB name || '-*'",
+        "UNION SELECT name FROM runs WHERE substr(name, 1, ?1) = ?2",
         (len(start), start),
     )
     taken = taken_folders | {row[0] for row in rows}

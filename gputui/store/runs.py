@@ -126,23 +126,11 @@ def is_renamed(run_id: str, name: str) -> bool:
 
 
 class RunLookupError(LookupError):
-    """The text does not identify a run; the message says what to do."""
+    """The text does not name one run; the message says what to do. ``candidates`` are the ids of the runs that it
+    names, newest first, or similar ids and names, best first."""
 
-
-class RunNotFoundError(RunLookupError):
-    """No run matches. ``nearest`` are similar ids and names, best first."""
-
-    def __init__(self, wanted: str, nearest: list[str]) -> None:
-        hint = f"nearest: {', '.join(nearest)}" if nearest else "gputui ps lists them"
-        super().__init__(f"no run {wanted!r}; {hint}")
-        self.nearest = nearest
-
-
-class AmbiguousRunError(RunLookupError):
-    """Several ids begin with the text. ``candidates`` are these ids, newest first."""
-
-    def __init__(self, wanted: str, candidates: list[str]) -> None:
-        super().__init__(f"{wanted!r} could be {', '.join(candidates)}; type more of the id")
+    def __init__(self, message: str, candidates: list[str]) -> None:
+        super().__init__(message)
         self.candidates = candidates
 
 
@@ -239,16 +227,14 @@ def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int]:
     return row[0], row[1], row[2]
 
 
-def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = None) -> Run:
-    """The run with the id ``wanted``, else the only one whose id begins with it, else the newest with that name.
-
-    Raises RunNotFoundError, also if it was launched after ``at``, or AmbiguousRunError.
-    """
-    run = _find(connection, wanted)
+def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = None, *, only: bool = False) -> Run:
+    """The run with the id ``wanted``, else the newest with that name, or the ``only`` one: what changes or removes a
+    run asks for that. Raises RunLookupError, also if it was launched after ``at``."""
+    run = _find(connection, wanted, only)
     if at is None:
         return run
     if run.created_at > at:
-        raise RunNotFoundError(wanted, [])
+        raise _not_found(wanted, [])
     row = connection.execute(
         "SELECT from_state, to_state, at, cause FROM transitions WHERE run_id = ? AND at <= ? "
         "ORDER BY transition_id DESC LIMIT 1",
@@ -257,27 +243,27 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
     return _as_it_was(connection, run, _move(*row) if row else _move_of_row(run, at), at)
 
 
-def _find(connection: sqlite3.Connection, wanted: str) -> Run:
+def _find(connection: sqlite3.Connection, wanted: str, only: bool) -> Run:
     # Names are valid UTF-8; a shell's argument need not be.
     text = wanted.strip().encode("utf-8", "replace").decode()
-    exact = get_run(connection, text)
-    if exact is not None:
-        return exact
-    candidates = []
-    if text:
-        candidates = connection.execute(
-            f"{_RUNS} WHERE substr(r.run_id, 1, ?) = ? ORDER BY r.sequence DESC LIMIT 6", (len(text), text)
-        ).fetchall()
-    if len(candidates) == 1:
-        return _run(candidates[0])
-    row = connection.execute(f"{_RUNS} WHERE r.name = ? ORDER BY r.sequence DESC LIMIT 1", (text,)).fetchone()
-    if row is not None:
-        return _run(row)
-    if candidates:
-        raise AmbiguousRunError(wanted, [candidate[0] for candidate in candidates])
+    rows = connection.execute(
+        f"{_RUNS} WHERE r.run_id = ?1 OR r.name = ?1 ORDER BY r.run_id = ?1 DESC, r.sequence DESC LIMIT 6", (text,)
+    ).fetchall()
+    ids = [row[0] for row in rows]
+    if only and len(ids) > 1 and ids[0] != text:
+        raise RunLookupError(f"{wanted!r} is the name of {', '.join(ids)}; give the id of one", ids)
+    if rows:
+        return _run(rows[0])
     names = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
     words = list(dict.fromkeys(word for pair in names for word in pair))
-    raise RunNotFoundError(wanted, difflib.get_close_matches(text, words, n=3, cutoff=0.5))
+    longer = [word for word in words if text and word.startswith(text)]
+    near = difflib.get_close_matches(text, words, n=3, cutoff=0.5)
+    raise _not_found(wanted, list(dict.fromkeys(longer + near))[:3])
+
+
+def _not_found(wanted: str, nearest: list[str]) -> RunLookupError:
+    hint = f"nearest: {', '.join(nearest)}" if nearest else "gputui ps lists them"
+    return RunLookupError(f"no run {wanted!r}; {hint}", nearest)
 
 
 def _run(row: Any) -> Run:

@@ -167,18 +167,20 @@ def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = 
     return None if study.created_at > at else _study_at(connection, study, at)
 
 
-def find_study(connection: sqlite3.Connection, wanted: str | None, at: float | None = None) -> StudyRecord:
-    """The study with the id ``wanted``, else the newest with that name; None means the newest of all. Raises
-    StudyNotFoundError."""
+def find_study(
+    connection: sqlite3.Connection, wanted: str | None, at: float | None = None, *, only: bool = False
+) -> StudyRecord:
+    """The study with the id ``wanted``, else the newest with that name, or the ``only`` one: what changes a study asks
+    for that. None means the newest of all. Raises StudyNotFoundError."""
     studies = read_studies(connection, at)
     if wanted is None and studies:
         return studies[0]
-    for study in studies:
-        if study.study_id == wanted:
-            return study
-    for study in studies:
-        if study.name == wanted:
-            return study
+    found = [study for study in studies if study.study_id == wanted] or [s for s in studies if s.name == wanted]
+    if only and len(found) > 1:
+        ids = ", ".join(study.study_id for study in found[:6])
+        raise StudyNotFoundError(f"{wanted!r} is the name of {ids}; give the id of one")
+    if found:
+        return found[0]
     words = list(dict.fromkeys(word for study in studies for word in (study.study_id, study.name)))
     near = difflib.get_close_matches(wanted or "", words, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else "gputui studies lists them"

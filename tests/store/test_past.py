@@ -11,7 +11,7 @@ from gputui.store.attempts import read_attempts
 from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
 from gputui.store.run_history import read_decisions, read_incidents
-from gputui.store.runs import RunNotFoundError, find_run, holders, read_runs
+from gputui.store.runs import RunLookupError, find_run, holders, read_runs
 from gputui.tui.data.reader import in_order
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
@@ -123,7 +123,7 @@ def test_a_run_is_as_it_was(filler: Filler, reader: sqlite3.Connection) -> None:
 def test_what_came_later_is_not_known_then(filler: Filler, reader: sqlite3.Connection) -> None:
     recovered(filler)
     assert read_runs(reader, NOW - 903) == []
-    with pytest.raises(RunNotFoundError):
+    with pytest.raises(RunLookupError):
         find_run(reader, "a-1", NOW - 903)
     during = read_runs(reader, NOW - 600)[0]
     assert (during.ended_at, during.reason, during.attempt_last_step, during.params) == (None, None, None, {"lr": 1})

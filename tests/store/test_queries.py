@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 
@@ -14,7 +15,7 @@ from gputui.store.database import data_version
 from gputui.store.events import read_events
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
-from gputui.store.runs import AmbiguousRunError, RunNotFoundError, find_run, read_runs, runs_mark
+from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 
@@ -108,20 +109,23 @@ def test_runs_come_newest_first_and_active_ones_alone(filler: Filler, reader: sq
     assert json.loads(vit.spec_json)["params"]["batch_size"] == 512
 
 
-def test_a_run_is_meant_by_id_prefix_or_name(filler: Filler, reader: sqlite3.Connection) -> None:
-    for run_id, name in (("vit-1", "vit"), ("vit-10", "vit"), ("digits-ddp-1", "digits-ddp"), ("lm-1", "vit-x")):
+def test_a_run_is_read_by_id_or_newest_name_and_changed_only_when_unambiguous(
+    filler: Filler, reader: sqlite3.Connection
+) -> None:
+    for run_id, name in (("vit-1", "vit"), ("vit-10", "vit"), ("best-1", "best-1"), ("lm-1", "best"), ("x-1", "vit-1")):
         filler.run(run_id, "succeeded", name=name, ended_ago=5.0)
-    assert find_run(reader, "vit-1").run_id == "vit-1"  # exact before prefix
-    assert find_run(reader, "dig").run_id == "digits-ddp-1"
-    assert find_run(reader, "vit").run_id == "vit-10"  # the newest with that name, though the prefix is shared
-    assert find_run(reader, "vit-x").run_id == "lm-1"
-    with pytest.raises(AmbiguousRunError, match="vit-10, vit-1; type more"):
-        find_run(reader, "vi")
-    with pytest.raises(RunNotFoundError, match="nearest: digits-ddp") as caught:
-        find_run(reader, "digit-dpp")
-    assert caught.value.nearest[0].startswith("digits-ddp")
-    with pytest.raises(RunNotFoundError, match="gputui ps lists them"):
-        find_run(reader, "")
+    for wanted, run_id in (("vit-1", "vit-1"), ("best", "lm-1"), ("best-1", "best-1"), ("lm-1", "lm-1")):
+        assert find_run(reader, wanted).run_id == find_run(reader, wanted, only=True).run_id == run_id
+    assert find_run(reader, "vit").run_id == "vit-10"
+    with pytest.raises(RunLookupError) as ambiguous:
+        find_run(reader, "vit", only=True)
+    assert ambiguous.value.candidates == ["vit-10", "vit-1"]
+    for only, (prefix, nearest) in itertools.product(
+        (False, True), {"lm": ["lm-1"], "bst-1": ["best-1"], "%": []}.items()
+    ):
+        with pytest.raises(RunLookupError) as caught:
+            find_run(reader, prefix, only=only)
+        assert caught.value.candidates[:1] == nearest
 
 
 def test_what_happened_comes_oldest_first_and_after_a_cursor(filler: Filler, reader: sqlite3.Connection) -> None:

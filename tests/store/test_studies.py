@@ -66,8 +66,10 @@ def test_a_study_is_found_by_its_id_or_as_the_newest_of_its_name(history: sqlite
     assert find_study(history, "lr-1").study_id == "lr-1"
     assert find_study(history, "lr").study_id == find_study(history, None).study_id == "lr-2"
     assert find_study(history, "lr", 150.0).study_id == "lr-1"
-    with pytest.raises(StudyNotFoundError):
-        find_study(history, "rl")
+    assert find_study(history, "lr-1", only=True).study_id == "lr-1"
+    for wanted in ("lr", "lr-", "rl"):
+        with pytest.raises(StudyNotFoundError):
+            find_study(history, wanted, only=True)
     assert studies_in(history, (StudyState.RUNNING, StudyState.PAUSED)) == ["lr-2"]
 
 

@@ -30,6 +30,13 @@ def answer(supervisor: Supervisor, command: PendingCommand, result: Mapping[str,
     commands.give_answer(supervisor.context.connection, command.command_id, "done", now=now, result=dict(result))
 
 
+def refuse_id_as_name(supervisor: Supervisor, name: str) -> None:
+    """Raise RefusedError if a run has the id ``name``: ids and names are one space, so that a command acts on the run
+    that a person meant."""
+    if get_run(supervisor.context.connection, name) is not None:
+        raise RefusedError(f"another run has the id {name!r}; choose another name")
+
+
 def find_run(supervisor: Supervisor, command: PendingCommand) -> Run:
     """The run that the command names. Raises RefusedError if it does not exist."""
     run = None if command.run_id is None else get_run(supervisor.context.connection, command.run_id)

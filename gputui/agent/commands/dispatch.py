@@ -23,7 +23,7 @@ from gputui.agent.commands import (
     queue_commands,
     study_commands,
 )
-from gputui.agent.commands.answers import RefusedError, UnansweredError, answer, find_run
+from gputui.agent.commands.answers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_of
 from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
@@ -148,6 +148,7 @@ def run(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(str(error)) from error
     refuse_impossible_gpus(supervisor, spec)
     name = repository.fitting_name(str(command.args.get("name") or spec.name))
+    refuse_id_as_name(supervisor, name)
     try:
         folders = {entry.name for entry in supervisor.context.workspace.runs.iterdir()}
         run_id, sequence = repository.next_run_id(supervisor.context.connection, name, folders)

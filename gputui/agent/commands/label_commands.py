@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gputui.agent.commands.answers import RefusedError, answer, find_run
+from gputui.agent.commands.answers import RefusedError, answer, find_run, refuse_id_as_name
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.runs.labels import LabelError, Labels, checked_labels, checked_tag, store_labels, write_labels
 from gputui.runs.repository import transaction
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event
-from gputui.store.runs import Run, get_run
+from gputui.store.runs import Run
 
 
 def label(supervisor: Supervisor, command: PendingCommand) -> None:
@@ -16,8 +16,8 @@ def label(supervisor: Supervisor, command: PendingCommand) -> None:
     context = supervisor.context
     target = find_run(supervisor, command)
     labels = _labels_asked_for(target, command)
-    if labels.name not in (target.name, target.run_id) and get_run(context.connection, labels.name) is not None:
-        raise RefusedError(f"another run has the id {labels.name!r}; choose another name")
+    if labels.name not in (target.name, target.run_id):
+        refuse_id_as_name(supervisor, labels.name)
     now = context.now()
     try:
         with transaction(context.connection) as connection:

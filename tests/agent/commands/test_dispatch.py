@@ -51,8 +51,8 @@ def supervisor(workspace: Workspace, connection: sqlite3.Connection) -> Supervis
     return Supervisor(context, selectors.DefaultSelector())
 
 
-def launch(supervisor: Supervisor, spec: RunSpec = SPEC) -> int:
-    return submit_run(supervisor.context.workspace, supervisor.context.connection, spec, name=None, actor="me", now=NOW)
+def launch(supervisor: Supervisor, spec: RunSpec = SPEC, name: str | None = None) -> int:
+    return submit_run(supervisor.context.workspace, supervisor.context.connection, spec, name=name, actor="me", now=NOW)
 
 
 def answered(supervisor: Supervisor, command_id: int) -> commands.CommandAnswer:
@@ -262,7 +262,7 @@ def test_commands_about_alerts_that_are_not_there(
     assert answer.state == "refused" and reason in str(answer.reason)
 
 
-def test_a_new_run_does_not_get_the_name_of_a_renamed_one_as_its_id(supervisor: Supervisor) -> None:
+def test_ids_and_names_are_one_space(supervisor: Supervisor) -> None:
     connection = supervisor.context.connection
     launch(supervisor)
     dispatch.answer_all(supervisor)
@@ -270,3 +270,6 @@ def test_a_new_run_does_not_get_the_name_of_a_renamed_one_as_its_id(supervisor: 
     assert repository.next_run_id(connection, "demo", set())[0] == "demo-3"
     assert ask(supervisor, "label", "demo-1", {"name": "baseline"}).state == "done"
     assert repository.next_run_id(connection, "demo", set())[0] == "demo-2"
+    namesake = launch(supervisor, name="demo-1")
+    dispatch.answer_all(supervisor)
+    assert answered(supervisor, namesake).state == "refused"
