@@ -174,7 +174,7 @@ class Navigation:
 
     def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
         """Call ``do`` if the person confirms it."""
-        from gputui.tui.dialogs.confirm import ConfirmScreen
+        from gputui.tui.dialogs.questions import ConfirmScreen
 
         def decide(is_sure: bool | None) -> None:
             if is_sure:

@@ -99,7 +99,7 @@ class TimeTravel:
         self._feed.look_back(None)
 
     def do_time_type(self) -> None:
-        from gputui.tui.dialogs.moment import MomentScreen
+        from gputui.tui.dialogs.questions import MomentScreen
 
         def go(at: float | None) -> None:
             if at is not None:

@@ -17,8 +17,8 @@ from gputui.store import commands
 from gputui.tui import commands as asking
 from gputui.tui.actions.reasons import NO_RUN
 from gputui.tui.app import GputuiApp
-from gputui.tui.dialogs.confirm import ConfirmScreen
 from gputui.tui.dialogs.palette import PaletteScreen
+from gputui.tui.dialogs.questions import ConfirmScreen
 from gputui.tui.dialogs.sheet import HelpScreen, SheetScreen
 from gputui.tui.pages.launch.choose import ChooseProfileScreen
 from gputui.tui.pages.launch.page import LaunchScreen

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp
 from gputui.tui.data import processes
-from gputui.tui.dialogs.moment import MomentScreen
+from gputui.tui.dialogs.questions import MomentScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.widgets.pane import Pane
 from tests.texts import mentions

@@ -8,8 +8,8 @@ from textual import events
 from textual.pilot import Pilot
 
 from gputui.tui.app import GputuiApp
-from gputui.tui.dialogs.moment import MomentScreen
 from gputui.tui.dialogs.palette import PaletteScreen
+from gputui.tui.dialogs.questions import MomentScreen
 from tests.tui.test_screens import overview, until
 
 SIZE = (120, 36)

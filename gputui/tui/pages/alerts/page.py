@@ -14,7 +14,7 @@ from gputui.store.alerts import AlertView
 from gputui.store.runs import Run
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, Moment, Snapshot
-from gputui.tui.dialogs.silence import Silence, SilenceScreen
+from gputui.tui.dialogs.questions import Silence, SilenceScreen
 from gputui.tui.layout.alerts import (
     AlertsTable,
     Order,

@@ -9,7 +9,7 @@ import pytest
 from gputui.store import alerts
 from gputui.tui.app import GputuiApp
 from gputui.tui.data.snapshot import AlertsState
-from gputui.tui.dialogs.silence import SilenceScreen
+from gputui.tui.dialogs.questions import SilenceScreen
 from gputui.tui.layout.alerts import alert_strip
 from gputui.tui.pages.alerts.page import AlertsScreen
 from gputui.tui.pages.overview.page import OverviewScreen

@@ -1,8 +1,8 @@
-"""The question how long an alert sends no notifications."""
+"""Dialogs that ask one question."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from gputui.alerts.overrides import parse_seconds
 from gputui.alerts.rules import RULES
@@ -10,10 +10,69 @@ from gputui.charts.chart import Line
 from gputui.charts.safe_text import clean
 from gputui.charts.units import duration
 from gputui.store.alerts import AlertView
+from gputui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.tui.layout.columns import fit_line, wrap
+from gputui.tui.layout.moments import day_and_clock
 from gputui.tui.layout.words import clock
 from gputui.tui.widgets.dialog import Content, Dialog
 from gputui.tui.widgets.line_edit import LineEdit
+
+
+class ConfirmScreen(Dialog[bool]):
+    """Answers True for y, None for n or escape. Other keys are ignored, also Enter."""
+
+    PANE_ID = "confirm"
+    CLOSING: ClassVar = frozenset({"n", "N", "escape", "q", "ctrl+c"})
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title = title
+        self._text = text
+
+    def press(self, key: str) -> bool:
+        if key in ("y", "Y"):
+            self.dismiss(True)
+        return True
+
+    def content(self, width: int) -> Content:
+        body: list[Line] = [[(part, "text")] for part in wrap(self._text, width)]
+        choice: Line = [("y", "key"), (" yes   ", "text"), ("n", "key"), (" no", "text")]
+        return Content(self._title, [*body, fit_line([], width), choice])
+
+
+class MomentScreen(Dialog[float]):
+    """Answers with the typed moment in UTC unix seconds, and shows it while typing."""
+
+    PANE_ID = "moment"
+
+    def __init__(self, now: float) -> None:
+        super().__init__()
+        self._now = now
+        self.edit: LineEdit = LineEdit()
+
+    def press(self, key: str) -> bool:
+        if key == "enter" and (at := self._typed()[0]) is not None:
+            self.dismiss(at)
+        return key == "enter"
+
+    def _typed(self) -> tuple[float | None, str]:
+        """The typed moment, None if it is invalid, and a text about it."""
+        try:
+            at = parse_moment(self.edit.text, self._now)
+        except TypedTimeError as error:
+            return None, str(error)
+        return at, f"{day_and_clock(at)}, {duration(self._now - at)} ago"
+
+    def content(self, width: int) -> Content:
+        at, words = self._typed()
+        empty = not self.edit.text.strip()
+        style = "accent" if at is not None else "dim" if empty else "warn"
+        hint = f"for example {EXAMPLES}" if empty else words
+        lines: list[Line] = [
+            fit_line([("look at ", "text"), *self.edit.spans(width - 8)], width),
+            *([(part, style)] for part in wrap(hint, width)),
+        ]
+        return Content("A moment", lines, "↵ look   esc back")
 
 
 class Silence(NamedTuple):
