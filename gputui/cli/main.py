@@ -88,7 +88,7 @@ class VerbGroup(click.Group):
 @click.option("--duration", type=click.FloatRange(0.1), help="End after so many seconds (--record).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (--record, --once).")
 @click.option("--once", is_flag=True, help="Print one frame as text and end; works without a terminal.")
-@click.option("--at", metavar="TIME", help="Look at a past moment: 03:12, yesterday 3:12, -20m, 2026-11-20 03:12.")
+@click.option("--at", metavar="TIME", help="Look at a past moment: 03:12, -20m, 2026-11-20 03:12.")
 @click.option("--prometheus", metavar="HOST:PORT", help="Let Prometheus scrape what is recorded there (--record).")
 @click.option(
     "--output",

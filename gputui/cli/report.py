@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
     from gputui.reports.summary.page import Report
     from gputui.reports.summary.tally import ExpectedRate
 
-_SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[smhdw]\s*)+")
-
 
 @click.command("report")
 @click.argument("names", metavar="[RUN]...", nargs=-1)
-@click.option("--since", metavar="TIME", help="All runs that were active since: 24h, 7d, yesterday, 2026-11-20.")
+@click.option("--since", metavar="TIME", help="All runs that were active since: 24h, 7d, 2026-11-20.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder; else report-… in this one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures; files are written only with --out.")
 @click.option("--gates", "with_gates", is_flag=True, help="Exit code 1 when a quality gate fails.")
@@ -89,11 +86,11 @@ def _runs(
         named = [session.find_run(connection, name) for name in names]
         return list({run.run_id: run for run in named}.values())
     from gputui.reports.summary.stored_facts import active_since
-    from gputui.tui.dialogs.typed_time import TypedTimeError, parse_moment
+    from gputui.tui.dialogs.typed_time import SPAN, TypedTimeError, parse_moment
 
     try:
         # A bare span counts back from now.
-        moment = parse_moment(f"-{since}" if _SPAN.fullmatch(since.strip()) else since, now)
+        moment = parse_moment(f"-{since}" if SPAN.fullmatch(since.strip()) else since, now)
     except TypedTimeError as error:
         fail(f"--since: {error}", EXIT_USAGE)
     found = active_since(connection, moment)

@@ -56,7 +56,7 @@ def test_a_past_moment_needs_no_agent_and_shows_what_was(filler: Filler) -> None
 
 def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
     now = shape(filler.workspace, "--once", "--readonly")
-    then = shape(filler.workspace, "--once", "--at", "10 min ago")
+    then = shape(filler.workspace, "--once", "--at", "-10m")
     assert (now["is_past"], then["is_past"]) == (False, True)
     runs = {run["id"]: run for run in now["runs"]}
     for run in shape(filler.workspace, "ps"):
