@@ -18,12 +18,14 @@ from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
+_FORCE = "--force resumes it as it is"
+
 
 @click.command("resume")
 @click.argument("run")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
 @click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
-@click.option("--force", is_flag=True, help="Also a run that succeeded, with nothing changed.")
+@click.option("--force", is_flag=True, help="Also a complete run, or a trial that its study has ended.")
 @json_option
 @click.pass_obj
 def command(
@@ -34,10 +36,11 @@ def command(
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run, only=True)
-        if view.state is RunState.SUCCEEDED and not (changes or named or force):
-            fail(
-                f"{view.run_id} is complete; --set changes what it trains to, --force resumes it as it is", EXIT_REFUSED
-            )
+        if not (changes or named or force):
+            if view.state is RunState.SUCCEEDED:
+                fail(f"{view.run_id} is complete; --set changes what it trains to, {_FORCE}", EXIT_REFUSED)
+            if view.study_id is not None and view.state.is_over:
+                fail(f"{view.run_id} is a trial that its study has ended and will not count; {_FORCE}", EXIT_REFUSED)
         rows = checkpoints.of_run(connection, view.run_id) if named is not None else []
         record = get_run(connection, view.run_id)
     target = None if record is None else spec_of(record).target

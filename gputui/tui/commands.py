@@ -121,10 +121,29 @@ class Commands:
         if answer.verb == "study" and self._page().SCOPE == "studies":
             self._shell.open_study(str(result.get("id", "")))
 
+    # --- a study
+
+    def _ask_study(self, words: str, verb: str) -> None:
+        study_id = self._page().study_in_question
+        self.ask(f"{words} {study_id}", verb, None, {"study": study_id})
+
+    def do_study_pause(self) -> None:
+        if self._page().context().study == "paused":
+            self._ask_study("Resume", "study_resume")
+        else:
+            self._ask_study("Pause", "study_pause")
+
+    def do_study_stop(self) -> None:
+        study_id = self._page().study_in_question
+        text = f"Stop {study_id}? Its running trials are stopped, too; gputui study resume continues it."
+        self._shell.confirmed("Stop the study", text, lambda: self._ask_study("Stop", "study_stop"))
+
     # --- a run
 
     def do_stop(self) -> None:
-        run = self._run()
+        if (run := self._page().run_in_question) is None:
+            self.do_study_stop()
+            return
         if run.state in ("queued", "recovering"):
             effect = f"It is {run_sign(run.state).word} and has no process now; it will not start again."
         elif json_columns.mapping(run.spec_json).get("checkpoints") is not None:
@@ -147,11 +166,16 @@ class Commands:
         def resume() -> None:
             self.ask(f"Resume {run.run_id}", "resume", run.run_id, {"set": {}})
 
-        if run.state != "succeeded":
+        if run.state == "succeeded":
+            why = (
+                f"{run.run_id} is complete. Resume it from its newest checkpoint as it is? N launches it with changes."
+            )
+        elif run.study_id is not None:
+            why = f"{run.run_id} is a trial that its study has ended; the study will not count it. Resume it?"
+        else:
             resume()
             return
-        text = f"{run.run_id} is complete. Resume it from its newest checkpoint as it is? N launches it with changes."
-        self._shell.confirmed("Resume a complete run", text, resume)
+        self._shell.confirmed("Resume", why, resume)
 
     def do_remove(self) -> None:
         run = self._run()
@@ -161,6 +185,9 @@ class Commands:
     # --- the queue, and GPUs in quarantine
 
     def do_queue_toggle(self) -> None:
+        if self._page().study_in_question is not None:
+            self.do_study_pause()
+            return
         if self._shell.snapshot.machine.queue_pause is not None:
             self.ask("Open the queue", "queue_resume", None, {})
             return

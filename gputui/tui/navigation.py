@@ -154,6 +154,9 @@ class Navigation:
         self._open_form(Prefill(profile))
 
     def do_clone(self) -> None:
+        if self.page.run_in_question is None:
+            self._extend()
+            return
         from gputui.tui.data.run_details import launched_params
         from gputui.tui.pages.launch.form import Prefill
         from gputui.tui.pages.launch.plan import launched_gpu_count, profile_path
@@ -193,6 +196,19 @@ class Navigation:
                 self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changed)
 
         self._app.push_screen(LabelsScreen(run), save)
+
+    def _extend(self) -> None:
+        """Ask by how many trials the study is extended."""
+        from gputui.tui.dialogs.questions import ExtendScreen
+
+        study_id = self.page.study_in_question
+        assert study_id is not None  # checked by the action's `why_not`
+
+        def extend(trials: int | None) -> None:
+            if trials is not None:
+                self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+
+        self._app.push_screen(ExtendScreen(study_id), extend)
 
     def do_help(self) -> None:
         from gputui.tui.dialogs.sheet import HelpScreen

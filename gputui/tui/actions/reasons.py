@@ -22,7 +22,13 @@ def refused_here(context: Context) -> str | None:
 
 
 def needs_run(context: Context) -> str | None:
+    if _is_study_row(context):
+        return "This row is a study: enter opens it and its trials."
     return None if context.run is not None else NO_RUN
+
+
+def _is_study_row(context: Context) -> bool:
+    return context.scope == "overview" and context.study is not None
 
 
 def can_open(context: Context) -> str | None:
@@ -31,7 +37,7 @@ def can_open(context: Context) -> str | None:
     if context.section == "events":
         is_gone = context.run is None and context.gpu is None
         return "This event is about no run or GPU that is still there." if is_gone else None
-    return needs_run(context)
+    return None if _is_study_row(context) else needs_run(context)
 
 
 def needs_gpu(context: Context) -> str | None:
@@ -74,6 +80,8 @@ def _unless(context: Context, is_refused: Callable[[Run], bool], why: str) -> st
 
 
 def can_stop(context: Context) -> str | None:
+    if _is_study_row(context):
+        return can_stop_study(context)
     return _unless(context, lambda run: run.state.is_over or run.state == "stopping", " already.")
 
 
@@ -88,6 +96,14 @@ def can_start_over(context: Context) -> str | None:
 
 def can_remove(context: Context) -> str | None:
     return _unless(context, lambda run: not run.state.is_over, "; stop it first.")
+
+
+def can_pause_queue(context: Context) -> str | None:
+    return can_pause_study(context) if _is_study_row(context) else refused_here(context)
+
+
+def can_clone(context: Context) -> str | None:
+    return changes_study(context) if _is_study_row(context) else changes_run(context)
 
 
 def can_launch(context: Context) -> str | None:
@@ -130,7 +146,7 @@ def can_pause_study(context: Context) -> str | None:
 
 def can_stop_study(context: Context) -> str | None:
     problem = changes_study(context)
-    if problem is None and context.study in ("stopping", "finished", "stopped", "failed"):
+    if problem is None and context.study in ("stopping", "finished", "stopped", "failed", "over"):
         return f"The study is {context.study} already."
     return problem
 

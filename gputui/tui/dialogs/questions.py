@@ -122,3 +122,30 @@ class SilenceScreen(Dialog[Silence]):
         body.append(fit_line([("for ", "dim"), *self.edit.spans(max(8, width - 4))], width))
         body += [[(part, style)] for part in wrap(meant, width)]
         return Content("Silence", body, "↵ silence   tab this / everywhere   esc back")
+
+
+class ExtendScreen(Dialog[int]):
+    """Answers with the typed number of trials."""
+
+    PANE_ID = "extend"
+
+    def __init__(self, study_id: str) -> None:
+        super().__init__()
+        self._study_id = study_id
+        self.edit: LineEdit = LineEdit.at_end("")
+
+    @property
+    def _trials(self) -> int | None:
+        text = self.edit.text.strip()
+        number = int(text) if text.isdecimal() else 0
+        return number if 0 < number < 100_000 else None
+
+    def press(self, key: str) -> bool:
+        if key == "enter" and self._trials is not None:
+            self.dismiss(self._trials)
+        return key == "enter"
+
+    def content(self, width: int) -> Content:
+        body = [[(part, "text")] for part in wrap(f"{self._study_id} continues with that many more trials.", width)]
+        body.append(fit_line([("trials ", "dim"), *self.edit.spans(max(8, width - 8))], width))
+        return Content("Extend the study", body, "↵ extend   esc back")

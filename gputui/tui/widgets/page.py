@@ -109,6 +109,11 @@ class ActionScreen(Screen[None]):
         return None
 
     @property
+    def study_in_question(self) -> str | None:
+        """The id of the study that actions apply to."""
+        return None
+
+    @property
     def gpu_in_question(self) -> GpuView | None:
         """The GPU that actions apply to."""
         return None

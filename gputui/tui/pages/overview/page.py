@@ -170,11 +170,11 @@ class OverviewScreen(OverviewCursor):
 
     def do_open(self) -> None:
         """Open the page of the GPU, run or study under the cursor."""
-        run = self.run_in_question
-        if self.focus_at.section == "gpus" or run is None:
+        run, study_id = self.run_in_question, self.study_in_question
+        if study_id is not None:
+            self.shell.open_study(study_id)
+        elif self.focus_at.section == "gpus" or run is None:
             self.do_gpu_detail()
-        elif self.focus_at.section == "runs" and run.study_id is not None and run.run_id in self.folded_trials:
-            self.shell.open_study(run.study_id)
         else:
             self.shell.open_run(run.run_id)
 

@@ -89,8 +89,17 @@ class OverviewCursor(ListPage):
         return next((event for event in self.snapshot.events if event.event_id == self.focus_at.event), None)
 
     @property
+    def study_in_question(self) -> str | None:
+        """The study whose ended trials are the row under the cursor."""
+        trials = self.folded_trials.get(self.table.cursor or "") if self.focus_at.section == "runs" else None
+        return trials[0].run.study_id if trials else None
+
+    @property
     def run_in_question(self) -> Run | None:
-        """The run under the cursor, or the run of the GPU or event under it."""
+        """The run under the cursor, or the run of the GPU or event under it; none on the row of a study, whose trials
+        are not shown."""
+        if self.study_in_question is not None:
+            return None
         section, wanted = self.focus_at.section, self.table.cursor
         if section == "gpus":
             gpu = self.gpu_in_question
@@ -102,13 +111,22 @@ class OverviewCursor(ListPage):
         return next((row.run for row in rows if row.run.run_id == wanted), None)
 
     def context(self) -> Context:
-        held = self.snapshot.machine
+        held, study_id = self.snapshot.machine, self.study_in_question
+        states = {study.study_id: str(study.state) for study in self.snapshot.studies}
         return replace(
             super().context(),
+            study=None if study_id is None else states.get(study_id, "over"),
             section=self.focus_at.section,
             gpu=self.gpu_in_question,
             quarantined=frozenset(held.quarantined),
         )
+
+    def replacement(self, ids: Sequence[str]) -> str:
+        """The row of the study that the run under the cursor has joined, else the first row."""
+        for row, trials in self.folded_trials.items():
+            if any(trial.run.run_id == self.table.cursor for trial in trials):
+                return row
+        return ids[0]
 
     def keep_cursor(self) -> None:
         """Keep the cursor on its run, GPU or event; when that is gone, move it to the first one."""

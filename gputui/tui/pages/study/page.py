@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 
 from gputui.charts.safe_text import clean
 from gputui.store.runs import Run
-from gputui.store.studies import StudyState
 from gputui.studies.analysis import ranked
 from gputui.tui.actions import Context, Scope
 from gputui.tui.data.snapshot import Interest, StudyPage
@@ -83,6 +82,10 @@ class StudyScreen(ListPage):
     def trial(self) -> TrialRow | None:
         """The trial under the cursor."""
         return next((row for row in self._shown if row.trial.number == self.table.cursor), None)
+
+    @property
+    def study_in_question(self) -> str | None:
+        return None if self.study is None else self.study.study.study_id
 
     @property
     def run_in_question(self) -> Run | None:
@@ -207,18 +210,6 @@ class StudyScreen(ListPage):
         """Write a command about this study."""
         assert self.study is not None
         self.shell.ask(words, verb, None, {"study": self.study.study.study_id, **args})
-
-    def do_study_pause(self) -> None:
-        if self.study is not None and self.study.study.state is StudyState.PAUSED:
-            self._ask("Resume the study", "study_resume")
-        else:
-            self._ask("Pause the study", "study_pause")
-
-    def do_study_stop(self) -> None:
-        page = self.study
-        assert page is not None
-        text = f"Stop {page.study.study_id}? Its running trials are stopped, too; gputui study resume continues it."
-        self.shell.confirmed("Stop the study", text, lambda: self._ask("Stop the study", "study_stop"))
 
     def do_prune(self) -> None:
         assert self.trial is not None

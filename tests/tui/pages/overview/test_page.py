@@ -141,8 +141,25 @@ async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler,
         (line,) = [line for line in text(app, "runs").splitlines() if "trials:" in line]
         assert f"{len(ended)} trials" in line and "pruned" in line and "stopped" not in line
         table.point_at(stands_for[0].run.run_id)
+        # No key reaches a trial that no line shows.
+        assert table.run_in_question is None and table.study_in_question == "lr-search-1"
+        await pilot.press("u", "X", "delete", "d", "plus", "space", "c")
+        assert app.screen is table and not table.marked_runs
+        await pilot.press("s", "y", "P", "N", *"12", "enter")
+        await until(pilot, lambda: len(asked(filler)) == 3)
+        study = {"study": "lr-search-1"}
+        assert asked(filler) == [
+            ("study_stop", None, study),
+            ("study_pause", None, study),
+            ("study_extend", None, {**study, "trials": 12}),
+        ]
+        table.point_at(stands_for[1].run.run_id)
+        table.keep_cursor()
+        assert table.study_in_question == "lr-search-1"
         await pilot.press("enter")
         await pilot.pause()
         assert isinstance(app.screen, StudyScreen) and app.screen.study_id == stands_for[0].run.study_id
         await pilot.press("escape", "slash", *stands_for[1].run.run_id, "enter")
         assert stands_for[1].run.run_id in table.row_ids and not table.folded_trials
+        await pilot.press("u", "n")
+        assert app.screen is table and len(asked(filler)) == 3
