@@ -97,7 +97,7 @@ class Agent:
         assert identity is not None
         self._identity = identity
         connection = self._open_store()
-        self._store_inode = workspace.database.stat().st_ino
+        self._own = {workspace.database: workspace.database.stat(), workspace.agent_lock: os.fstat(lock.descriptor)}
         forget_old_tickets(workspace, self.started_at)
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -319,15 +319,13 @@ class Agent:
         parts.do("housekeeping", lambda: self._look_at_itself(now))
 
     def _look_at_itself(self, now: float) -> None:
-        """Stop if no client needs this agent, or if the file of its database was replaced."""
+        """Stop if no client needs this agent, or if its database or its lock was replaced: another agent may have the
+        new one."""
         self._show_longest_turn()
-        try:
-            is_same_file = self.workspace.database.stat().st_ino == self._store_inode
-        except FileNotFoundError:
-            is_same_file = False
-        if not is_same_file:
-            log.error("%s was replaced or removed; starting over with what is there", self.workspace.database)
-            self.replaced = self.stopping = True
+        for path, own in self._own.items():
+            if not path.exists() or not os.path.samestat(path.stat(), own):
+                log.error("%s was replaced or removed; starting over with what is there", path)
+                self.replaced = self.stopping = True
         if self.on_second is not None:
             self.on_second(self)
         if self.options.duration_seconds is not None and now - self._began_at >= self.options.duration_seconds:

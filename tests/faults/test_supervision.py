@@ -248,13 +248,16 @@ def test_a_secret_that_the_script_prints_in_its_last_words_is_not_stored(machine
     assert [path.name for path in kept if b"planted-123" in path.read_bytes()] == []
 
 
-@pytest.mark.long
-def test_a_database_that_was_deleted_under_the_agent_is_begun_anew(machine: Machine) -> None:
+@pytest.mark.parametrize("removed", [pytest.param("gputui.db*", marks=pytest.mark.long), "agent.lock"])
+def test_an_agent_whose_database_or_lock_was_removed_makes_room_for_its_successor(
+    machine: Machine, removed: str
+) -> None:
     machine.gputui("run", machine.profile(), "--set", "steps=100000")
     wait_until(lambda: len(machine.steps("steps-1")) > 2, what="some steps")
     first, shim = wait_until(machine.agent), machine.shim("steps-1")
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{machine.workspace.database}{suffix}").unlink()
+    for path in machine.workspace.state.glob(removed):
+        path.unlink()
+    machine.gputui("agent", "start")
     wait_until(lambda: not is_alive(first), what="the end of the agent that wrote to nowhere")
     wait_until(machine.agent, what="its successor")
     assert is_alive(shim)
