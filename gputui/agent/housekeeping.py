@@ -14,7 +14,7 @@ from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.charts.units import duration
 from gputui.host.logout import logout_end
-from gputui.runs.identity import boot_id
+from gputui.runs.identity import is_of_this_boot
 from gputui.store.events import add_event, has_event
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def note_predecessor(connection: sqlite3.Connection, now: float) -> None:
         return
     pid, boot, heartbeat_at = row
     lost = duration(max(0.0, now - heartbeat_at))
-    if boot == boot_id():
+    if is_of_this_boot(boot):
         words = f"the agent (pid {pid}) was killed or crashed and another took over; GPUs and host were not recorded"
     else:
         words = "the machine went down while the agent ran; GPUs and host were not recorded"

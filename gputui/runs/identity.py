@@ -25,7 +25,8 @@ _STATE, _PARENT, _START_TICKS = 0, 1, 19
 
 
 class ProcessIdentity(NamedTuple):
-    """One process of one boot. ``start_ticks`` is field 22 of /proc/PID/stat, in clock ticks since boot."""
+    """One process of one boot and PID namespace (`boot_id`). ``start_ticks`` is field 22 of /proc/PID/stat, in clock
+    ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -46,10 +47,18 @@ class ProcessStat(Struct, frozen=True):
         return self.state in ("Z", "X", "x")
 
 
-@lru_cache(maxsize=1)
-def boot_id() -> str:
-    """The kernel's random name of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+boot_id = lru_cache(maxsize=1)(shim.boot_id)
+
+
+def is_of_this_boot(recorded: str) -> bool:
+    """Whether a recorded `boot_id` is of this boot, in any PID namespace."""
+    return recorded.partition("/")[0] == boot_id().partition("/")[0]
+
+
+def is_elsewhere(identity: ProcessIdentity) -> bool:
+    """Whether the process is of another PID namespace of this boot, as in a container: nothing can be said of it by its
+    PID, and it cannot be signalled."""
+    return identity.boot_id != boot_id() and is_of_this_boot(identity.boot_id)
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -123,22 +132,18 @@ def asker() -> dict[str, int | str]:
     """This process as the asker in a command's row. A command whose asker is gone is not carried out."""
     stat = read_stat(os.getpid())
     ticks = 0 if stat is None else stat.start_ticks
-    return {"pid": os.getpid(), "start_ticks": ticks, "boot_id": boot_id(), "pid_namespace": _pid_namespace()}
+    return {"pid": os.getpid(), "start_ticks": ticks, "boot_id": boot_id()}
 
 
 def is_gone(asked: object) -> bool:
     """Whether the process in `asker` is known to be gone; False without one, or for another container."""
-    if not isinstance(asked, Mapping) or asked.get("pid_namespace") != _pid_namespace():
+    if not isinstance(asked, Mapping):
         return False
     try:
         identity = ProcessIdentity(int(asked["pid"]), int(asked["start_ticks"]), str(asked["boot_id"]))
     except (KeyError, TypeError, ValueError):
         return False
-    return not is_alive(identity)
-
-
-def _pid_namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
+    return not is_elsewhere(identity) and not is_alive(identity)
 
 
 def is_of_another_user(pid: int) -> bool:

@@ -41,6 +41,21 @@ def take(path: Path, *, is_agents: bool) -> int:
     return descriptor
 
 
+def is_held(path: Path) -> bool:
+    """Whether any process holds the lock, also one of another PID namespace."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def holder(path: Path) -> Holder | None:
     """The process that locked it last, which may be long gone."""
     try:

@@ -770,8 +770,10 @@ def rank_by_output(pid: int, folder: str) -> int | None:
 
 
 def boot_id() -> str:
-    """The kernel's random name of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    """``BOOT/NAMESPACE``: the kernel's random name of this boot, and the PID namespace. PIDs mean something within both
+    alone: a container and its host see different ones."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 # --- kills for lack of memory -----------------------------------------------------------------------------------------

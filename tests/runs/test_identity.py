@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from gputui.runs.identity import environment_of, identify, is_alive, marked_processes, read_stat, send_signal
+from gputui.runs.executors.process import ExecutorProcess, find
+from gputui.runs.identity import (
+    asker,
+    environment_of,
+    identify,
+    is_alive,
+    is_gone,
+    marked_processes,
+    read_stat,
+    send_signal,
+)
 from tests.conftest import wait_until
 
 
@@ -54,3 +67,22 @@ def test_marks_are_found_whole() -> None:
         assert marked_processes(name.replace("homes/a", "homes/b")) == []
         assert (environment_of(child.pid) or {})["GPUTUI_RUN_DIR"] == name
         child.kill()
+
+
+def test_a_process_of_another_pid_namespace_is_judged_by_its_lock_alone(tmp_path: Path) -> None:
+    own = identify(os.getpid())
+    assert own is not None
+    # Its number means another process here, such as this one.
+    identity = own._replace(boot_id=f"{own.boot_id.partition('/')[0]}/1")
+    started = {"shim_pid": identity.pid, "shim_start_ticks": identity.start_ticks, "boot_id": identity.boot_id}
+    folder = tmp_path / "attempts/1"
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps(started))
+    executor = ExecutorProcess(identity, folder)
+    with (folder / "attempt.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert executor.is_alive and find(executor.kind, tmp_path, 1) == identity
+    assert not executor.is_alive and find(executor.kind, tmp_path, 1) is None
+    assert not send_signal(identity, signal.SIGCONT)
+    assert not is_gone(identity._asdict())
+    assert not is_gone(asker()) and is_gone({**asker(), "boot_id": "another boot/1"})

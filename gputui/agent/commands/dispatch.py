@@ -38,7 +38,7 @@ from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
-from gputui.runs.identity import is_gone
+from gputui.runs.identity import is_elsewhere, is_gone
 from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
@@ -211,6 +211,7 @@ def stop(supervisor: Supervisor, command: PendingCommand) -> None:
     target = find_run(supervisor, command)
     if target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state} already")
+    _refuse_elsewhere(supervisor, target)
     supervisor.stop(
         target,
         intent="stop",
@@ -221,10 +222,21 @@ def stop(supervisor: Supervisor, command: PendingCommand) -> None:
     )
 
 
+def _refuse_elsewhere(supervisor: Supervisor, target: Run) -> None:
+    """Raise RefusedError for a run that this agent cannot signal."""
+    live = supervisor.runs.attempt(target.run_id)
+    process = None if live is None else live.executor.identity
+    if process is not None and is_elsewhere(process):
+        raise RefusedError(
+            f"{target.run_id} runs in another PID namespace, as in a container; kill -TERM {process.pid} there stops it"
+        )
+
+
 def restart(supervisor: Supervisor, command: PendingCommand) -> None:
     """Restart a run from scratch with the parameters as launched; an active run is stopped first."""
     target = find_run(supervisor, command)
     if target.state.has_attempt:
+        _refuse_elsewhere(supervisor, target)
         supervisor.stop(
             target,
             intent="restart",

@@ -182,7 +182,7 @@ class Supervisor:
         ):
             self._leave_to_original(active, run, executor_process)
             return
-        executor = ExecutorProcess(executor_process, kind)
+        executor = ExecutorProcess(executor_process, folder, kind)
         begun = (folder / "started.json").exists() or (folder / "exit.json").exists()
         if executor_process is None and not begun:
             # An executor that was killed too may have had no disk space for its record.
@@ -458,6 +458,7 @@ class Supervisor:
     ) -> None:
         # If this fails, the attempt is adopted like that of an agent that died here.
         self.runs.of(record.run_id).phase = Adopting()
+        folder = attempt_launch.attempt_dir(self.context.workspace, record.run_id, record.number)
         try:
             run_dir = self.context.workspace.run_dir(record.run_id)
             started = start(kind, run_dir, record.number, locks)
@@ -468,7 +469,7 @@ class Supervisor:
             log.error("%s: attempt %d cannot be started: %s", record.run_id, record.number, error)
             started = None
         # Watched before its identity is stored, which may fail.
-        executor = ExecutorProcess(started, kind)
+        executor = ExecutorProcess(started, folder, kind)
         now = self.context.monotonic()
         self._watch(LiveAttempt(replace(record, executor=started), executor, baseline_bytes or {}, now))
         if started is not None:

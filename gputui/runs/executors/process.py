@@ -21,10 +21,13 @@ from gputui.runs.identity import (
     boot_id,
     identify,
     is_alive,
+    is_elsewhere,
+    is_of_this_boot,
     marked_processes,
     open_pidfd,
     send_signal,
 )
+from gputui.runs.process_lock import is_held
 from gputui.store.attempts import Attempt
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -71,7 +74,7 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
     """
     folder = run_dir / "attempts" / str(attempt)
     recorded = named_in(folder)
-    if recorded is not None and is_alive(recorded):
+    if recorded is not None and serves(recorded, folder):
         return recorded
     name = os.fsencode(executor.file_name)
     for identity in marked_processes(run_dir, attempt):
@@ -82,6 +85,11 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
         if os.fsencode(folder) in argv and any(word.rpartition(b"/")[2] == name for word in argv):
             return identity
     return None
+
+
+def serves(identity: ProcessIdentity, folder: Path) -> bool:
+    """Whether the process serves the attempt in ``folder``: one of another PID namespace while it holds the lock."""
+    return is_held(folder / "attempt.lock") if is_elsewhere(identity) else is_alive(identity)
 
 
 def named_in(folder: Path) -> ProcessIdentity | None:
@@ -96,14 +104,15 @@ def named_in(folder: Path) -> ProcessIdentity | None:
 def is_of_former_boot(attempt: Attempt, folder: Path) -> bool:
     """Whether the machine was rebooted since the attempt began, by the process in its row or its folder."""
     process = attempt.executor or named_in(folder)
-    return process is not None and process[-1] != boot_id()
+    return process is not None and not is_of_this_boot(process[-1])
 
 
 @dataclass(slots=True)
 class ExecutorProcess:
-    """The process that runs an attempt; ``identity`` is None if it could not be started."""
+    """The process that runs the attempt in ``folder``; ``identity`` is None if it could not be started."""
 
     identity: ProcessIdentity | None
+    folder: Path
     kind: Executor = field(default_factory=LocalExecutor)
     _selector: selectors.BaseSelector | None = None
     _descriptor: int | None = None
@@ -111,11 +120,11 @@ class ExecutorProcess:
 
     @property
     def is_alive(self) -> bool:
-        return self.identity is not None and is_alive(self.identity)
+        return self.identity is not None and serves(self.identity, self.folder)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Wake the selector when the process ends. Without a pidfd, its end is noticed by polling."""
-        if self.identity is None or not self.is_alive:
+        if self.identity is None or not is_alive(self.identity):
             return
         with contextlib.suppress(ProcessLookupError):
             self._descriptor = open_pidfd(self.identity.pid)

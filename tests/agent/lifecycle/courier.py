@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         write(folder / "handle.json", {"job": far.pid})
         with (folder / "submitted").open("a") as file:
             file.write("once\n")
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').stat().st_ino}"
     own = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
     job = json.loads((folder / "handle.json").read_text())["job"]
     write(folder / "started.json", {**own, "boot_id": boot, "at": None})

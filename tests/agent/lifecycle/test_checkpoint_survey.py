@@ -148,7 +148,10 @@ def lines(bench: Bench, attempt: int, times: dict[int, float]) -> None:
 
 
 def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
-    attempt, living = LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None)), CheckpointSurveys(bench.context)
+    attempt, living = (
+        LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None, Path())),
+        CheckpointSurveys(bench.context),
+    )
     at = bench.begin + 2.0 * HOUR
     lines(bench, 1, {7: at - 5.0, 8: at + 5.0})
     bench.save("step_5000.pt", 2.0)

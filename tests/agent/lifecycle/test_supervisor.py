@@ -6,6 +6,7 @@ import json
 import selectors
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -68,7 +69,7 @@ def test_what_nobody_foresaw_in_one_run_is_told_once_and_left_alone_for_a_while(
 ) -> None:
     made.trouble = ValueError("an odd file")
     record = Attempt("a-1", 1, "running", {}, (), {}, 0.0, 0.0)
-    made.runs.of("a-1").begin(LiveAttempt(record, ExecutorProcess(None)))
+    made.runs.of("a-1").begin(LiveAttempt(record, ExecutorProcess(None, Path())))
     for _ in range(3):
         made.turn()
     (event,) = read_events(connection)
@@ -113,7 +114,7 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     with transaction(connection):
         repository.insert_attempt(connection, run, number=1, gpus=(), launch=Launch(("x",), {}, "/", 1.0), now=NOW)
         repository.move(connection, run, RunState.STARTING, cause="test", now=NOW)
-    made.runs.of("a-1").begin(LiveAttempt(attempt_of(connection), ExecutorProcess(None)))
+    made.runs.of("a-1").begin(LiveAttempt(attempt_of(connection), ExecutorProcess(None, Path())))
     folder = workspace.run_dir("a-1") / "attempts/1"
     folder.mkdir(parents=True)
     (folder / "started.json").write_text(json.dumps({"at": NOW}))
