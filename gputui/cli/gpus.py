@@ -15,6 +15,7 @@ from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import find_run
+from gputui.tui.layout.gpu_words import is_free
 
 FIRST_SAMPLE_SECONDS = 10.0
 XID_SECONDS = 86_400.0
@@ -116,7 +117,9 @@ def gpu_user(gpu: GpuView) -> str:
         return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
     if gpu.run_id is not None:
         return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "")
-    if gpu.processes is None:
+    names = [f"{process.user or '–'}:{process.command or process.pid}" for process in gpu.processes or ()]
+    if not names and gpu.state in ("lost", "error"):
         return "–"
-    names = [f"{process.user or '–'}:{process.command or process.pid}" for process in gpu.processes]
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "") if names else "free"
+    if not names:
+        return "MIG" if gpu.facts.get("mig_mode") else "free" if is_free(gpu) else "no visible process"
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

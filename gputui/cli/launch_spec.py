@@ -21,6 +21,7 @@ from gputui.profiles.resolve import ResolveError, resolve
 from gputui.profiles.situation import situation_of
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
+from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, open_reader
 from gputui.store.hardware import quarantined, read_gpus
@@ -89,7 +90,7 @@ def gpu_situation(session: Session) -> GpuSituation | None:
     try:
         with closing(open_reader(session.workspace.database)) as connection:
             gpus = read_gpus(connection, time.time())
-            return situation_of(read_agent(connection), gpus, quarantined(connection))
+            return situation_of(read_agent(connection), gpus, quarantined(connection), alerts.lasting(connection))
     except StoreError:
         return None
 

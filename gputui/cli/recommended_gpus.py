@@ -13,6 +13,7 @@ from gputui.gpu.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.recommend import recommend, usable
 from gputui.profiles.situation import situation_of
+from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.hardware import GpuView, quarantined
 from gputui.yaml_forms.problems import shorten
@@ -35,7 +36,7 @@ def print_recommended(
         if memory_bytes is None:
             fail(f"--memory: expected a size such as 16GiB, found {shorten(clean(memory))}", EXIT_USAGE)
     agent = read_agent(connection)
-    situation = situation_of(agent, gpus, quarantined(connection))
+    situation = situation_of(agent, gpus, quarantined(connection), alerts.lasting(connection))
     if situation is None:
         fail("the driver has not answered yet; try again, or see gputui gpus", EXIT_REFUSED)
     pairs: tuple[GpuPair, ...] = ()

@@ -103,3 +103,18 @@ class Occupant(Struct, frozen=True):
     run_id: str
     rank: int | None = None
     memory_bytes: int | None = None
+
+
+BUSY_BYTES = 1 << 30
+"""A process with less is a display server, or a context that does not disturb; the driver itself holds less."""
+
+BUSY_PERCENT = 50.0
+
+
+def unseen_use(used_bytes: int | None, utilization_percent: float | None) -> str | None:
+    """Why a GPU without a run or a visible process is not free; None if it is, or if nothing is known."""
+    if used_bytes is not None and used_bytes >= BUSY_BYTES:
+        return f"has {used_bytes / 2**30:.0f} GiB in use by no visible process"
+    if utilization_percent is not None and utilization_percent >= BUSY_PERCENT:
+        return "is computing for no visible process"
+    return None

@@ -15,14 +15,16 @@ from gputui.yaml_forms.quantities import format_sizes
 
 
 class GpuSituation(Struct, frozen=True):
-    """The state of this machine's GPUs, by UUID. ``holders`` names the user of a GPU ("digits-3", "python of anna"),
-    ``quarantined`` the reason for a quarantine. A GPU without a sample is judged by its facts."""
+    """The state of this machine's GPUs, by UUID. ``in_use`` says who uses a GPU ("is used by digits-3"),
+    ``quarantined`` the reason for a quarantine, ``alerts`` an active alert. A GPU without a sample is judged by its
+    facts."""
 
     facts: Sequence[GpuFacts]
     samples: Mapping[str, GpuSample] = msgspec.field(default_factory=dict)
     slow: Mapping[str, GpuSlowSample] = msgspec.field(default_factory=dict)
-    holders: Mapping[str, str] = msgspec.field(default_factory=dict)
+    in_use: Mapping[str, str] = msgspec.field(default_factory=dict)
     quarantined: Mapping[str, str] = msgspec.field(default_factory=dict)
+    alerts: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def unusable_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
         """Why nothing can run on this GPU until somebody repairs or replaces it, or None."""
@@ -41,8 +43,8 @@ class GpuSituation(Struct, frozen=True):
 
     def busy_reason(self, gpu: GpuFacts, memory_bytes: int | None) -> str | None:
         """Why a run cannot start on this GPU now, or None."""
-        if gpu.uuid in self.holders:
-            return f"is used by {self.holders[gpu.uuid]}"
+        if gpu.uuid in self.in_use:
+            return self.in_use[gpu.uuid]
         sample = self.samples.get(gpu.uuid)
         if memory_bytes is None or sample is None or sample.memory_used_bytes is None:
             return None
@@ -62,13 +64,13 @@ class GpuSituation(Struct, frozen=True):
             return "waits for a reset to remap memory"
         if slow is not None and slow.ecc_uncorrected:
             return f"has had {slow.ecc_uncorrected} uncorrectable memory errors"
-        return None
+        return f"has an active alert: {self.alerts[gpu.uuid]}" if gpu.uuid in self.alerts else None
 
 
 def likely_gpus(request: GpuRequest, situation: GpuSituation) -> tuple[GpuFacts, ...]:
     """The GPUs that the run would get if it started now; fewer than requested if it would wait."""
     free = [gpu for gpu in _candidates(request, situation) if situation.is_free(gpu, request.memory_bytes)]
-    return tuple(free[: request.count])
+    return tuple(sorted(free, key=lambda gpu: gpu.uuid in situation.alerts)[: request.count])
 
 
 def check_gpus(spec: RunSpec, situation: GpuSituation | None) -> CheckResult:

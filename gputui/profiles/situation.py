@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
+from gputui.alerts.rules import RULES
 from gputui.charts.safe_text import clean
-from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, unseen_use
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.store.agent import AgentView
+from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, Quarantined
 
 
 def situation_of(
-    agent: AgentView | None, gpus: Sequence[GpuView], quarantined: Mapping[str, Quarantined]
+    agent: AgentView | None,
+    gpus: Sequence[GpuView],
+    quarantined: Mapping[str, Quarantined],
+    alerts: Iterable[AlertView],
 ) -> GpuSituation | None:
-    """The current state of the GPUs; None if no agent has read it yet."""
+    """The current state of the GPUs; None if no agent has read it yet. ``alerts`` are the active ones."""
     if agent is None or (agent.source is None and agent.gpu_problem is None):
         return None
-    facts, samples, slow, holders = [], {}, {}, {}
+    facts, samples, slow, in_use = [], {}, {}, {}
     for gpu in gpus:
         facts.append(
             GpuFacts(**{**_known(GpuFacts, gpu.facts), "uuid": gpu.uuid, "index": gpu.index, "name": gpu.name})
@@ -33,10 +38,12 @@ def situation_of(
         )
         slow[gpu.uuid] = GpuSlowSample(**{**_known(GpuSlowSample, gpu.slow), "uuid": gpu.uuid})
         holder = holder_of(gpu)
-        if holder is not None:
-            holders[gpu.uuid] = holder
+        use = unseen_use(gpu.memory_used_bytes, gpu.utilization_percent) if holder is None else f"is used by {holder}"
+        if use is not None:
+            in_use[gpu.uuid] = use
     reasons = {uuid: clean(out.reason) for uuid, out in quarantined.items()}
-    return GpuSituation(facts, samples, slow, holders, reasons)
+    titles = {alert.subject_id: RULES[alert.rule].title for alert in alerts if alert.rule in RULES}
+    return GpuSituation(facts, samples, slow, in_use, reasons, titles)
 
 
 def holder_of(gpu: GpuView) -> str | None:

@@ -185,7 +185,7 @@ class TestGpus:
 
     def test_busy_ones_are_passed_over_or_waited_for(self, spec: RunSpec) -> None:
         used = GpuSample(uuid="GPU-2", memory_used_bytes=75 * GIB, memory_total_bytes=80 * GIB)
-        situation = GpuSituation(GPUS, samples={"GPU-2": used}, holders={"GPU-0": "digits-3"})
+        situation = GpuSituation(GPUS, samples={"GPU-2": used}, in_use={"GPU-0": "is used by digits-3"})
         assert check_gpus(spec, situation).detail == "GPU 1, 3 free"
         result = check_gpus(replace(spec, gpus=GpuRequest(3, (), 10 * GIB)), situation)
         assert result.status == "warn"

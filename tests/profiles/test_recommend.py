@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.gpu.topology import GpuPair
-from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.recommend import recommend, usable
+from gputui.runs.spec import GpuRequest
 
 GIB = 2**30
 GPUS = [GpuFacts(uuid=f"GPU-{index}", index=index, name="H200", memory_total_bytes=80 * GIB) for index in range(4)]
@@ -21,7 +22,7 @@ def used(index: int, gib: float) -> dict[str, GpuSample]:
 
 
 def test_free_ones_with_most_memory_in_the_order_of_their_indices() -> None:
-    situation = GpuSituation(GPUS, {**used(0, 20), **used(1, 0.5)}, holders={"GPU-2": "vit-1"})
+    situation = GpuSituation(GPUS, {**used(0, 20), **used(1, 0.5)}, in_use={"GPU-2": "is used by vit-1"})
     assert indices(situation, 2) == [1, 3]
     assert indices(situation, 3) == [0, 1, 3]
     assert indices(situation, 4) is None and indices(situation, 0) is None
@@ -36,6 +37,9 @@ def test_what_is_broken_is_never_and_what_is_doubtful_last() -> None:
         quarantined={"GPU-2": "XID 79"},
     )
     assert [gpu.index for gpu in usable(situation)] == [3, 1]
+    hot = GpuSituation(GPUS, used(0, 20), alerts={"GPU-1": "GPU hot", "GPU-2": "clocks throttled"})
+    assert [gpu.index for gpu in usable(hot)] == [3, 0, 1, 2]
+    assert [gpu.index for gpu in likely_gpus(GpuRequest(3), hot)] == [0, 3, 1]
 
 
 def test_near_ones_are_preferred_but_not_to_healthy_ones() -> None:

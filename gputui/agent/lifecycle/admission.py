@@ -16,7 +16,6 @@ from gputui.agent.lifecycle.ending import add_notices
 from gputui.agent.lifecycle.release import GpuRelease
 from gputui.agent.lifecycle.run_files import notice_of, policy_of
 from gputui.agent.lifecycle.scheduler import (
-    FOREIGN_BUSY_BYTES,
     CpuRoom,
     GpuAvailability,
     Start,
@@ -25,7 +24,7 @@ from gputui.agent.lifecycle.scheduler import (
     schedule,
 )
 from gputui.agent.recording.recorder import Recorder
-from gputui.gpu.model import GpuProcess
+from gputui.gpu.model import BUSY_BYTES, GpuProcess, unseen_use
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.kinds import SHARED_OOM
 from gputui.recovery.machine_actions import go_on_with_fewer
@@ -35,7 +34,7 @@ from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, group_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE
-from gputui.store import queue
+from gputui.store import alerts, queue
 from gputui.store.attempts import Attempt
 from gputui.store.events import add_event, last_kind
 from gputui.store.hardware import quarantined
@@ -347,6 +346,7 @@ def gpu_availability(
     # Held by executors of this home.
     in_use = repository.leases_in_use(connection)
     failed = quarantined(connection)
+    alerted = {alert.subject_id for alert in alerts.lasting(connection)}
     gpus = []
     for gpu in inventory.gpus:
         sample = recorder.fast.get(gpu.uuid)
@@ -368,6 +368,8 @@ def gpu_availability(
                 blocked_by = f"is used by {foreign.user or 'another user'} (pid {foreign.pid})"
             elif gpu.uuid not in in_use and (other := holder_of(gpu.uuid)) is not None:
                 blocked_by = f"is held by {other}"
+            elif gpu.uuid not in holders and not recorder.processes.get(gpu.uuid):
+                blocked_by = unseen_use(sample.memory_used_bytes, sample.utilization_percent)
         total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
         used = sample.memory_used_bytes if sample else None
         free = None if total is None or used is None else total - used
@@ -377,7 +379,18 @@ def gpu_availability(
         is_settling = gpu.uuid not in failed and (sample is None or (sample.state == "ok" and is_drained_soon))
         run_ids, shared_by = holders.get(gpu.uuid, ((), None))
         gpus.append(
-            GpuAvailability(gpu.uuid, gpu.index, run_ids, blocked_by, free, is_out, is_settling, total, shared_by)
+            GpuAvailability(
+                gpu.uuid,
+                gpu.index,
+                run_ids,
+                blocked_by,
+                free,
+                is_out,
+                is_settling,
+                total,
+                shared_by,
+                gpu.uuid in alerted,
+            )
         )
     listed = {gpu.uuid for gpu in inventory.gpus}
     missing = "is missing: " + (inventory.problem or "the driver does not list it")
@@ -402,7 +415,7 @@ def _foreign_bytes(recorder: Recorder, uuid: str) -> int | None:
 def _foreign_process(recorder: Recorder, uuid: str) -> GpuProcess | None:
     """A process on the GPU that belongs to no run of this home, except for graphics with little memory."""
     for process in recorder.processes.get(uuid) or ():
-        heavy = process.kind != "G" or (process.memory_bytes or 0) >= FOREIGN_BUSY_BYTES
+        heavy = process.kind != "G" or (process.memory_bytes or 0) >= BUSY_BYTES
         if heavy and recorder.owner(process) is None:
             return process
     return None

@@ -18,6 +18,7 @@ from gputui.charts.safe_text import clean
 from gputui.tui.actions import actions_in
 from gputui.tui.dialogs.settings import ITEMS
 from gputui.tui.layout.columns import between, fit_line, selected
+from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.words import run_sign
 from gputui.tui.shell import Shell
 from gputui.tui.theme.colors import THEMES
@@ -150,9 +151,8 @@ def choices(shell: Shell, screen: ActionScreen) -> list[Choice]:
         run_id = row.run.run_id
         found.append(Choice(f"Open {clean(run_id)}", run_sign(row.run.state).word, partial(shell.open_run, run_id)))
     for gpu in shell.snapshot.gpus:
-        who = (
-            ", ".join(gpu.run_ids) or ", ".join(process.user or "?" for process in (gpu.processes or ())[:2]) or "free"
-        )
+        users = gpu.run_ids or [process.user or "?" for process in (gpu.processes or ())[:2]]
+        who = ", ".join(users) or ("free" if is_free(gpu) else "in use")
         title = f"GPU {gpu.index} · {clean(gpu.name)[:40]}"
         found.append(Choice(title, clean(who)[:30], partial(shell.open_gpu, gpu.uuid)))
     found += [Choice(f"Copy {what}", clean(text.strip().partition("\n")[0])[:40], partial(shell.copy, what, text))

@@ -86,7 +86,7 @@ class PickGpusScreen(Dialog[str]):
         from gputui.profiles.situation import situation_of
 
         snapshot = self.shell.snapshot
-        return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined)
+        return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
 
     def _recommended(self) -> tuple[str, ...]:
         from gputui.profiles.recommend import recommend
@@ -110,7 +110,7 @@ class PickGpusScreen(Dialog[str]):
                 if obstacle is not None:
                     state, style = obstacle, "bad"
                 elif hindrance is not None:
-                    state, style = situation.holders.get(fact.uuid, hindrance), "warn"
+                    state, style = hindrance.removeprefix("is used by "), "warn"
                 elif worry is not None:
                     state, style = f"free, but {worry}", "warn"
             total, used = gpu.memory_total_bytes, gpu.memory_used_bytes

@@ -8,6 +8,7 @@ from gputui.charts.cells import cell_width, clip_middle
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, age, byte_rate
+from gputui.gpu.model import unseen_use
 from gputui.store.hardware import GpuView, ProcessView, Quarantined
 from gputui.tui.data.snapshot import RankRow, Snapshot
 from gputui.tui.layout.run_words import title_of
@@ -16,7 +17,6 @@ from gputui.tui.layout.words import clock, is_alarming
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
 
-FREE_BELOW_BYTES = 2**30
 """A GPU without processes is free if it uses less memory than this."""
 
 TRACK = "░"
@@ -91,6 +91,8 @@ def who(row: GpuRow, width: int) -> list[Span]:
         return [("⊘ quarantine", "warn")]
     if is_free(gpu):
         return [("free", "dim")]
+    if gpu.facts.get("mig_mode"):
+        return [("MIG", "dim")]
     if gpu.processes is None:
         return [(UNKNOWN, "dim")]
     if not gpu.processes:
@@ -106,12 +108,12 @@ def who(row: GpuRow, width: int) -> list[Span]:
 
 
 def is_free(gpu: GpuView) -> bool:
-    """Whether this GPU seems free: no run, no process, hardly any memory in use."""
-    if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes:
+    """Whether this GPU seems free: no run, no process, hardly any memory or time in use."""
+    if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes or gpu.facts.get("mig_mode"):
         return False
-    if gpu.memory_used_bytes is None:
-        return gpu.processes is not None
-    return gpu.memory_used_bytes < FREE_BELOW_BYTES
+    if gpu.memory_used_bytes is None and gpu.processes is None:
+        return False
+    return unseen_use(gpu.memory_used_bytes, gpu.utilization_percent) is None
 
 
 def owner(process: ProcessView) -> str:

@@ -132,7 +132,7 @@ def make_plan(form: Form, snapshot: Snapshot, workspace: Workspace, environ: Map
     if form.target is not None:
         return _plan_elsewhere(form, entry.profile, workspace, env)
     gpus_item = form.fields[0]
-    situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined)
+    situation = situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
     try:
         spec = resolve(
             entry.profile,

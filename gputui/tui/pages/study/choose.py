@@ -292,7 +292,7 @@ class ChooseStudyScreen(FileListScreen[StudyFileRow]):
 
 
 def _situation(snapshot: Snapshot) -> GpuSituation | None:
-    return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined)
+    return situation_of(snapshot.agent, snapshot.gpus, snapshot.machine.quarantined, snapshot.alerts.last)
 
 
 def _searched(row: StudyFileRow, width: int) -> list[Span]:
