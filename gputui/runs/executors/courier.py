@@ -38,6 +38,11 @@ CANCEL_SECONDS = 15.0
 # A file of another machine may appear here a little later.
 UNSEEN_LOOKS = 3
 
+# A program by which an interpreter states its version, and its exit codes if far.py cannot run in it: too old, and the
+# shell's for a program that may not be executed or does not exist.
+PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
+UNUSABLE = (1, 126, 127)
+
 # The C library's messages for ENOSPC and EDQUOT, after which a program may print more.
 _NO_ROOM = ("No space left on device", "Disk quota exceeded")
 
@@ -65,8 +70,12 @@ class CommandResult(Struct, frozen=True):
         text = self.errors or self.output
         if (no_room := next((message for message in _NO_ROOM if message in text), None)) is not None:
             return no_room
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"it ended with code {self.code} and said nothing"
+        return last_line(text) or f"it ended with code {self.code} and said nothing"
+
+
+def last_line(text: str) -> str:
+    """The last line that is not blank; empty if there is none. Text of a site or of ``setup`` may come before."""
+    return (text.strip().splitlines() or [""])[-1].strip()[:300]
 
 
 class TargetShell:
@@ -136,9 +145,9 @@ class Courier(ABC):
         self.agent = shim.AgentWatch(self.plan.get("agent"))
 
     @abstractmethod
-    def submit(self, token: str) -> str:
-        """Submit the attempt so that `jobs` finds it by ``token``; returns the job. Raises UnreachableError and
-        TargetRefusalError."""
+    def submit(self, token: str) -> str | None:
+        """Submit the attempt so that `jobs` finds it by ``token``; returns the job, None if the target accepted it
+        without naming it. Raises UnreachableError and TargetRefusalError."""
 
     @abstractmethod
     def jobs(self, token: str) -> list[JobStatus]:
@@ -255,34 +264,37 @@ class Courier(ABC):
     def attend(self) -> bool:
         """Submit the job or update its status; True once the attempt is over."""
         ticket = far.read_record(self.folder / "submit.json")
-        if ticket is None:
-            if self.stop is not None:
-                return self.end({"code": None, "signal": None, "stop_requested": True})
+        listed: list[JobStatus] = []
+        if ticket is not None:
+            listed = self.jobs(str(ticket["token"]))
+        elif self.stop is not None:
+            return self.end({"code": None, "signal": None, "stop_requested": True})
+        else:
             # The first answer may take minutes if much code is sent.
             self.report()
             self.send()
             ticket = {"token": secrets.token_hex(8), "at": time.time()}
             write_private(self.folder / "submit.json", ticket)
         token = str(ticket["token"])
-        listed = self.jobs(token)
-        handle = far.read_record(self.folder / "handle.json")
+        handle = (far.read_record(self.folder / "handle.json") or {}).get("job")
         if handle is None and not listed:
             self.fetch()
-            claim = self.claimed()
-            if claim is None and self.stop is None:
-                handle = {"job": self.submit(token)}
-            elif claim is None:
+            if self.claimed() is None and self.stop is not None:
                 # A submission of an earlier courier may still reach the target.
                 self.mark_over()
                 return self.end({"code": None, "signal": None, "stop_requested": True})
-            else:
-                handle = {"job": claim}
-            write_private(self.folder / "handle.json", handle)
+            if self.claimed() is None and not ticket.get("is_accepted"):
+                handle = self.submit(token)
+                record = {"job": handle} if handle is not None else {**ticket, "is_accepted": True}
+                write_private(self.folder / ("submit.json" if handle is None else "handle.json"), record)
             listed = self.jobs(token)
         self.fetch()
+        numbers = [status.job for status in listed]
         # If a submission that seemed lost was not, the first job to begin runs the attempt.
-        job = self.claimed() or (str(handle["job"]) if handle is not None else listed[0].job)
-        if handle is None or handle["job"] != job:
+        job = self.claimed() or (numbers[0] if numbers and handle not in numbers else handle)
+        if job is None:
+            raise UnreachableError("it accepted the job without its number, and does not list it yet")
+        if handle != job:
             write_private(self.folder / "handle.json", {"job": job})
         for other in listed:
             if other.job != job and other.state != "ended":
@@ -358,10 +370,9 @@ class Courier(ABC):
     def last_log_line(self) -> str | None:
         """The last line that the job printed before the attempt began."""
         try:
-            lines = (self.far / "job.log").read_text("utf-8", "replace").strip().splitlines()
+            return last_line((self.far / "job.log").read_text("utf-8", "replace")) or None
         except OSError:
             return None
-        return lines[-1][:300] if lines else None
 
     def unwritable(self) -> str | None:
         """Why the attempt's folder on the target is not writable; None if it is, or if that is unknown."""

@@ -21,7 +21,7 @@ PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
 
 
 class Far:
-    """An sshd of the test's own; runs lie below ``runs``."""
+    """An sshd of the test's own, which greets on stdout; runs lie below ``runs``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
@@ -32,6 +32,7 @@ class Far:
         (folder / "sshd_config").write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
             f"PidFile {folder}/pid\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+            'ForceCommand printf "Welcome\\nNo new mail."; eval "$SSH_ORIGINAL_COMMAND"\n'
         )
         host_key = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")

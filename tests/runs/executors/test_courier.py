@@ -31,6 +31,7 @@ class Target:
     def __init__(self, folder: Path, *states: JobStatus | None) -> None:
         self.folder, self.states = folder, list(states)
         self.submitted: list[str] = []
+        self.number: str | None = JOB
         self.cancelled: list[str] = []
         self.is_reached = True
 
@@ -43,9 +44,9 @@ class Doctored(Courier):
         super().__init__(target.folder)
         self.there = target
 
-    def submit(self, token: str) -> str:
+    def submit(self, token: str) -> str | None:
         self.there.submitted.append(token)
-        return JOB
+        return self.there.number
 
     def jobs(self, token: str) -> list[JobStatus]:
         if not self.there.is_reached:
@@ -86,6 +87,10 @@ def end_of(courier: Courier, *, within: int = MOST_TURNS) -> dict[str, Any]:
     return dict(json.loads((courier.folder / "exit.json").read_text()))
 
 
+def unreachable(*_: object) -> None:
+    raise UnreachableError("nobody answers")
+
+
 def begin(courier: Courier) -> None:
     """As the body of the job does."""
     (courier.far / "claim").write_text(JOB)
@@ -104,6 +109,28 @@ def test_a_job_that_is_put_into_the_queue_again_has_not_ended(folder: Path, word
     record = end_of(courier)
     assert (record["code"], record.get("ended_by")) == (0, None)
     assert len(there.submitted) == 1 and there.cancelled == []
+
+
+@pytest.mark.parametrize(("number", "unlisted"), [(None, 3), ("2026", 0)])
+def test_a_job_whose_number_was_not_said_is_followed_and_none_is_submitted_beside_it(
+    folder: Path, number: str | None, unlisted: int
+) -> None:
+    there = Target(folder, *[None] * unlisted, listed("running"))
+    there.number = number
+    courier = Doctored(there)
+    while not turn(courier) and len(there.states) > 1:
+        pass
+    assert not turn(courier) and courier.status is not None and courier.status.job == JOB
+    assert len(there.submitted) == 1 and there.cancelled == []
+
+
+def test_a_stop_ends_an_attempt_that_was_never_submitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    courier = Doctored(Target(folder, None))
+    monkeypatch.setattr(courier, "submit", unreachable)
+    monkeypatch.setattr(courier, "send", unreachable)
+    assert not turn(courier) and courier.problem is not None
+    courier.stop = {"at": 1.0, "at_once": True, "asked": False}
+    assert end_of(courier, within=1)["stop_requested"]
 
 
 def test_one_that_has_ended_is_taken_off_the_target_before_the_attempt_is_over(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -11,14 +12,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gputui.runs.executors.courier import CommandResult, UnreachableError
 from gputui.runs.executors.slurm.options import SlurmOptions
+from gputui.runs.executors.slurm.slurm_courier import LoginShell
 from gputui.runs.executors.ssh.connection import SshShell
 from gputui.runs.executors.ssh.options import SshOptions
+from gputui.runs.executors.ssh.ssh_courier import SshCourier
+from gputui.runs.executors.ssh.survey import survey
 from tests.tables import table
 
 # Options of ssh that take a value come before the host; the rest is joined with blanks and read by a shell.
 CLIENT = """#!{python}
 import os, sys
+sys.stdout.write({greeting!r})
+sys.stdout.flush()
 words = sys.argv[1:]
 while words[0].startswith("-"):
     del words[:2]
@@ -29,15 +36,47 @@ os.execvp("sh", ["sh", "-c", " ".join(words)])
 """
 
 
+def greet(folder: Path, monkeypatch: pytest.MonkeyPatch, greeting: str) -> None:
+    """Put the client before all others in $PATH, with text that a login there prints first."""
+    client = folder / "bin" / "ssh"
+    client.parent.mkdir()
+    client.write_text(CLIENT.format(python=sys.executable, greeting=greeting))
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+
+
+@table("shell", [SshShell, LoginShell])
+def test_only_what_is_between_the_marks_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: type[SshShell]
+) -> None:
+    greet(tmp_path, monkeypatch, "Welcome\n/home/me")
+    done = shell({"host": "kepler"}).call(["sh", "-c", "cat; echo why >&2; printf end; exit 255"], "given\n")
+    assert done == CommandResult(255, "given\nend", "why\n")
+    with pytest.raises(UnreachableError) as raised:
+        shell({"host": "kepler"}).call(["sh", "-c", 'echo "{half}"; kill -9 $PPID'])
+    assert "half" not in str(raised.value)
+
+
+def test_a_run_whose_interpreter_does_not_exist_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greet(tmp_path, monkeypatch, "Welcome\n")
+    folder = tmp_path / "run" / "attempts" / "1"
+    folder.mkdir(parents=True)
+    target = {"name": "k", "host": "k", "folder": str(tmp_path / "there"), "python": "/nope/python"}
+    plan = {"attempt": 1, "target": target, "argv": ["python"], "cwd": str(tmp_path), "output": "output.log"}
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    assert SshCourier(folder).turn()
+    assert "/nope/python" in json.loads((folder / "exit.json").read_text())["error"]
+    (checked,) = [each for each in survey(target) if each.name == "python"]
+    assert checked.status == "fail" and "/nope/python" in checked.detail
+
+
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync: apt-get install rsync")
 @table("name", ["müller", "with blank", "it's", "a$HOME*"])
 def test_a_folder_of_any_name_receives_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    client = tmp_path / "bin" / "ssh"
-    client.parent.mkdir()
-    client.write_text(CLIENT.format(python=sys.executable))
-    client.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+    greet(tmp_path, monkeypatch, "Welcome\nno line's end")
     folder = tmp_path / "sent"
     source, there = folder / "source", folder / name
     source.mkdir(parents=True)

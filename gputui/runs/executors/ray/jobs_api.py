@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -14,12 +15,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.runs.executors.courier import UnreachableError
+from gputui.runs.executors.courier import UnreachableError, last_line
 
 DEFAULT_TOKEN = "~/.ray/auth_token"  # noqa: S105 - a path
 CALL_SECONDS = 20.0
 UPLOAD_SECONDS = 600.0
-MAX_WORDS = 300
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -39,15 +39,15 @@ class HttpAnswer(Struct, frozen=True):
     @property
     def words(self) -> str:
         """Why it refused, in one line: the last line of a traceback, or the whole text."""
-        lines = [line.strip() for line in self.body.decode("utf-8", "replace").splitlines() if line.strip()]
-        return lines[-1][:MAX_WORDS] if lines else f"it answered {self.status} and said nothing"
+        line = last_line(self.body.decode("utf-8", "replace"))
+        return line or f"it answered {self.status} and said nothing"
 
-    def json(self) -> Any:
-        """The JSON body. Raises UnreachableError if it is none, and so not from a Ray cluster."""
-        try:
-            return json.loads(self.body)
-        except ValueError:
-            raise UnreachableError(f"no answer of a Ray cluster: {self.words}") from None
+    def json(self, kind: type[Any] = dict) -> Any:
+        """The JSON body. Raises UnreachableError if it is none of this type, and so not from a Ray cluster."""
+        with contextlib.suppress(ValueError):
+            if isinstance(found := json.loads(self.body), kind):
+                return found
+        raise UnreachableError(f"no answer of a Ray cluster: {self.words[:80]}")
 
 
 class JobsApi:
@@ -113,8 +113,7 @@ class JobsApi:
             return None
         if answer.status != 200:
             raise UnreachableError(f"{self.address} answered {answer.status}: {answer.words}")
-        record = answer.json()
-        return record if isinstance(record, dict) else None
+        return dict(answer.json())
 
     def stop(self, job: str) -> None:
         self.call("POST", f"/api/jobs/{job}/stop")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import json
 import secrets
 import shlex
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.courier import UnreachableError
+from gputui.runs.executors.courier import UnreachableError, last_line
 from gputui.runs.executors.ray.jobs_api import JobsApi
 
 SKEW_SECONDS = 30.0
@@ -30,15 +29,14 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
         answer = api.version()
         version = answer.json().get("ray_version")
         yield CheckResult("connection", "pass", f"Ray {version} at {api.address}")
-        there = email.utils.parsedate_to_datetime(answer.date).timestamp() if answer.date else asked
+        date = email.utils.parsedate_tz(answer.date or "")
+        there = asked if date is None else email.utils.mktime_tz(date)
         skew = max(0.0, abs(asked - there) - 1.0)
         yield CheckResult("clock", "pass" if skew < SKEW_SECONDS else "warn", f"{skew:.0f} s from this machine's")
         jobs = api.call("GET", "/api/jobs/")
-        listed = jobs.json() if jobs.status == 200 else []
-        waiting = sum(job.get("status") == "PENDING" for job in listed)
-        yield CheckResult(
-            "jobs", "pass", f"{sum(job.get('status') == 'RUNNING' for job in listed)} run, {waiting} wait"
-        )
+        listed = jobs.json(list) if jobs.status == 200 else []
+        states = [job.get("status") for job in listed if isinstance(job, dict)]
+        yield CheckResult("jobs", "pass", f"{states.count('RUNNING')} run, {states.count('PENDING')} wait")
         yield _free(api)
         yield from _probed(api, target)
     except UnreachableError as error:
@@ -47,13 +45,12 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
 
 def _free(api: JobsApi) -> CheckResult:
     status = api.call("GET", "/api/cluster_status")
-    content = status.json() if status.status == 200 else {}
-    report = (((content.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport")) or {}
-    usage = report.get("usage")
-    if not isinstance(usage, dict):
+    try:
+        report = status.json()["data"]["clusterStatus"]["loadMetricsReport"]
+        used, total = report["usage"].get("GPU") or (0, 0)
+        nodes = len(report.get("usageByNode") or ()) or sum(count for _, count in report.get("nodeTypes") or ())
+    except (AttributeError, KeyError, TypeError, ValueError, UnreachableError):
         return CheckResult("gpus", "warn", "the cluster does not tell", "see ray status there")
-    used, total = usage.get("GPU") or (0, 0)
-    nodes = len(report.get("usageByNode") or ()) or sum(count for _, count in report.get("nodeTypes") or ())
     where = f" on {nodes} node{'s' if nodes != 1 else ''}" if nodes else ""
     return CheckResult("gpus", "pass" if total else "warn", f"{total - used:g} of {total:g} free{where}")
 
@@ -84,12 +81,7 @@ def _probed(api: JobsApi, target: Mapping[str, Any]) -> Iterator[CheckResult]:
         line.split()[0]: line.split(" ", 1)[1] for line in text.splitlines() if line.startswith(("python ", "torch "))
     }
     remedy = "python: names the training environment's interpreter there"
-    yield CheckResult("python", "pass" if "python" in words else "fail", words.get("python", _last(text)), remedy)
-    yield CheckResult(
-        "torch", "pass" if "torch" in words else "warn", words.get("torch", f"none: {_last(text)}"), remedy
-    )
-
-
-def _last(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return json.dumps(lines[-1][:200]) if lines else "nothing was printed"
+    last = last_line(text) or "nothing was printed"
+    found = words.get("python")
+    yield CheckResult("python", "pass" if found else "fail", found or f"{python}: {last}", remedy)
+    yield CheckResult("torch", "pass" if "torch" in words else "warn", words.get("torch", f"none: {last}"), remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from gputui.runs.executors.courier import EndedBy, JobStatus
@@ -70,10 +71,7 @@ def jobs(output: str, comment: str | None = None) -> list[JobStatus]:
 
 
 def recorded(job: str, output: str) -> JobStatus | None:
-    """The end of a job in the output of ``sacct --parsable2 --format=State,NodeList``, or None.
-
-    Lines without fields are skipped: a login shell's profile may print text before.
-    """
+    """The end of a job in the output of ``sacct --parsable2 --format=State,NodeList``, or None."""
     for line in output.splitlines():
         word, separator, nodes = line.strip().partition("|")
         if word and separator:
@@ -83,10 +81,9 @@ def recorded(job: str, output: str) -> JobStatus | None:
 
 
 def submitted(output: str) -> str | None:
-    """The job in the output of ``sbatch --parsable``, which is its last line; None if there is none."""
-    lines = output.split()
-    job = lines[-1].partition(";")[0] if lines else ""
-    return job if job.isdigit() else None
+    """The job in the output of ``sbatch --parsable``, to which a site may add text; None if there is none."""
+    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", output, re.M | re.A)
+    return found[-1] if found else None
 
 
 def node_names(nodes: str) -> list[str]:

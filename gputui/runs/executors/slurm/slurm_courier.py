@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from gputui.runs.executors.courier import (
-    CALL_SECONDS,
     CommandResult,
     Courier,
     JobStatus,
@@ -36,8 +34,7 @@ SERVER = Path(nodes.__file__)
 class LoginShell(SshShell):
     """A login shell on the login node, which runs the profile that makes Slurm's commands available."""
 
-    def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
-        return super().call(["bash", "-lc", 'exec "$@"', "bash", *argv], given, seconds)
+    there = ("bash", "-lc")
 
 
 class SlurmJobs(Courier):
@@ -58,21 +55,19 @@ class SlurmJobs(Courier):
             raise UnreachableError(f"{argv[0]}: {done.words}")
         return done
 
-    def submit(self, token: str) -> str:
+    def submit(self, token: str) -> str | None:
         lost = self.lost_nodes()
-        done = self.sbatch(token, lost)
-        if lost and done.code != 0:
-            # There may be no other nodes, and these may work again.
-            done = self.sbatch(token, [])
-        job = submitted(done.output)
-        if done.code != 0 or job is None:
-            raise TargetRefusalError(done.words.removeprefix("sbatch: error: "))
-        return job
-
-    def sbatch(self, token: str, lost: Sequence[str]) -> CommandResult:
-        script = batch_script(self.plan, self.far_folder, token=token, lost=lost)
-        (self.far / "job.sh").write_text(script, "utf-8")
-        return self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
+        # There may be no other nodes than those lost, and these may work again.
+        for excluded in (lost, []) if lost else ([],):
+            script = batch_script(self.plan, self.far_folder, token=token, lost=excluded)
+            (self.far / "job.sh").write_text(script, "utf-8")
+            done = self.call("sbatch", "--parsable", given=script, seconds=SUBMIT_SECONDS)
+            if done.code == 0:
+                return submitted(done.output)
+            # A site's own sbatch may fail after it has submitted the job.
+            if listed := self.jobs(token):
+                return listed[0].job
+        raise TargetRefusalError(f"sbatch refused the job: {done.words.removeprefix('sbatch: error: ')}")
 
     def jobs(self, token: str) -> list[JobStatus]:
         name = job_name(self.plan["run_id"], self.plan["attempt"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +15,14 @@ from gputui.runs.executors.courier import CALL_SECONDS, CommandResult, TargetShe
 CONNECT_SECONDS = 10
 COPY_SECONDS = 600.0
 
-# ssh's exit code for its own failures, which rsync returns too.
-_SSH_FAILED = 255
-# rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection to the daemon.
-_RSYNC_CUT_OFF = (12, 30, 35)
+# A login may print text before and after an answer, which is therefore between two marks; the second has its code.
+MARKED = 'mark=$1; shift; echo "$mark"; echo "$mark" >&2; "$@"; echo "$mark$?"'
+# bash reads a pipe byte by byte, so that all that follows the mark is left for cat.
+UNGREETED = 'mark=$1; shift; "$@" | { while read -r line && [[ $line != *"$mark" ]]; do :; done; cat; }'
+
+# rsync(1): error in the protocol's data stream, timeout in data transfer, timeout of the connection to the daemon; and
+# ssh's own failures.
+_RSYNC_CUT_OFF = (12, 30, 35, 255)
 
 # A socket's path has at most 107 bytes (unix(7)). ssh appends a slash, the 40 digits of %C and, while it binds the
 # socket, a suffix of 17 bytes.
@@ -24,7 +30,13 @@ _MOST_FOLDER_BYTES = 107 - 1 - 40 - 17
 
 
 class SshShell(TargetShell):
-    """Runs commands on the host of a target, and copies files there."""
+    """Runs commands on the host of a target, and copies files there.
+
+    Attributes:
+        there: the shell that runs a command there, given its script.
+    """
+
+    there: Sequence[str] = ("sh", "-c")
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         super().__init__("SSH_AUTH_SOCK")
@@ -32,22 +44,35 @@ class SshShell(TargetShell):
 
     def call(self, argv: Sequence[str], given: str = "", seconds: float = CALL_SECONDS) -> CommandResult:
         """Run a command there. Raises UnreachableError."""
-        words = [*_ssh_words(self.target), str(self.target["host"]), "--", shlex.join(argv)]
-        done = super().call(words, given, seconds)
-        if done.code == _SSH_FAILED:
-            raise UnreachableError(done.words)
-        return done
+        mark = f"gputui-{secrets.token_hex(8)}:"
+        command = shlex.join([*self.there, MARKED, "sh", mark, *argv])
+        done = super().call([*_ssh_words(self.target), str(self.target["host"]), "--", command], given, seconds)
+        answer = re.search(rf"{mark}\n(.*){mark}(\d+)\n", done.output, re.S)
+        if answer is None:
+            # Without what it has of the answer, which is no message.
+            raise UnreachableError(CommandResult(done.code, "", done.errors).words)
+        return CommandResult(int(answer[2]), answer[1], done.errors.partition(f"{mark}\n")[2])
 
     def send(self, source: Path, files: str | None, destination: str) -> CommandResult:
         """Copy a folder's content into a folder there. ``files`` are the names to copy, separated by NUL; None copies
         all of it. Raises UnreachableError."""
-        words = ["rsync", "--archive", "--no-owner", "--no-group", "-e", shlex.join(_ssh_words(self.target))]
+        mark = f"gputui-{secrets.token_hex(8)}:"
+        client = shlex.join(["bash", "-o", "pipefail", "-c", UNGREETED, "bash", mark, *_ssh_words(self.target)])
+        words = [
+            "rsync",
+            "--archive",
+            "--no-owner",
+            "--no-group",
+            "-e",
+            client,
+            f"--rsync-path=echo {mark}; exec rsync",
+        ]
         if files is not None:
             words += ["--recursive", "--from0", "--files-from=-"]
         # The shell there never sees the destination. Without this, whether rsync quotes it depends on its version.
         words += ["--protect-args", f"{source}/", f"{self.target['host']}:{destination}/"]
         done = super().call(words, files or "", COPY_SECONDS)
-        if done.code == _SSH_FAILED or done.code in _RSYNC_CUT_OFF:
+        if done.code in _RSYNC_CUT_OFF:
             raise UnreachableError(done.words)
         return done
 

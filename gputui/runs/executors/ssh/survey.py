@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gputui.runs.checks import CheckResult
-from gputui.runs.executors.courier import CommandResult, TargetShell, UnreachableError
+from gputui.runs.executors.courier import (
+    PYTHON,
+    CommandResult,
+    TargetShell,
+    UnreachableError,
+    last_line,
+)
 from gputui.runs.executors.ssh.connection import SshShell
 
 SKEW_SECONDS = 30.0
 DATE = ("date", "+%s")
-PYTHON = "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"
 TORCH = (
     "import torch; nccl = torch.cuda.is_available() and torch.cuda.nccl.version(); "
     "print(torch.__version__, *([f'NCCL {nccl}'] if nccl else []), f'{torch.cuda.device_count()} GPUs')"
@@ -48,15 +53,12 @@ def judge_clock(date: CommandResult, now: float) -> CheckResult:
 def environment_there(shell: TargetShell, target: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Check the Python and torch of a run there, after the target's ``setup``. Raises UnreachableError."""
     python, remedy = str(target.get("python") or "python3"), "python: names the training environment's"
-    setup = [*target.get("setup", ()), 'exec "$@"']
-
-    def ask(code: str) -> CommandResult:
-        return shell.call(["bash", "-c", "\n".join(setup), "bash", python, "-c", code], seconds=60.0)
-
-    version = ask(PYTHON)
-    yield CheckResult(
-        "python", "pass" if version.code == 0 else "fail", version.output.strip() or version.words, remedy
-    )
-    torch = ask(TORCH)
-    text = torch.output.strip() if torch.code == 0 else f"none: {torch.words}"
+    setup = ["bash", "-c", "\n".join([*target.get("setup", ()), 'exec "$@"']), "bash"]
+    # Jobs begin after the set-up; what they wrote is asked for without it.
+    tries = [shell.call([*words, python, "-c", PYTHON], seconds=60.0) for words in (setup, [])]
+    failed = next((f"{python}: {each.words}" for each in tries if each.code != 0), None)
+    text = failed or last_line(tries[0].output)
+    yield CheckResult("python", "pass" if failed is None else "fail", text, remedy)
+    torch = shell.call([*setup, python, "-c", TORCH], seconds=60.0)
+    text = last_line(torch.output) if torch.code == 0 else f"none: {torch.words}"
     yield CheckResult("torch", "pass" if torch.code == 0 else "warn", text, remedy)

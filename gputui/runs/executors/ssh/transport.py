@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gputui.runs.executors import far
-from gputui.runs.executors.courier import TargetRefusalError, UnreachableError, python_of
+from gputui.runs.executors.courier import PYTHON, UNUSABLE, TargetRefusalError, UnreachableError, python_of
 from gputui.runs.executors.mirror import MirrorCourier
 from gputui.runs.executors.ssh.connection import SshShell
 from gputui.runs.submission import write_private
@@ -70,6 +70,10 @@ class SshMirror(MirrorCourier):
         if made.code != 0 or not root.startswith("/"):
             raise TargetRefusalError(f"no folder {wanted} on {self.target['name']}: {made.words}")
         write_private(self.folder / "root.json", {"path": root})
+        python = python_of(self.plan)
+        tried = self.shell.call([python, "-c", PYTHON])
+        if tried.code in UNUSABLE:
+            raise TargetRefusalError(f"python: {python} cannot run far.py on {self.target['name']}: {tried.words}")
         self.send_code(f"{root}/code")
         local = self.plan
         self.plan = self.plan_there(root, f"{root}/code")
@@ -119,7 +123,8 @@ class SshMirror(MirrorCourier):
         try:
             self.answer = json.loads(done.output)
         except ValueError:
-            raise UnreachableError(f"no report from there: {done.words}") from None
+            why = f"its answer is not JSON ({len(done.output)} characters)" if done.code == 0 else done.words
+            raise UnreachableError(f"no report from there: {why}") from None
         assert self.answer is not None
         self.apply(self.answer["grown"], self.answer["whole"])
 
