@@ -443,6 +443,8 @@ class Body:
         """Whether the scheduler requeued the job, and so ends this process."""
         if not self.requeue:
             return False
+        # Nothing is left to do at the end of the job, which would otherwise hold its node for KillWait.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             done = subprocess.run(self.requeue, stdin=subprocess.DEVNULL, timeout=REQUEUE_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gputui.runs.executors import far
 from gputui.runs.executors.far import Course, newest_checkpoint
 
 
@@ -91,3 +96,21 @@ def test_a_distributed_checkpoint_whose_save_was_cut_short_is_not_taken(
             os.utime(folder / name, (at * 3600,) * 2)
     os.utime(folder, (5.1 * 3600,) * 2)
     assert there.found(of(1), of(2)) == expected
+
+
+# Has its start warned of the limit, as Slurm does, and ends as one that was asked to.
+WARNED_SHIM = """
+import json, os, pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getppid(), signal.SIGUSR1)
+signal.sigwait([signal.SIGTERM])
+pathlib.Path(sys.argv[1], "exit.json").write_text(json.dumps({"code": 0, "stop_requested": True}))
+"""
+
+
+def test_a_job_that_was_requeued_ends_at_the_first_signal(tmp_path: Path) -> None:
+    shutil.copy(far.__file__, tmp_path / "far.py")
+    (tmp_path / "shim.py").write_text(WARNED_SHIM)
+    requeue = ["sh", "-c", "kill -TERM $PPID"]
+    argv = [sys.executable, "-I", "-S", str(tmp_path / "far.py"), "body", str(tmp_path), "7", *requeue]
+    assert subprocess.run(argv, timeout=50, check=False).returncode == -signal.SIGTERM
