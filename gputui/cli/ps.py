@@ -21,7 +21,6 @@ from gputui.tui.layout.run_words import (
     outlook,
     placement_words,
     silent_seconds,
-    start_words,
     stop_words,
     tag_words,
     time_left,
@@ -80,8 +79,6 @@ def _elsewhere(run: Run, now: float) -> str:
 def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: float) -> tuple[str, ...]:
     step = None if run.attempt_last_step is None else units.count(run.attempt_last_step)
     loss = left = now_words = None
-    if run.state is RunState.STARTING and not unread:
-        now_words = start_words(run, now)
     if run.attempt:
         is_going_on = run.state in (RunState.RUNNING, RunState.STOPPING)
         tracker = RunTracker(run.run_id)
@@ -93,7 +90,9 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
             step = units.count(progress.step) + total
         loss = None if progress.loss is None else units.metric_value(progress.loss)
         row = RunRow(run, progress)
-        if run.state is RunState.STOPPING:
+        if run.state is RunState.STARTING and not unread:
+            now_words = outlook(row, now)[0]
+        elif run.state is RunState.STOPPING:
             now_words = stop_words(row, now)[0]
         elif is_going_on and silent_seconds(row, now):
             now_words = outlook(row, now)[0]

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.execution import ALIVE_LOOK_SECONDS, REPLACE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.cli.context import Session
+from gputui.cli.ps import command as ps
 from gputui.config import Workspace
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.executors.base import Executor
@@ -113,6 +116,7 @@ def test_its_place_is_stored_and_shown_and_waiting_there_is_no_start(bench: Benc
     heard = placement.contact_at
     assert heard is not None
     assert placement_words(run, heard + 1.0)[1] == "text"
+    assert "(Priority)" in CliRunner().invoke(ps, obj=Session(bench.workspace)).output
     words, style = placement_words(run, heard + UNKNOWN_AFTER_SECONDS)
     assert "unknown since" in words and style == "warn"
     (bench.folder / "far-state").write_text("running")
