@@ -38,6 +38,7 @@ def command(context: click.Context, as_json: bool) -> None:
             for name, one in found.items()
         ]
         print_table(("TARGET", "KIND", ""), rows)
+        say(f"\nof {session.workspace.targets}")
 
 
 @command.command("check")
@@ -46,8 +47,7 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.pass_obj
 def check(session: Session, name: str, as_json: bool) -> None:
     """See whether a target can be used: reached, right partition and account, free GPUs, its clock."""
-    from gputui.profiles.targets import TargetNotFoundError, find_target
-    from gputui.runs.executors import Executors
+    from gputui.profiles.targets import TargetNotFoundError, find_target, survey
     from gputui.yaml_forms.problems import ProfileError
 
     try:
@@ -55,7 +55,7 @@ def check(session: Session, name: str, as_json: bool) -> None:
     except (TargetNotFoundError, ProfileError) as error:
         launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
     results = []
-    for result in Executors().of(target).survey(target):
+    for result in survey(target):
         results.append(result)
         if not as_json:
             say(result_line(result))

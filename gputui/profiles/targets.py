@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from gputui.config import Workspace
+from gputui.runs.checks import CheckResult
 from gputui.runs.executors import LOCAL, REMOTE_KINDS, Executors
 from gputui.yaml_forms.document import KeyPath
 from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text
 from gputui.yaml_forms.forms import NAME_PATTERN, findings
 from gputui.yaml_forms.nearest import did_you_mean, nearest
 from gputui.yaml_forms.problems import ProfileError
+
+if TYPE_CHECKING:
+    from gputui.profiles.loading import Profile
 
 
 class TargetNotFoundError(LookupError):
@@ -45,6 +50,18 @@ def find_target(name: str, own: Mapping[str, Mapping[str, Any]], workspace: Work
         return known[name]
     others = f"there are {', '.join(known)}" if known else f"{workspace.targets} names none; docs/targets.md shows how"
     raise TargetNotFoundError(f"no target {name!r}; {did_you_mean(name, known) or others}")
+
+
+def survey(target: Mapping[str, Any], profile: Profile | None = None) -> Iterator[CheckResult]:
+    """Check step by step whether a target can be used, with the interpreter that runs of a profile have there."""
+    from gputui.profiles.resolve import interpreter, working_directory
+
+    python, workdir, folder = None, "", Path()
+    if profile is not None:
+        python, folder = profile.form.python, profile.folder
+        workdir = working_directory(profile, os.environ)
+    python = target.get("python") or interpreter(python, workdir, folder, os.environ)
+    return Executors().of(target).survey({**target, "python": python})
 
 
 def target_findings(given: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gputui.profiles.targets import find_target
+from gputui.runs.executors.courier import CommandResult, TargetRefusalError, TargetShell
 from gputui.runs.executors.slurm.script import batch_script
 from gputui.runs.executors.slurm.slurm_courier import SlurmCourier
+from gputui.runs.executors.slurm.survey import judge_partitions, probe
+from gputui.runs.executors.slurm.survey import survey as slurm_survey
+from gputui.runs.executors.ssh.survey import survey as ssh_survey
 from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
@@ -53,7 +59,11 @@ class Lab(TargetHome):
 @pytest.fixture
 def lab(machine: Machine, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    monkeypatch.setenv("PATH", PATH)
+    greeting = cluster.folder / "greeting" / "sbatch"
+    greeting.parent.mkdir(exist_ok=True)
+    greeting.write_text(f'#!/bin/sh\necho Welcome\n{shutil.which("sbatch", path=PATH)} "$@" && echo Bye\n')
+    greeting.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{greeting.parent}:{PATH}")
     made = Lab(machine, cluster)
     yield made
     for job in cluster.jobs():
@@ -144,8 +154,53 @@ def test_nodes_that_failed_are_left_out_of_the_next_request(tmp_path: Path) -> N
     assert "#SBATCH --exclude=bad,n1,n3\n" in batch_script(plan, "/far", token="T", lost=lost)
 
 
+@table("code, output, listed, expected", [
+    (0, "4711\n", "", "4711"), (0, "4711;cluster\n", "", "4711"), (0, "Job 12 of 3\n--\n4711\nBye 2026\n", "", "4711"),
+    (0, "Submitted\n", "", None), (1, "4711\n", "", "refused"),
+    (1, "4711\n", "4711|PENDING|None|||N/A|gputui:T\n", "4711"),
+])  # fmt: skip
+def test_the_job_is_found_in_whatever_sbatch_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, output: str, listed: str, expected: str | None
+) -> None:
+    answers = {"sbatch": CommandResult(code, output, ""), "squeue": CommandResult(0, f"Hello\n{listed}", "")}
+    monkeypatch.setattr(TargetShell, "call", lambda _, argv, *given: answers[argv[0]])
+    plan = {"target": {"kind": "slurm"}, "run_id": "a-1", "attempt": 1, "asks": {"gpus": 0}, "argv": ["python"]}
+    folder = tmp_path / "attempts" / "1"
+    (folder / "far").mkdir(parents=True)
+    (folder / "attempt.json").write_text(json.dumps(plan))
+    try:
+        found = SlurmCourier(folder).submit("T")
+    except TargetRefusalError:
+        found = "refused"
+    assert found == expected
+
+
+@table("target, status", [
+    ({"partition": "gpu", "time": "4h"}, "pass"), ({"partition": "gpu", "time": "8h"}, "fail"),
+    ({"partition": "gpu", "time": "1-0"}, "fail"), ({"partition": "off"}, "fail"), ({"partition": "gone"}, "fail"),
+    ({"partition": "off,free", "time": "9d"}, "pass"), ({}, "pass"), ({"time": "241"}, "fail"),
+])  # fmt: skip
+def test_a_partition_in_which_the_job_would_wait_forever_is_refused(target: dict[str, Any], status: str) -> None:
+    rows = [("gpu", "YES", "04:00:00", "UP"), ("off", "NO", "UNLIMITED", "DOWN"), ("free", "NO", "UNLIMITED", "UP")]
+    line = "PartitionName={} AllowGroups=ALL Default={} MaxTime={} State={} TotalCPUs=4"
+    text = "\n".join(["Welcome", *(line.format(*row) for row in rows)])
+    result = judge_partitions(target, CommandResult(0, text, ""))
+    assert result is not None and result.status == status
+
+
+def test_what_a_check_cannot_read_is_a_failed_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ssh", "sbatch", "scontrol", "sinfo", "date"):
+        (tmp_path / name).write_text("#!/bin/sh\necho Welcome\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{PATH}")
+    for survey in (slurm_survey, ssh_survey):
+        assert [each.status for each in survey({"host": "k", "setup": ["echo Welcome"]})][-1] == "fail"
+    assert [each.status for each in slurm_survey({})][-1] == "fail"
+
+
 @table("target, place", [
     ({"kind": "slrum"}, "lab.kind"), ({"kind": "slurm", "partiton": "gpu"}, "lab.partiton"),
+    ({"kind": "slurm", "memory": "much"}, "lab.memory"),
     ({"kind": "slurm", "time": "soon"}, "lab.time"), ({"kind": "slurm", "partition": "gpu; rm"}, "lab.partition"),
     ({"partition": "gpu"}, "lab"),
 ])  # fmt: skip
@@ -159,8 +214,10 @@ def test_what_is_wrong_with_a_target_is_said_with_its_place(
 
 def test_the_dry_run_prints_the_script_that_is_submitted(machine: Machine) -> None:
     lab = {"kind": "slurm", "partition": "main", "time": "2h", "setup": ["module load cuda"], "gpu_type": "a100"}
-    machine.workspace.targets.write_text(json.dumps({"lab": {**lab, "warn": 60}}))
+    machine.workspace.targets.write_text(json.dumps({"lab": {**lab, "warn": 60, "memory": "400GiB"}}))
     text = machine.gputui("run", machine.profile(), "--on", "lab", "--gpus", "2", "--dry-run")
-    for line in ("--partition=main", "--time=120", "--gres=gpu:a100:2", "--signal=B:USR1@60", "--requeue"):
-        assert f"#SBATCH {line}\n" in text
+    checked = probe(find_target("lab", {}, machine.workspace), has_gpus=False)
+    for line in ("--partition=main", "--time=120", "--mem=409600M", "--signal=B:USR1@60", "--requeue"):
+        assert f"#SBATCH {line}\n" in text and f"#SBATCH {line}\n" in checked
+    assert "#SBATCH --gres=gpu:a100:2\n" in text and "#SBATCH --gres=gpu:a100:1\n" in checked
     assert "\nmodule load cuda\n" in text and "far.py" in text

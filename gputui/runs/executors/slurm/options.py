@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gputui.runs.executors.options import Folder, Host, Inside, Line, TargetOptions, Word, matching
+from gputui.yaml_forms.forms import expected
+from gputui.yaml_forms.quantities import parse_size
 
 _TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
+
+
+def sbatch_memory(text: str) -> str:
+    """A size in sbatch's form, whose units are binary. Raises PydanticCustomError."""
+    size = parse_size(text)
+    if size is None and not re.fullmatch(r"[0-9]{1,12}[KMGT]?", text, re.I):
+        raise expected("a size such as 64G or 400GiB")
+    return text if size is None else f"{-(-size >> 20)}M"
 
 
 class SlurmOptions(TargetOptions):
@@ -33,7 +44,9 @@ class SlurmOptions(TargetOptions):
         1, description="number of nodes, each with the GPUs and processes that the run asks for"
     )
     cpus: Annotated[int, Field(ge=1, le=4096)] | None = Field(None, description="cores of the job on each node")
-    memory: Word | None = Field(None, description="host memory of the job on each node, such as 64G")
+    memory: Annotated[str, AfterValidator(sbatch_memory)] | None = Field(
+        None, description="host memory of the job on each node, such as 64G or 400GiB"
+    )
     exclude: Word | None = Field(None, description="nodes that must not be used")
     warn: Annotated[int, Field(ge=10, le=65535)] = Field(
         120, description="seconds before the limit at which the run saves and is requeued"

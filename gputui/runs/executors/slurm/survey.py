@@ -9,7 +9,7 @@ from typing import Any
 
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors.courier import CommandResult, TargetShell, UnreachableError
-from gputui.runs.executors.slurm.script import CONFIGURATION
+from gputui.runs.executors.slurm.script import CONFIGURATION, batch_script, sbatch_time
 from gputui.runs.executors.slurm.slurm_courier import LoginShell
 from gputui.runs.executors.ssh.survey import DATE, environment_there, judge_clock
 
@@ -23,23 +23,27 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
 
     try:
         version = ask("sbatch", "--version")
-        if version.code != 0:
+        number = re.search(r"^slurm\S* \d\S*", version.output, re.M)
+        if number is None:
             raise UnreachableError(f"sbatch: {version.words}")
-        yield CheckResult("commands", "pass", version.output.strip())
+        yield CheckResult("commands", "pass", number[0])
     except UnreachableError as error:
         yield CheckResult("commands", "fail", str(error), "log in to a node of the cluster, or load its module")
         return
     try:
         ping = ask("scontrol", "ping")
-        is_up = "UP" in ping.output
-        yield CheckResult(
-            "controller", "pass" if is_up else "fail", ping.output.strip() or ping.words, "ask its admins"
-        )
+        is_up = re.search(r"^Slurmctld.* is UP\s*$", ping.output, re.M)
+        text = is_up[0].strip() if is_up else ping.words
+        yield CheckResult("controller", "pass" if is_up else "fail", text, "ask its admins")
         if not is_up:
             return
         yield _partition(target, ask)
-        yield _free(target, ask)
-        yield _accepted(target, ask)
+        free = _free(target, ask)
+        yield free
+        script = probe(target, has_gpus=free.status == "pass")
+        test = shell.call(("sbatch", "--test-only"), script, 15.0)
+        text = test.words.removeprefix("sbatch: ")
+        yield CheckResult("submission", "pass" if test.code == 0 else "fail", text, "see what the target asks for")
         yield judge_clock(ask(*DATE), time.time())
         # The environment is on a file system that the nodes share.
         yield from environment_there(shell, target)
@@ -47,18 +51,49 @@ def survey(target: Mapping[str, Any]) -> Iterator[CheckResult]:
         yield CheckResult("controller", "fail", str(error), "try again, or ask its admins")
 
 
+def probe(target: Mapping[str, Any], *, has_gpus: bool) -> str:
+    """The script of a job that asks for all that the target says, with one GPU on each node if there are any."""
+    asks = {"gpus": int(has_gpus or bool(target.get("gpu_type")))}
+    plan = {"target": target, "run_id": "gputui-check", "attempt": 1, "argv": ["python3"], "asks": asks}
+    return batch_script(plan, "/tmp", token="check")  # noqa: S106, S108 - nothing is submitted
+
+
 def _partition(target: Mapping[str, Any], ask: Any) -> CheckResult:
-    name = target.get("partition")
-    if name is None:
-        return CheckResult("partition", "skip", "the cluster's default")
-    done = ask("scontrol", "show", "partition", "--oneliner", name.partition(",")[0])
-    if done.code != 0:
-        listed = ask("sinfo", "--noheader", "--format=%R").output.split()
-        return CheckResult("partition", "fail", done.words, f"there are {', '.join(sorted(set(listed)))}")
-    limit = re.search(r"MaxTime=(\S+)", done.output)
-    state = re.search(r"State=(\S+)", done.output)
-    text = f"{name} is {state[1] if state else '?'}, limit {limit[1] if limit else '?'}"
-    return CheckResult("partition", "pass" if state is None or state[1] == "UP" else "warn", text)
+    done = ask("scontrol", "show", "partition", "--oneliner")
+    return judge_partitions(target, done) or CheckResult("partition", "fail", done.words, "ask its admins")
+
+
+def judge_partitions(target: Mapping[str, Any], done: CommandResult) -> CheckResult | None:
+    """Compare the target with ``scontrol show partition --oneliner``; None if that lists no partition. sbatch accepts a
+    time above the limit, and a partition that is down: such a job waits forever."""
+    listed = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in done.output.splitlines()]
+    known = {fields["PartitionName"]: fields for fields in listed if "PartitionName" in fields}
+    if not known:
+        return None
+    defaults = [name for name, fields in known.items() if fields.get("Default") == "YES"]
+    names = str(target["partition"]).split(",") if target.get("partition") else defaults
+    if gone := [name for name in names if name not in known]:
+        return CheckResult("partition", "fail", f"no {', '.join(gone)}", f"there are {', '.join(sorted(known))}")
+    text = "; ".join(
+        f"{name} is {known[name].get('State', '?')}, limit {known[name].get('MaxTime', '?')}" for name in names
+    )
+    usable = [known[name] for name in names if known[name].get("State", "UP") == "UP"]
+    asked = minutes(sbatch_time(str(target.get("time") or "0"))) or 0
+    fits = [fields for fields in usable if asked <= (minutes(fields.get("MaxTime", "")) or asked)]
+    if usable and not fits:
+        text += f"; time: {target['time']} is above it"
+    return CheckResult("partition", "pass" if fits or not names else "fail", text, "see partition and time")
+
+
+def minutes(text: str) -> int | None:
+    """Minutes of a time in Slurm's form, such as ``90``, ``4:00:00`` or ``1-12``; None without a limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    if days is not None or third is not None:
+        return ((days or 0) * 24 + (first or 0)) * 60 + (second or 0)
+    return first
 
 
 def _free(target: Mapping[str, Any], ask: Any) -> CheckResult:
@@ -82,11 +117,3 @@ def _free(target: Mapping[str, Any], ask: Any) -> CheckResult:
 def gpus_in(gres: str) -> int:
     """The number of GPUs in a list such as ``gpu:a100:4(S:0-1),gpu:2``."""
     return sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))
-
-
-def _accepted(target: Mapping[str, Any], ask: Any) -> CheckResult:
-    """Check that sbatch accepts a job with the target's partition, account and quality of service."""
-    words = [f"--{key}={target[key]}" for key in ("partition", "account", "qos") if target.get(key)]
-    done = ask("sbatch", "--test-only", "--time=1", *words, "--wrap=true")
-    text = done.words.removeprefix("sbatch: ")
-    return CheckResult("submission", "pass" if done.code == 0 else "fail", text, "see partition, account and qos")

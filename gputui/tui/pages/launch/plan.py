@@ -82,18 +82,18 @@ def read_target_names(workspace: Workspace) -> tuple[str, ...]:
 
 def survey_lines(form: Form, workspace: Workspace) -> Iterator[str]:
     """The state of a form's target, line by line. Each line may take until its own deadline."""
-    from gputui.profiles.targets import TargetNotFoundError, find_target
-    from gputui.runs.executors import Executors
+    from gputui.profiles.targets import TargetNotFoundError, find_target, survey
     from gputui.yaml_forms.problems import ProfileError
 
     entry = form.entry
-    own = {} if entry is None or entry.profile is None else entry.profile.form.targets
+    profile = None if entry is None else entry.profile
+    own = {} if profile is None else profile.form.targets
     try:
         target = find_target(form.target or "", own, workspace)
     except (TargetNotFoundError, ProfileError) as error:
         yield from str(error).splitlines()
         return
-    for result in Executors().of(target).survey(target):
+    for result in survey(target, profile):
         yield check_line(result)
 
 
