@@ -83,6 +83,11 @@ def clean(text: str, *, newlines: bool = False) -> str:
     return "".join(shown)
 
 
+def without_sequences(text: str) -> str:
+    """`text` without escape sequences of any kind."""
+    return _SEQUENCE.sub("", text)
+
+
 def _visible(char: str, category: str) -> str:
     """One character that is neither plain nor a mark, or its replacement."""
     code = ord(char)

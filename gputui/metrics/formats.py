@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+from gputui.charts.safe_text import without_sequences
 from gputui.metrics.contract import Parsed, ParsedLine, Rejected, cut_off, parse_line, parse_values
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ MATCHED_CHARACTERS = 2000
 MATCH_SECONDS = 0.02
 MAX_TIMEOUTS = 3
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TRAILING = ",;:%)]}"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _WITH_UNIT = re.compile(rf"({_NUMBER})\s?([A-Za-zµ]+)(?:/([a-z]+))?")
@@ -339,7 +339,7 @@ def printed_text(line: bytes) -> str:
     """The part of a printed line that patterns see: its beginning, without escape sequences."""
     text = line[: 4 * MATCHED_CHARACTERS].decode("utf-8", "replace")
     if "\x1b" in text:
-        text = _ANSI.sub("", text)
+        text = without_sequences(text)
     return text[:MATCHED_CHARACTERS]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from gputui.recovery.tracebacks import plain
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.logs import Stream, node_folder, node_folders, rank_logs, tail_text
@@ -240,7 +241,7 @@ def collect(
     tails: list[EvidenceLog] = []
     for log in rank_logs(attempt_dir):
         try:
-            tails.append(EvidenceLog(log.rank, log.stream, _last_lines(tail_text(log.path, TAIL_BYTES))))
+            tails.append(EvidenceLog(log.rank, log.stream, plain(_last_lines(tail_text(log.path, TAIL_BYTES)))))
         except OSError as error:
             problems.append(f"{log.path.name} of rank {log.rank}: {error}" if log.rank is not None else str(error))
     errors: list[ErrorFile] = []

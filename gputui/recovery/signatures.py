@@ -1,7 +1,8 @@
 """Signatures: the texts by which incidents are recognised, as data.
 
 The texts are those of PyTorch 2 (c10, torch.distributed, torch.utils.data, the caching allocator), NCCL 2, gloo, CUDA's
-error strings and CPython. Two sorts:
+error strings and CPython, and how other libraries (Triton, XLA, TensorFlow, CuPy, RMM, ONNX Runtime, Ray, HIP) say that
+memory ran out. Two sorts:
 
 - EXCEPTIONS match an exception that ended a process: its ``Type: message`` from an error file or a traceback.
 - LINES match whole lines of a log, from their start: what native code prints before it takes the process down.
@@ -17,7 +18,7 @@ from itertools import pairwise
 from msgspec import Struct
 
 from gputui.recovery.kinds import KINDS, Tier
-from gputui.recovery.tracebacks import Chain, Raised, bare
+from gputui.recovery.tracebacks import Chain, Raised, bare, plain
 from gputui.runs.logs import lines_of
 
 
@@ -69,28 +70,50 @@ ADVICE = re.compile(
     r"|In PyTorch 2\.6, we changed the default value.*"
 )
 
+# How CUDA's and HIP's interfaces, and libraries on top of them, say that a GPU has no memory left.
+_GPU = r"(?i:\b(?:CUDA|HIP|ROCm|GPU(?:assert)?|Triton)(?:\b|_)|\b(?:cu|cuda|hip)(?:Mem|Malloc|Error))"
+_GPU_FULL = rf"(?={_GPU}).*(?:(?i:out[ _]of[ _]memory)|cudaErrorMemoryAllocation|hipErrorOutOfMemory)"
+# Libraries raise other types than these for lack of memory; these only quote it.
+_NATIVE = r"\A(?!(?:\w+\.)*(?:Assertion|Value|Key|Type|Import|Lookup|NotImplemented)Error)\S+: "
+
 EXCEPTIONS: tuple[Signature, ...] = (
     # Memory first: the texts of other layers quote it.
     _raises(
+        "host_oom",
+        r"killed due to the node running low on memory",
+        r"\bcuda(?:HostAlloc|MallocHost|HostRegister)\b.*out of memory",
+        r"^(?:\w+\.)*ResourceExhaustedError: .*\bdevice:CPU:",
+    ),
+    _raises(
         "cuda_oom",
-        r"^(?:\w+\.)*OutOfMemoryError: .*(?:out of memory|tried to allocate|preemptively rejected)",
+        r"^(?:\w+\.)*OutOfMemoryError: .*(?i:out of memory|tried to allocate|preemptively rejected)",
         r"\A\S*Error: (?:CUDA|HIP|CUDA error:|HIP error:) out of memory",
-        r"\A\S*Error: .*CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+        _NATIVE + rf"(?:.*[^'\"`\w])?{_GPU_FULL}",
+        _NATIVE + r".*\b(?:CU|HIP|ROC)[A-Z]+_(?:STATUS_)?(?:INTERNAL_ERROR_DEVICE_)?ALLOC(?:ATION)?_FAILED\b",
+        _NATIVE + r"RESOURCE_EXHAUSTED: .*(?i:out of memory|failed to allocate|to reserve)",
+        r"\A(?:\w+\.)*ResourceExhaustedError: .*(?:OOM when|failed to allocate memory|Graph execution error)",
+        r"\[ONNXRuntimeError\] .*(?:Failed to allocate memory for requested buffer|smaller than requested bytes)",
+        r"\bRMM failure at:.*Maximum pool size exceeded",
+        r"^(?:\w+\.)*InternalError: .*Dst tensor is not initialized",
         r"would exceed per_process_memory_fraction limit",
         r"Cuda failure (?:\d+ )?'out of memory'",
+    ),
+    _raises("resource_limit", r"unable to \w+ .*: Too many open files \(24\)"),
+    _raises(
+        "shm_full",
+        r"Error while creating shared memory segment",
+        r"is killed by signal: Bus error",
+        r"unable to (?:allocate|resize|mmap|write to)(?: \d+ bytes from)? (?:shared memory|file </torch_)",
+        r"unable to open shared memory object .*\((?:12|28)\)",
+        r"\[Errno 28\] .*'/dev/shm/",
     ),
     _raises(
         "host_oom",
         r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)",
         r"^(?:\w+\.)*_?(?:Array)?MemoryError\b",
+        r"\Abad_alloc: std::bad_alloc\Z",
         r"\[Errno 12\] Cannot allocate memory",
-    ),
-    _raises(
-        "shm_full",
-        r"Error while creating shared memory segment",
-        r"is killed by signal: Bus error",
-        r"unable to (?:allocate|resize|mmap|write to|open) (?:shared memory|file </torch_)",
-        r"\[Errno 28\] .*'/dev/shm/",
+        r"unable to mmap .*: Cannot allocate memory \(12\)",
     ),
     # Disks
     _raises(
@@ -231,7 +254,7 @@ EXCEPTIONS: tuple[Signature, ...] = (
 )
 
 _NCCL_LOG = r"(?:\[\S+ \S+\] )?\S+:\d+:\d+ \[\d+\] (?:\S+ )?(?:\S+:\d+ )?NCCL WARN .*"
-_TORCH_LOG = r"\[[EF]\d{3,4} [\d:.]+ (?:\d+ )?ProcessGroupNCCL\.cpp:\d+\] .*"
+_TORCH_LOG = r"\[[EF](?:\d{3,4} [\d:.]+)? (?:\d+ )?ProcessGroupNCCL\.cpp:\d+\] .*"
 
 LINES: tuple[Signature, ...] = (
     _prints(
@@ -241,6 +264,11 @@ LINES: tuple[Signature, ...] = (
     _prints("shm_full", _NCCL_LOG + r"Error while creating shared memory segment"),
     _prints("shm_full", r"ERROR: Unexpected bus error encountered in worker\."),
     _prints("cuda_oom", _NCCL_LOG + r"Cuda failure (?:\d+ )?'out of memory'"),
+    # Native code that names its source file, and exits.
+    _prints("cuda_oom", rf"(?=.*\.(?:c|cc|cpp|cu|cuh|h|hpp|hip)\W+\d)\[?{_GPU_FULL}"),
+    _prints("cuda_oom", r"Error out of memory at line \d+ in file "),
+    _prints("cuda_oom", r"\w+: .*\bcudaMalloc failed: out of memory"),
+    _prints("host_oom", r"\(raylet\b.*\bkilled due to (?:memory pressure|the node running low on memory)"),
     _prints("driver_mismatch", r"Failed to initialize NVML: Driver/library version mismatch"),
     _prints("nan_loss", r"Loss is (?:nan|inf), stopping training"),
     _prints("config_error", r"\S*python[\d.]*: can't (?:open file|find '__main__' module)"),
@@ -315,7 +343,7 @@ def nccl_trouble(text: str) -> list[str]:
     """The lines of a log in which NCCL or torch's watchdog reports failing communication."""
     if "NCCL" not in text:
         return []
-    lines = (bare(line) for line in lines_of(text) if "NCCL" in line)
+    lines = (bare(line) for line in lines_of(plain(text)) if "NCCL" in line)
     return [
         line for line in lines if any(pattern.match(line) for pattern in _NCCL_TROUBLE) and not _WITHOUT.search(line)
     ]

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.charts.safe_text import without_sequences
 from gputui.runs.logs import lines_of
 
 MAX_MESSAGE_LINES = 40
@@ -23,8 +24,18 @@ _PREFIX = re.compile(r"^\x00*(?:\[default\d+\]:)?(\[rank\d+\]:[ ]?)?")
 _RANKED = re.compile(r"^\x00*(?:\[default(?=\d+\]:)|\[rank(?=\d+\]:))(\d+)\]:")
 _HEADER = "Traceback (most recent call last):"
 # The library rich draws a box around the frames; the exception follows below it as usual.
-_BOX_HEADER = re.compile(r"^╭─+ Traceback \(most recent call last\) ─+╮")
-_BOX = ("│", "╰")
+_BOX_HEADER = re.compile(r"^[╭+][─-]+ Traceback \(most recent call last\) [─-]+[╮+]")
+_BOX = ("│", "╰", "|", "+")
+# The beginnings of messages of several lines, and their further lines.
+_OF_RANK = r"(?:\[default\d+\]:)?(?:\[rank\d+\]: ?)?"
+_ANCHOR = re.compile(
+    _OF_RANK + r"(?:(?:  \+ Exception Group )?Traceback \(most recent call last\):$|[╭+][─-]+ Traceback \(most "
+    r"|\[E[\d:. ]* ProcessGroupNCCL|terminate called )"
+)
+_FOLLOWS = _OF_RANK + r"(?:(?:  \| )?  File \"|[│|]|\[E[\d:. ]* ProcessGroupNCCL|  what\(\):)"
+# Between the exceptions of a group, and after the last.
+_DIVIDER = re.compile(r"^ +\+-+(?P<next> \S+ -+)?$")
+_DIGITS = re.compile(r"\d+")
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<function>\S.*))?$')
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.<>]*)(?:: (?P<message>.*)|:)?$")
 # The compiler reports these without a header.
@@ -78,6 +89,30 @@ class Chain(Struct, frozen=True):
 class _Line(Struct, frozen=True):
     text: str
     ranked: bool
+
+
+def plain(text: str) -> str:
+    """A log without escape sequences, and without what another program writes before each line of a traceback: a rank
+    (srun), an actor (Ray), a service (compose), a time, a logger.
+
+    Such a prefix is recognized by the lines of one traceback that begin with it, apart from their numbers.
+    """
+    if "\x1b" in text:
+        text = without_sequences(text)
+    lines = lines_of(text)
+    prefixes: set[str] = set()
+    for at, line in enumerate(lines):
+        if (match := _ANCHOR.search(line)) is not None and line[: match.start()].strip():
+            prefix = _DIGITS.sub(r"\\d+", re.escape(line[: match.start()]))
+            follows = re.compile(prefix + _FOLLOWS)
+            if any(follows.match(after) for after in lines[at + 1 : at + MAX_FRAMES]):
+                prefixes.add(prefix)
+    if prefixes:
+        # Of two prefixes that begin alike, as those of nested groups do, the longer one is removed.
+        pattern = re.compile("|".join(sorted(prefixes, key=len, reverse=True)))
+        lines = [line[match.end() :] if (match := pattern.match(line)) else line for line in lines]
+        lines = [(_LINKS[0] if match["next"] else "") if (match := _DIVIDER.match(line)) else line for line in lines]
+    return _joined(lines)
 
 
 def bare(line: str) -> str:
@@ -194,6 +229,8 @@ def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
         if at > header + 1 and _EXCEPTION.match(line):
             type_name, message = _exception(line)
             end, more = _continuation(lines, at)
+            if not more and _BOX_HEADER.match(lines[header].text):
+                end, message = _unwrapped(lines, at, message, len(lines[header].text))
             where, path = _frames(lines[header:at])
             return Raised(type_name, "\n".join([message, *more]).strip(), where, path), end
         if line.endswith(_HEADER):
@@ -201,6 +238,20 @@ def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
         strange += 1
         at += 1
     return None
+
+
+def _unwrapped(lines: list[_Line], at: int, message: str, width: int) -> tuple[int, str]:
+    """The line after a message below a box, and the message, which rich breaks where the next word does not fit."""
+    after = at + 1
+    while (
+        after < len(lines)
+        and after - at < MAX_MESSAGE_LINES
+        and lines[after].text.strip()
+        and len(f"{lines[after - 1].text.rstrip()} {lines[after].text.split()[0]}") > width
+    ):
+        message = f"{message.rstrip()} {lines[after].text.strip()}"
+        after += 1
+    return after, message
 
 
 def _continuation(lines: list[_Line], at: int) -> tuple[int, list[str]]:

@@ -17,6 +17,7 @@ QUOTES = [
     "retry_on: torch.OutOfMemoryError\nmessage: CUDA out of memory. Tried to allocate 2.00 GiB\n",
     "OutOfMemoryError: this word stands at the start of a line but no traceback is above it\n",
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB\n",
+    "2026-01-01: I external/xla/cuda_driver.cc:1101] failed to allocate 2.00GiB: CUDA_ERROR_OUT_OF_MEMORY\n",
     "NCCL WARN Error while creating shared memory segment is a message that we handle\n",
     "we saw: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\n",
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nTo enable traceback see: https://pytorch.org/docs\n",
@@ -38,6 +39,12 @@ def test_quoted_messages_count_for_nothing(quote: str, tmp_path: Path) -> None:
 
 @table("exception", [
     "AssertionError: expected 'CUDA out of memory' in the log",
+    "ValueError: on_error may be CUDA out of memory or none",
+    "RuntimeError: no rule for 'CUDA out of memory'",
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376",
+    "google.api_core.exceptions.ResourceExhausted: 429 RESOURCE_EXHAUSTED: Quota exceeded for GPU",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "RuntimeError: unable to open shared memory object </torch_5_1> in read-write mode: No such file or directory (2)",
     "ValueError: bad mask\nCUDA kernel errors might be asynchronously reported at some other API call",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
 ])  # fmt: skip

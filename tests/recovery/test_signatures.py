@@ -22,16 +22,37 @@ NCCL = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/d
 
 # fmt: off
 RAISED = [
+    *(("cuda_oom", text) for text in """RuntimeError: CUDA driver error: out of memory
+RuntimeError: Triton Error [CUDA]: out of memory
+RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/THCGeneral.cpp:50
+RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED
+RuntimeError: CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`
+RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+RuntimeError: hipErrorOutOfMemory
+jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 34359738368 bytes.
+jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB on device ordinal 0
+x.errors_impl.ResourceExhaustedError: OOM when allocating tensor on /job:l/task:0/device:GPU:0 by GPU_0_bfc
+x.errors_impl.InternalError: Failed copying input tensor: Dst tensor is not initialized.
+cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 0 bytes).
+cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorMemoryAllocation: out of memory
+MemoryError: std::bad_alloc: out_of_memory: RMM failure at:/rmm/pool.hpp:196: Maximum pool size exceeded
+numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY
+onnxruntime.capi.Fail: [ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0 ; hostname=h
+x.RuntimeException: [ONNXRuntimeError] : 6 : bfc_arena.cc Failed to allocate memory for requested buffer""".splitlines()),
+    ("host_oom", "x.errors_impl.ResourceExhaustedError: OOM when allocating tensor on /job:l/device:CPU:0 by cpu"),
+    ("host_oom", "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."),
+    ("host_oom", "RuntimeError: cudaHostAlloc failed: out of memory"),
+    ("host_oom", "RuntimeError: unable to mmap 123 bytes from file <model.bin>: Cannot allocate memory (12)"),
+    ("host_oom", "MemoryError: std::bad_alloc"),
+    ("shm_full", "RuntimeError: unable to mmap 280 bytes from file </torch_1_2>: Cannot allocate memory (12)"),
+    ("resource_limit", "RuntimeError: unable to open shared memory object </torch_5_1>: Too many open files (24)"),
     ("cuda_oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB of which 11.25 MiB is free. Process 4242 has 79.08 GiB memory in use. Of the allocated memory 77.00 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."),
-    ("cuda_oom", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity)"),
     ("cuda_oom", "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity)"),
     ("cuda_oom", "torch.AcceleratorError: CUDA error: out of memory" + ASYNC),
     ("cuda_oom", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    ("cuda_oom", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     ("cuda_oom", "torch.OutOfMemoryError: Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit"),
     ("cuda_oom", NCCL.format("unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'")),
     ("host_oom", "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000000 bytes. Error code 12 (Cannot allocate memory)"),
-    ("host_oom", "MemoryError"),
     ("host_oom", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000,)"),
     ("host_oom", "OSError: [Errno 12] Cannot allocate memory"),
     ("shm_full", NCCL.format("unhandled system error (run with NCCL_DEBUG=INFO for details)", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-XYZ123 (size 9637888), error: No space left on device (28)")),
@@ -99,6 +120,13 @@ RAISED = [
 ]
 
 PRINTED = [
+    *(("cuda_oom", 1, f"{text}\n") for text in """Error out of memory at line 380 in file /bnb/csrc/pythonInterface.c
+GPUassert: out of memory main.cu 12
+CUDA error at x.cu:12 code=2(cudaErrorMemoryAllocation) "cudaMalloc(&p, n)"
+ggml_backend_cuda_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory""".splitlines()),
+    ("host_oom", 1, "(raylet) [2026-11-20 17:41:57] 1 Workers (tasks / actors) killed due to memory pressure (OOM)\n"),
+    ("nccl_timeout", -6, "[E ProcessGroupNCCL.cpp:475] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL()\n"),
+    ("cuda_oom", -6, "terminate called after throwing an instance of 'rmm::out_of_memory'\n  what():  std::bad_alloc: CUDA error at: x.hpp:70: cudaErrorMemoryAllocation out of memory\n"),
     ("nccl_timeout", -6, "[rank1]:[E1120 17:41:57.834000000 ProcessGroupNCCL.cpp:629] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n[rank1]:[E1120 17:41:58.834000000 ProcessGroupNCCL.cpp:683] [Rank 1] To avoid data inconsistency, we are taking the entire process down.\n"),
     ("nccl_timeout", -6, "[rank1]:[F1120 17:49:57.834000000 ProcessGroupNCCL.cpp:1554] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives.\n"),
     ("shm_full", 1, "box:4242:4343 [1] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-XYZ (size 9637888), error: No space left on device (28)\n" + traceback(NCCL.format("unhandled system error", "ncclSystemError: System call failed."), rank=1)),
@@ -132,6 +160,50 @@ def test_what_native_code_prints(kind: str, code: int, stderr: str, tmp_path: Pa
         printed = re.sub(r"\[([EFW])1120 ", rf"[\g<1>{month} ", stderr)
         incident = classify(rank_failed(tmp_path / month, printed, code=code))
         assert (incident.kind, incident.rank) == (kind, 1)
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 9"
+RICH = """\
+\x1b[31m╭─ \x1b[1mTraceback (most recent call last) ─╮\x1b[0m
+\x1b[31m│\x1b[0m train.py:9 in main                 \x1b[31m│\x1b[0m
+\x1b[31m╰────────────────────────────────────╯\x1b[0m
+\x1b[1;91mtorch.OutOfMemoryError: \x1b[0mCUDA out of
+memory. Tried to allocate 2.00 GiB.
+"""
+GROUP = f"""\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 9, in <module>
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 5, in main
+    |     loss.backward()
+    | {OOM}
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 7, in main
+    | KeyError: 'x'
+    +------------------------------------
+"""
+
+
+@table("output", [
+    RICH, GROUP, re.sub("(?m)^", "3: ", GROUP), re.sub("(?m)^", "web-1  | ", RICH),
+    *(re.sub("(?m)^(?=.)", prefix, traceback(OOM) + "done\n") for prefix in (
+        "3: ", "\x1b[36m(RayTrainWorker pid=4711)\x1b[0m ", "name-1  | ", "2026-11-26 18:00:01,5 - main - ERROR - ",
+        "[2026-11-26T18:00:01Z] ", "ERROR:root:",
+    )),
+    re.sub(r"(\S*Error|line|main)", "\x1b[1;35m\\1\x1b[0m", traceback(OOM)),
+])  # fmt: skip
+def test_colours_boxes_groups_and_prefixes_hide_no_exception(output: str, tmp_path: Path) -> None:
+    incident = classify(process_ended(tmp_path, f"step 1\n{output}srun: error: exit code 1\n", {"code": 1}))
+    assert incident.kind == "cuda_oom" and "\x1b" not in incident.summary and "2.00 GiB" in incident.summary
+
+
+def test_a_prefix_before_the_ranks_own_is_removed(tmp_path: Path) -> None:
+    lines = "".join(f"3: {line}\n" for line in traceback(OOM, rank=3).splitlines())
+    incident = classify(process_ended(tmp_path, lines, {"code": 1}, launcher="command"))
+    assert (incident.kind, incident.rank) == ("cuda_oom", 3)
 
 
 def test_nccl_warnings_are_found_on_standard_output_too(tmp_path: Path) -> None:
