@@ -27,6 +27,7 @@ from gputui.recovery.action_results import (
 )
 from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
 from gputui.recovery.machine_actions import ActionContext
+from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import RunSpec
 
 __all__ = [
@@ -156,7 +157,9 @@ def restart(spec: RunSpec, params: Params, argument: float | None) -> Result:
 
 
 def new_port(spec: RunSpec, params: Params, argument: float | None) -> Result:
-    """Restart; every attempt gets a free port."""
+    """Restart; every attempt gets a free port for its ranks to meet at."""
+    if not LAUNCHERS[spec.launcher].starts_ranks:
+        return SkippedAction("new_port", f"the launcher {spec.launcher} takes no port; the script chooses its own")
     return AppliedAction("new_port", "took another port")
 
 
@@ -217,7 +220,7 @@ ACTIONS: dict[str, ActionKind] = {
             1,
             True,
         ),
-        ActionKind("new_port", "start again with another network port", new_port),
+        ActionKind("new_port", "start again with another port, if the launcher takes one", new_port),
         ActionKind("longer_timeout", "multiply the timeout of collectives", longer_timeout, "factor", 2.0, 1.01),
         ActionKind(
             "nccl_debug",

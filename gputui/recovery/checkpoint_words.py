@@ -24,7 +24,7 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[Attem
     else:
         newest = usable[0]
         step = "" if newest.step is None else f" ({step_words(newest.name, newest.step)}, attempt {newest.attempt})"
-        many = "1 of this training," if len(usable) == 1 else f"{count(len(usable))} of this training, the next one"
+        many = "1 of this training," if len(usable) == 1 else f"{count(len(usable))} of this training, the newest"
         parts = [f"Checkpoints: {many} {newest.name}{step}."]
     refused = ledger.refused(rows, attempts)
     if refused:

@@ -1,8 +1,8 @@
 """The cost of incidents: repeated steps, lost time, and the GPU-hours of that time. Pure.
 
-The time is counted from the last kept step (that of the checkpoint from which the next attempt resumed) to the next
-attempt's first step. An attempt without a step belongs to the incident before it. Spans never overlap, so that costs
-can be added: a resume from before an attempt's begin loses earlier steps too, but their time is not counted twice.
+The time is counted from the last kept step (that of the checkpoint from which the next attempt with a step resumed) to
+the next attempt's first step. An attempt without a step belongs to the incident before it. Spans never overlap, so that
+costs can be added: a resume from before an attempt begins loses earlier steps too, but their time is counted once.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ def costs(
         if attempt is None or attempt.number in charged:
             continue
         charged.add(attempt.number)
-        later = [row for row in attempts if row.number > attempt.number]
-        following = min(later, key=lambda row: row.number, default=None)
+        later = sorted((row for row in attempts if row.number > attempt.number), key=lambda row: row.number)
+        following = later[0] if later else None
         stopped = verdicts.get(incident.incident_id) == "stop"
         had_predecessor = any(row.attempt == attempt.number - 1 for row in incidents)
         kept_step = None
         if following is not None:
-            kept_step = _kept(following, went_on.get(following.number), start_is_chosen_there=start_is_chosen_there)
+            heir = next((row for row in later if row.first_step is not None), following)
+            kept_step = _kept(heir, went_on.get(heir.number), start_is_chosen_there=start_is_chosen_there)
         cost = _cost(attempt, following, kept_step, clock, stopped, had_predecessor)
         by_id[incident.incident_id] = replace(cost, is_at_least=is_at_least and cost.lost_steps is not None)
     return by_id

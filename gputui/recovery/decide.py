@@ -22,7 +22,7 @@ from gputui.recovery.classify import Incident
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.ledger_inputs import WORKED_SECONDS
 from gputui.recovery.machine_actions import ELSEWHERE, ActionContext, MachineContext
-from gputui.recovery.policies import Policy, Rung
+from gputui.recovery.policies import Ladder, Policy, Rung
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
 
@@ -31,6 +31,7 @@ MOST_SHOWN = 3
 # Incidents of a script that refuses its parameters.
 REFUSALS = frozenset({"user_exception", "nonzero_exit", "config_error", "incompatible_checkpoint", "unknown"})
 SHRINK = "shrink_batch"
+MOST_GENTLE = 2  # smaller batches in a row; then it is halved
 EXCLUDE = "exclude_gpu"
 UNDO = "undo"
 """The action that reverts the changes of another one; ladders cannot name it."""
@@ -137,13 +138,15 @@ class ResumePoint(Struct, frozen=True):
     """The checkpoints that may be resumed from, best first, and why others are rejected.
 
     ``configured``: the profile names checkpoints. ``chosen_there``: only the run's target sees them and chooses when
-    the attempt begins.
+    the attempt begins. ``is_passed``: an argument tells the script to resume; else only $GPUTUI_CHECKPOINT names the
+    checkpoint, which the script may not read.
     """
 
     usable: tuple[CheckpointInfo, ...]
     rejected: tuple[SkippedAction, ...]
     configured: bool
     chosen_there: bool = False
+    is_passed: bool = True
 
     def path(self, back: int) -> str | None:
         """The checkpoint ``back`` places before the best; None, for a start from scratch, if there is none."""
@@ -170,7 +173,8 @@ class ResumePoint(Struct, frozen=True):
     def describe(self, back: int) -> str:
         """The start of the next attempt, as the end of a sentence."""
         if back < len(self.usable):
-            return f"resuming from {self.usable[back].path.name}"
+            name = self.usable[back].path.name
+            return f"resuming from {name}" if self.is_passed else f"with {name} in $GPUTUI_CHECKPOINT, if it reads that"
         if not self.configured:
             return "starting from the beginning because the profile names no checkpoints"
         if self.chosen_there:
@@ -191,7 +195,9 @@ def resume_points(checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -
     if rest:
         noun = "one more" if len(rest) == 1 else f"{len(rest)} more"
         shown.append(SkippedAction(f"resuming from {noun}", "of the last one, " + rest[-1].why))
-    return ResumePoint(usable, tuple(shown), spec.checkpoints is not None)
+    templates = (*(spec.args or ()), *spec.program, *spec.env.values())
+    is_passed = any("{checkpoint}" in text for text in templates) or bool(spec.checkpoints and spec.checkpoints.resume)
+    return ResumePoint(usable, tuple(shown), spec.checkpoints is not None, is_passed=is_passed)
 
 
 def chance_of(run_id: str, attempt: int) -> float:
@@ -227,7 +233,8 @@ def decide(
     retries = _retries(history)
     fruitless = _fruitless(retries, progress)
     refused = _refused_change(incident, retries, progress, spec)
-    rung = _rung(incident.kind, retries, progress) if refused is None else refused.rung
+    ladder = policy.ladder(incident.kind)
+    rung = _rung(incident.kind, retries, progress, ladder) if refused is None else refused.rung
 
     def stop(because: Because, reason: str, actions: tuple[Result, ...] = ()) -> RecoveryPlan:
         return RecoveryPlan("stop", reason, because, dict(params), rung, actions)
@@ -272,7 +279,8 @@ def decide(
     points = resume_points(checkpoints, spec)
     backoff_seconds = policy.backoff.delay(fruitless, chance_of(run_id, attempt))
     machine = replace(machine or MachineContext(), sees_checkpoints=checkpoints is not None)
-    context = ActionContext(incident, spec, params, None, checkpoints or (), machine)
+    limit = _half_batch(retries, progress, spec, params)
+    context = ActionContext(incident, spec, params, None, checkpoints or (), machine, limit)
     if refused is not None:
         return _revert_refused(refused, context, retries, policy, points, backoff_seconds)
     return _climb(context, retries, rung, policy, points, backoff_seconds)
@@ -346,7 +354,7 @@ def _climb(
         results, back, seconds = _try_rung(ladder[rung], context, points)
         # A notification alone changes nothing.
         if not any(isinstance(result, AppliedAction) and result.name != "notify" for result in results):
-            skipped += results
+            skipped += tuple(result for result in results if result not in skipped)
             continue
         changed_params = apply_changes(params, results)
         changed = {name: value for name, value in changed_params.items() if value != params.get(name)}
@@ -419,12 +427,31 @@ def _fruitless(retries: Sequence[PastDecision], progress: AttemptReach) -> int:
     return count
 
 
-def _rung(kind: str, retries: Sequence[PastDecision], progress: AttemptReach) -> int:
-    """The first rung to try: one above the last one for this kind, or one below it if there was progress since."""
+def _half_batch(
+    retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec, params: Mapping[str, Scalar]
+) -> int | None:
+    """The size that the next batch must be below: half of it plus one after two smaller ones without progress, so that
+    any batch is down to 1 before the attempts are used up. None for the usual step."""
+    name = spec.role("batch_size", params)
+    batch = None if name is None else whole(params[name])
+    if batch is None or batch < 2 or progress.made:
+        return None
+    since = next((at for at in reversed(range(len(retries))) if retries[at].progressed), 0)
+    shrunk = sum(SHRINK in decision.actions for decision in retries[since:])
+    return batch // 2 + 1 if shrunk >= MOST_GENTLE else None
+
+
+def _rung(kind: str, retries: Sequence[PastDecision], progress: AttemptReach, ladder: Ladder) -> int:
+    """The first rung to try: one above the last one for this kind, or one below it if there was progress since. A
+    smaller batch, as the last rung, is repeated."""
     for index in range(len(retries) - 1, -1, -1):
         if retries[index].kind == kind:
             gained = progress.made or any(later.progressed for later in retries[index + 1 :])
-            return max(0, retries[index].rung - 1) if gained else retries[index].rung + 1
+            if gained:
+                return max(0, retries[index].rung - 1)
+            top = len(ladder) - 2
+            repeats = top >= 0 and any(action.name == SHRINK for action in ladder[top])
+            return min(retries[index].rung + 1, top) if repeats else retries[index].rung + 1
     return 0
 
 

@@ -46,7 +46,7 @@ def _kinds() -> Iterator[Kind]:
         "cuda_oom",
         "out of GPU memory",
         "{who} ran out of GPU memory",
-        "PyTorch, cuBLAS, cuDNN or NCCL could not allocate memory on the GPU.",
+        "PyTorch or another library could not allocate GPU memory.",
     )
     yield Kind(
         SHARED_OOM,

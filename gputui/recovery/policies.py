@@ -131,8 +131,8 @@ _RESTART_ONLY: dict[str, Ladder] = {
     "dataloader_killed": ladder("restart", "restart"),
     "dataloader_stall": ladder("restart", "restart"),
     "corrupt_checkpoint": ladder("restart", "restart", "restart"),
-    "port_in_use": ladder("new_port", "new_port", "new_port"),
-    "rendezvous": ladder("new_port", "new_port"),
+    "port_in_use": ladder("new_port", "new_port", "wait:60"),
+    "rendezvous": ladder("new_port", "restart"),
     "lease_conflict": ladder("wait:30", "wait:120"),
     "gpu_busy": ladder("wait:60", "wait:300"),
     # Not the run's fault; each step of progress restarts the ladder.
@@ -151,7 +151,7 @@ _RESTART_ONLY: dict[str, Ladder] = {
 }
 
 _STANDARD: dict[str, Ladder] = _RESTART_ONLY | {
-    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing"),
+    "cuda_oom": ladder("shrink_batch", "gradient_checkpointing", "shrink_batch"),
     "host_oom": ladder("fewer_workers", "restart"),
     # The save before the end counts as progress, so a slow leak stays on the first rung.
     "memory_leak": ladder("restart", "fewer_workers", "restart"),

@@ -14,7 +14,7 @@ from gputui.store import json_columns
 from gputui.store.attempts import Attempt, ended_seconds
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 from gputui.store.run_states import RunState
-from gputui.store.runs import Run
+from gputui.store.runs import KILL, Run
 
 _QUOTED = ("kernel", "launcher")
 """Witnesses whose evidence is quoted, because an incident's summary does not."""
@@ -79,7 +79,10 @@ def _ended(attempt: Attempt, incident: IncidentView | None, transitions: Sequenc
         return _met(incident, attempt), _evidence(incident)
     if attempt.state == "stopped" or attempt.stop_requested:
         return (_stopped(attempt, transitions),)
-    return ("It succeeded.",) if attempt.state == "succeeded" else ()
+    if attempt.state != "succeeded":
+        return ()
+    remarks = (attempt.exit or {}).get("remarks")
+    return (f"It succeeded, but {'; '.join(map(str, remarks))}." if isinstance(remarks, list) else "It succeeded.",)
 
 
 def _began_by_person(attempt: Attempt, before: Attempt | None, transitions: Sequence[TransitionView]) -> str:
@@ -177,6 +180,8 @@ def _stopped(attempt: Attempt, transitions: Sequence[TransitionView]) -> str:
     who = requests[0].actor if requests else "A person"
     if attempt.ended_at is None:
         return f"{who} asked it to stop."
+    if attempt.stop_requested == KILL:
+        return f"{who} had it killed at once."
     force = isinstance(attempt.exit, Mapping) and attempt.exit.get("forced") is True
     return f"{who} asked it to stop" + (", and it had to be killed." if force else ", and it did.")
 

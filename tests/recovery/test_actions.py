@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction, apply_changes
+from msgspec.structs import replace
+
+from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction, apply_changes, new_port
 from gputui.recovery.batches import Grain, Pair, shrink
 from gputui.recovery.classify import Incident
 from gputui.recovery.machine_actions import ActionContext
@@ -56,6 +58,11 @@ def test_without_accumulation_the_effective_batch_changes_and_that_is_said(param
     assert isinstance(result, AppliedAction)
     assert [change.after for change in result.changes] == [7]
     assert "the effective batch changes" in result.note
+
+
+def test_a_port_is_only_claimed_where_the_launcher_takes_one() -> None:
+    assert isinstance(new_port(spec(), {}, None), AppliedAction)
+    assert isinstance(new_port(replace(spec(), launcher="python"), {}, None), SkippedAction)
 
 
 def test_roles_name_other_parameters() -> None:
@@ -112,7 +119,7 @@ def test_what_cannot_be_done_is_skipped_with_the_reason(name: str, params: dict[
     ("tighter_clip", {"grad_clip": None}, None, {"grad_clip": 1.0}),
     ("fewer_workers", {"num_workers": 8}, None, {"num_workers": 4}),
     ("fewer_workers", {"num_workers": 1}, None, {"num_workers": 0}), ("restart", {"lr": 0.1}, None, {"lr": 0.1}),
-    ("new_port", {"lr": 0.1}, None, {"lr": 0.1}), ("wait", {"lr": 0.1}, 5.0, {"lr": 0.1}),
+    ("wait", {"lr": 0.1}, 5.0, {"lr": 0.1}),
 ])  # fmt: skip
 def test_what_is_done(name: str, params: dict[str, Scalar], argument: float | None, after: dict[str, Scalar]) -> None:
     result = act(name, params, argument)

@@ -64,6 +64,13 @@ def test_steps_after_the_checkpoint_and_the_time_until_they_are_done_again() -> 
     assert cost == Cost(lost_steps=9, lost_seconds=30.0, lost_gpu_hours=pytest.approx(30 * 2 / 3600))
 
 
+def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
+    refused = second(last=None, first_step=None, ended_at=65.0)
+    anew = attempt(3, at=66.0, last=99, first_step=1, ended_at=200.0)
+    found = costs([FIRST, refused, anew], [incident(7, 1), incident(8, 2)], [], Clock(TIMES | line(3, 1, 99, 70.0)))
+    assert found[7].lost_steps == 39 and found[8].lost_steps is None
+
+
 def test_a_beginning_anew_loses_everything() -> None:
     cost = one([FIRST, second(first_step=1, resumed_from=None, resumed_step=None)], Clock(TIMES))
     assert (cost.lost_steps, cost.lost_seconds) == (39, 70.0 - 11.0)

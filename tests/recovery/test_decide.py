@@ -90,6 +90,30 @@ def test_out_of_memory_first_shrinks_the_batch() -> None:
     assert mentions(plan.reason, "batch_size 16 → 12", "grad_accum 3 → 4", "48 per rank", "step_00000040.pt")
 
 
+@table(
+    "batch, limit, tried",
+    [(8, 0, [6, 4, 2, 1]), (8, 5, [6, 4]), (16, 0, [12, 9, 4, 2, 1]), (64, 1, [48, 36, 18, 9, 4, 2, 1])],
+)
+def test_a_batch_is_lowered_until_it_fits_or_is_one(batch: int, limit: int, tried: list[int]) -> None:
+    params: dict[str, Scalar] = {"batch_size": batch}
+    history: list[PastDecision] = []
+    seen = []
+    while (size := params["batch_size"]) and int(size) > limit:
+        plan = plan_for(
+            "cuda_oom", history=history, progress=AttemptReach(last_step=40) if not history else STUCK, params=params
+        )
+        if plan.verdict == "stop":
+            assert plan.because == "exhausted"
+            break
+        actions = tuple(action.name for action in plan.actions if not isinstance(action, SkippedAction))
+        history.append(
+            PastDecision(1, "cuda_oom", plan.rung, "retry", not history, True, actions, {"batch_size": size})
+        )
+        params = plan.params
+        seen.append(params["batch_size"])
+    assert seen == tried
+
+
 def test_then_checkpoints_gradients_then_stops() -> None:
     second = plan_for("cuda_oom", history=[retry("cuda_oom", 0, changed=True)], progress=STUCK)
     assert second.changed == {"gradient_checkpointing": True} and second.rung == 1
@@ -97,9 +121,10 @@ def test_then_checkpoints_gradients_then_stops() -> None:
         "cuda_oom",
         history=[retry("cuda_oom", 0, changed=True), retry("cuda_oom", 1, attempt=2, changed=True)],
         progress=STUCK,
+        params=PARAMS | {"batch_size": 1, "gradient_checkpointing": True},
     )
     assert (third.verdict, third.because) == ("stop", "exhausted")
-    assert third.params == PARAMS and third.changed == {}
+    assert third.changed == {}
 
 
 def test_progress_climbs_down_again() -> None:

@@ -56,6 +56,14 @@ def test_a_run_that_ran_out_of_memory_and_was_brought_back() -> None:
     ]
 
 
+@table("values, sentence", [
+    ({"state": "stopped", "stop_requested": "kill", "exit": {"forced": True}}, "A person had it killed at once."),
+    ({"state": "succeeded", "exit": {"remarks": ["rank 0 printed a KeyError"]}}, "but rank 0 printed a KeyError."),
+])  # fmt: skip
+def test_the_end_of_an_attempt_without_an_incident(values: dict[str, Any], sentence: str) -> None:
+    assert sentence in tell(run("stopped"), [attempt(1, at=2.0, last=9, **values)], [], [], [], now=NOW)[1]
+
+
 @table("state, values, sentence", [
     ("queued", {"waiting_for": "2 of 2 GPUs are in use"}, "It is waiting to start (2 of 2 GPUs are in use)."),
     ("queued", {}, "It is waiting to start."), ("recovering", {"not_before": 1020.0}, "It will start again in 20 s."),
