@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.charts.safe_text import clean
 from gputui.host.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
@@ -25,6 +26,7 @@ TRAILING_LINES = 20
 NOTICED_LATE_SECONDS = 2.0
 # Delay of driver reports, which are polled once a second, relative to exceptions.
 SEEN_LATE_SECONDS = 3.0
+REMARK_CHARACTERS = 160
 # Earlier native messages belong to errors that the process survived.
 LAST_LINES = 200
 
@@ -37,6 +39,7 @@ _WORKER = re.compile(r"DataLoader worker \(pid (\d+)\)")
 _ANNOUNCED = re.compile(r"^\S+: \S")
 # How argparse and click reject arguments; the launcher may print more lines after it.
 _REFUSED = re.compile(r"^(?:\S+: error|Error): \S")
+_IGNORED = re.compile(r"(?m)^Exception ignored (?:in|while)\b.*\n(?:Traceback .*\n(?:\s.*\n)*.*\n?)?")
 # Exceptions that only report a failed communication or worker; a native message may have the cause.
 _EXPLAINED_BY_LINES = frozenset({"nccl_error", "nccl_timeout", "peer_lost", "dataloader_killed"})
 
@@ -139,6 +142,19 @@ def last_message(evidence: Evidence, rank: int | None) -> str | None:
         if announced or (lines and tail in own):
             return announced[-1] if announced else lines[-1]
     return None
+
+
+def printed_at_end(evidence: Evidence) -> list[str]:
+    """Exceptions that processes printed last although they ended with code 0, such as `rank 0 printed KeyError: 'x'`.
+    What Python prints for a destructor that fails at exit does not count."""
+    remarks = []
+    for tail in evidence.tails:
+        chain = last_chain(_IGNORED.sub("", tail.text), is_wrapper)
+        if chain is not None and chain.trailing == 0:
+            raised, _ = match_chain(chain)
+            who = "it" if tail.rank is None else f"rank {tail.rank}"
+            remarks.append(f"{who} printed at its end {clean(_first_line(raised)[:REMARK_CHARACTERS])}")
+    return remarks
 
 
 # --- the parts ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ EventKind = Literal[
     "observation",  # [kind of observation]
     "wait_timed_out",  # [kind of precondition]
     "process_unkillable",
-    "left_behind",
     "orphan",  # [pid]
     "orphan_killed",  # [pid]
     "orphan_unkillable",  # [pid]

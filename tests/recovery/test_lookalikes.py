@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.findings import printed_at_end
 from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
 from tests.tables import table
 
@@ -69,6 +70,13 @@ def test_a_caught_exception_of_a_rank_that_was_only_asked_to_end_is_not_the_caus
     )
     incident = classify(collect(tmp_path, exit=ExitRecord(code=1), ended_at=None))
     assert (incident.kind, incident.rank) == ("killed", 1)
+
+
+@table("end, remarks", [("", 1), ("done\n", 0), ("\n", 1)])
+def test_a_process_that_ends_well_after_an_exception_is_remarked_on(tmp_path: Path, end: str, remarks: int) -> None:
+    output = traceback("KeyError: 'tokens'") + end
+    assert len(printed_at_end(process_ended(tmp_path / "1", output, {"code": 0}))) == remarks
+    assert printed_at_end(process_ended(tmp_path / "2", f"Exception ignored in: <f>\n{output}", {"code": 0})) == []
 
 
 IMPORT = traceback("ModuleNotFoundError: No module named 'flash_attn'", rank=1)

@@ -22,7 +22,7 @@ from gputui.recovery.checkpoint_ledger import candidates, out_of_order
 from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.decide import RecoveryPlan, decide
-from gputui.recovery.findings import reports_of
+from gputui.recovery.findings import printed_at_end, reports_of
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.ledger_inputs import CheckpointSearch
@@ -44,6 +44,8 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run, get_run
 
 KILLED = "killed because it did not stop in time"
+# More exceptions of ranks that ended with code 0 are not named.
+MOST_REMARKS = 3
 
 
 def current_rows(connection: sqlite3.Connection, attempt: Attempt) -> tuple[Run, Attempt]:
@@ -154,30 +156,30 @@ class Ending:
             cause += f" after {units.duration(trained_seconds)}"
         if attempt.number > 1:
             cause += f" in {attempt.number} attempts"
+        record = dict(task.exit_record or {})
+        left = [str(name) for name in record.get("left_behind") or ()]
+        remarks = printed_at_end(findings.evidence)[:MOST_REMARKS]
+        if left:
+            which = clean(", ".join(dict.fromkeys(left)))
+            count = "1 process" if len(left) == 1 else f"{len(left)} processes"
+            remarks.append(f"gputui ended {count} that it left in the background ({which})")
+        if remarks:
+            record["remarks"] = remarks
+            cause += f", but {'; '.join(remarks)}"
         with transaction(self.context.connection) as connection:
-            self._close(attempt, "succeeded", ended_at, task.exit_record)
+            self._close(attempt, "succeeded", ended_at, record or None)
             self._enter_checkpoints(task, findings, is_whole=True)
             self._settle_last_decision(run.run_id, "succeeded")
             repository.move(connection, run, RunState.SUCCEEDED, cause=cause, now=ended_at)
-            add_event(connection, "succeeded", cause, now=ended_at, run_id=run.run_id, attempt=attempt.number)
-            self._note_left_behind(attempt, task.exit_record, ended_at)
-
-    def _note_left_behind(self, attempt: Attempt, exit_record: Mapping[str, Any] | None, ended_at: float) -> None:
-        """An event about what the command left running, such as an upload: it was ended with the attempt."""
-        names = [str(name) for name in (exit_record or {}).get("left_behind") or ()]
-        if not names:
-            return
-        which = clean(", ".join(dict.fromkeys(names)))
-        count = "1 process" if len(names) == 1 else f"{len(names)} processes"
-        add_event(
-            self.context.connection,
-            "left_behind",
-            f"ended {count} that it left in the background ({which}): let the script wait for what it starts",
-            now=ended_at,
-            severity="warning",
-            run_id=attempt.run_id,
-            attempt=attempt.number,
-        )
+            add_event(
+                connection,
+                "succeeded",
+                cause,
+                now=ended_at,
+                severity="warning" if remarks else "info",
+                run_id=run.run_id,
+                attempt=attempt.number,
+            )
 
     def _failed(
         self,
