@@ -87,6 +87,7 @@ class AttemptState:
     # The last check for a process group, and how many of them found ranks without connections.
     group_at: float = -math.inf
     ungrouped_checks: int = 0
+    group_search: Job[bool] | None = None
     is_grouped: bool = False
     # Whether it was compared where the attempt's steps begin and where its checkpoint ends.
     is_start_known: bool = False

@@ -18,7 +18,7 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, AttemptState, ProcessSnapshot, take_snapshot
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
-from gputui.agent.health.unread_metrics import missing_metrics, trace_of
+from gputui.agent.health.unread_metrics import makes_group, missing_metrics, trace_of
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
@@ -159,7 +159,7 @@ class HealthMonitor:
         if state.ending is None:
             self._look_for_hang(attempt, state, policy)
         self._look_for_metrics(state, resolved.spec)
-        self._look_for_group(attempt, state)
+        self._look_for_group(attempt, state, resolved.spec)
         self._look_at_start(state)
         if (rank := state.lone_rank) is not None and "no_first_rank" not in state.reported:
             text = (
@@ -235,9 +235,9 @@ class HealthMonitor:
             name = f"looking for what {record.run_id} prints and saves"
             state.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
 
-    def _look_for_group(self, attempt: LiveAttempt, state: AttemptState) -> None:
-        """Report once that the ranks have made no process group, although they look healthy. A member of a group has a
-        connection to its store or to another rank; a rank with any connection counts as a member."""
+    def _look_for_group(self, attempt: LiveAttempt, state: AttemptState, spec: RunSpec) -> None:
+        """Report once that the ranks have made no process group although their script's text makes one. A member of a
+        group has a connection to its store or to another rank; a rank with any connection counts as a member."""
         now = self.context.monotonic()
         if (
             state.is_grouped
@@ -255,12 +255,20 @@ class HealthMonitor:
             state.is_grouped = True
             return
         state.ungrouped_checks += 1
-        if state.ungrouped_checks >= UNGROUPED_CHECKS:
-            text = (
-                f"its {size} ranks have made no process group: each trains a model of its own; the script must call "
-                "init_process_group"
-            )
-            self._report(state, "no_group", None, state.course.step, text)
+        if state.ungrouped_checks == UNGROUPED_CHECKS:
+            name = f"reading the script of {state.record.run_id}"
+            state.group_search = self.context.jobs.start(name, partial(makes_group, spec), deadline_seconds=60.0)
+        elif state.group_search is not None and state.group_search.is_over:
+            search, state.group_search = state.group_search, None
+            try:
+                # Other scripts may be meant to work apart.
+                state.is_grouped = not search.result()
+            except OSError as error:
+                log.warning("%s", error)
+                state.is_grouped = True
+            if not state.is_grouped:
+                text = f"its {size} ranks have not made the process group of their script: each trains its own model"
+                self._report(state, "no_group", None, state.course.step, text)
 
     def _look_at_start(self, state: AttemptState) -> None:
         """Report once that the script loaded a later checkpoint than it was given: one that is passed over, perhaps

@@ -1,7 +1,8 @@
-"""Detects that a run trains without metrics because its profile does not say where they are."""
+"""Detects from a run's files that it trains without metrics, and that its script makes a process group."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from gputui.runs.spec import RunSpec
 
 PRINTED_LINES = 200
 _READ_BYTES = 256 << 10
+_GROUP = re.compile(
+    rb"^[^#\n]*\b(?:init_process_group|init_device_mesh|DistributedDataParallel|FullyShardedDataParallel|fully_shard)\b",
+    re.MULTILINE,
+)
 
 
 class TrainingTrace(Struct, frozen=True):
@@ -55,6 +60,12 @@ def missing_metrics(trace: TrainingTrace) -> str | None:
     if any(count >= PRINTED_LINES for count in map(_lines, _readable(trace.outputs))):
         return f"it has printed {PRINTED_LINES} lines, but {trace.where}"
     return None
+
+
+def makes_group(spec: RunSpec) -> bool:
+    """Whether the text of the run's script makes a process group or wraps a model in one. Call it in a job."""
+    scripts = [Path(spec.workdir, word) for word in spec.program if word.endswith(".py")]
+    return any(_GROUP.search(text) for text in _readable(scripts[:1]))
 
 
 def _readable(paths: Iterable[Path]) -> Iterable[bytes]:

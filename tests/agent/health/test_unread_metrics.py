@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gputui.agent.health.unread_metrics import PRINTED_LINES, missing_metrics, trace_of
+from msgspec.structs import replace
+
+from gputui.agent.health.unread_metrics import PRINTED_LINES, makes_group, missing_metrics, trace_of
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from tests.tables import table
 
@@ -15,6 +17,16 @@ BEGAN = 1_000.0
 def spec(launcher: str, *sources: MetricsSpec) -> RunSpec:
     checkpoints = CheckpointSpec("{run_dir}/out", "ckpt-*", ())
     return RunSpec("a", launcher, ("a.py",), "/", "/p", metrics=sources, checkpoints=checkpoints)
+
+
+@table("text, found", [
+    ("dist.init_process_group()", True), ("x = DistributedDataParallel(x)", True), ("", False), (None, False),
+    ("# no init_process_group here", False),
+])  # fmt: skip
+def test_a_script_that_makes_a_process_group(tmp_path: Path, text: str | None, found: bool) -> None:
+    if text is not None:
+        (tmp_path / "a.py").write_text(f"import torch\n{text}\n")
+    assert makes_group(replace(spec("torchrun"), workdir=str(tmp_path))) == found
 
 
 @table(
