@@ -21,7 +21,7 @@ _TAB_COLUMNS: Final = 4
 
 # Colours and "erase to the end of the line" are what programs write all the time; nothing is lost with them.
 _DECORATION = re.compile(r"(?:\x1b\[|\x9b)[0-9;:]*[mK]")
-_SEQUENCE = re.compile(
+SEQUENCE = re.compile(
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # operating system command: title, clipboard, link
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c]*(?:\x1b\\|\x9c)"  # device control and other strings
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # control sequence
@@ -56,7 +56,7 @@ def clean(text: str, *, newlines: bool = False) -> str:
     """
     if PLAIN.issuperset(text):
         return text
-    text = _SEQUENCE.sub("\x1b", _DECORATION.sub("", text))
+    text = SEQUENCE.sub("\x1b", _DECORATION.sub("", text))
     if newlines:
         text = text.replace("\r\n", "\n")
     text = unicodedata.normalize("NFC", text.translate(_REDUCED)).expandtabs(_TAB_COLUMNS)
@@ -81,11 +81,6 @@ def clean(text: str, *, newlines: bool = False) -> str:
         marks = 0
         shown.append(_visible(char, category))
     return "".join(shown)
-
-
-def without_sequences(text: str) -> str:
-    """`text` without escape sequences of any kind."""
-    return _SEQUENCE.sub("", text)
 
 
 def _visible(char: str, category: str) -> str:

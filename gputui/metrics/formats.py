@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
-from gputui.charts.safe_text import without_sequences
+from gputui.charts.safe_text import SEQUENCE
 from gputui.metrics.contract import Parsed, ParsedLine, Rejected, cut_off, parse_line, parse_values
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def printed_text(line: bytes) -> str:
     """The part of a printed line that patterns see: its beginning, without escape sequences."""
     text = line[: 4 * MATCHED_CHARACTERS].decode("utf-8", "replace")
     if "\x1b" in text:
-        text = without_sequences(text)
+        text = SEQUENCE.sub("", text)
     return text[:MATCHED_CHARACTERS]
 
 

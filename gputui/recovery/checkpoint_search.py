@@ -177,7 +177,7 @@ def choose(
     validation = _Validation()
     failed_starts = 0
     for row in ledger.candidates(rows, attempts):
-        if row.failed_starts > failed_starts and validation.has_usable():
+        if row.failed_starts > failed_starts and validation.usable():
             break
         failed_starts = row.failed_starts
         info = _checked_save(row, rows, check, measure)
@@ -245,9 +245,6 @@ class _Validation:
             self.damaged.append(info)
         else:
             self.damaged.append(info)
-
-    def has_usable(self) -> bool:
-        return bool(self.whole or self.unknown or self.unsettled)
 
     def usable(self) -> tuple[CheckpointInfo, ...]:
         """The checkpoints to resume from, best first. An unsettled one is tried if there is no other: an attempt that

@@ -5,10 +5,11 @@ Only `collect` reads files. Pure functions draw conclusions, so that stored evid
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -30,18 +31,6 @@ class KilledRank(Struct, frozen=True):
     rank: int
     pid: int
     signal: int
-
-    @classmethod
-    def all_in(cls, value: Any) -> tuple[KilledRank, ...]:
-        """The entries of a JSON list; invalid ones are left out."""
-        found = []
-        for entry in _list(value):
-            numbers = (
-                [_whole(entry.get(name)) for name in ("rank", "pid", "signal")] if isinstance(entry, Mapping) else []
-            )
-            if numbers and None not in numbers:
-                found.append(cls(*(number or 0 for number in numbers)))
-        return tuple(found)
 
 
 class ExitRecord(Struct, frozen=True):
@@ -110,33 +99,14 @@ class ExitRecord(Struct, frozen=True):
     def from_json(cls, data: Mapping[str, Any]) -> ExitRecord:
         """Read ``exit.json``; missing or malformed values are unknown."""
         kills = data.get("oom_kills")
-        kills = kills if isinstance(kills, Mapping) else {}
-        error = data.get("error")
-        return cls(
-            code=_whole(data.get("code")),
-            signal=_whole(data.get("signal")),
-            started_at=_number(data.get("started_at")),
-            ended_at=_number(data.get("ended_at")),
-            stop_requested=data.get("stop_requested") is True,
-            stop_signal=_whole(data.get("stop_signal")),
-            forced=data.get("forced") is True,
-            oom_kills_cgroup=_whole(kills.get("cgroup")),
-            oom_kills_host=_whole(kills.get("host")),
-            oom_kills_processes=_whole(kills.get("processes", 0)),
-            oom_victims=_pids(data.get("oom_victims")),
-            oom_own_victims=_pids(data.get("oom_own_victims")),
-            pid=_whole(data.get("pid")),
-            max_rss_bytes=_whole(data.get("max_rss_bytes")),
-            disk_free_bytes=_whole(data.get("disk_free_bytes")),
-            cpu_seconds=_number(data.get("cpu_seconds")),
-            survivors=_pids(data.get("survivors")) or (),
-            error=None if error is None else str(error),
-            ended_by=None if data.get("ended_by") is None else str(data["ended_by"]),
-            target=None if data.get("target") is None else str(data["target"]),
-            ended_reason=None if data.get("ended_reason") is None else str(data["ended_reason"]),
-            lease_conflict=tuple(str(entry) for entry in _list(data.get("lease_conflict"))),
-            killed_ranks=KilledRank.all_in(data.get("killed_ranks")),
-        )
+        counts = kills.items() if isinstance(kills, Mapping) else ()
+        known: dict[str, Any] = {**data, **{f"oom_kills_{name}": count for name, count in counts}}
+        types, values = get_type_hints(cls), {}
+        for name in cls.__struct_fields__:
+            if name in known:
+                with contextlib.suppress(msgspec.ValidationError):
+                    values[name] = msgspec.convert(known[name], types[name])
+        return cls(**values)
 
 
 class ErrorFile(Struct, frozen=True):
@@ -202,22 +172,8 @@ class Evidence(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """Rebuild stored evidence. Raises KeyError, TypeError or ValueError if it is malformed."""
-        values = dict(data)
-        if values["exit"] is not None:
-            record = dict(values["exit"])
-            record["survivors"] = tuple(record["survivors"])
-            for name in ("oom_victims", "oom_own_victims"):
-                record[name] = _pids(record.get(name))
-            record["lease_conflict"] = tuple(record["lease_conflict"])
-            record["killed_ranks"] = KilledRank.all_in(record.get("killed_ranks"))
-            values["exit"] = ExitRecord(**record)
-        values["observed"] = tuple(Observation(**entry) for entry in values["observed"])
-        values["errors"] = tuple(ErrorFile(**entry) for entry in values["errors"])
-        values["tails"] = tuple(EvidenceLog(**entry) for entry in values["tails"])
-        values["problems"] = tuple(values["problems"])
-        values["shared_with"] = tuple(values.get("shared_with") or ())
-        return cls(**values)
+        """Rebuild stored evidence. Raises ValueError if it is malformed."""
+        return msgspec.convert(data, cls)
 
 
 def collect(
@@ -302,10 +258,6 @@ def _error_files(attempt_dir: Path) -> list[tuple[int | None, Path]]:
     return [*files[-MAX_ERROR_FILES:], *([(None, copy)] if copy.exists() else [])]
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 def _number(value: Any) -> float | None:
     """A finite number, also if it is text, as torchelastic's times are."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -315,11 +267,3 @@ def _number(value: Any) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _pids(value: Any) -> tuple[int, ...] | None:
-    return tuple(pid for pid in value if isinstance(pid, int)) if isinstance(value, (list, tuple)) else None
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else ()

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.safe_text import without_sequences
+from gputui.charts.safe_text import SEQUENCE
 from gputui.runs.logs import lines_of
 
 MAX_MESSAGE_LINES = 40
@@ -97,9 +97,7 @@ def plain(text: str) -> str:
 
     Such a prefix is recognized by the lines of one traceback that begin with it, apart from their numbers.
     """
-    if "\x1b" in text:
-        text = without_sequences(text)
-    lines = lines_of(text)
+    lines = lines_of(SEQUENCE.sub("", text))
     prefixes: set[str] = set()
     for at, line in enumerate(lines):
         if (match := _ANCHOR.search(line)) is not None and line[: match.start()].strip():

@@ -42,9 +42,9 @@ def explicit_step(name: str) -> int | None:
 
 
 def step_words(name: str, step: int) -> str:
-    """``step 40``, or ``about step 40`` if the step is inferred from times and not named, as for a file that is
-    overwritten."""
-    return f"{'' if is_step_named(name) else 'about '}step {count(step)}"
+    """``step 40``; ``about step 40`` if inferred from times, unless the name has that step, from 0 or 1."""
+    named = step_in_name(PurePath(name))
+    return f"{'' if named is not None and abs(named - step) < 2 else 'about '}step {count(step)}"
 
 
 def is_step_named(name: str) -> bool:

@@ -222,7 +222,7 @@ def test_the_rank_that_a_signal_ended_is_named_where_its_launcher_is_a_script(
     """Lightning's first process meets the loss before it asks how the other ended; a known cause of its own counts."""
     lay_out(tmp_path, {"output.log": traceback(text)})
     killed = {"rank": 1, "pid": 77, "signal": 9}
-    record = ExitRecord.from_json({"code": 1, "pid": 70, "killed_ranks": [killed, "odd"], "oom_victims": victims})
+    record = ExitRecord.from_json({"code": 1, "pid": 70, "killed_ranks": [killed], "oom_victims": victims})
     evidence = collect(tmp_path, exit=record, ended_at=None, launcher="python")
     assert Evidence.from_json(json.loads(json.dumps(evidence.to_json()))) == evidence
     incident = classify(evidence)
