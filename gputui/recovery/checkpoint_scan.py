@@ -106,7 +106,9 @@ class ScanContext(Struct, frozen=True, kw_only=True):
         attempt may have reached it."""
         path = PurePath(file.path)
         named, span = step_in_name(path, self.folder), self.attempt(attempt)
-        is_bare = not any(explicit_step(part) is not None for part in _parts_inside(path, self.folder))
+        is_inside = self.folder is not None and path.is_relative_to(self.folder)
+        parts = path.relative_to(self.folder).parts if self.folder and is_inside else (path.name,)
+        is_bare = not any(explicit_step(part) is not None for part in parts)
         if named is None or not is_bare or span is None or span.last_step is None:
             return named
         latest = self.last_possible_step(attempt, file.modified_at)
@@ -123,10 +125,6 @@ class ScanContext(Struct, frozen=True, kw_only=True):
         writer = self.attempt(attempt)
         until = self.now if writer is None or writer.ended_at is None else writer.ended_at
         return until - file.modified_at >= SETTLED_SECONDS
-
-
-def _parts_inside(path: PurePath, folder: PurePath | None) -> tuple[str, ...]:
-    return path.relative_to(folder).parts if folder is not None and path.is_relative_to(folder) else (path.name,)
 
 
 def _was_alive(attempt: AttemptSpan | Neighbour, at: float) -> bool:

@@ -91,7 +91,8 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
     missing = [row for row in search.rows if row.is_written and row.path not in found]
     if len(files) < MOST_FOUND:
         missing = [row for row in missing if not Path(row.path).is_relative_to(folder)]
-    missing = [row for row in missing if _real_path(row.path) not in found]
+    paths = ((row, Path(row.path)) for row in missing)
+    missing = [row for row, path in paths if str(path.parent.resolve() / path.name) not in found]
     files += [file for row in missing if (file := measured(Path(row.path))) is not None]
     now = wall()
     foreign = checkpoint_writers.others(
@@ -116,11 +117,6 @@ def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) ->
         rows = tuple(marked_if_cut(row, rows, steps) for row in rows)
         rows = marked_if_ranks_differ(rows, steps)
     return rows if search.rows else ledger.replayed(rows, search.attempts, search.incidents)
-
-
-def _real_path(path: str) -> str:
-    """The path with the links of its folder resolved."""
-    return str(Path(path).parent.resolve() / Path(path).name)
 
 
 def is_unchanged(row: CheckpointRow) -> bool:

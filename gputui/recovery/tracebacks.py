@@ -136,7 +136,8 @@ def last_chain(text: str, skip: Callable[[Chain], bool] = lambda _: False) -> Ch
 
     Exceptions to ``skip`` are passed over; their lines do not count as trailing.
     """
-    lines = [_split(line) for line in lines_of(text)]
+    matches = [(line, _PREFIX.match(line)) for line in lines_of(text)]
+    lines = [_Line(line[match.end() :], match[1] is not None) for line, match in matches if match is not None]
     skipped: list[str] = []
     for chain, start, end in reversed(_chains(lines)):
         behind = [line.text for line in lines[end:]]
@@ -164,7 +165,8 @@ def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
             at += 1
             continue
         exception, after = raised
-        if chains and _linked(lines, at, chains[-1][2]):
+        between = [line.text for line in lines[chains[-1][2] : at] if line.text] if chains else []
+        if len(between) == 1 and between[0] in _LINKS:
             before, start, _ = chains.pop()
             chains.append((Chain((*before.raised, exception), 0, lines[at].ranked), start, after))
         else:
@@ -206,12 +208,6 @@ def parse_message(text: str, callstack: str | None = None) -> Chain:
         return chain
     type_name, message = _exception(text)
     return Chain((Raised(type_name, message),))
-
-
-def _split(line: str) -> _Line:
-    match = _PREFIX.match(line)
-    assert match is not None  # the pattern matches every line
-    return _Line(line[match.end() :], match.group(1) is not None)
 
 
 def _traceback(lines: list[_Line], header: int) -> tuple[Raised, int] | None:
@@ -284,12 +280,6 @@ def _exception(line: str) -> tuple[str, str]:
     if match is None:
         return "Error", line.strip()
     return match["type"], ((match["message"] or "") + newline + rest).strip()
-
-
-def _linked(lines: list[_Line], header: int, end: int) -> bool:
-    """Whether the text between two tracebacks says that one follows from the other."""
-    between = [line.text for line in lines[end:header] if line.text]
-    return len(between) == 1 and between[0] in _LINKS
 
 
 def _frames(lines: Iterable[_Line]) -> tuple[str | None, tuple[str, ...]]:

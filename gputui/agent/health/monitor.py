@@ -10,7 +10,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -259,13 +259,10 @@ class HealthMonitor:
             name = f"reading the script of {state.record.run_id}"
             state.group_search = self.context.jobs.start(name, partial(makes_group, spec), deadline_seconds=60.0)
         elif state.group_search is not None and state.group_search.is_over:
-            search, state.group_search = state.group_search, None
-            try:
-                # Other scripts may be meant to work apart.
-                state.is_grouped = not search.result()
-            except OSError as error:
-                log.warning("%s", error)
-                state.is_grouped = True
+            # The ranks of other scripts may be meant to work apart.
+            state.is_grouped = True
+            with suppress(OSError):
+                state.is_grouped = not state.group_search.result()
             if not state.is_grouped:
                 text = f"its {size} ranks have not made the process group of their script: each trains its own model"
                 self._report(state, "no_group", None, state.course.step, text)
