@@ -80,8 +80,12 @@ class DraftArguments:
         while words:
             word = words.popleft()
             flag, equals, value = word.partition("=")
-            name = flag.lstrip("-+").replace("-", "_").replace(".", "_")
-            option = subject.options.get(name)
+            option = subject.option_of(flag) if equals or word.startswith("-") else None
+            joined = subject.option_of(word[:2]) if option is None and re.match(r"-\w\S", word) else None
+            if joined is not None and not joined.is_flag:  # a short option with its value in one word
+                words.appendleft(word[2:])
+                option, word, flag, equals = joined, word[:2], word[:2], ""
+            name = re.sub(r"[-.]", "_", flag.lstrip("-+")) if option is None else option.name
             is_flag = option is not None and option.is_flag
             if not equals and not is_flag and not flag.startswith("-"):
                 place = positional.popleft() if positional else None

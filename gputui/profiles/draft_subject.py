@@ -55,7 +55,16 @@ class DraftSubject(Struct, frozen=True):
     @property
     def separator(self) -> str:
         """The text between an option and its value."""
-        return "=" if self.survey.style in ("globals", "config", "hydra") or self.preset == "makefile" else " "
+        return "=" if self.survey.style in ("globals", "config") or self.preset == "makefile" else " "
+
+    def option_of(self, flag: str) -> Option | None:
+        """The option that a typed word spells: by one of its flags, or by the beginning of one, as argparse allows."""
+        spelled = {_plain(each): one for one in self.options.values() for each in (one.flag, *one.others) if each}
+        plain = _plain(flag)
+        if plain in spelled or not flag.startswith("--"):
+            return spelled.get(plain)
+        begun = {one.name: one for each, one in spelled.items() if each.startswith(plain)}
+        return next(iter(begun.values())) if len(begun) == 1 else None
 
     @property
     def is_distributed(self) -> bool:
@@ -86,6 +95,10 @@ def examine(command: TypedCommand, folder: Path, preset: Preset | None = None) -
         for name in ("default_root_dir", "max_epochs", "max_steps"):
             options[name] = Option(f"--trainer.{name}", name)
     return DraftSubject(command, survey, preset, options, text)
+
+
+def _plain(flag: str) -> str:
+    return flag.lstrip("-+").replace("-", "_")
 
 
 def _recognised_preset(survey: Survey, command: TypedCommand) -> Preset | None:

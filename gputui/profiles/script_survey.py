@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.profiles.printed_lines import Printed, printed_line
 from gputui.profiles.script_paths import PathResolver
 from gputui.profiles.syntax import arithmetic, constant, last_name
 from gputui.runs.spec import Scalar
 
-Style = Literal["argparse", "click", "typer", "hf", "lightning", "globals", "config", "hydra"]
+Style = Literal["argparse", "click", "hf", "lightning", "globals", "config"]
 """How a script declares its options: a library, a framework's parser, nanoGPT's globals or minGPT's configuration."""
 
 MAX_BYTES = 2 << 20
@@ -31,8 +32,8 @@ class SurveyError(Exception):
 
 
 class Option(Struct, frozen=True):
-    """An option of a script. ``flag`` is "" for a positional argument. ``default`` is valid if ``is_known``; otherwise
-    the script computes it. An option with ``is_flag`` takes no value."""
+    """An option of a script. ``flag`` is "" for a positional argument, ``others`` are its other spellings. ``default``
+    is valid if ``is_known``; otherwise the script computes it. An option with ``is_flag`` takes no value."""
 
     flag: str
     name: str
@@ -40,6 +41,7 @@ class Option(Struct, frozen=True):
     is_known: bool = True
     is_flag: bool = False
     is_required: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -199,16 +201,6 @@ class _Surveyor:
                     self._add_fields(node)
         elif "LightningCLI" in survey.calls:
             survey.style = "lightning"
-        elif survey.uses("hydra"):
-            survey.style = "hydra"
-        elif survey.uses("typer"):
-            survey.style = "typer"
-            for node in self.nodes:
-                if isinstance(node, ast.FunctionDef) and (
-                    {"command", "callback"} & set(map(last_name, node.decorator_list))
-                    or re.search(rf"typer\.run\(\s*{node.name}\b", survey.text)
-                ):
-                    self._add_signature(node)
         elif re.search(r"exec\(open\(.*configurator\.py", survey.text):
             survey.style = "globals"
             self._add_globals()
@@ -217,37 +209,42 @@ class _Surveyor:
 
     def _add(self, option: Option, style: Style) -> None:
         if re.fullmatch(r"[A-Za-z_]\w*", option.name):
-            self.survey.options.setdefault(option.name, option)
+            known = self.survey.options.get(option.name)
+            if known is not None:
+                option = replace(known, others=(*known.others, option.flag, *option.others))
+            self.survey.options[option.name] = option
             self.survey.style = self.survey.style or style
 
     def _add_declared(self, call: ast.Call, style: Style) -> None:
-        """Add the option of ``add_argument(…)`` or ``click.option(…)``."""
-        flags = [constant(arg) for arg in call.args]
-        longs = [flag for flag in flags if isinstance(flag, str) and flag.startswith("--")]
+        """Add the option of ``add_argument(…)`` or ``click.option(…)`` with all its spellings."""
+        given = [text for arg in call.args if isinstance(text := constant(arg), str)]
         words = {word.arg: word.value for word in call.keywords if word.arg}
-        if "nargs" in words:
+        action = constant(words.get("action"))
+        if not given or "nargs" in words or action in ("append", "count", "version", "help"):
             return
-        if not longs:
-            first = flags[0] if flags else None
-            if style == "argparse" and isinstance(first, str) and not first.startswith("-"):
-                self._add(Option("", first.replace("-", "_"), is_required=True), style)
+        flags = [flag for text in given if text.startswith("-") for flag in text.split("/")[0].split()]
+        bare = next((text.replace("-", "_") for text in given if not text.startswith("-")), None)
+        if not flags:
+            if style == "argparse" and bare is not None:
+                self._add(Option("", bare, is_required=True), style)
             return
-        action = words.get("action")
-        if constant(action) in ("append", "count", "version", "help"):
-            return
-        is_flag = (
-            constant(action) in ("store_true", "store_false")
-            or constant(words.get("is_flag")) is True
-            or (action is not None and last_name(action) == "BooleanOptionalAction")
-        )
+        flag = next((flag for flag in flags if flag.startswith("--")), flags[0])
+        name = flag.lstrip("-").replace("-", "_")
+        if action != "store_false":  # whose value is the opposite of its destination's
+            name = str(constant(words.get("dest")) or bare or name)
         default = words.get("default")
         value = constant(default)
+        is_flag = (
+            action in ("store_true", "store_false")
+            or constant(words.get("is_flag")) is True
+            or ("action" in words and last_name(words["action"]) == "BooleanOptionalAction")
+        )
         is_known = default is None or isinstance(default, ast.Constant) or value is not None
         if is_flag and default is None:
             value = False
-        flag = max(longs[0].split("/")[0].split(), key=len)
-        name = str(constant(words.get("dest")) or flag.lstrip("-").replace("-", "_"))
-        self._add(Option(flag, name, value, is_known, is_flag, constant(words.get("required")) is True), style)
+        is_required = constant(words.get("required")) is True
+        others = tuple(each for each in flags if each != flag)
+        self._add(Option(flag, name, value, is_known, is_flag, is_required, others), style)
 
     def _add_fields(self, node: ast.ClassDef) -> None:
         """Add the fields of a dataclass."""
@@ -258,17 +255,6 @@ class _Surveyor:
                     default = next((word.value for word in default.keywords if word.arg == "default"), None)
                 name = item.target.id
                 self._add(Option(f"--{name}", name, constant(default), is_required=item.value is None), "hf")
-
-    def _add_signature(self, node: ast.FunctionDef) -> None:
-        """Add the arguments of a typer command that have a default."""
-        defaults = node.args.defaults
-        for argument, default in zip(node.args.args[len(node.args.args) - len(defaults) :], defaults, strict=True):
-            given: ast.expr | None = default
-            if isinstance(default, ast.Call) and last_name(default.func) == "Option":
-                given = default.args[0] if default.args else None
-            value = constant(given)
-            flag = f"--{argument.arg.replace('_', '-')}"
-            self._add(Option(flag, argument.arg, value, is_flag=isinstance(value, bool)), "typer")
 
     def _add_globals(self) -> None:
         """Add nanoGPT's options: ``--name=value`` sets a global that is a literal."""

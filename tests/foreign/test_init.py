@@ -148,3 +148,33 @@ def test_words_keep_their_quotes(tmp_path: Path) -> None:
     ].form
     assert form.args == ["--note", "it's a {b}", "--lr", "{lr}", "--seed", "{seed}", "-v"]
     assert {name: one.default for name, one in form.params.items()} == {"lr": 1e-3, "seed": -1}
+
+
+OPTIONS = """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("data", nargs="?", default="x")
+group = p.add_argument_group("training")
+group.add_argument("-b", "--batch-size", default=256, type=int)
+group.add_argument("--lr", "--learning-rate", dest="rate", default=0.1)
+p.add_argument("-j", dest="workers", default=4)
+p.add_argument("--loaders", dest="workers")
+"""
+
+
+@table(
+    ("typed", "args"),
+    [
+        ("-b 8", "-b {batch_size} -j {workers}"),
+        ("-b8 -j0 data", "-b {batch_size} -j {workers} data"),
+        ("--batch=8", "--batch={batch_size} -j {workers}"),
+        ("--batch-size 8 --loaders 2", "--batch-size {batch_size} --loaders {workers}"),
+        ("--learning-rate 1e-3 -j 2", "--learning-rate {rate} -j {workers} --batch-size {batch_size}"),
+        ("-b 8 -j 2 --other 3", "-b {batch_size} -j {workers} --other {other}"),
+    ],
+)
+def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args: str) -> None:
+    (tmp_path / "a.py").write_text(OPTIONS)
+    form = drafted(tmp_path, "python", "a.py", *typed.split())[1].form
+    assert " ".join(form.args or ()) == args
+    assert form.params["batch_size"].default == (8 if "8" in typed else 256)

@@ -38,11 +38,6 @@ import click
 @click.option("--data", required=True)
 def main(**options): ...
 """,
-    "typer": """
-import typer
-def main(batch_size: int = 16, lr: float = BASE, amp: bool = typer.Option(False), data: str = typer.Option("")): ...
-typer.run(main)
-""",
     "hf": """
 from dataclasses import dataclass, field
 from transformers import HfArgumentParser
