@@ -47,7 +47,9 @@ def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
 
 
 def _print(trial: Trial, log: Path) -> None:
-    say(f"{clean(str(log))}: {units.count(trial.taken)} of {units.count(trial.lines)} lines are metrics")
+    total = "" if trial.total_steps is None else f" of {units.count(int(trial.total_steps))}"
+    last = "" if trial.last_step is None else f", the last at step {units.count(trial.last_step)}{total}"
+    say(f"{clean(str(log))}: {units.count(trial.taken)} of {units.count(trial.lines)} lines are metrics{last}")
     rows = [
         (
             name,
@@ -72,7 +74,7 @@ def _print(trial: Trial, log: Path) -> None:
         say("")
         say(
             f"▲ steps go back, from {before} to {after} in line {number}: steps of each pass lie over each other; name "
-            "the groups epoch, iter and total, or say step: epoch"
+            "the groups epoch and iter, or say step: epoch"
         )
     for number, reason, text in trial.rejected[:3]:
         say(f"▲ line {number} cannot be used ({reason}): {clean(text)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -141,6 +141,8 @@ class Batch:
     note: MetricsNote | None = None
     remarks: dict[EventKind, str] = field(default_factory=dict)
     """What a person should know about the lines, said once per source."""
+    learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """See `LineFormat.learned`."""
     latest_time: float = field(init=False)
     """The latest time that lines can tell."""
 

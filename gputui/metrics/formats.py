@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 STEP_NAMES = ("step", "iter", "iteration")
 
-# Names that together give a step: the epoch, the step within it, and the steps per epoch.
-STEP_IN_EPOCH = ("epoch", "iter", "total")
-
 # Factors that convert units to seconds, bytes and plain counts.
 UNITS: Mapping[str, float] = {
     "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0,
@@ -47,6 +44,7 @@ MAX_TIMEOUTS = 3
 
 _TRAILING = ",;:%)]}"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _WITH_UNIT = re.compile(rf"({_NUMBER})\s?([A-Za-zµ]+)(?:/([a-z]+))?")
 _SECOND = frozenset({"s", "sec"})
 _CUT_OFF = Rejected("cut off: no newline at its end")
@@ -54,23 +52,24 @@ _CUT_OFF = Rejected("cut off: no newline at its end")
 
 class Reading(NamedTuple):
     """How a profile reads lines. ``patterns`` are regular expressions for printed lines, ``step`` is the name of an
-    unusual group or column for the step, ``units`` are factors of values by name, and ``streams`` are the outputs of a
-    rank to search."""
+    unusual group or column for the step, ``units`` are factors of values by name, ``streams`` are the outputs of a
+    rank to search, and ``epochs`` is what earlier readers of the run have learned, see `EpochCount`."""
 
     patterns: tuple[str, ...] = ()
     step: str | None = None
     units: Mapping[str, float] = MappingProxyType({})
     streams: tuple[str, ...] = ("stdout",)
+    epochs: Mapping[str, Sequence[int]] = MappingProxyType({})
 
     def to_json(self) -> str:
         """The stored form."""
-        return json.dumps({**self._asdict(), "units": dict(self.units)})
+        return json.dumps({**self._asdict(), "units": dict(self.units), "epochs": dict(self.epochs)})
 
     @classmethod
     def from_json(cls, text: str | None) -> Reading:
         values = json.loads(text or "{}")
         lists = {name: tuple(values[name]) for name in ("patterns", "streams") if values.get(name)}
-        return cls(step=values.get("step"), units=values.get("units") or {}, **lists)
+        return cls(step=values.get("step"), units=values.get("units") or {}, epochs=values.get("epochs") or {}, **lists)
 
 
 DEFAULT_READING = Reading()
@@ -78,10 +77,14 @@ DEFAULT_READING = Reading()
 
 class LineFormat(Protocol):
     """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``mark`` returns a
-    32-bit checksum that recognises a line."""
+    32-bit checksum that recognises a line. ``learned`` is what the next reader of the run must get as
+    `Reading.epochs`."""
 
     breaks_at_return: bool
     has_header: bool
+
+    @property
+    def learned(self) -> Mapping[str, Sequence[int]]: ...
 
     def mark(self, line: bytes) -> int: ...
 
@@ -101,6 +104,7 @@ class JsonLines:
 
     breaks_at_return = False
     has_header = False
+    learned: Mapping[str, Sequence[int]] = MappingProxyType({})
     mark = staticmethod(zlib.crc32)
 
     def __init__(self, step: str | None = None) -> None:
@@ -129,12 +133,45 @@ def _parse_named(step: str, line: bytes) -> Parsed:
     return parse_values({"step": values[step], **others})
 
 
+class EpochCount:
+    """Counts the steps of a line that names an epoch and a place in it on through the training.
+
+    Without a printed total, an epoch is as long as the first one that ends. A place that passes its total, or does not
+    begin again with the next epoch, is a step of the whole training already. ``learned`` is the length of an epoch, 0
+    for such a place, and the first epoch; None before an epoch ends.
+    """
+
+    def __init__(self, learned: Sequence[int] | None = None) -> None:
+        self.learned = learned
+        self._first: int | None = None
+        self._last = (0, 0)
+        self._stride = 1
+
+    def step(self, epoch: int, place: int, total: int | None) -> int:
+        """The step of the next line."""
+        is_first = self._first is None
+        self._first = epoch if self._first is None else self._first
+        (last_epoch, last_place), self._last = self._last, (epoch, place)
+        if self.learned is None:
+            ends = not is_first and epoch > last_epoch
+            if (total is not None and place > total) or (ends and place > last_place):
+                self.learned = (0, self._first)
+            elif ends:
+                self.learned = (total or last_place + self._stride - place, self._first)
+            elif not is_first:
+                self._stride = max(1, place - last_place)
+        length, first = self.learned or (total, 0)
+        if length == 0:
+            return place
+        return epoch * total + place if total is not None else (epoch - first) * (length or 0) + place
+
+
 class OutputPatterns:
     """Metrics in the output of a program, found by regular expressions with named groups.
 
-    Each pattern needs a step: the group ``step`` of the profile, else ``step``, else ``epoch``, ``iter`` and ``total``
-    together (a step within an epoch: ``epoch * total + iter``), else ``iter`` or ``iteration``. The first pattern that
-    matches a line counts. Other lines are no metrics.
+    Each pattern needs a step: the group ``step`` of the profile, else ``step``, else ``epoch`` and ``iter`` together,
+    with or without ``total`` (see `EpochCount`), else ``iter`` or ``iteration``. The first pattern that matches a line
+    counts. Other lines are no metrics.
 
     Raises ValueError if a pattern does not compile, has no step, or there is none.
     """
@@ -144,14 +181,23 @@ class OutputPatterns:
     mark = staticmethod(zlib.crc32)
 
     def __init__(
-        self, patterns: Sequence[str], step: str | None = None, units: Mapping[str, float] | None = None
+        self,
+        patterns: Sequence[str],
+        step: str | None = None,
+        units: Mapping[str, float] | None = None,
+        epochs: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         if not patterns:
             raise ValueError("metrics from what is printed need at least one pattern")
         self._patterns = [compile_pattern(number, text, step) for number, text in enumerate(patterns, 1)]
         self._step = step
         self._units = units or {}
+        self._epochs = [EpochCount((epochs or {}).get(str(number))) for number in range(len(patterns))]
         self._timeouts = 0
+
+    @property
+    def learned(self) -> Mapping[str, Sequence[int]]:
+        return {str(number): one.learned for number, one in enumerate(self._epochs) if one.learned is not None}
 
     def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
         """Output has no header."""
@@ -190,12 +236,14 @@ class OutputPatterns:
         values = {name: self._value(name, text) for name, text in groups.items()}
         if self._step is not None:
             return _with_step(values, groups.get(self._step, ""))
-        if "step" not in groups and all(name in groups for name in STEP_IN_EPOCH):
-            epoch, step_in_epoch, total = (_number(groups[name]) for name in STEP_IN_EPOCH)
-            if not (isinstance(epoch, int) and isinstance(step_in_epoch, int) and isinstance(total, int)):
+        if "step" not in groups and "epoch" in groups and "iter" in groups:
+            epoch, place = _number(groups["epoch"]), _number(groups["iter"])
+            total = _number(groups["total"]) if "total" in groups else None
+            if not (isinstance(epoch, int) and isinstance(place, int) and isinstance(total, int | None)):
                 return Rejected("epoch, iter and total are not whole numbers")
-            del values["total"]
-            return _with_step(values, str(epoch * total + step_in_epoch))
+            values.pop("total", None)
+            count = self._epochs[self._patterns.index(match.re)]
+            return _with_step(values, str(count.step(epoch, place, total)))
         return _with_step(values, next((groups[name] for name in STEP_NAMES if name in groups), ""))
 
     def _value(self, name: str, text: str) -> int | float | str:
@@ -212,6 +260,7 @@ class CsvLines:
 
     breaks_at_return = False
     has_header = True
+    learned: Mapping[str, Sequence[int]] = MappingProxyType({})
 
     def __init__(self, step: str | None = None) -> None:
         self._step_names = STEP_NAMES if step is None else (step,)
@@ -314,7 +363,7 @@ def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:
     if name == "csv":
         return CsvLines(reading.step)
     if name == "stdout":
-        return OutputPatterns(reading.patterns, reading.step, reading.units)
+        return OutputPatterns(reading.patterns, reading.step, reading.units, reading.epochs)
     raise ValueError(f"unknown metrics source {name!r}; known are jsonl, csv, stdout and hf")
 
 
@@ -376,8 +425,10 @@ def _number_with_unit(name: str, text: str) -> float | str:
 
 
 def _number(text: str) -> int | float | None:
-    r"""Parse a number, with the comma or percent sign behind it that ``\S+`` in a pattern includes."""
+    r"""Parse a number with thousands separators, and the comma or percent sign that ``\S+`` includes behind it."""
     text = text.strip().rstrip(_TRAILING)
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
     try:
         return int(text)
     except ValueError:

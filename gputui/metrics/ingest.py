@@ -214,6 +214,8 @@ class MetricsIngest:
                     self.forget(source.run_id)
                     self._sources.note_stale(source.run_id)
                     continue
+                if batch.learned and batch.learned != source.learned:
+                    self._table.learn(source.row, batch.learned)
                 read_bytes += batch.bytes_read
                 spent_bytes += max(batch.bytes_read, _LINE_COST_BYTES * (len(batch.rows) + len(batch.rejected)), 1)
             if self._connection.in_transaction:
@@ -230,7 +232,7 @@ class MetricsIngest:
             bytes_per_second = read_bytes / max(time.monotonic() - began, 1e-6)
             self._bytes_per_second += (bytes_per_second - self._bytes_per_second) / 2
         for source, batch in stored:
-            source.state = batch.state
+            source.state, source.learned = batch.state, batch.learned
             self._report.add(source.run_id, batch)
             if source.order.add(batch.to_reduce):
                 self._note(source.run_id, MetricsNote("steps_restarted", None, STARTS_AGAIN))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +41,7 @@ class OpenSource:
         unattributed_since: since when there has been a file that another run may write, monotonic seconds; else None.
         reported: kinds and keys of the notes that were reported.
         remarked: kinds of the remarks about its lines that were made.
+        learned: what is stored of `LineFormat.learned`.
         foreign: the files that another run was seen writing.
     """
 
@@ -60,6 +61,7 @@ class OpenSource:
     unattributed_since: float | None = None
     reported: set[tuple[EventKind, str]] = field(default_factory=set)
     remarked: set[EventKind] = field(default_factory=set)
+    learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
     foreign: set[FileIdentity] = field(default_factory=set)
     _reader: SourceReader | None = None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
+import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gputui.metrics.batch import SourceState
@@ -109,6 +110,14 @@ class SourceTable:
                     (end.inode, end.generation, end.byte_offset, end.fingerprint, source_id),
                 )
             self._add_boundary(source_id, end.position, attempt)
+
+    def learn(self, source: SourceRow, epochs: Mapping[str, Sequence[int]]) -> None:
+        """Keep what an output has shown about its epochs for its next reader, and for the run's later attempts."""
+        self.connection.execute(
+            "UPDATE metric_sources SET reading = json_patch(reading, ?) "
+            "WHERE source_id = ? OR (run_id = ? AND format = ?)",
+            (json.dumps({"epochs": epochs}), source.source_id, source.run_id, PRINTED),
+        )
 
     def _add_output(self, run_id: str, attempt: int, output: str, reading: str | None) -> None:
         """Register the output of an attempt: one file per stream, ``output`` with ``{stream}`` replaced."""

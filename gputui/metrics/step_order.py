@@ -9,7 +9,7 @@ from gputui.metrics.reduction import MetricLine
 
 STARTS_AGAIN = (
     "its steps start again at their first within an attempt, so that charts by step lay its epochs over each other; "
-    "let the script count on, or have the pattern name epoch, iter and total"
+    "let the script count on, or have the pattern name epoch and iter"
 )
 
 

@@ -168,6 +168,7 @@ class SourceTailer(FileFollower):
         is_copied = began is not None and began[0] < state.generation
         consumed, skipping, complete = self._take(batch, data, at_end and (at_boundary or is_last), is_copied)
         batch.bytes_read = consumed
+        batch.learned = self._format.learned
         batch.more = not complete or not at_end or at_boundary
         if consumed or skipping != state.skipping:
             count = None if state.mark_count is None else state.mark_count + len(batch.marks)

@@ -42,6 +42,7 @@ class Trial:
     points: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     first_step: int | None = None
     last_step: int | None = None
+    total_steps: float | None = None
     backwards: tuple[int, int, int] | None = None
     near: list[NearMatch] = field(default_factory=list)
 
@@ -53,7 +54,7 @@ class Trial:
         if self.last_step is not None and step < self.last_step and self.backwards is None:
             self.backwards = (number, self.last_step, step)
         self.first_step = step if self.first_step is None else self.first_step
-        self.last_step = step
+        self.last_step, self.total_steps = step, as_float(parsed.values.get("total_steps"))
         for name, value in parsed.values.items():
             as_number = None if name in NOT_METRICS else as_float(value)
             if as_number is not None:

@@ -66,11 +66,16 @@ class DraftOutputs:
         if has_epochs_only:
             ready, spare = drafts, []
         # With each pattern that cannot be used, why: none of these lines has a step of the whole training.
-        reasons = {"unclear": "steps begin again with each epoch", "epoch": "has no step, only an epoch"}
+        reasons = {"unclear": "names no epoch, and its steps begin again", "epoch": "has no step, only an epoch"}
         spares = [f"  # line {each.line}, {reasons[each.steps]}: {_single(each.pattern)}" for each in spare]
         if ready and self.preset != "hf":
             sources.append([*_output_source(ready, has_epochs_only), *spares])
             self.notes.found.append(f"{len(ready)} printed line{'' if len(ready) == 1 else 's'} with metrics")
+            self.notes.guesses += [
+                f"line {each.line}: whether steps begin again with each epoch, and after how many, its output shows"
+                for each in ready
+                if each.is_guess
+            ]
         if not sources:
             self.notes.open_points.append(
                 "no metrics were found: --preset hf or another takes those of its framework; else give patterns of "

@@ -1,21 +1,41 @@
-"""The lines that a script prints: text and expressions, from f-strings, ``%``, ``str.format`` and logging calls."""
+"""The lines that a script prints: text and values, from f-strings, ``%``, ``str.format``, joined lists and logging
+calls."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
-from gputui.profiles.syntax import constant, last_name
+from gputui.profiles.syntax import arithmetic, constant, last_name
 
-Part = str | tuple[str, str]
-"""A piece of text, or an expression as written in the script with its format: ``("loss", ".4f")``."""
+Course = Literal["on", "again", "fixed", ""]
+"""A number from one epoch to the next: counts on, begins again, or is no count at all; "" if unknown."""
 
+EPOCHS = frozenset({"epoch", "ep", "epoch_idx", "epoch_num", "current_epoch", "cur_epoch"})
 _LOGGERS = frozenset(
     {"print", "info", "warning", "debug", "log", "write", "print_log", "main_print", "print0", "rank_zero_info"}
 )
+_MAX_DEPTH = 6
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class PrintedValue(Struct, frozen=True):
+    """An expression as written in the script, with its format, such as ``.4f``. ``is_bare``: it is a name, or a name
+    plus a number."""
+
+    text: str
+    shape: str = ""
+    course: Course = ""
+    is_bare: bool = False
+
+
+Part = str | PrintedValue
+"""A piece of text, or a value."""
 
 
 class Printed(Struct, frozen=True):
@@ -25,76 +45,198 @@ class Printed(Struct, frozen=True):
     line: int
 
 
-def printed_line(call: ast.Call) -> Printed | None:
-    """The line that a call prints; None if the call prints nothing or fewer than two expressions."""
-    if last_name(call.func) not in _LOGGERS or not call.args:
-        return None
-    text = constant(call.args[0])
-    if last_name(call.func).startswith("print") and len(call.args) > 1:
-        parts = [part for argument in call.args for part in (*_parts(argument), " ")]
-    elif isinstance(text, str) and len(call.args) > 1:
-        parts = _percent_parts(text, call.args[1:])
-    else:
-        parts = _parts(call.args[0])
-    joined = tuple(_joined(parts))
-    if sum(isinstance(part, tuple) for part in joined) < 2:
-        return None
-    return Printed(joined, call.lineno)
+class PrintedLines:
+    """Reads the lines that a module prints. ``nodes`` are those of its syntax tree."""
 
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
+        self._parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+        self._set: dict[str, list[ast.Assign | ast.AugAssign]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Assign | ast.AugAssign):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    self._set.setdefault(ast.unparse(target), []).append(node)
+        self._calls = [node for node in nodes if isinstance(node, ast.Call)]
+        self._called_in_loops = {last_name(call) for call in self._calls if isinstance(self._around(call), _LOOPS)}
 
-def _parts(node: ast.expr) -> list[Part]:
-    text = constant(node)
-    if isinstance(text, str):
-        return [text]
-    if isinstance(node, ast.JoinedStr):
-        return [part for value in node.values for part in _parts(value)]
-    if isinstance(node, ast.FormattedValue):
-        spec = node.format_spec
-        shape = "".join(str(constant(part) or "") for part in spec.values) if isinstance(spec, ast.JoinedStr) else ""
-        return [(ast.unparse(node.value), shape)]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_parts(node.left), *_parts(node.right)]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(text := constant(node.left), str):
-        return _percent_parts(text, node.right.elts if isinstance(node.right, ast.Tuple) else [node.right])
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        text = constant(node.func.value)
+    def line(self, call: ast.Call) -> Printed | None:
+        """The line that a call prints; None if the call prints nothing or fewer than two values."""
+        if last_name(call) == "ProgressMeter":
+            parts = self._meters(call)
+        elif last_name(call) not in _LOGGERS or not call.args:
+            return None
+        else:
+            text = constant(call.args[0])
+            if last_name(call).startswith("print") and len(call.args) > 1:
+                between = next((str(constant(word.value)) for word in call.keywords if word.arg == "sep"), " ")
+                parts = [part for argument in call.args for part in (*self._parts(argument), between)]
+            elif isinstance(text, str) and len(call.args) > 1:
+                parts = self._percent_parts(text, call.args[1:])
+            else:
+                parts = self._parts(call.args[0])
+        joined = tuple(_joined(parts))
+        return Printed(joined, call.lineno) if sum(isinstance(part, PrintedValue) for part in joined) > 1 else None
+
+    def _parts(self, node: ast.expr) -> list[Part]:
+        text = constant(node)
         if isinstance(text, str):
-            return _format_parts(text, node)
-    return [(ast.unparse(node), "")]
+            return [text]
+        if isinstance(node, ast.JoinedStr):
+            return [part for value in node.values for part in self._parts(value)]
+        if isinstance(node, ast.FormattedValue):
+            spec = node.format_spec.values if isinstance(node.format_spec, ast.JoinedStr) else []
+            return [self._value(node.value, "".join(str(constant(part) or "") for part in spec))]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return [*self._parts(node.left), *self._parts(node.right)]
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Mod)
+            and isinstance(text := constant(node.left), str)
+        ):
+            return self._percent_parts(text, node.right.elts if isinstance(node.right, ast.Tuple) else [node.right])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            text = constant(node.func.value)
+            if isinstance(text, str) and node.func.attr == "format":
+                return self._format_parts(text, node)
+            if isinstance(text, str) and node.func.attr == "join" and node.args:
+                return [part for each in self._elements(node.args[0]) for part in (*self._parts(each), text)]
+        return [self._value(node)]
+
+    def _value(self, node: ast.expr | None, shape: str = "") -> PrintedValue:
+        if node is None:
+            return PrintedValue("", shape)
+        plain = node
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Add | ast.Sub)
+            and arithmetic(node.right) is not None
+        ):
+            plain = node.left
+        is_bare = isinstance(plain, ast.Name | ast.Attribute | ast.Subscript)
+        return PrintedValue(ast.unparse(plain if is_bare else node), shape, self._course(plain), is_bare)
+
+    def _elements(self, node: ast.expr) -> list[ast.expr]:
+        """The elements of a list that is written out, or of a name for one that is extended by such lists."""
+        if isinstance(node, ast.List | ast.Tuple):
+            return node.elts
+        name, scope = ast.unparse(node), self._function(node)
+        found: list[tuple[int, list[ast.expr]]] = []
+        for each in self._set.get(name, []):
+            if isinstance(each.value, ast.List) and self._function(each) is scope:
+                found.append((each.lineno, each.value.elts))
+        for call in self._calls:
+            if ast.unparse(call.func) == f"{name}.append" and self._function(call) is scope:
+                found.append((call.lineno, call.args))
+        return [element for _, elements in sorted(found, key=lambda pair: pair[0]) for element in elements]
+
+    def _percent_parts(self, text: str, values: Sequence[ast.expr]) -> list[Part]:
+        """The parts of ``text % values``."""
+        parts: list[Part] = []
+        left = iter(values)
+        for piece in re.split(r"(%[-+ #0-9.]*[a-zA-Z%])", text):
+            if piece == "%%":
+                parts.append("%")
+            elif re.fullmatch(r"%[-+ #0-9.]*[a-zA-Z]", piece):
+                parts.append(self._value(next(left, None), piece[1:]))
+            else:
+                parts.append(piece)
+        return parts
+
+    def _format_parts(self, text: str, call: ast.Call) -> list[Part]:
+        """The parts of ``text.format(…)``."""
+        values: dict[str, ast.expr] = {str(index): value for index, value in enumerate(call.args)}
+        values |= {word.arg: word.value for word in call.keywords if word.arg}
+        count = iter(range(len(call.args)))
+        parts: list[Part] = []
+        for piece in re.split(r"(\{[^{}]*\})", text):
+            if not re.fullmatch(r"\{[^{}]*\}", piece):
+                parts.append(piece.replace("{{", "{").replace("}}", "}"))
+                continue
+            name, _, shape = piece[1:-1].partition(":")
+            value = values.get(re.split(r"[.\[!]", name)[0] or str(next(count, "")))
+            parts.append(PrintedValue(name, shape) if value is None else self._value(value, shape))
+        return parts
+
+    def _meters(self, call: ast.Call) -> list[Part]:
+        """The line of the meters of PyTorch's ImageNet example, which many scripts have copied."""
+        prefix = next((word.value for word in call.keywords if word.arg == "prefix"), None)
+        parts = [*([] if prefix is None else self._parts(prefix)), "["]
+        parts += [PrintedValue("batch", "4d", "again", is_bare=True), "/", PrintedValue("num_batches", "d"), "]"]
+        for meter in call.args[1].elts if len(call.args) > 1 and isinstance(call.args[1], ast.List) else []:
+            made = self._set.get(ast.unparse(meter), [])
+            words = (
+                [constant(arg) for arg in made[-1].value.args] if made and isinstance(made[-1].value, ast.Call) else []
+            )
+            if len(words) > 1:
+                shape = str(words[1]).lstrip(":")
+                parts += [f"\t{words[0]} ", PrintedValue(ast.unparse(meter), shape), " (", PrintedValue("", shape), ")"]
+        return parts
+
+    # --- counts -----------------------------------------------------------------------------------------------------
+
+    def _course(self, node: ast.expr, depth: int = 0) -> Course:
+        name = ast.unparse(node)
+        if isinstance(node, ast.BinOp):
+            if isinstance(node.op, ast.Div):
+                return "fixed"
+            if isinstance(node.op, ast.Mod):
+                return "again"
+            if isinstance(node.op, ast.Add) and arithmetic(node.left) is None and arithmetic(node.right) is None:
+                return "on"  # epoch * length + i
+            return self._course(node.left if arithmetic(node.left) is None else node.right, depth)
+        around = self._around(node)
+        while isinstance(around, _LOOPS):
+            if not isinstance(around, ast.While) and name in _names(around.target):
+                return "again" if self._repeats(around) and not _starts_later(around.iter) else "on"
+            around = self._around(around)
+        statements = self._set.get(name, [])
+        resets = [each for each in statements if isinstance(each, ast.Assign) and name not in _names(each.value)]
+        is_reset = any(map(self._repeats, resets))
+        if len(resets) < len(statements):
+            return "again" if is_reset else "on"
+        value = statements[-1].value if statements else node
+        if isinstance(value, ast.BinOp | ast.Name | ast.Attribute) and statements and depth < _MAX_DEPTH:
+            found = self._course(value, depth + 1)
+            return "fixed" if isinstance(value, ast.BinOp) and found != "on" and not is_reset else found
+        if isinstance(value, ast.Constant) and not is_reset:
+            return "fixed"
+        return "on" if re.search(r"global|total|state\.iteration", name) else ""
+
+    def _around(self, node: ast.AST) -> ast.AST | None:
+        """The loop around a node, else the function around it."""
+        parent = self._parents.get(node)
+        while parent is not None and not isinstance(parent, (*_LOOPS, *_FUNCTIONS)):
+            parent = self._parents.get(parent)
+        return parent
+
+    def _function(self, node: ast.AST) -> ast.AST | None:
+        around = self._around(node)
+        while isinstance(around, _LOOPS):
+            around = self._around(around)
+        return around
+
+    def _repeats(self, node: ast.AST) -> bool:
+        """Whether a statement runs again with each epoch: in a loop, or in a function that is called for each."""
+        around = self._around(node)
+        if not isinstance(around, _FUNCTIONS):
+            return around is not None
+        names = {argument.arg for argument in around.args.args}
+        return (
+            around.name in self._called_in_loops
+            or bool(names & EPOCHS)
+            or re.search("epoch(?!s)", around.name) is not None
+        )
 
 
-def _percent_parts(text: str, values: Sequence[ast.expr]) -> list[Part]:
-    """The parts of ``text % values``."""
-    parts: list[Part] = []
-    left = iter(values)
-    for piece in re.split(r"(%[-+ #0-9.]*[a-zA-Z%])", text):
-        if piece == "%%":
-            parts.append("%")
-        elif re.fullmatch(r"%[-+ #0-9.]*[a-zA-Z]", piece):
-            value = next(left, None)
-            parts.append((ast.unparse(value) if value is not None else "", piece[1:]))
-        else:
-            parts.append(piece)
-    return parts
+def _names(node: ast.AST) -> set[str]:
+    return {ast.unparse(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)}
 
 
-def _format_parts(text: str, call: ast.Call) -> list[Part]:
-    """The parts of ``text.format(…)``."""
-    named = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
-    count = iter(range(len(call.args)))
-    parts: list[Part] = []
-    for piece in re.split(r"(\{[^{}]*\})", text):
-        if not re.fullmatch(r"\{[^{}]*\}", piece):
-            parts.append(piece.replace("{{", "{").replace("}}", "}"))
-            continue
-        field_name, _, shape = piece[1:-1].partition(":")
-        root = re.split(r"[.\[!]", field_name)[0]
-        index = next(count, None) if not root else int(root) if root.isdigit() else None
-        if index is not None and index < len(call.args):
-            parts.append((ast.unparse(call.args[index]), shape))
-        else:
-            parts.append((named.get(root, field_name), shape))
-    return parts
+def _starts_later(values: ast.expr) -> bool:
+    """Whether ``enumerate(…, start)`` goes on from a number that the script computes."""
+    if not isinstance(values, ast.Call) or last_name(values) != "enumerate":
+        return False
+    starts = [*values.args[1:], *(word.value for word in values.keywords)]
+    return any(arithmetic(start) is None for start in starts)
 
 
 def _joined(parts: Sequence[Part]) -> Iterator[Part]:

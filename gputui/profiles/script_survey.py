@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.profiles.printed_lines import Printed, printed_line
+from gputui.profiles.printed_lines import Printed, PrintedLines
 from gputui.profiles.script_paths import PathResolver
 from gputui.profiles.syntax import arithmetic, constant, last_name
 from gputui.runs.spec import Scalar
@@ -158,10 +158,11 @@ class _Surveyor:
             )
         self._read_options()
         paths = PathResolver(assigned, survey.options.keys(), survey.style)
+        lines = PrintedLines(self.nodes)
         for call in self.calls:
             if (saved := _saved_path(call, paths)) is not None:
                 survey.saves.append(saved)
-            if (printed := printed_line(call)) is not None:
+            if (printed := lines.line(call)) is not None:
                 survey.printed.append(printed)
 
     def _read_statements(self) -> dict[str, list[ast.Assign]]:

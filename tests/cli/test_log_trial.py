@@ -53,3 +53,9 @@ def test_which_lines_nearly_matched() -> None:
     assert (near.number, near.found) == (2, ", time 3ms")
     assert pattern == near.fits + near.expected
     assert near.fits.endswith(r"(?P<loss>[\d.]+)")
+
+
+def test_the_last_step_and_its_total_are_named(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("step 3/100 loss 0.5\n")
+    words = {"source": "output", "patterns": [r"step (?P<step>\d+)/(?P<total_steps>\d+) loss (?P<loss>\S+)"]}
+    assert "step 3 of 100" in said(workspace, "check", profile(tmp_path, json.dumps(words)), "--log", "a.log")

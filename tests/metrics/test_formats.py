@@ -11,6 +11,7 @@ import pytest
 
 from gputui.metrics.contract import ParsedLine, Rejected
 from gputui.metrics.formats import MAX_TIMEOUTS, CsvLines, JsonLines, OutputPatterns, Reading
+from tests.tables import table
 from tests.texts import mentions
 
 from .conftest import RUN, Bench
@@ -50,6 +51,9 @@ def test_numbers_as_programs_print_them() -> None:
         ("1e999", "Infinity"),
         ("n/a", "n/a"),
         ("(0.5)", "(0.5)"),
+        ("12,029", 12029),
+        ("1,234,567.5,", 1234567.5),
+        ("0,531", "0,531"),
     ]:
         answer = OutputPatterns([r"iteration=(?P<iteration>\d+) x=(?P<x>\S+)"]).parse(f"iteration=3 x={text}".encode())
         assert values(answer) == {"step": 3, "x": value}
@@ -135,6 +139,35 @@ def test_a_step_within_a_pass_becomes_a_step_of_the_whole_training() -> None:
     assert OutputPatterns([TIMM]).parse(line.replace(b"Train: 3", b"Train: 999999999999999999999")) == Rejected(
         "step is out of range"
     )
+
+
+PLACE = r"e(?P<epoch>\d+) i(?P<iter>\d+)(?:/(?P<total>\d+))?"
+
+
+@table(
+    ("printed", "steps"),
+    [
+        ("e0 i0 e0 i1 e0 i2 e1 i0 e1 i2 e3 i1", [0, 1, 2, 3, 5, 10]),  # no total: the first epoch has three
+        ("e1 i10 e1 i20 e2 i10 e2 i20", [10, 20, 30, 40]),
+        ("e1 i1 e1 i2 e2 i3 e2 i4 e3 i5", [1, 2, 3, 4, 5]),  # counts on by itself
+        ("e0 i4/10 e0 i9/10 e1 i4/10", [4, 9, 14]),
+        ("e0 i9/10 e1 i11/10 e1 i19/10", [9, 11, 19]),  # passes its total
+        ("e0 i9/40 e1 i19/40 e2 i29/40 e3 i39/40", [9, 19, 29, 39]),
+    ],
+)
+def test_places_within_epochs_count_on(tmp_path: Path, printed: str, steps: list[int]) -> None:
+    words = printed.split()
+    lines = [f"{epoch} {place}\n" for epoch, place in zip(words[::2], words[1::2], strict=True)]
+    bench = Bench(tmp_path, kind="stdout", **spec("python", PLACE))
+    for attempt, first in ((1, 0), (2, len(lines) - 1)):
+        # What the lines of an epoch have shown outlives the reader and the attempt.
+        bench.begin(attempt)
+        bench.restart()
+        bench.file = tmp_path / f"attempts/{attempt}/output.log"
+        bench.file.parent.mkdir(parents=True)
+        bench.append("".join(lines[first:]))
+        bench.ingest.finish(RUN)
+    assert [step for _, step in bench.stored()] == [*steps, steps[-1]]
 
 
 def test_a_step_by_another_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,23 @@ PRINTED = [
         {"step": 13, "epoch": 1, "loss": 0.5},
     ),
     (
+        "print(f'Step {step:,} of {n:,} loss {loss:.2f} tok/sec: {tok:,} acc {acc:.1%} time {t:.1f}ms, speed {h(x)}')",
+        "Step 1,200 of 2,400 loss 0.50 tok/sec: 12,029 acc 45.0% time 12.3ms, speed 1.2k",
+        {"step": 1200, "total_steps": 2400, "loss": 0.5, "tokens_per_s": 12029, "acc": 45, "step_time": 0.0123,
+         "speed": 1200},
+    ),
+    ("print(f'step {step} tok/sec: {tok:,}')", "step 3 tok/sec: 12,029", {"step": 3, "tokens_per_s": 12029}),
+    (
+        "entries = [f'epoch {epoch}', f'it {i}/{n}']\nentries.append(f'loss {loss:.2f}')\nprint('\\t'.join(entries))",
+        "epoch 1\tit 3/10\tloss 0.50", {"step": 13, "epoch": 1, "loss": 0.5},
+    ),
+    (
+        "losses, top1 = 0, 0\nlosses = AverageMeter('Loss', ':.2e')\ntop1 = AverageMeter('Acc@1', ':6.2f')\n"
+        "progress = ProgressMeter(len(loader), [losses, top1], prefix='Epoch: [{}]'.format(epoch))",
+        "Epoch: [1][  3/10]\tLoss 5.00e-01 (6.00e-01)\tAcc@1  12.50 (  9.00)",
+        {"step": 13, "epoch": 1, "loss": 0.5, "acc_1": 12.5},
+    ),
+    (
         "print('Train Epoch: {} [{}/{} ({:.0f}%)]\\tLoss: {:.6f}'.format(\n"
         "epoch, batch_idx * len(data), len(train_loader.dataset), 100. * batch_idx / n, loss.item()))",
         "Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.250000",
@@ -161,3 +179,35 @@ def test_a_pattern_of_what_is_printed_finds_it(tmp_path: Path, text: str, line: 
     answer = parsed.parse(line.encode())
     assert isinstance(answer, ParsedLine)
     assert dict(answer.values) == (expected if "NaN" in expected.values() else pytest.approx(expected))
+
+
+INNER = "for epoch in range(3):\n for i, x in enumerate(loader):\n  "
+COUNTER = "it = 0\nfor epoch in range(3):\n for x in loader:\n  it += 1\n  "
+OUTER = "for step in range(99):\n  "
+FUNCTION = "def train(x, epoch):\n it = 0\n for y in x:\n  it += 1\n  "
+COURSES = [
+    # the statements; the groups that count; what the step counts
+    (OUTER + "print(f'epoch {step // n} step {step}/{n} loss {x:.1f}')", "epoch step total_steps", "global"),
+    (OUTER + "print(f'[{step // n}] step {step} loss {x:.1f}')", "step", "global"),
+    (OUTER + "print(f'ep {step // n} it {step} loss {x:.1f}')", "epoch step", "global"),
+    (OUTER + "print(f'{step // n} {step} loss {x:.1f}')", "step", "global"),
+    (INNER + "print('epoch %d, iter %d, loss = %.4f' % (epoch, i, loss))", "epoch iter", "guess"),
+    (INNER + "print(f'epoch={epoch} it={i}/{n} loss={loss}')", "epoch iter total", "in_epoch"),
+    (INNER + "print(f'epoch {epoch} step {epoch * n + i}/{n} loss {x}')", "epoch step total_steps", "global"),
+    (INNER + "print(f'iter {i} loss {loss}')", "iter", "unclear"),
+    (COUNTER + "print(f'Epoch[{epoch}] Iteration[{it}/{n}] Loss: {x}')", "epoch step total_steps", "global"),
+    (COUNTER + "print(f'Epoch[{epoch}] Iteration[{it}/{len(y)}] Loss: {x}')", "epoch step", "global"),
+    (FUNCTION + "print(f'{epoch} it {it}/{n} loss {x}')", "epoch iter total", "in_epoch"),
+    ("print(f'Epoch[{s.epoch}] Iteration[{s.it}/{s.n}] Loss: {x}')", "epoch iter total", "guess"),
+    ("accum = a // n\nprint(f'Total batch size {a} => gradient accumulation steps: {accum}')", "", ""),
+]
+
+
+@table(("text", "groups", "steps"), COURSES)
+def test_what_a_step_counts(tmp_path: Path, text: str, groups: str, steps: str) -> None:
+    made = patterns_of(survey(tmp_path, text).printed)
+    counts = {"epoch", "step", "iter", "total", "total_steps"}
+    found = [
+        (counts & set(re.findall(r"<(\w+)>", one.pattern)), "guess" if one.is_guess else one.steps) for one in made
+    ]
+    assert found == ([(set(groups.split()), steps)] if steps else [])
