@@ -130,6 +130,8 @@ def _accept(values: Mapping[str, Any], data: str) -> ParsedLine | Rejected:
 
 def _parse_uncommon(line: bytes) -> Parsed:
     """Parse a line that is not strict JSON: blank, padded, with NaN or lone surrogates, or broken."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return Rejected("the file is UTF-16; gputui reads UTF-8")
     content = line.lstrip(b"\0")
     if not content.strip(b" \t\r\0"):
         return Rejected("NUL bytes, as a power cut leaves them") if b"\0" in line else None

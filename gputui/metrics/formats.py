@@ -280,13 +280,16 @@ class CsvLines:
         if not stripped or stripped == header.text:
             return None
         cells = _cells(line)
-        if cells is None:
-            return Rejected("not CSV text")
+        has_open_quotes = line.count(b'"') % 2
+        if cells is None and not has_open_quotes:
+            return Rejected(_other_form(header.text) or "not CSV text")
+        if cells is None or (has_open_quotes and len(cells) != len(header.columns)):
+            return Rejected("a line break inside quotes, which gputui does not read")
         if not header.fits(cells) and header.is_another(cells):
             self._parsed = CsvHeader.of(line, self._step_names)
             return None
         if header.step is None:
-            return Rejected(f"the header names none of the columns {', '.join(self._step_names)}")
+            return Rejected(_other_form(header.text) or f"the header names no column {' or '.join(self._step_names)}")
         if len(cells) != len(header.columns):
             return Rejected(f"{len(cells)} cells under a header of {len(header.columns)}")
         values = {name: _value(cell) for name, cell in zip(header.columns, cells, strict=True) if name and cell}
@@ -351,6 +354,14 @@ class CsvHeader(NamedTuple):
             return False
         names = cells if self.step_names is not STEP_NAMES else [cell.lower() for cell in cells]
         return not {*self.step_names}.isdisjoint(names) and all(_number(cell) is None for cell in cells)
+
+
+def _other_form(header: bytes) -> str | None:
+    """The form of a file whose header is no line of comma-separated UTF-8, as the reason that it is refused."""
+    if header.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in header:
+        return "the file is UTF-16; gputui reads UTF-8"
+    other = next((name for sign, name in ((b";", "semicolons"), (b"\t", "tabs")) if sign in header), None)
+    return None if other is None or b"," in header else f"the columns are separated by {other}; gputui reads commas"
 
 
 def line_format(name: str, reading: Reading = DEFAULT_READING) -> LineFormat:

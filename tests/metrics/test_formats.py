@@ -344,8 +344,20 @@ def test_a_file_of_its_own_for_each_start(tmp_path: Path) -> None:
 
 def test_csv_lines_that_cannot_be_read() -> None:
     lines = CsvLines()
-    lines.begin(b"loss,accuracy")
-    assert isinstance(lines.parse(b"1,2"), Rejected)
+    for header, line, said in (
+        (b"loss,accuracy", b"1,2", "step"),
+        (b"step;loss;lr", b"1;0,5312;1,0E-04", "semicolons"),
+        ("step,loss\n".encode("utf-16"), "1,0.5\n".encode("utf-16-le"), "UTF-16"),
+        (b"step,loss,note", b'1,0.5,"line one', "quotes"),
+        (b"step,loss,note", b'line two"', "quotes"),
+    ):
+        lines.begin(header)
+        rejected = lines.parse(line)
+        assert isinstance(rejected, Rejected) and said in rejected.reason
+    lines = CsvLines("epoch")
+    lines.begin(b"   epoch,    train_loss")
+    assert values(lines.parse(b"   1,    0.5")) == {"step": 1, "epoch": 1, "train_loss": 0.5}
+    lines = CsvLines()
     lines.begin("\ufeffStep,loss\r".encode())
     assert values(lines.parse(b"3,0.5\r")) == {"step": 3, "loss": 0.5}
     assert isinstance(lines.parse(b"\xff,1"), Rejected)
