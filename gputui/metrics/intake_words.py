@@ -24,6 +24,11 @@ def intake_words(known: Intake) -> str | None:
         return f"{begin} ({known.reason}): {example}"
     if known.no_metrics is not None:
         return f"None yet: {known.no_metrics}; gputui check --log FILE PROFILE tries patterns"
+    if known.short_of is not None:
+        step, total = known.short_of
+        return (
+            f"It succeeded at step {step} of {total}: see with gputui check --log FILE PROFILE whether steps are read"
+        )
     if known.is_over and known.printed_bytes and not known.taken:
         return "Nothing that it printed matches the metrics patterns of its profile"
     return None

@@ -53,6 +53,19 @@ def test_patterns_that_match_nothing(tmp_path: Path) -> None:
     assert intake_words(intake(bench.connection, RUN)) is None
 
 
+def test_a_run_that_succeeds_early(bench: Bench) -> None:
+    bench.begin()
+    bench.append('{"step": 4, "total_steps": 100, "loss": 0.5}\n')
+    bench.pump()
+    columns = "run_id, number, state, params, gpus, launch, created_at"
+    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'exited', '', '', '', 0)", (RUN,))
+    for state, step, known in (("running", 4, None), ("succeeded", 4, (4, 100)), ("succeeded", 90, None)):
+        bench.connection.execute("UPDATE runs SET state = ?, attempt = 1", (state,))
+        bench.connection.execute("UPDATE attempts SET last_step = ?", (step,))
+        assert intake(bench.connection, RUN).short_of == known
+        assert (intake_words(intake(bench.connection, RUN)) is None) == (known is None)
+
+
 def test_a_logger_that_names_each_message_event(bench: Bench) -> None:
     """structlog's JSON lines are steps like any other, so that a NaN is seen."""
     bench.begin()

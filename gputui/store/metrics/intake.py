@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 
 from msgspec import Struct
+
+from gputui.store.metrics.queries import latest
 
 # Formats of a script's output, in which a line that matches nothing is not an error.
 PRINTED_FORMATS = frozenset({"stdout", "output"})
@@ -13,7 +16,8 @@ PRINTED_FORMATS = frozenset({"stdout", "output"})
 class Intake(Struct, frozen=True):
     """Numbers of lines of all the run's sources. ``reason`` and ``example`` are those of a rejected line, or None.
     ``printed_bytes`` is the size of the output that was searched for patterns, None without patterns. ``no_metrics``
-    says that its newest attempt trains without any line, or is None; ``is_over``: no more lines will come."""
+    says that its newest attempt trains without any line, or is None; ``is_over``: no more lines will come.
+    ``short_of`` has the last step and the steps in all of a run that succeeded before half of them, else None."""
 
     taken: int = 0
     rejected: int = 0
@@ -22,6 +26,7 @@ class Intake(Struct, frozen=True):
     printed_bytes: int | None = None
     no_metrics: str | None = None
     is_over: bool = False
+    short_of: tuple[int, int] | None = None
 
 
 def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
@@ -44,9 +49,19 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         ).fetchone()
         reason, example = row if row is not None else (None, None)
     unread = None if stored else without_metrics(connection).get(run_id)
-    over = connection.execute("SELECT ended_at IS NOT NULL FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-    is_over = over is not None and bool(over[0])
-    return Intake(stored, rejected, reason, example, sum(printed) if printed else None, unread, is_over)
+    run = connection.execute(
+        "SELECT r.ended_at, r.state, a.last_step FROM runs AS r LEFT JOIN attempts AS a "
+        "ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
+        (run_id,),
+    ).fetchone()
+    ended_at, state, step = run or (None, None, None)
+    short_of = None
+    if state == "succeeded" and step is not None:
+        total = latest(connection, run_id).get("total_steps", 0)
+        short_of = (step, int(total)) if 2 * step < total < math.inf else None
+    return Intake(
+        stored, rejected, reason, example, sum(printed) if printed else None, unread, ended_at is not None, short_of
+    )
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:
