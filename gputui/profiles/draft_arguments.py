@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from gputui.profiles.draft_subject import DraftNotes, DraftSubject
-from gputui.profiles.params import UNDECIDED
+from gputui.profiles.params import RESERVED_NAMES, UNDECIDED
 from gputui.profiles.script_survey import Option
 from gputui.profiles.typed_command import as_number
 from gputui.runs.spec import ROLE_NAMES, Scalar
@@ -17,14 +17,17 @@ OUT = "{run_dir}/out"
 
 # Names of recovery's parameters in other people's scripts, beside ROLE_NAMES.
 _ROLE_ALIASES: Mapping[str, tuple[str, ...]] = {
-    "batch_size": ("per_device_train_batch_size", "train_batch_size", "micro_batch_size", "micro_bs", "batch", "bs"),
+    "batch_size": (
+        "per_device_train_batch_size", "device_batch_size", "train_batch_size", "micro_batch_size", "micro_bs",
+        "batch", "bs",
+    ),
     "grad_accum": ("grad_accum_steps", "accumulate_grad_batches", "accum_steps", "accum", "gradient_accumulation"),
     "gradient_checkpointing": ("grad_checkpointing", "activation_checkpointing"),
     "lr": ("base_lr",),
     "grad_clip": ("clip_grad", "gradient_clip_val", "clip"),
     "num_workers": ("workers", "dataloader_num_workers"),
     "timeout": ("ddp_timeout",),
-}
+}  # fmt: skip
 _OUTPUT_OPTIONS = (
     "output_dir", "out_dir", "save_dir", "ckpt_dir", "checkpoint_dir", "default_root_dir", "output", "out", "outdir",
     "logdir", "log_dir", "results_dir", "project_dir", "save_path", "work_dir",
@@ -107,7 +110,9 @@ class DraftArguments:
             elif name.lower() in _OUTPUT_OPTIONS:
                 self._add_output(name, f"{flag}{separator}{OUT}")
                 self.notes.found.append(f"{flag} {value} became {OUT}, a folder of each run's own")
-            elif (number := as_number(value)) is not None and re.fullmatch(r"[A-Za-z_]\w*", name):
+            elif name in RESERVED_NAMES or re.fullmatch(r"[A-Za-z_]\w*", name) is None:
+                self.args.append(f"{flag}{separator}{quote(value)}")
+            elif (number := as_number(value)) is not None:
                 self._add_param(name, number, argument_of(flag, separator, name))
             else:
                 self.args.append(f"{flag}{separator}{quote(value)}")
@@ -133,7 +138,7 @@ class DraftArguments:
             self._add_output(name, f"{flag}{separator}{OUT}/{str(default).rpartition('/')[2]}")
         elif name.lower() in _OUTPUT_OPTIONS and not option.is_flag:
             self._add_output(name, f"{flag}{separator}{OUT}")
-        elif option.is_required:
+        elif option.is_required and name not in RESERVED_NAMES:
             self.params[name] = UNDECIDED
             self.args.append(argument)
             self.notes.open_points.append(f"the script requires {flag or name}: give it as params: {name}")

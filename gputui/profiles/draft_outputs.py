@@ -13,6 +13,9 @@ from gputui.profiles.draft_subject import DraftNotes, DraftSubject
 from gputui.profiles.printed_patterns import DraftPattern, patterns_of
 from gputui.profiles.script_paths import fill_options
 
+# Keyword arguments that name an output folder, and how the names of the classes that have them end.
+_OUTPUT_WORDS = {"output_dir": "(TrainingArguments|Config)$", "default_root_dir": "Trainer$", "save_dir": "CSVLogger$"}
+_RESUME_STEPS = ("resume_from_step", "resume_step", "resume_iter")
 _RESUME_OPTIONS = ("resume", "resume_from_checkpoint", "resume_from", "ckpt_path", "load_checkpoint", "checkpoint")
 
 
@@ -40,13 +43,19 @@ class DraftOutputs:
         """The output folder: from the script's option for it, else from its code."""
         if self.out_options:
             return OUT
-        for call in ("TrainingArguments", "SFTConfig", "Seq2SeqTrainingArguments", "Trainer", "CSVLogger"):
-            words = self.survey.keywords.get(call, {})
-            for word in ("output_dir", "default_root_dir", "save_dir"):
+        for word, ending in _OUTPUT_WORDS.items():
+            for call, words in self.survey.keywords.items():
                 found = self._filled(words.get(word, "*"))
-                if "*" not in found and found:
+                if "*" not in found and found and any(re.search(ending, name) for name in self._with_bases(call)):
                     return found.rstrip("/")
         return None
+
+    def _with_bases(self, name: str) -> set[str]:
+        """The name of a class and those of the classes that it is derived from, as far as the script shows them."""
+        names, new = {name}, {name}
+        while new := {base for each in new for base in self.survey.bases.get(each, ())} - names:
+            names |= new
+        return names
 
     def _filled(self, path: str) -> str:
         return fill_options(path, {**self.out_options, "run_dir": "{run_dir}"})
@@ -101,7 +110,8 @@ class DraftOutputs:
         if self.preset == "hf":
             path = f"{self.out_dir or 'out'}/checkpoint-*/trainer_state.json"
             sources.append(["source: hf", f'path: "{path}"   # with each checkpoint'])
-            self.notes.found.append("metrics in trainer_state.json")
+            notes = self.notes.guesses if self.out_dir is None else self.notes.found
+            notes.append(f"metrics in {path}")
         if self.preset == "lightning" and ("CSVLogger" in survey.calls or "metrics.csv" in survey.text):
             folder = survey.keywords.get("CSVLogger", {}).get("save_dir", "*").strip("*") or self.out_dir or "."
             sources.append(["source: csv", f'path: "{folder}/lightning_logs/version_*/metrics.csv"'])
@@ -176,8 +186,8 @@ class DraftOutputs:
                 return _Checkpoints(folder or ".", pattern)
             # The unknown part may be any number of folders.
             return _Checkpoints(known.rpartition("/")[0] or out_dir or "", f"**/{pattern}", is_guess=True)
-        if len(self.survey.named_files) == 1:
-            (path,) = self.survey.named_files
+        if len(named := {path for path in self.survey.named_files if "best" not in path}) == 1:
+            (path,) = named
             folder, _, file = path.rpartition("/")
             option = next((name for name, each in self.survey.options.items() if each.default == path), None)
             if option is not None and option in self.out_options:
@@ -206,6 +216,8 @@ class DraftOutputs:
                 return option.flag, "the script finds its newest checkpoint itself"
             if option is not None:
                 return f"{option.flag}{self.subject.separator}{{checkpoint}}", ""
+        for name in self.subject.options.keys() & set(_RESUME_STEPS):
+            return f"{survey.options[name].flag}{self.subject.separator}{{checkpoint_step}}", ""
         if preset == "hf":
             return (
                 None,

@@ -80,7 +80,7 @@ class DraftSubject(Struct, frozen=True):
 def examine(command: TypedCommand, folder: Path, preset: Preset | None = None) -> DraftSubject:
     """Survey the script of a command. ``preset`` overrides the recognised one. Raises SurveyError."""
     script = script_file(command, folder)
-    survey = Survey() if script is None else survey_script(script)
+    survey = Survey() if script is None else survey_script(script, *([folder] if command.module else []))
     text = command_text(command, folder)
     if command.launcher.takes_command and command.script is None:
         # The command's arguments go to the Makefile or shell script, not to the Python script.

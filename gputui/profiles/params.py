@@ -17,7 +17,7 @@ from gputui.yaml_forms.problems import shown_value
 Kind = Literal["bool", "int", "float", "str", "any"]
 
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
-RESERVED_NAMES = ("run_dir", "checkpoint")
+RESERVED_NAMES = ("run_dir", "checkpoint", "checkpoint_step")
 """Placeholders that are not parameters."""
 
 UNDECIDED = "TODO"

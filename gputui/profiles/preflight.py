@@ -290,7 +290,7 @@ def _resume(spec: RunSpec) -> CheckResult:
     """Check that a restarted script gets its checkpoint. Whether it loads it cannot be known."""
     if spec.checkpoints is None:
         return CheckResult("resume", "skip", "the profile names no checkpoints")
-    if any("{checkpoint}" in text for _, text in _templates(spec)):
+    if any("{checkpoint}" in text or "{checkpoint_step}" in text for _, text in _templates(spec)):
         return CheckResult("resume", "pass", "the script is given the checkpoint")
     if spec.checkpoints.resume:
         words = " ".join(spec.checkpoints.resume)

@@ -141,7 +141,7 @@ class Checkpoints(Model):
     dir: Text = Field("{run_dir}/checkpoints", description="their folder")
     pattern: Text = Field(description="a glob of their file names, such as step_*.pt")
     resume: Words = Field(
-        default_factory=list, description="arguments added when resuming, with {checkpoint}; may be left out"
+        default_factory=list, description="arguments added when resuming, with {checkpoint} or {checkpoint_step}"
     )
 
 

@@ -22,7 +22,7 @@ Style = Literal["argparse", "click", "hf", "lightning", "globals", "config"]
 
 MAX_BYTES = 2 << 20
 MAX_MODULES = 20
-_CHECKPOINT_FILE = re.compile(r"[\w./-]*\w\.(pt|pth|ckpt)")
+_CHECKPOINT_FILE = re.compile(r"[\w./-]*\w\.(pt|pth|ckpt)(\.tar)?")
 # Functions that save, with the position of their path.
 _SAVERS = {"save_state": 0, "save_checkpoint": 0, "save_pretrained": 0, "save_file": 1, "save": 1}
 
@@ -51,6 +51,7 @@ class Survey:
     Attributes:
         modules: imported modules, and imported names as ``module.name``.
         calls: last names of called functions and of base classes.
+        bases: classes → the last names of their base classes.
         keywords: the keyword arguments of each call, as paths of `PathResolver`.
         sections: sections of a configuration → the class with their defaults; ``class_defaults`` has these.
         shared: names of the values that the script divides by the number of ranks.
@@ -63,6 +64,7 @@ class Survey:
     options: dict[str, Option] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     calls: set[str] = field(default_factory=set)
+    bases: dict[str, set[str]] = field(default_factory=dict)
     keywords: dict[str, dict[str, str]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
     class_defaults: dict[str, dict[str, Scalar]] = field(default_factory=dict)
@@ -85,11 +87,12 @@ class Survey:
         }
 
 
-def survey_script(path: Path) -> Survey:
-    """Survey a script and, recursively, the modules beside it that it imports. Raises SurveyError."""
+def survey_script(path: Path, *roots: Path) -> Survey:
+    """Survey a script and, recursively, the modules beside it and below ``roots`` that it imports. Raises
+    SurveyError."""
     survey = Survey()
     _survey_file(survey, path)
-    seen, folders = {path}, [path.parent]
+    seen, folders = {path}, [path.parent, *roots]
     while len(seen) <= MAX_MODULES and len(survey.text) < MAX_BYTES:
         file = next((file for file in _module_files(survey.modules, folders) if file not in seen), None)
         if file is None:
@@ -156,6 +159,8 @@ class _Surveyor:
             survey.keywords.setdefault(name, {}).update(
                 {word.arg: paths.path(word.value) for word in call.keywords if word.arg}
             )
+            if name.endswith("TrainingArguments") and call.args:
+                survey.keywords[name].setdefault("output_dir", paths.path(call.args[0]))
         self._read_options()
         paths = PathResolver(assigned, survey.options.keys(), survey.style)
         lines = PrintedLines(self.nodes)
@@ -182,7 +187,8 @@ class _Surveyor:
             elif isinstance(node, ast.BinOp) and _divides_by_ranks(node.op, node.right):
                 survey.shared.add(last_name(node.left))
             elif isinstance(node, ast.ClassDef):
-                survey.calls |= {last_name(base) for base in node.bases}
+                survey.bases[node.name] = {last_name(base) for base in node.bases}
+                survey.calls |= survey.bases[node.name]
             elif isinstance(node, ast.Constant) and _CHECKPOINT_FILE.fullmatch(str(node.value)):
                 survey.named_files.add(str(node.value))
         return assigned

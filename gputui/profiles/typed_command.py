@@ -74,11 +74,13 @@ def _other_command(words: Sequence[str], folder: Path) -> TypedCommand:
     if file.exists() and shutil.which(words[0]) is None and not (file.is_file() and os.access(file, os.X_OK)):
         raise DraftError(f"{words[0]} is neither a Python script nor a program; see gputui init --help")
     script = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
-    end = len(words) if script is None else script + 1
-    if first in ("make", "bash", "sh", "just"):
-        end = next((index for index, word in enumerate(words) if "=" in word), len(words))
+    if first in ("make", "just", *SHELLS):
         script = None
-    if first in SHELLS:
+    if script is not None:
+        end = script + 1
+    elif first not in SHELLS:
+        end = next((index for index, word in enumerate(words) if re.match(r"[A-Za-z_][\w.]*=", word)), len(words))
+    else:
         # The words after the shell script are its arguments.
         end = next((index + 1 for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
     return TypedCommand(

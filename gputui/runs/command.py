@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.base import Invocation, Placement
 from gputui.runs.logs import NODES
@@ -113,7 +114,7 @@ def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, che
     dropped, so that ``[--amp {amp}]`` becomes the flag ``--amp``.
     """
     values = values_for(params, run_dir, checkpoint)
-    decided: dict[str, Scalar] = {**params, "checkpoint": checkpoint}
+    decided: dict[str, Scalar] = {**params, "checkpoint": checkpoint, "checkpoint_step": checkpoint}
     expanded: list[str] = []
     end = 0
     for first, after in find_pieces(words):
@@ -130,10 +131,12 @@ def expand(words: Sequence[str], params: Mapping[str, Scalar], run_dir: str, che
 
 def values_for(params: Mapping[str, Scalar], run_dir: str, checkpoint: str | None) -> dict[str, str]:
     """The values of placeholders, by name."""
+    step = None if checkpoint is None else step_in_name(PurePath(checkpoint))
     return {
         **{k: format_value(v) for k, v in params.items()},
         "run_dir": run_dir,
         "checkpoint": checkpoint or "",
+        "checkpoint_step": "" if step is None else str(step),
     }
 
 
@@ -147,12 +150,18 @@ def build_launch(
     placement: Placement,
     checkpoint: str | None,
 ) -> Launch:
-    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile requires."""
+    """The command of one attempt. The GPUs of ``placement`` are UUIDs or indices, as the profile requires. Raises
+    ValueError if the script resumes by a step that the checkpoint's name does not have."""
     values = values_for(params, run_dir, checkpoint)
+    resume = () if spec.checkpoints is None else tuple(spec.checkpoints.resume)
+    templates = (*spec.program, *(spec.args or ()), *spec.env.values(), *resume)
+    if checkpoint is not None and not values["checkpoint_step"] and any("{checkpoint_step}" in t for t in templates):
+        name = PurePath(checkpoint).name
+        raise ValueError(f"{name} names no step for {{checkpoint_step}}; resume by {{checkpoint}}, or restart the run")
     node_dir = str(PurePath(run_dir) / "attempts" / str(attempt) / NODES / str(placement.number))
     arguments = flag_tokens(params) if spec.args is None else expand(spec.args, params, run_dir, checkpoint)
-    if checkpoint is not None and spec.checkpoints is not None:
-        arguments += tuple(substitute(token, values) for token in spec.checkpoints.resume)
+    if checkpoint is not None:
+        arguments += tuple(substitute(token, values) for token in resume)
     program = expand(spec.program, params, run_dir, checkpoint)
     launcher = LAUNCHERS[spec.launcher]
     invocation = Invocation((*program, *arguments), node_dir, f"{run_id}.{attempt}")

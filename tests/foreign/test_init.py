@@ -178,3 +178,45 @@ def test_what_was_typed_is_kept_and_given_once(tmp_path: Path, typed: str, args:
     form = drafted(tmp_path, "python", "a.py", *typed.split())[1].form
     assert " ".join(form.args or ()) == args
     assert form.params["batch_size"].default == (8 if "8" in typed else 256)
+
+
+HF = "from trl import GRPOTrainer, GRPOConfig\nfrom transformers import TrainingArguments\n"
+FILES = {
+    "grpo.py": HF + "args = GRPOConfig(output_dir='models/x')\n",
+    "own.py": HF + "class Own(TrainingArguments): pass\nargs = Own(output_dir='models/x')\n",
+    "place.py": HF + "args = TrainingArguments('models/x')\n",
+    "tar.py": "def save(x, name='a.pth.tar'):\n torch.save(x, name)\nsave(x, 'model_best.pth.tar')\n",
+    "scripts/base.py": "import argparse\nfrom lib.saving import save\np = argparse.ArgumentParser()\n"
+    "p.add_argument('--device-batch-size', type=int, default=32)\n"
+    "p.add_argument('--resume-from-step', type=int, default=-1)\n",
+    "lib/saving.py": "import torch\ndef save(step):\n torch.save(x, f'out/model_{step:06d}.pt')\n",
+}
+
+
+@table(
+    ("words", "expected"),
+    [
+        ("grpo.py", ("models/x", "checkpoint-*", [])),
+        ("own.py", ("models/x", "checkpoint-*", [])),
+        ("place.py", ("models/x", "checkpoint-*", [])),
+        ("tar.py", (".", "a.pth.tar", [])),
+        ("python -m scripts.base", ("out", "model_*.pt", ["--resume-from-step", "{checkpoint_step}"])),
+    ],
+)
+def test_where_checkpoints_are_and_what_resumes(
+    tmp_path: Path, words: str, expected: tuple[str, str, list[str]]
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    form = drafted(tmp_path, *words.split())[1].form
+    assert form.checkpoints is not None
+    assert (form.checkpoints.dir, form.checkpoints.pattern, form.checkpoints.resume) == expected
+    assert form.roles == ({"batch_size": "device_batch_size"} if "-m" in words else {})
+
+
+def test_words_of_a_command_that_assign(tmp_path: Path) -> None:
+    form = drafted(tmp_path, "yolo", "detect", "train", "batch=8", "epochs=20", "model=a.yaml")[1].form
+    assert form.command == ["yolo", "detect", "train"]
+    assert form.args == ["batch={batch}", "epochs={epochs}", "model=a.yaml"]
+    assert form.roles == {"batch_size": "batch"}

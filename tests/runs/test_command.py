@@ -61,6 +61,15 @@ def test_the_environment_of_an_attempt() -> None:
     assert "GPUTUI_CHECKPOINT" not in launch().env
 
 
+def test_a_script_that_resumes_by_a_step() -> None:
+    checkpoints = CheckpointSpec("/c", "model_*.pt", ("--resume-from-step", "{checkpoint_step}"))
+    spec = replace(SPEC, checkpoints=checkpoints, args=("[--skip", "{checkpoint_step}]"))
+    assert launch(spec, checkpoint="/c/model_000420.pt").argv[-4:] == ("--skip", "420", "--resume-from-step", "420")
+    assert launch(spec).argv[-1] == "trainer"
+    with pytest.raises(ValueError, match=r"last\.pt"):
+        launch(spec, checkpoint="/c/last.pt")
+
+
 def test_a_value_never_becomes_two_arguments_or_a_placeholder() -> None:
     spec = replace(SPEC, args=("--text={note}", "--dir", "{run_dir}", "{unknown}", "{}"))
     made = launch(spec, params={"note": "a b; rm -rf $HOME {run_dir} '\""})
