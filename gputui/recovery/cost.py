@@ -76,6 +76,7 @@ def costs(
     is_at_least = bool(incidents) and clock.come_with_checkpoints()
     numbered = {attempt.number: attempt for attempt in attempts}
     verdicts = {decision.incident_id: decision.verdict for decision in decisions}
+    given_up = {incident.attempt for incident in incidents if verdicts.get(incident.incident_id) == "stop"}
     by_id: dict[int, Cost] = {}
     charged: set[int] = set()
     for incident in sorted(incidents, key=lambda row: row.incident_id):
@@ -89,7 +90,8 @@ def costs(
         had_predecessor = any(row.attempt == attempt.number - 1 for row in incidents)
         kept_step = None
         if following is not None:
-            heir = next((row for row in later if row.first_step is not None), following)
+            # A person's start after a stop inherits nothing.
+            heir = next((row for row in later if row.first_step is not None or row.number in given_up), following)
             kept_step = _kept(heir, went_on.get(heir.number), start_is_chosen_there=start_is_chosen_there)
         cost = _cost(attempt, following, kept_step, clock, stopped, had_predecessor)
         by_id[incident.incident_id] = replace(cost, is_at_least=is_at_least and cost.lost_steps is not None)

@@ -69,6 +69,9 @@ def test_the_loss_shows_in_the_first_later_attempt_with_a_step() -> None:
     anew = attempt(3, at=66.0, last=99, first_step=1, ended_at=200.0)
     found = costs([FIRST, refused, anew], [incident(7, 1), incident(8, 2)], [], Clock(TIMES | line(3, 1, 99, 70.0)))
     assert found[7].lost_steps == 39 and found[8].lost_steps is None
+    stop = [decision(8, 2, at=65.0, verdict="stop")]
+    found = costs([FIRST, refused, anew], [incident(7, 1), incident(8, 2)], stop, Clock(TIMES | line(3, 1, 99, 70.0)))
+    assert found[7].lost_steps == 9
 
 
 def test_a_beginning_anew_loses_everything() -> None:
