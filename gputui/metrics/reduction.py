@@ -21,9 +21,6 @@ from gputui.store.metrics.queries import NOT_METRICS, as_float, named_by_event
 MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not fill the disk."""
 
-STRETCHES_AT_ONCE = 4
-"""How many stretches are read back from the store at once: about 10 ms of work."""
-
 _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
 
@@ -53,8 +50,11 @@ class Reducer:
     def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
         """Reduce lines that were just stored, in order. Raises sqlite3.Error."""
         if self._lines is None:
-            # More stretches than the new lines fill, so that the first of these is reached.
-            self._catch_up(connection, STRETCHES_AT_ONCE + len(lines) // STRETCH_LINES)
+            # The first lines of this process: all that are stored behind the last stretch.
+            self._lines = _stored_lines(connection, self._source_id)
+            while count := _closed(self._lines):
+                _write(connection, self._source_id, self._lines[:count])
+                self._lines = _stored_lines(connection, self._source_id)
             return
         self._lines += lines
         while self._lines:
@@ -63,17 +63,6 @@ class Reducer:
                 return
             _write(connection, self._source_id, self._lines[:count])
             del self._lines[:count]
-
-    def _catch_up(self, connection: sqlite3.Connection, most: int) -> None:
-        """Reduce at most ``most`` stretches of stored lines. Raises sqlite3.Error."""
-        for _ in range(most):
-            lines = _stored_lines(connection, self._source_id)
-            count = _closed(lines)
-            if not count:
-                self._lines = lines
-                return
-            _write(connection, self._source_id, lines[:count])
-        self._lines = None
 
 
 def _closed(lines: Sequence[MetricLine]) -> int:

@@ -40,7 +40,7 @@ def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> Traini
     outputs = LAUNCHERS[spec.launcher].log_files(folder, spec.nproc)
     printed = next((source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS), None)
     files = [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None]
-    unread = [f"no metrics line is in {' or '.join(files)}"] if files else []
+    unread = [f"no metrics line was read from {' or '.join(files)}"] if files else []
     if printed is not None:
         unread.append(f"nothing in its {printed} matches the patterns of its profile")
     pattern = "" if spec.checkpoints is None else spec.checkpoints.pattern

@@ -49,19 +49,16 @@ def intake(connection: sqlite3.Connection, run_id: str) -> Intake:
         ).fetchone()
         reason, example = row if row is not None else (None, None)
     unread = None if stored else without_metrics(connection).get(run_id)
-    run = connection.execute(
-        "SELECT r.ended_at, r.state, a.last_step FROM runs AS r LEFT JOIN attempts AS a "
-        "ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
+    row = connection.execute(
+        "SELECT r.ended_at IS NOT NULL, iif(r.state = 'succeeded', a.last_step, NULL) FROM runs AS r "
+        "LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt WHERE r.run_id = ?",
         (run_id,),
     ).fetchone()
-    ended_at, state, step = run or (None, None, None)
-    short_of = None
-    if state == "succeeded" and step is not None:
-        total = latest(connection, run_id).get("total_steps", 0)
-        short_of = (step, int(total)) if 2 * step < total < math.inf else None
-    return Intake(
-        stored, rejected, reason, example, sum(printed) if printed else None, unread, ended_at is not None, short_of
-    )
+    is_over, step = row or (False, None)
+    total = 0 if step is None else latest(connection, run_id).get("total_steps", 0)
+    short_of = (step, int(total)) if step is not None and 2 * step < total < math.inf else None
+    size = sum(printed) if printed else None
+    return Intake(stored, rejected, reason, example, size, unread, bool(is_over), short_of)
 
 
 def without_metrics(connection: sqlite3.Connection) -> dict[str, str]:

@@ -102,7 +102,7 @@ class RunScreen(ActionScreen):
     def warnings(self) -> Sequence[str]:
         """Why the charts stay empty or end early although the run writes metrics, if they do."""
         known = self.page.intake if self.page is not None else None
-        text = intake_words(known) if known is not None and (known.short_of or not known.taken) else None
+        text = None if known is None or (known.taken and not known.short_of) else intake_words(known)
         return [] if text is None else [text]
 
     def context(self) -> Context:
