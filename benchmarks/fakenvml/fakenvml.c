@@ -12,6 +12,7 @@
  *   fails FUNCTION CODE [GPU]               answers any other nvmlReturn_t
  *   field_unsupported ID                    one field value is "not supported"
  *   hang FUNCTION SECONDS                   blocks; "*" for every function; ends early when the line goes
+ *   garbled_name GPU                        its name is not UTF-8
  *   lost GPU | absent GPU                   "GPU is lost"; not enumerated at all (seen at the next nvmlInit)
  *   init_error CODE                         what nvmlInit answers
  *   scramble                                process lists with rows laid out otherwise, as some drivers did
@@ -59,7 +60,7 @@ static struct {
     int field_count, fields_unsupported[MAX_RULES];
     int load;
     unsigned long long memory_bytes;
-    char driver[80], lost[MAX_GPUS], absent[MAX_GPUS];
+    char driver[80], lost[MAX_GPUS], absent[MAX_GPUS], garbled[MAX_GPUS];
     Process processes[MAX_PROCESSES];
     Rule rules[MAX_RULES], hangs[MAX_RULES];
     struct { int code; unsigned serial; } xid[MAX_GPUS];
@@ -131,6 +132,7 @@ static void read_line(const char *line)
         if (config.field_count < MAX_RULES) config.fields_unsupported[config.field_count++] = (int)a;
     }
     else if (sscanf(line, "lost %u", &a) == 1 && a < MAX_GPUS) config.lost[a] = 1;
+    else if (sscanf(line, "garbled_name %u", &a) == 1 && a < MAX_GPUS) config.garbled[a] = 1;
     else if (sscanf(line, "absent %u", &a) == 1 && a < MAX_GPUS) config.absent[a] = 1;
     else if (sscanf(line, "xid %u %u %u", &a, &b, &c) == 3 && a < MAX_GPUS) { config.xid[a].code = (int)b; config.xid[a].serial = c; }
     else if (sscanf(line, "path %u %u %u", &a, &b, &c) == 3 && a < MAX_GPUS && b < MAX_GPUS)
@@ -350,7 +352,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, Device **out)
 
 /* ---- what does not change ---- */
 
-int nvmlDeviceGetName(Device *d, char *out, unsigned room) { ENTER(d); return put(out, room, "NVIDIA Fake 80GB"); }
+int nvmlDeviceGetName(Device *d, char *out, unsigned room) { ENTER(d); return put(out, room, config.garbled[d->index] ? "\xf8\xff NVIDIA" : "NVIDIA Fake 80GB"); }
 int nvmlDeviceGetUUID(Device *d, char *out, unsigned room)
 {
     ENTER(d);

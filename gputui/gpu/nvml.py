@@ -27,7 +27,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from gputui.gpu.model import FastTick, GpuEvent, GpuProcess, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
+from gputui.gpu.model import (
+    FastTick,
+    GpuEvent,
+    GpuFacts,
+    GpuProcess,
+    GpuSample,
+    Inventory,
+    Occupant,
+    ProcessTick,
+    SlowTick,
+)
 from gputui.gpu.nvml_calls import ERROR_LIB_RM_VERSION_MISMATCH, Calls, DriverGoneError, GpuGoneError, problem_of
 from gputui.gpu.nvml_events import XidEvents
 from gputui.gpu.nvml_facts import read_facts
@@ -43,6 +53,8 @@ RECHECK_RARELY_SECONDS = 300.0
 _NO_BINDING = "The Python package nvidia-ml-py is missing. Install it with: pip install nvidia-ml-py"
 _NO_GPU = "The NVIDIA driver is loaded but shows no GPU. Check lspci, and in a container that it was given GPUs"
 _UNLOADED = "The NVIDIA driver was unloaded. Load it again with: sudo modprobe nvidia"
+# In place of the UUID, until the driver opens the GPU.
+_UNOPENED = "GPU-unopened-{}"
 _VANISHED = "the driver does not list this GPU any more"
 
 
@@ -178,12 +190,12 @@ class NvmlSource:
                 handle = session.ask(name, "nvmlDeviceGetHandleByIndex", index)
                 uuid = None if handle is None else session.text(name, "nvmlDeviceGetUUID", handle)
                 if uuid is None:
-                    unopened.append(f"{name} cannot be opened: {session.last_error.get(name, 'not supported')}")
-                    continue
+                    raise GpuGoneError(session.last_error.get(name, "not supported"))
                 self._admit(at, session, index, uuid, handle)
                 handles[uuid] = handle
             except GpuGoneError as gone:
                 unopened.append(f"{name} cannot be opened: {gone}")
+                self._miss(at, index, str(gone))
         for uuid, gpu in self._gpus.items():
             if uuid not in handles:
                 self._mark_lost(at, gpu, _VANISHED)
@@ -194,6 +206,13 @@ class NvmlSource:
         problem = "; ".join(unopened) or (None if self._gpus else _NO_GPU)
         return self._inventory(at, str(driver_version) if driver_version else None, problem)
 
+    def _miss(self, at: float, index: int, reason: str) -> None:
+        """Keep a GPU that cannot be opened as a lost one, unless the one in its place was seen before."""
+        if all(gpu.facts.index != index for gpu in self._gpus.values()):
+            gpu = Gpu(GpuFacts(_UNOPENED.format(index), index, "unknown GPU"), None)
+            self._gpus[gpu.uuid] = gpu
+            self._mark_lost(at, gpu, reason)
+
     def _admit(self, at: float, session: Calls, index: int, uuid: str, handle: Any) -> None:
         """Raises GpuGoneError, DriverGoneError."""
         gpu = Gpu(read_facts(session, index, uuid, handle), handle)
@@ -202,6 +221,7 @@ class NvmlSource:
         if before is not None and before.state != "ok":
             self._events.append(GpuEvent(at=at, uuid=uuid, event="returned", text="the driver lists this GPU again"))
         self._gpus[uuid] = gpu
+        self._gpus.pop(_UNOPENED.format(index), None)
 
     def _without_driver(self, at: float, problem: str) -> Inventory:
         self._mark_driver_lost(at, problem)

@@ -135,6 +135,13 @@ class Calls:
             else:
                 self.last_error[gpu] = f"{key[1]}: {error}"
             return None
+        except UnicodeDecodeError as error:
+            # nvidia-ml-py decodes strictly, and some drivers return text that is not UTF-8.
+            return error.object
+        except Exception as error:
+            # No reading of one GPU may cost the others.
+            self.last_error[gpu] = f"{key[1]}: {type(error).__name__}: {error}"
+            return None
 
 
 def problem_of(code: int, text: str) -> str:

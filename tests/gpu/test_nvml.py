@@ -143,6 +143,26 @@ def test_a_lost_gpu_keeps_its_card_and_is_left_alone(remote: Begin, fake_nvml: F
     assert source.recheck() == 10.0
 
 
+def test_a_gpu_that_was_lost_before_the_start_has_a_row_and_an_event(remote: Begin, fake_nvml: FakeNvml) -> None:
+    source = remote("gpus 3", "lost 1")
+    inventory = source.inventory()
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1, 2] and inventory.problem is not None
+    missing = inventory.gpus[1].uuid
+    assert [sample.state for sample in source.fast().gpus] == ["ok", "lost", "ok"]
+    assert [(event.event, event.uuid) for event in source.events()] == [("lost", missing)]
+    source.inventory()
+    assert source.events() == [], "it is told once"
+    fake_nvml.configure(["gpus 3"])
+    inventory = source.inventory()
+    assert [gpu.index for gpu in inventory.gpus] == [0, 1, 2] and inventory.problem is None
+    assert missing not in {gpu.uuid for gpu in inventory.gpus}
+
+
+def test_a_name_that_is_not_utf8_costs_no_gpu(remote: Begin) -> None:
+    first, second = remote("gpus 2", "garbled_name 0").inventory().gpus
+    assert first.name.endswith("NVIDIA") and second.name == "NVIDIA Fake 80GB"
+
+
 def test_xids_come_as_events_and_only_new_ones(remote: Begin, fake_nvml: FakeNvml) -> None:
     source = remote("gpus 2", "xid 1 13 1")
     uuid = source.inventory().gpus[1].uuid
