@@ -10,13 +10,13 @@ import click
 from gputui.charts import units
 from gputui.cli.context import Session, json_option, print_json, print_table, say
 from gputui.cli.queue import pause_line
-from gputui.store import json_shapes, queue
+from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, read_runs
 from gputui.store.studies import read_studies
-from gputui.tui.data.progress import RunTracker
-from gputui.tui.data.snapshot import RunRow
+from gputui.tui.data.progress import row_of
+from gputui.tui.data.snapshot_json import row_shape
 from gputui.tui.layout.run_words import (
     outlook,
     placement_words,
@@ -39,7 +39,7 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
     runs = [] if connection is None else read_runs(connection, active_only=active)
     runs = [run for run in runs if all(tag.removeprefix("#") in run.tags for tag in tags)]
     if as_json:
-        print_json([json_shapes.run_shape(run) for run in runs])
+        print_json([row_shape(row_of(connection, run)) for run in runs] if connection else [])
         return
     is_active = any(not run.state.is_over for run in runs)
     if connection is not None and not is_active:
@@ -81,15 +81,12 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
     loss = left = now_words = None
     if run.attempt:
         is_going_on = run.state in (RunState.RUNNING, RunState.STOPPING)
-        tracker = RunTracker(run.run_id)
-        # Without its curve a run is read at once, however long it is.
-        tracker.read(connection, run.attempt, with_curve=is_going_on)
-        progress = tracker.progress(run)
+        row = row_of(connection, run)
+        progress = row.progress
         if progress.step is not None:
             total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
             step = units.count(progress.step) + total
         loss = None if progress.loss is None else units.metric_value(progress.loss)
-        row = RunRow(run, progress)
         if run.state is RunState.STARTING and not unread:
             now_words = outlook(row, now)[0]
         elif run.state is RunState.STOPPING:

@@ -14,8 +14,7 @@ from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.store.attempts import get_attempt
 from gputui.store.run_states import RunState
-from gputui.tui.data.progress import RunTracker
-from gputui.tui.data.snapshot import RunRow
+from gputui.tui.data.progress import row_of
 from gputui.tui.layout.run_words import stop_words
 
 
@@ -60,10 +59,9 @@ def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
         return
     with closing(session.reader()) as connection:
         view = session.find_run(connection, view.run_id)
-        tracker = RunTracker(view.run_id)
-        tracker.read(connection, view.attempt)
+        row = row_of(connection, view)
     if view.stop is not None:
-        say(stop_words(RunRow(view, tracker.progress(view)), time.time())[0])
+        say(stop_words(row, time.time())[0])
 
 
 @click.command("restart")

@@ -24,6 +24,8 @@ from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import Run
+from gputui.tui.data.progress import row_of
+from gputui.tui.data.snapshot_json import row_shape
 from gputui.tui.layout.run_words import placement_words, tag_words
 
 
@@ -58,6 +60,7 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         is_chosen_there = chooses_start(known_spec(view))
         costs = cost.costs(attempts, incidents, decisions, clock, start_is_chosen_there=is_chosen_there)
         went_on = resumptions(attempts, clock, saved)
+        row = row_of(connection, view)
     together = cost.total(costs.values())
     spans = spans_of(view, attempts, time.time())
     if as_json:
@@ -66,7 +69,9 @@ def command(session: Session, run: str | None, with_diff: bool, against: str | N
         shape["attempts"] = [{**each, "went_on": went_on.get(each["number"])} for each in shape["attempts"]]
         sinks = sinks_of(view, session.workspace.run_dir(view.run_id))
         code = json_columns.mapping(view.spec_json).get("code")
-        print_json({**shape, "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans), "code": code})
+        print_json(
+            {**shape, **row_shape(row), "sinks": sinks, "checkpoints": checkpoints_shape(saved, spans), "code": code}
+        )
         return
     now = time.time()
     say(f"{view.run_id}  {view.state}" + (f"  ({view.told_reason})" if view.told_reason else ""))

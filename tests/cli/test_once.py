@@ -61,6 +61,8 @@ def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
     runs = {run["id"]: run for run in now["runs"]}
     for run in shape(filler.workspace, "ps"):
         assert run.items() <= runs[run["id"]].items()
+        shown = shape(filler.workspace, "show", run["id"])
+        assert {key: shown[key] for key in run} == run
     assert runs["gpt2-124m-1"]["step"] == 4120 and runs["gpt2-124m-1"]["total_steps"] == 6000
     assert [gpu["index"] for gpu in now["gpus"]] == list(range(8))
     assert now["gpus"][0]["run_id"] == "gpt2-124m-1" and now["gpus"][0]["rank"] == 0

@@ -16,7 +16,7 @@ from gputui.store.attempts import read_attempts
 from gputui.store.metrics import queries
 from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run
-from gputui.tui.data.snapshot import Progress, RankRow
+from gputui.tui.data.snapshot import Progress, RankRow, RunRow
 
 RATE_WINDOW_SECONDS = 60.0
 """The pace is the mean over this time: long enough to be calm, short enough to show a change."""
@@ -99,6 +99,15 @@ class RunTracker:
         if end_at <= start_at:
             start_at, start_step = self._pace[-2]
         return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
+
+
+def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:
+    """A run with its progress now; the pace and what is left only while it goes on, so that ended ones are read at
+    once. Raises sqlite3.Error."""
+    tracker = RunTracker(run.run_id)
+    if run.attempt:
+        tracker.read(connection, run.attempt, with_curve=run.state in ("running", "stopping"))
+    return RunRow(run, tracker.progress(run))
 
 
 def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:

@@ -41,7 +41,7 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
         "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
         "gpus": gpus,
         "host": None if snapshot.host is None else _host_shape(snapshot.host),
-        "runs": [_run_shape(row) for row in snapshot.runs],
+        "runs": [row_shape(row) for row in snapshot.runs],
         "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
         "events": [_event_shape(event) for event in snapshot.events],
     }
@@ -67,7 +67,8 @@ def _host_shape(host: HostView) -> Shape:
     }
 
 
-def _run_shape(row: RunRow) -> Shape:
+def row_shape(row: RunRow) -> Shape:
+    """One run of ``gputui ps --json`` and ``gputui --once --json``, with its progress."""
     progress = row.progress
     return {
         **json_shapes.run_shape(row.run),
