@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.curves.model import ChartData, ChartRequest
-from gputui.recovery.cost import Cost
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
@@ -23,6 +22,7 @@ from gputui.store.runs import Run
 
 if TYPE_CHECKING:
     # Imported when a page needs them.
+    from gputui.recovery.cost import Cost
     from gputui.runs.process_table import HostProcess
     from gputui.store.metrics.intake import Intake
     from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord
