@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +92,17 @@ class Bench:
 
 def _in_memory() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for _, script in migrations():
-        connection.executescript(script)
+    connection.deserialize(_empty_store())
     return connection
+
+
+@lru_cache(maxsize=1)
+def _empty_store() -> bytes:
+    """An empty store: thousands of examples would spend their time on the schema."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for _, script in migrations():
+            connection.executescript(script)
+        return connection.serialize()
 
 
 def line(step: int, **values: Any) -> str:
