@@ -117,12 +117,12 @@ class Loop:
     def finish(self, epoch: int | None, last_phase: bool) -> PhaseEnd:
         """Validate and save after the last step. Only the last phase requires its checkpoint to be written."""
         self.drain()
-        self.signals.reached()
         means = self.validate()
         if means is None:
             return self.stop(epoch)
         self.save(epoch=epoch, score=means.get(self.settings.best_metric), required=last_phase)
-        self.checkpoints.wait()
+        with self.signals.patient(sign_of_life):
+            self.checkpoints.wait()
         self.report_checkpoints()
         return PhaseEnd("", means)
 
@@ -262,7 +262,15 @@ class Loop:
         """Measure on held-out data. Returns the means as ``val/…``, or None if a stop was requested meanwhile."""
         self.drain()
         before = self.session.validation_batch
-        means, seconds = validate(self.session, lambda: bool(self.signals.stop))
+        batches = 0
+
+        def stopping() -> bool:
+            nonlocal batches
+            batches += 1
+            return bool(self.signals.stop)
+
+        with self.signals.patient(lambda: batches):
+            means, seconds = validate(self.session, stopping)
         if (batch := self.session.validation_batch) != before:
             self.telemetry.event(
                 self.progress.step, "validation_batch_reduced", cause="out of memory", batch_size=batch

@@ -104,6 +104,7 @@ class Run:
             if ending.stopped or last:
                 break
             number, choice = number + 1, ResumeChoice(None)
+        self.signals.reached()
         if ending.stopped:
             self.telemetry.event(self.step, "stop", reason=ending.stopped)
             self.telemetry.say(f"stopped at step {self.step} after a checkpoint")

@@ -73,7 +73,7 @@ class Signals:
         self.reached()
 
     def reached(self) -> None:
-        """End the timeout: the step has ended, and what follows may take longer."""
+        """End the timeout for good: the state is saved, and what follows may take longer."""
         with self._lock:
             self._over = True
             faulthandler.cancel_dump_traceback_later()

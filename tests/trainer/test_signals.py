@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_until
 from tests.tables import table
-from tests.trainer.running import PATIENCE_SECONDS, ROOT
+from tests.trainer.running import PATIENCE_SECONDS, ROOT, SMALL
 from trainer.signals import Signals
 
 
@@ -141,3 +143,16 @@ def test_a_rank_that_waits_reports_a_stop_once_and_one_that_listens_hears_it() -
         send(signal.SIGUSR1)
         wait_until(lambda: signals.save, 120, "another signal")
     assert notes == ["SIGTERM", "SIGINT"]
+
+
+def test_the_timeout_of_a_stop_holds_in_later_phases(tmp_path: Path) -> None:
+    phases = json.dumps([{"name": "a", "steps": 2}, {"name": "b", "steps": 6}])
+    words = ["-m", "trainer", "--output-dir", str(tmp_path), *SMALL, "--phases", phases, "--inject", "hang@step=4"]
+    process = subprocess.Popen(
+        [sys.executable, *words, "--stop-timeout", "1"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"step": 3' in metrics.read_text(), PATIENCE_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    _, shown = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1 and "Timeout (0:00:01" in shown
