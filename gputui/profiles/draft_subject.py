@@ -55,7 +55,7 @@ class DraftSubject(Struct, frozen=True):
     @property
     def separator(self) -> str:
         """The text between an option and its value."""
-        return "=" if self.survey.style in ("globals", "config") or self.preset == "makefile" else " "
+        return "=" if self.survey.style == "globals" or self.preset == "makefile" else " "
 
     def option_of(self, flag: str) -> Option | None:
         """The option that a typed word spells: by one of its flags, or by the beginning of one, as argparse allows."""

@@ -65,9 +65,6 @@ class PathResolver(Struct, frozen=True):
             return self.path(node.values[0], depth + 1)  # an option, or its fallback
         if isinstance(node, ast.Call):
             return self._call(node, depth)
-        if isinstance(node, ast.Subscript) and self.style == "config":
-            name = str(constant(node.slice) or "").rpartition(".")[2]
-            return f"{_BEGIN}{name}{_END}" if name in self.options else _UNKNOWN
         if isinstance(node, ast.Subscript) and last_name(node.value) == "environ":
             return f"{_BEGIN}run_dir{_END}" if constant(node.slice) == "GPUTUI_RUN_DIR" else _UNKNOWN
         return _UNKNOWN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,11 +17,10 @@ from gputui.profiles.script_paths import PathResolver
 from gputui.profiles.syntax import arithmetic, constant, last_name
 from gputui.runs.spec import Scalar
 
-Style = Literal["argparse", "click", "hf", "lightning", "globals", "config"]
-"""How a script declares its options: a library, a framework's parser, nanoGPT's globals or minGPT's configuration."""
+Style = Literal["argparse", "click", "hf", "lightning", "globals"]
+"""How a script declares its options: a library, a framework's parser or nanoGPT's globals."""
 
 MAX_BYTES = 2 << 20
-MAX_MODULES = 20
 _CHECKPOINT_FILE = re.compile(r"[\w./-]*\w\.(pt|pth|ckpt)(\.tar)?")
 # Functions that save, with the position of their path.
 _SAVERS = {"save_state": 0, "save_checkpoint": 0, "save_pretrained": 0, "save_file": 1, "save": 1}
@@ -53,7 +52,6 @@ class Survey:
         calls: last names of called functions and of base classes.
         bases: classes → the last names of their base classes.
         keywords: the keyword arguments of each call, as paths of `PathResolver`.
-        sections: sections of a configuration → the class with their defaults; ``class_defaults`` has these.
         shared: names of the values that the script divides by the number of ranks.
         saves: the paths that it saves to, as paths of `PathResolver`.
         named_files: checkpoint files named anywhere.
@@ -66,8 +64,6 @@ class Survey:
     calls: set[str] = field(default_factory=set)
     bases: dict[str, set[str]] = field(default_factory=dict)
     keywords: dict[str, dict[str, str]] = field(default_factory=dict)
-    sections: dict[str, str] = field(default_factory=dict)
-    class_defaults: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     saves: list[str] = field(default_factory=list)
     named_files: set[str] = field(default_factory=set)
@@ -88,33 +84,16 @@ class Survey:
 
 
 def survey_script(path: Path, *roots: Path) -> Survey:
-    """Survey a script and, recursively, the modules beside it and below ``roots`` that it imports. Raises
-    SurveyError."""
+    """Survey a script, and the modules that it imports from its folder or below ``roots``. Raises SurveyError."""
     survey = Survey()
     _survey_file(survey, path)
-    seen, folders = {path}, [path.parent, *roots]
-    while len(seen) <= MAX_MODULES and len(survey.text) < MAX_BYTES:
-        file = next((file for file in _module_files(survey.modules, folders) if file not in seen), None)
-        if file is None:
-            break
-        seen.add(file)
-        if file.parent not in folders:
-            folders.append(file.parent)
-        try:
-            _survey_file(survey, file)
-        except SurveyError:
-            continue  # a module that cannot be read is left out
-    for section, name in survey.sections.items():
-        for key, value in survey.class_defaults.get(name, {}).items():
-            survey.options.setdefault(key, Option(f"--{section}.{key}", key, value))
+    places = [folder.joinpath(*name.split(".")) for name in sorted(survey.modules) for folder in (path.parent, *roots)]
+    files = {file: None for place in places for file in (Path(f"{place}.py"), place / "__init__.py")}
+    for file in files:
+        if file.is_file() and file != path and len(survey.text) < MAX_BYTES:
+            with suppress(SurveyError):  # a module that cannot be read is left out
+                _survey_file(survey, file)
     return survey
-
-
-def _module_files(modules: set[str], folders: Sequence[Path]) -> Iterator[Path]:
-    for name in sorted(modules):
-        for folder in folders:
-            path = folder.joinpath(*name.split("."))
-            yield from (file for file in (path.with_name(f"{path.name}.py"), path / "__init__.py") if file.is_file())
 
 
 def _survey_file(survey: Survey, path: Path) -> None:
@@ -211,8 +190,6 @@ class _Surveyor:
         elif re.search(r"exec\(open\(.*configurator\.py", survey.text):
             survey.style = "globals"
             self._add_globals()
-        if survey.style in (None, "config") and "argv" in survey.text:
-            self._add_configuration()
 
     def _add(self, option: Option, style: Style) -> None:
         if re.fullmatch(r"[A-Za-z_]\w*", option.name):
@@ -273,37 +250,6 @@ class _Surveyor:
                 name = node.targets[0].id
                 if value is not None and not name.startswith("_"):
                     self._add(Option(f"--{name}", name, value), "globals")
-
-    def _add_configuration(self) -> None:
-        """Add minGPT's options: ``--section.key=value`` sets ``C.section.key``, or a dictionary's dotted key."""
-        survey = self.survey
-        for node in self.nodes:
-            if isinstance(node, ast.Dict):
-                keys = [constant(key) for key in node.keys]
-                if all(isinstance(key, str) and re.fullmatch(r"\w+(\.\w+)+", key) for key in keys):
-                    for key, value in zip(map(str, keys), node.values, strict=True):
-                        self._add(Option(f"--{key}", key.rpartition(".")[2], constant(value)), "config")
-            elif isinstance(node, ast.ClassDef):
-                for item in node.body:
-                    if isinstance(item, ast.FunctionDef) and item.name == "get_default_config":
-                        defaults = survey.class_defaults.setdefault(node.name, {})
-                        defaults |= {path[0]: constant(value) for path, value in _set_below(item) if len(path) == 1}
-            elif isinstance(node, ast.FunctionDef):
-                for path, value in _set_below(node):
-                    made = value.func if isinstance(value, ast.Call) else None
-                    if isinstance(made, ast.Attribute) and made.attr == "get_default_config":
-                        survey.sections[".".join(path)] = last_name(made.value)
-                    elif len(path) > 1 and "merge_from_args" in survey.calls:
-                        self._add(Option(f"--{'.'.join(path)}", path[-1], constant(value)), "config")
-
-
-def _set_below(function: ast.FunctionDef) -> Iterator[tuple[list[str], ast.expr]]:
-    """The assignments ``C.a.b = value`` of a function, as (["a", "b"], value)."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
-            names = ast.unparse(node.targets[0]).split(".")
-            if names[0] != "self" and all(name.isidentifier() for name in names):
-                yield names[1:], node.value
 
 
 def _saved_path(call: ast.Call, paths: PathResolver) -> str | None:

@@ -58,11 +58,6 @@ CASES: dict[str, tuple[str, tuple[str, ...], Preset | None, dict[str, Any]]] = {
         {"launcher": "torchrun", "params": {"total_epochs": 50, "save_every": 10, "batch_size": 32},
          "metrics": ["output"], "checkpoints": ("{run_dir}/out", "snapshot.pt", [])},
     ),
-    "mingpt": (
-        "mingpt", ("adder.py",), None,
-        {"launcher": "python", "params": {"batch_size": 64, "learning_rate": 5e-4, "max_iters": 200},
-         "metrics": ["output"], "checkpoints": ("{run_dir}/out", "model.pt", [])},
-    ),
     "hf itself": (
         "hf_real", ("train.py",), None,
         {"launcher": "torchrun", "metrics": ["hf"], "roles": {"batch_size": "per_device_train_batch_size"},

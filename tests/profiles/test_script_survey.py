@@ -74,29 +74,6 @@ def test_options(tmp_path: Path, style: str) -> None:
         assert found.options["data"].is_required and not found.options["lr"].is_known
 
 
-def test_options_of_a_configuration_whose_sections_are_of_other_modules(tmp_path: Path) -> None:
-    """minGPT's way."""
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "trainer.py").write_text(
-        "class Trainer:\n    @staticmethod\n    def get_default_config():\n        C = CN()\n"
-        "        C.max_iters = None\n        C.batch_size = 64\n        C.learning_rate = 3e-4\n        return C\n"
-    )
-    text = (
-        "import sys\nfrom lib.trainer import Trainer\ndef get_config():\n    C = CN()\n    C.system = CN()\n"
-        "    C.system.work_dir = './out'\n    C.trainer = Trainer.get_default_config()\n"
-        "    C.trainer.learning_rate = 5e-4\n    return C\nconfig = get_config()\n"
-        "config.merge_from_args(sys.argv[1:])\n"
-        "torch.save({}, os.path.join(config.system.work_dir, 'model.pt'))\n"
-    )
-    found = survey(tmp_path, text)
-    assert found.style == "config"
-    assert {(one.flag, one.default) for one in found.options.values()} == {
-        ("--system.work_dir", "./out"), ("--trainer.learning_rate", 5e-4), ("--trainer.max_iters", None),
-        ("--trainer.batch_size", 64),
-    }  # fmt: skip
-    assert [fill_options(path, {"work_dir": "OUT"}) for path in found.saves] == ["OUT/model.pt"]
-
-
 SAVES = [
     ("torch.save(x, f'{args.out}/ckpt_{step}.pt')", "OUT/ckpt_*.pt"),
     ("torch.save(x, os.path.join(args.out, 'epoch_%03d.pth' % epoch))", "OUT/epoch_*.pth"),
