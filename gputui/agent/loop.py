@@ -323,7 +323,11 @@ class Agent:
         new one."""
         self._show_longest_turn()
         for path, own in self._own.items():
-            if not path.exists() or not os.path.samestat(path.stat(), own):
+            try:
+                is_own = os.path.samestat(path.stat(), own)
+            except FileNotFoundError:
+                is_own = False
+            if not is_own:
                 log.error("%s was replaced or removed; starting over with what is there", path)
                 self.replaced = self.stopping = True
         if self.on_second is not None:

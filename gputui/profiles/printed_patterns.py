@@ -189,7 +189,9 @@ def _label(parts: list[Part], index: int) -> str:
     if not name or (not _METRIC.search(name) and _METRIC.search(own)):
         name = own or name
     name = re.sub(r"\W", "_", name).strip("_")
-    if isinstance(after, str) and re.match(r" ?(\w+)?/s(?!\w*\s*[=:])", after):
+    # Between two numbers, a rate alone is the name of the second: "loss 0.5 tok/s 900".
+    is_of_next = index + 2 < len(parts) and isinstance(after, str) and re.fullmatch(r"\s*\w*/s\w*\W*", after)
+    if isinstance(after, str) and not is_of_next and re.match(r" ?(\w+)?/s(?!\w*\s*[=:])", after):
         name = name if name.endswith("per_s") or "tok" in name else "samples_per_s"
     elif name in _TIMES:
         name = "step_time"

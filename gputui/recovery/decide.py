@@ -431,7 +431,7 @@ def _half_batch(
     retries: Sequence[PastDecision], progress: AttemptReach, spec: RunSpec, params: Mapping[str, Scalar]
 ) -> int | None:
     """The size that the next batch must be below: half of it plus one after two smaller ones without progress, so that
-    any batch is down to 1 before the attempts are used up. None for the usual step."""
+    few attempts lead to a batch of 1. None for the usual step."""
     name = spec.role("batch_size", params)
     batch = None if name is None else whole(params[name])
     if batch is None or batch < 2 or progress.made:

@@ -72,9 +72,15 @@ ADVICE = re.compile(
 
 # How CUDA's and HIP's interfaces, and libraries on top of them, say that a GPU has no memory left.
 _GPU = r"(?i:\b(?:CUDA|HIP|ROCm|GPU(?:assert)?|Triton)(?:\b|_)|\b(?:cu|cuda|hip)(?:Mem|Malloc|Error))"
-_GPU_FULL = rf"(?={_GPU}).*(?:(?i:out[ _]of[ _]memory)|cudaErrorMemoryAllocation|hipErrorOutOfMemory)"
-# Libraries raise other types than these for lack of memory; these only quote it.
-_NATIVE = r"\A(?!(?:\w+\.)*(?:Assertion|Value|Key|Type|Import|Lookup|NotImplemented)Error)\S+: "
+_FULL = r"(?<!not )(?<!not an )(?i:out[ _]of[ _]memory)|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+_GPU_FULL = rf"(?={_GPU}).*(?:{_FULL})"
+# The types that libraries raise for lack of memory; others only quote it.
+_NATIVE = (
+    r"\A(?:[\w:]+[.:])*(?:Exception|system_error|(?!\w*Warning)\w*(?:Runtime|[Mm]emory|CUDA|Cuda|HIP|Hip|API|System"
+    r"|Internal|Accelerator|MXNet|XGBoost|LightGBM|Logic|Fail)\w*): "
+)
+# A program that goes on after lack of memory, or speaks of it, is not ended by it.
+_ENDED = r"(?!.*(?i:recover|fall(?:ing|s)? ?back|retry|would))"
 
 EXCEPTIONS: tuple[Signature, ...] = (
     # Memory first: the texts of other layers quote it.
@@ -265,9 +271,9 @@ LINES: tuple[Signature, ...] = (
     _prints("shm_full", r"ERROR: Unexpected bus error encountered in worker\."),
     _prints("cuda_oom", _NCCL_LOG + r"Cuda failure (?:\d+ )?'out of memory'"),
     # Native code that names its source file, and exits.
-    _prints("cuda_oom", rf"(?=.*\.(?:c|cc|cpp|cu|cuh|h|hpp|hip)\W+\d)\[?{_GPU_FULL}"),
+    _prints("cuda_oom", rf"{_ENDED}(?=.*\.(?:c|cc|cpp|cu|cuh|h|hpp|hip)\W+\d)\[?{_GPU_FULL}"),
     _prints("cuda_oom", r"Error out of memory at line \d+ in file "),
-    _prints("cuda_oom", r"\w+: .*\bcudaMalloc failed: out of memory"),
+    _prints("cuda_oom", rf"{_ENDED}\w+: .*\bcudaMalloc failed: out of memory"),
     _prints("host_oom", r"\(raylet\b.*\bkilled due to (?:memory pressure|the node running low on memory)"),
     _prints("driver_mismatch", r"Failed to initialize NVML: Driver/library version mismatch"),
     _prints("nan_loss", r"Loss is (?:nan|inf), stopping training"),

@@ -120,6 +120,8 @@ PRINTED = [
         {"step": 1200, "total_steps": 2400, "loss": 0.5, "tokens_per_s": 12029, "acc": 45, "step_time": 0.0123,
          "speed": 1200},
     ),
+    ("print(f'step {step} loss {loss:.4f} tok/s {tok}')", "step 3 loss 0.5000 tok/s 900",
+     {"step": 3, "loss": 0.5, "tokens_per_s": 900}),
     ("print(f'step {step} tok/sec: {tok:,}')", "step 3 tok/sec: 12,029", {"step": 3, "tokens_per_s": 12029}),
     (
         "entries = [f'epoch {epoch}', f'it {i}/{n}']\nentries.append(f'loss {loss:.2f}')\nprint('\\t'.join(entries))",

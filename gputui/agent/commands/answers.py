@@ -34,7 +34,7 @@ def refuse_id_as_name(supervisor: Supervisor, name: str) -> None:
     """Raise RefusedError if a run has the id ``name``: ids and names are one space, so that a command acts on the run
     that a person meant."""
     if get_run(supervisor.context.connection, name) is not None:
-        raise RefusedError(f"another run has the id {name!r}; choose another name")
+        raise RefusedError(f"another run has the id {name!r}; choose another name, as with run --name")
 
 
 def find_run(supervisor: Supervisor, command: PendingCommand) -> Run:
