@@ -30,7 +30,7 @@ from gputui.runs.command import Launch
 from gputui.runs.repository import transaction
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
-from gputui.store import commands, database, queue
+from gputui.store import commands, queue
 from gputui.store.database import open_commander, open_reader, open_writer, room
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -45,7 +45,6 @@ QUEUED_RUNS = 1000
 LIVE_RUNS = 60
 LINES_A_SECOND = 2.0
 HISTORY_ENTRIES = 300_000
-OLD_SCHEMA = 8
 
 _TURN = re.compile(r"a turn took (\d+) ms \((\d+) ms of processor time\), (.*) \d+ ms of it")
 _SPEC = RunSpec(
@@ -171,23 +170,6 @@ def removed(scene: Scene, lines: int, seconds: float) -> dict[str, Any]:
     return {"file_bytes_before": before, **found, **watch.end()}
 
 
-def migrated(scene: Scene, lines: int, seconds: float) -> dict[str, Any]:
-    """A home of an older gputui, with a run of so many lines that is over; ``start_seconds`` holds the migration."""
-    scene.workspace.create()
-    with closing(sqlite3.connect(scene.workspace.database, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        for number, script in database.migrations():
-            if number <= OLD_SCHEMA:
-                connection.executescript(f"{script}\nPRAGMA user_version = {number};")
-        _old_run(connection, "long-1")
-        add_lines(connection, "long-1", lines)
-    scene.workspace.run_dir("long-1").mkdir()
-    write_spec(scene.workspace.run_dir("long-1") / SPEC_FILE, _SPEC)
-    watch = AgentWatch(scene)
-    time.sleep(seconds)
-    return watch.end()
-
-
 def queued(scene: Scene, _lines: int, seconds: float) -> dict[str, Any]:
     """A thousand runs wait in a paused queue."""
     with _store(scene) as connection:
@@ -260,7 +242,6 @@ SCENES: Mapping[str, Callable[[Scene, int, float], dict[str, Any]]] = {
     "ended": ended,
     "unread": unread,
     "removed": removed,
-    "migrated": migrated,
     "queued": queued,
     "live": live,
     "history": history,
@@ -308,15 +289,6 @@ def add_run(
             (run_id, str(metrics.path).replace("{run_dir}", str(folder)), metrics.kind),
         )
     return folder
-
-
-def _old_run(connection: sqlite3.Connection, run_id: str) -> None:
-    connection.execute(
-        "INSERT INTO runs (run_id, sequence, name, profile, state, attempt, spec, params, created_at, ended_at) "
-        "VALUES (?, 1, 'long', 'long', 'succeeded', 1, ?, '{}', 1, 2)",
-        (run_id, json.dumps(_SPEC.to_json())),
-    )
-    connection.execute("INSERT INTO metric_sources (run_id, path, format) VALUES (?, '/gone', 'jsonl')", (run_id,))
 
 
 def add_lines(connection: sqlite3.Connection, run_id: str, lines: int) -> None:

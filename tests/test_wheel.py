@@ -46,7 +46,7 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(wheel: Path) -> None:
     assert "gputui/shipped_profiles/digits-ddp.yaml" in names
     assert "gputui/shipped_profiles/custom_script.py" in names
     assert {f"gputui/shipped_studies/{name}.yaml" for name in ("digits-lr", "gpt2-pbt")} <= set(names)
-    assert "gputui/store/migrations/0001_spine.sql" in names
+    assert "gputui/store/schema.sql" in names
     assert "trainer/__main__.py" in names
     assert any(name.endswith(".tcss") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "state/"))]

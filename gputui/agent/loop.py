@@ -38,9 +38,8 @@ from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import boot_id, identify
-from gputui.store.database import StoreCorruptError, is_outdated, open_writer, set_aside, suspect_mark
+from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event
-from gputui.store.retention import RAW_SECONDS
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -365,7 +364,7 @@ class Agent:
     def _open_store(self) -> sqlite3.Connection:
         path = self.workspace.database
         try:
-            return open_writer(path, self._describe, self._raw_seconds() if is_outdated(path) else None)
+            return open_writer(path, self._describe)
         except StoreCorruptError as error:
             aside = set_aside(path, self.started_at)
             connection = open_writer(path)
@@ -378,16 +377,6 @@ class Agent:
             )
             log.error("%s; set aside as %s", error, aside)
             return connection
-
-    def _raw_seconds(self) -> float | None:
-        """How long samples are kept; the default if the settings are invalid."""
-        from gputui.profiles.home_files import load_retention
-        from gputui.yaml_forms.problems import ProfileError
-
-        try:
-            return load_retention(self.workspace.record).raw_seconds
-        except ProfileError:
-            return RAW_SECONDS
 
     def _describe(self, doing: str | None = None, *, ready: bool = False) -> None:
         """Write into the lock's file who holds it, and what clients have to wait for."""

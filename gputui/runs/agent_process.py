@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_stopped, send_signal
-from gputui.store.database import is_outdated
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
@@ -106,8 +105,8 @@ def ensure_agent(
 ) -> AgentIdentity:
     """The running agent, started if there is none.
 
-    An agent of an older gputui is replaced; runs outlive it. Waits without limit while the agent migrates the
-    database, and calls ``report`` with each step that takes longer than a second.
+    Waits without limit while the agent checks the database for damage, and calls ``report`` if that takes longer than
+    a second.
 
     Raises AgentUnreachableError when it does not start in time or ends at once, AgentStoppedError when it was stopped.
     """
@@ -126,14 +125,7 @@ def ensure_agent(
             continue
         stopped_at = None
         if identity is not None and identity.ready:
-            if not is_outdated(workspace.database):
-                return identity
-            if identity.recording:
-                raise AgentUnreachableError(
-                    f"gputui --record of an older version runs (pid {identity.process.pid}); end it and start it again"
-                )
-            stop_agent(workspace)
-            continue
+            return identity
         if identity is None and process is None:
             process = spawn_agent(workspace)
         if identity is not None and identity.doing is not None:

@@ -1,4 +1,4 @@
-"""Connections to the SQLite database (the agent's writer, the views' readers) and its migrations.
+"""Connections to the SQLite database (the agent's writer, the views' readers) and its schema.
 
 SQLite is the bus between the processes, in WAL mode: one writer, and any number of readers that never block it.
 """
@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 from gputui.store.machine import other_machine
-from gputui.store.retention import RAW_SECONDS
-from gputui.store.sample_packs import unpack
-from gputui.store.series import GPU, HOST, SLOW
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
-UNPACKED_BEFORE = 30
+SCHEMA_VERSION = 31
+"""The `user_version` of the database: raised with every change of the schema."""
 
 
 class StoreError(Exception):
@@ -34,10 +32,6 @@ class StoreMissingError(StoreError):
     """Nothing has been recorded in this home yet."""
 
 
-class StoreOutdatedError(StoreMissingError):
-    """The file was written by an older gputui, and is not migrated yet."""
-
-
 class StoreLockedError(StoreError):
     """Another program holds the database's lock."""
 
@@ -46,29 +40,15 @@ class StoreCorruptError(StoreError):
     """The file is not a usable SQLite database."""
 
 
-class StoreNewerError(StoreError):
-    """The file was written by a newer gputui."""
+class StoreVersionError(StoreError):
+    """The file was made by another version of gputui."""
 
 
-def migrations() -> list[tuple[int, str]]:
-    """The migrations as (version, SQL), in order. A released migration never changes."""
-    scripts = []
-    for entry in resources.files("gputui.store").joinpath("migrations").iterdir():
-        if entry.name.endswith(".sql"):
-            scripts.append((int(entry.name.split("_", 1)[0]), entry.read_text("utf-8")))
-    return sorted(scripts)
+def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) -> sqlite3.Connection:
+    """Open the agent's connection, and create the file (0600) with its schema. ``progress`` is called with a text
+    before a long check.
 
-
-def open_writer(
-    path: Path,
-    progress: Callable[[str], None] = lambda _: None,
-    raw_seconds: float | None = RAW_SECONDS,
-) -> sqlite3.Connection:
-    """Open the agent's connection: create the file (0600) and migrate its schema, one transaction per step, so that an
-    interrupted migration continues. ``progress`` is called with a text before each long step. ``raw_seconds`` (None:
-    for ever) is how long samples are kept, which a migration needs to know.
-
-    Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreNewerError.
+    Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreVersionError.
     """
     _refuse_network_file_system(path)
     refuse_other_machine(path.parent)
@@ -79,8 +59,8 @@ def open_writer(
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"cannot open {path}: {error}; check permissions and free space") from error
     try:
-        _refuse_newer(connection, path)
-        # Applies to a new file only; an older one reuses free pages and never shrinks.
+        version = _known_version(connection, path)
+        # Applies to a new file only.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         # NORMAL loses at most the last moments on a power cut, never integrity:
@@ -90,7 +70,10 @@ def open_writer(
         connection.execute("PRAGMA journal_size_limit = 16777216")
         connection.execute("PRAGMA cache_size = -2048")
         connection.execute("PRAGMA temp_store = MEMORY")
-        _migrate(connection, path, progress, raw_seconds)
+        if version:
+            _check_integrity(connection, path, progress)
+        else:
+            connection.executescript(f"BEGIN;\n{schema()}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
     except sqlite3.DatabaseError as error:
         connection.close()
         raise _explain(error, path) from error
@@ -103,7 +86,7 @@ def open_writer(
 def open_reader(path: Path) -> sqlite3.Connection:
     """Open a view's read-only connection.
 
-    Raises StoreMissingError if nothing was recorded yet, StoreCorruptError, StoreNewerError or StoreError.
+    Raises StoreMissingError if nothing was recorded yet, StoreCorruptError, StoreVersionError or StoreError.
     """
     connection = open_commander(path)
     connection.execute("PRAGMA query_only = ON")
@@ -113,16 +96,6 @@ def open_reader(path: Path) -> sqlite3.Connection:
 def data_version(connection: sqlite3.Connection) -> int:
     """A number that changes whenever another connection commits."""
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
-
-def is_outdated(path: Path) -> bool:
-    """Whether the database needs a migration; False if unknown."""
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
-            version = _version(connection)
-            return version > 0 and (version < migrations()[-1][0] or bool(_missing_columns(connection)))
-    except sqlite3.Error:
-        return False
 
 
 def set_aside(path: Path, now: float) -> Path:
@@ -152,11 +125,7 @@ def open_commander(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise _explain(error, path) from error
     try:
-        _refuse_newer(connection, path)
-        version = _version(connection)
-        if version > 0 and (version < migrations()[-1][0] or _missing_columns(connection)):
-            raise StoreOutdatedError(f"{path} is of an older gputui; gputui agent start brings it up to date")
-        if version == 0:
+        if not _known_version(connection, path):
             raise StoreMissingError(f"{path} is not set up for this gputui yet; gputui agent start does that")
     except sqlite3.Error as error:
         connection.close()
@@ -167,39 +136,20 @@ def open_commander(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+def schema() -> str:
+    """The SQL of a new database."""
+    return resources.files("gputui.store").joinpath("schema.sql").read_text("utf-8")
 
 
-def _migrate(
-    connection: sqlite3.Connection, path: Path, progress: Callable[[str], None], raw_seconds: float | None
-) -> None:
-    version = _version(connection)
-    steps = [step for step in migrations() if step[0] > version]
-    if not version:
-        script = resources.files("gputui.store").joinpath("schema.sql").read_text("utf-8")
-        connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {steps[-1][0]};\nCOMMIT;")
-        steps = []
-    elif not steps:
-        _check_integrity(connection, path, progress)
-    for index, (number, script) in enumerate(steps, 1):
-        progress(f"bringing the database up to date, step {index} of {len(steps)}")
-        if number == UNPACKED_BEFORE:
-            unpack(connection, raw_seconds, time.time(), progress)
-        connection.executescript(f"BEGIN;\n{script}\nPRAGMA user_version = {number};\nCOMMIT;")
-    for table, column in _missing_columns(connection):
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-
-
-def _missing_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """(table, column with its type) of hardware values that the database does not have yet."""
-    missing = []
-    for series in (GPU, SLOW, HOST):
-        existing = {row[1] for row in connection.execute(f"PRAGMA table_info({series.table})")}
-        for name, is_real in series.columns.items():
-            if name not in existing:
-                missing.append((series.table, f"{name} {'REAL' if is_real else 'INTEGER'}"))
-    return missing
+def _known_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema's version, 0 for an empty file. Raises StoreVersionError."""
+    version = pragma(connection, "user_version")
+    if version not in (0, SCHEMA_VERSION):
+        raise StoreVersionError(
+            f"{path} was made by another version of gputui (schema {version}, this one has {SCHEMA_VERSION}); "
+            f"move {path.parent} away, or choose another --home"
+        )
+    return version
 
 
 def _check_integrity(connection: sqlite3.Connection, path: Path, progress: Callable[[str], None]) -> None:
@@ -238,16 +188,6 @@ def refuse_other_machine(state: Path) -> None:
     why = other_machine(state)
     if why is not None:
         raise StoreError(why)
-
-
-def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise StoreNewerError if a newer gputui wrote the database."""
-    version, newest = _version(connection), migrations()[-1][0]
-    if version > newest:
-        raise StoreNewerError(
-            f"{path} was written by a newer gputui (schema {version}, this one knows {newest}); "
-            "update gputui or use --home"
-        )
 
 
 def is_locked(error: BaseException) -> bool:

@@ -71,6 +71,9 @@ CREATE TABLE gpu_slow_samples (
     row_remap_pending INTEGER,
     row_remap_failed INTEGER,
     energy_joules REAL,
+    pcie_replays INTEGER,
+    encoder_percent REAL,
+    decoder_percent REAL,
     PRIMARY KEY (gpu_id, at)
 ) STRICT, WITHOUT ROWID;
 

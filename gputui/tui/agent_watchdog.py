@@ -17,7 +17,6 @@ from gputui.runs.agent_process import (
     read_identity,
 )
 from gputui.runs.identity import ProcessIdentity, is_stopped, open_pidfd
-from gputui.store.database import is_outdated
 
 LOOK_SECONDS = 10.0
 """The kernel reports an agent's end at once. This often the watchdog checks that it is still this home's agent."""
@@ -32,7 +31,6 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 STARTING = "Starting the agent…"
-OLD = "The agent is of an older gputui; starting the new one…"
 GONE = "The agent is gone; starting it again…"
 
 
@@ -75,13 +73,12 @@ class AgentKeeper:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             identity = read_identity(self._workspace)
-            is_old = is_outdated(self._workspace.database)
-            if identity is not None and identity.ready and not is_old:
+            if identity is not None and identity.ready:
                 self._was_alive = True
                 pause = FIRST_PAUSE_SECONDS
                 self._wait_for_end(identity.process)
                 continue
-            self._say(OLD if is_old and identity is not None else GONE if self._was_alive else STARTING)
+            self._say(GONE if self._was_alive else STARTING)
             try:
                 ensure_agent(self._workspace, report=lambda doing: self._say(f"The agent is {doing} …"))
             except AgentStoppedError as error:

@@ -121,10 +121,10 @@ def test_a_run_that_cannot_be_acted_on(machine: Machine) -> None:
     assert not machine.workspace.run_dir("steps-1").exists()
 
 
-def test_a_database_of_a_newer_gputui_is_left_alone(machine: Machine) -> None:
+def test_a_database_of_another_version_is_left_alone(machine: Machine) -> None:
     with closing(sqlite3.connect(machine.workspace.database)) as connection:
         connection.execute("PRAGMA user_version = 9999")
     before = machine.workspace.database.read_bytes()
-    assert "newer gputui" in refused(machine.workspace, "ps", code=4)
-    assert "newer gputui" in refused(machine.workspace, "run", machine.profile(), code=4)
+    assert "another version" in refused(machine.workspace, "ps", code=4)
+    assert "another version" in refused(machine.workspace, "run", machine.profile(), code=4)
     assert machine.workspace.database.read_bytes() == before

@@ -16,7 +16,7 @@ from gputui.metrics import files
 from gputui.metrics.formats import PRINTED_STREAMS, Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.launchers import FOR_SCRIPT, LAUNCHERS
-from gputui.store.database import migrations
+from gputui.store.database import schema
 from tests.stores import open_store
 
 RUN = "run-1"
@@ -100,8 +100,7 @@ def _in_memory() -> sqlite3.Connection:
 def _empty_store() -> bytes:
     """An empty store: thousands of examples would spend their time on the schema."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        for _, script in migrations():
-            connection.executescript(script)
+        connection.executescript(schema())
         return connection.serialize()
 
 

@@ -23,7 +23,6 @@ from gputui.store.commands import CommandAnswer
 from gputui.store.database import (
     StoreError,
     StoreMissingError,
-    StoreOutdatedError,
     data_version,
     is_locked,
     open_reader,
@@ -166,9 +165,6 @@ class Feed:
                 self._past_read_at, self._trouble = clock, None
                 return True
             return self._pass_time(now, clock, self._trouble if is_news else None)
-        except StoreOutdatedError as error:
-            self._close()
-            return self._pass_time(now, clock, f"{error}.")
         except StoreMissingError:
             self._close()
             return self._pass_time(now, clock, None)
