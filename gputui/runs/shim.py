@@ -28,6 +28,7 @@ import resource
 import select
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -895,14 +896,13 @@ def growth(before: int | None, after: int | None) -> int | None:
 
 
 def take_locks(paths: list[str], group: str | None = None) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order: alone, or with a ``group`` together with those that name the same one.
-    Returns the descriptors and the paths that were taken. What cannot be opened is left out: it must not block a
-    GPU."""
+    """Lock files, all or none, in sorted order. Returns the descriptors, and the path that another holds. What cannot
+    be opened is left out: it must not block a GPU."""
     held: list[int] = []
     deadline = time.monotonic() + LOCK_SECONDS
     for name in sorted(paths):
         try:
-            held += [take_lock(name, deadline)] if group is None else share_lock(name, group, deadline)
+            held.append(take_lock(name, group, deadline))
         except BlockingIOError:
             for other in held:
                 os.close(other)
@@ -912,77 +912,48 @@ def take_locks(paths: list[str], group: str | None = None) -> tuple[list[int], l
     return held, []
 
 
-def share_lock(name: str, group: str, deadline: float) -> list[int]:
-    """Lock a file together with others of a group. Raises as `take_lock` does.
+def take_lock(name: str, group: str | None, deadline: float) -> int:
+    """Lock a file, trying until ``deadline`` (monotonic): alone, or together with those of the same ``group``
+    (hexadecimal digits).
 
-    Beside the file each group has one of its own, its mark. Whoever has locked both looks for the locked mark of
-    another group: of two that come at the same time the later one sees the other, perhaps each does, and lets go.
+    A group shares the file's lock, and locks a byte of its own. Of two groups that come at the same time the later one
+    sees the other, perhaps each does, and lets go. Raises BlockingIOError if it is held, OSError if it is unusable.
     """
-    held: list[int] = []
+    descriptor = open_lock(name)
     try:
-        try:
-            held.append(take_lock(f"{name}.{group}", deadline, fcntl.LOCK_SH))
-        except BlockingIOError:
-            raise
-        except OSError:
-            # Without a mark no other group would see this one.
-            return [take_lock(name, deadline)]
-        held.append(take_lock(name, deadline, fcntl.LOCK_SH))
-        if locked_mark(name, deadline, but=group) is not None:
-            raise BlockingIOError(errno.EWOULDBLOCK, "locked by another group", name)
-    except OSError:
-        for descriptor in held:
-            os.close(descriptor)
-        raise
-    return held
-
-
-def locked_mark(name: str, deadline: float, *, but: str | None = None) -> str | None:
-    """The mark of a group that has locked a file together; None if there is none ``but`` that one. Marks that nobody
-    needs any more are removed."""
-    folder, prefix = Path(name).parent, f"{Path(name).name}."
-    for mark in sorted(entry for entry in os.listdir(folder) if entry.startswith(prefix)):
-        if mark == f"{prefix}{but}":
-            continue
-        path = folder / mark
-        try:
-            descriptor = take_lock(str(path), deadline, create=False)
-        except BlockingIOError:
-            return str(path)
-        except OSError:
-            continue
-        # Whoever has opened it meanwhile sees that it is gone, and makes another.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        os.close(descriptor)
-    return None
-
-
-def take_lock(name: str, deadline: float, kind: int = fcntl.LOCK_EX, *, create: bool = True) -> int:
-    """Open and lock a file, trying until ``deadline`` (monotonic): whoever only looks holds it for an instant.
-
-    Raises BlockingIOError if it is held, OSError where it cannot be opened.
-    """
-    while True:
-        descriptor = open_lock(name, create=create)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            # Who tidied up may have removed the file between opening and locking it.
-            if os.path.samestat(os.fstat(descriptor), Path(name).lstat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        except OSError:
-            if time.monotonic() >= deadline:
-                os.close(descriptor)
-                raise
+        while True:
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_EX if group is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
             time.sleep(0.01)
+        if group is not None:
+            place = 1 + int(group[:15], 16)
+            byte_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, place, 1)
+            if is_shared(descriptor, 0, place) or is_shared(descriptor, place + 1):
+                raise BlockingIOError(errno.EWOULDBLOCK, "locked by another group", name)
+    except OSError:
         os.close(descriptor)
+        raise
+    return descriptor
+
+
+def is_shared(descriptor: int, start: int = 0, count: int = 0) -> bool:
+    """Tell whether a group has locked a lock file by one of these bytes (0: all that follow)."""
+    return byte_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, count) != fcntl.F_UNLCK
+
+
+def byte_lock(descriptor: int, operation: int, kind: int, start: int, count: int) -> int:
+    """Lock bytes for the open file, or test that; returns the kind in the kernel's answer (struct flock)."""
+    answer = fcntl.fcntl(descriptor, operation, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, count, 0))
+    return int(struct.unpack("hhqqi4x", answer)[0])
 
 
 def open_lock(name: str, *, create: bool = True) -> int:
     """Open a lock file, to be locked and never written. It may lie where everybody may make files: no link is followed,
-    no FIFO is waited for, and one of another user is only read, for which flock(2) is enough.
+    no FIFO is waited for, and one of another user is only read, for which locks are enough.
 
     Raises OSError if it cannot be opened or is no plain file of one name.
     """

@@ -85,7 +85,7 @@ def test_a_run_waits_in_the_queue_for_a_gpu_that_another_home_holds(simulated: M
     (gpu,) = wait_until(lambda: simulated.json("gpus"), what="the GPU")
     locks = simulated.workspace.state / "locks"
     locks.mkdir(mode=0o700)
-    with (locks / f"{gpu['uuid']}.lock").open("w") as lock:
+    with (locks / f"gputui-{gpu['uuid']}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         simulated.gputui("run", simulated.profile(), "--gpus", "1", "--set", "steps=10")
         (waits,) = wait_until(
@@ -95,5 +95,5 @@ def test_a_run_waits_in_the_queue_for_a_gpu_that_another_home_holds(simulated: M
         assert simulated.rows("SELECT count(*) FROM attempts") == [(0,)]
     simulated.wait_for("steps-1", "succeeded")
     assert simulated.rows("SELECT count(*) FROM incidents") == [(0,)]
-    with (locks / f"{gpu['uuid']}.lock").open() as lock:
+    with (locks / f"gputui-{gpu['uuid']}.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -85,7 +85,7 @@ def held_by(lab: Machine, group: str | None = None) -> str | None:
     """What keeps somebody else from the GPU, by its locks alone."""
     (gpu,) = lab.json("gpus")
     try:
-        GpuLocks((lab.workspace.state / "locks",), None).take([gpu["uuid"]], group).close()
+        GpuLocks(lab.workspace.state / "locks").take([gpu["uuid"]], group).close()
     except GpuHeldError as error:
         return str(error)
     return None

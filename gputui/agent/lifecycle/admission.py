@@ -30,7 +30,7 @@ from gputui.recovery.kinds import SHARED_OOM
 from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
-from gputui.runs.gpu_locks import GpuHeldError, GpuLocks, group_of
+from gputui.runs.gpu_locks import GpuHeldError, group_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE
@@ -79,18 +79,14 @@ class Admission:
     spawn: Callable[[Attempt, Executor, Sequence[int], Mapping[str, int | None]], None]
     # Whether the checkpoint that a run begins from is still the chosen one.
     may_start: Callable[[Run], bool]
-    locks: GpuLocks = field(init=False)
     # By study: the time of the query (monotonic), and the peaks in bytes by GPU model.
     _peaks: dict[str, tuple[float, dict[str, int]]] = field(init=False, default_factory=dict)
     # When the ends of a run's metrics files were first asked for, by run (monotonic).
     _survey_began_at: dict[str, float] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.locks = GpuLocks.of(self.context.workspace, os.environ)
-
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
-        return gpu_availability(self.context, self.release.uuids(), self.locks.holder, self.release.held())
+        return gpu_availability(self.context, self.release.uuids(), self.release.locks.holder, self.release.held())
 
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if none is left that may
@@ -238,7 +234,7 @@ class Admission:
         if start.uuids and self._may_share(start.run):
             group = group_of(self.context.workspace, spec_of(start.run).study_id or "")
         try:
-            gpu_locks = self.locks.take(start.uuids, group)
+            gpu_locks = self.release.locks.take(start.uuids, group)
         except GpuHeldError as error:
             # Taken since the schedule was made; the next turn sees that.
             repository.set_waiting_for(self.context.connection, start.run.run_id, f"waits: {error}")

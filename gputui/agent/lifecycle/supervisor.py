@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import selectors
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +98,7 @@ class Supervisor:
         self.surveys = CheckpointSurveys(context)
         self.guard = ErrorBarrier(context, self.runs)
         self.parts = Parts(self.guard)
-        self.release = GpuRelease(context, self.runs, GpuLocks.of(context.workspace, os.environ))
+        self.release = GpuRelease(context, self.runs, GpuLocks.of(context.workspace))
         self.gpu_faults = GpuFaults(context)
         self.resume_checks = ResumeChecks(context, self.runs, partial(give_up, context))
         self.admission = Admission(

@@ -47,7 +47,7 @@ class Bench:
             context,
             runs,
             ErrorBarrier(context, runs),
-            GpuRelease(context, runs, GpuLocks((), None)),
+            GpuRelease(context, runs, GpuLocks.of(workspace)),
             lambda record, *_: self.started.append(record),
             lambda _run: True,
         )

@@ -31,8 +31,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         repository.take_leases(connection, "a-1", ("GPU-1", "GPU-2"), NOW)
     clock = [0.0]
     context = AgentContext.of(connection, workspace, wake=lambda: None, now=lambda: NOW, monotonic=lambda: clock[0])
-    (workspace.state / "locks").mkdir()
-    here = GpuLocks((workspace.state / "locks",), None)
+    here = GpuLocks(workspace.state / "locks")
     draining = GpuRelease(context, ActiveRuns(), here)
     folder = workspace.run_dir("a-1") / "attempts" / "1"
     folder.mkdir(parents=True)
@@ -72,7 +71,7 @@ def test_a_trial_leaves_a_shared_gpu_while_others_hold_memory_there(
     with transaction(connection):
         for run_id in ("a-1", "b-1"):
             repository.take_leases(connection, run_id, ["GPU-1"], NOW, shared=True)
-    draining = GpuRelease(context, ActiveRuns(), GpuLocks((), None))
+    draining = GpuRelease(context, ActiveRuns(), GpuLocks(workspace.state / "locks"))
     context.recorder.fast = {"GPU-1": GpuSample(uuid="GPU-1", memory_used_bytes=30 << 30, state="ok")}
     context.recorder.fast_at = NOW - 1
     draining.begin("a-1", 1, {"GPU-1": 0})
