@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from gputui.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_stopped, send_signal
+from gputui.runs.process_lock import is_held
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0
@@ -242,17 +243,7 @@ class ViewPresence:
 
 def has_views(workspace: Workspace) -> bool:
     """Whether a view is open and so holds the views lock."""
-    try:
-        descriptor = os.open(workspace.views_lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    return is_held(workspace.views_lock)
 
 
 def exit_reason(workspace: Workspace) -> str:

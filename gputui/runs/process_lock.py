@@ -42,13 +42,13 @@ def take(path: Path, *, is_agents: bool) -> int:
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process holds the lock, also one of another PID namespace."""
+    """Whether any process holds the lock, alone or with others, also one of another PID namespace."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
