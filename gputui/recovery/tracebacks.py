@@ -54,8 +54,12 @@ _NOISE = re.compile(
     r"^(?:$|\[[WI]\d{3,4} |[WI]\d{4} \d\d:|.*\bWarning: |\s+warnings\.warn|\s|terminate called |Exception ignored |"
     r"wandb: |\S+: finished with|srun: |make(?:\[\d+\])?: )"
 )
-_DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
 _DUMP = re.compile(r"^Fatal Python error: ")
+# Stacks as Python's faulthandler writes them, and as py-spy does.
+_THREAD = re.compile(r"^(?:Current t|T)hread \S+ \(")
+_MAIN_THREAD = re.compile(r'^(?:Current thread |Thread \S+ \([^)]*\): "MainThread")')
+_DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
+_SPY_FRAME = re.compile(r"^    (?P<function>\S.*) \((?P<file>[^()]+):(?P<line>\d+)\)$")
 _FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
 
 
@@ -84,6 +88,18 @@ class Chain(Struct, frozen=True):
     raised: tuple[Raised, ...]
     trailing: int = 0
     ranked: bool = False
+
+
+class Frame(Struct, frozen=True):
+    """A frame of a stack dump."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = tuple[Frame, ...]
+"""Frames, the innermost first."""
 
 
 class _Line(Struct, frozen=True):
@@ -175,25 +191,32 @@ def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
     return chains
 
 
+def main_stacks(text: str) -> list[Stack]:
+    """The stacks of main threads, or of those that got the signal, in dumps by Python's faulthandler or by py-spy."""
+    stacks: list[list[Frame]] = []
+    frames: list[Frame] = []
+    for line in map(bare, lines_of(text)):
+        if _THREAD.match(line):
+            frames = []
+            if _MAIN_THREAD.match(line):
+                stacks.append(frames)
+        elif (match := _DUMP_FRAME.match(line) or _SPY_FRAME.match(line)) is not None:
+            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
+    return [tuple(stack) for stack in stacks if stack]
+
+
+def place(stack: Stack) -> str:
+    """The innermost frame of the user's code, else the innermost frame: ``train.py:28 in main``."""
+    frame = next((frame for frame in stack if not any(part in frame.file for part in _FOREIGN)), stack[0])
+    return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
+
+
 def fatal_where(text: str) -> str | None:
     """The location in Python code when native code crashed, from the output of Python's faulthandler."""
     lines = [bare(line) for line in lines_of(text)]
     starts = [at for at, line in enumerate(lines) if _DUMP.match(line)]
-    if not starts:
-        return None
-    crashed = [at for at in range(starts[-1], len(lines)) if lines[at].startswith("Current thread")]
-    other = None
-    for line in lines[(crashed or starts)[-1] + 1 :]:
-        match = _DUMP_FRAME.match(line)
-        if match is None:
-            if other is not None or not line.strip():
-                break
-            continue
-        where = f"{PurePath(match['file']).name}:{match['line']} in {match['function']}"
-        if not any(part in match["file"] for part in _FOREIGN):
-            return where
-        other = other or where
-    return other
+    stacks = main_stacks(_joined(lines[starts[-1] :])) if starts else []
+    return place(stacks[-1]) if stacks else None
 
 
 def parse_message(text: str, callstack: str | None = None) -> Chain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.recovery.tracebacks import fatal_where, last_chain
+from gputui.recovery.tracebacks import Frame, fatal_where, last_chain, main_stacks
 from gputui.runs.launchers.reports import LauncherReport, parse_reports
 from tests.recovery.attempts import recorded, report, traceback
 from tests.tables import table
@@ -103,6 +103,15 @@ def test_the_fault_handlers_own_frames() -> None:
     assert fatal_where(text) == "train.py:35 in main"
     assert fatal_where("nothing\n") is None
     assert (
-        fatal_where("Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  <no Python frame>\n")
+        fatal_where("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n")
         is None
     )
+
+
+def test_the_stack_of_the_main_thread_by_py_spy() -> None:
+    text = (
+        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    Event.wait (/home/me/a b/train.py:6)\n'
+        '    <module> (train.py:9)\nThread 9 (active+gil): "Feeder"\n    run (threading.py:982)\n'
+    )
+    (stack,) = main_stacks(text)
+    assert stack == (Frame("/home/me/a b/train.py", 6, "Event.wait"), Frame("train.py", 9, "<module>"))

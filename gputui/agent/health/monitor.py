@@ -385,9 +385,33 @@ class HealthMonitor:
                 dump, state.stack_dump = state.stack_dump, None
                 attempt.executor.ask_to_end(at_once=True)
                 try:
-                    dump.result()
+                    absent = dump.result()
                 except Exception:
                     log.exception("%s: its stacks were not kept", attempt.record.run_id)
+                    continue
+                if absent is not None:
+                    self._name_rank(state, *absent)
+
+    def _name_rank(self, state: AttemptState, rank: int, text: str) -> None:
+        """Add the rank that the stacks of a hang show to the observation that named none."""
+        record = state.record
+        with transaction(self.context.connection) as connection:
+            named = connection.execute(
+                "UPDATE observations SET rank = ?, text = ? || '; ' || text "
+                "WHERE run_id = ? AND attempt = ? AND ends AND rank IS NULL",
+                (rank, text, record.run_id, record.number),
+            )
+            if named.rowcount:
+                add_event(
+                    connection,
+                    "observation",
+                    f"no progress, rank {rank}: {clean(text)}",
+                    now=self.context.now(),
+                    key="hang",
+                    severity="error",
+                    run_id=record.run_id,
+                    attempt=record.number,
+                )
 
 
 def read_history(database: Path, record: Attempt, clock: float, wall: float) -> AttemptState:

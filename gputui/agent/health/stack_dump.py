@@ -12,15 +12,18 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
 from gputui.config import PRIVATE_DIR_MODE
+from gputui.recovery.tracebacks import Stack, main_stacks
+from gputui.recovery.watch.verdict import absent_rank
 from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
-from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
+from gputui.runs.identity import ProcessIdentity, is_alive, read_stat, send_signal
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.process_readings import describe
 from gputui.runs.shim import catches
@@ -48,19 +51,24 @@ class StackDump:
         self._redactor = redactor
         self._attempt_dir = attempt_dir
         self._folder = folder
+        self._stacks: dict[int, Stack] = {}
 
-    def write(self) -> None:
-        """Write the dump. Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
+    def write(self) -> tuple[int, str] | None:
+        """Write the dump, and return the rank that keeps the others waiting, as `absent_rank` does. Afterwards the
+        ranks have ended, unless they took longer than ABORT_SECONDS."""
+        ranks = [process for process in self._processes if process.rank is not None]
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
             self._keep("processes.txt", describe(self._processes))
-            ranks = [process.identity for process in self._processes if process.rank is not None]
-            targets = ranks or [process.identity for process in self._processes]
+            targets = ranks or self._processes
             self._keep("stacks.txt", "".join(f"{line}\n" for line in self._spy(targets)))
             abort(targets, [process.identity for process in self._processes if process.rank is None and ranks])
             self._keep_logs()
         except OSError as error:
             log.warning("%s: the evidence is incomplete: %s", self._folder, error)
+        if not self._stacks or self._stacks.keys() != {process.rank for process in ranks}:
+            return None
+        return absent_rank(self._stacks)
 
     def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
         """Write the redacted end of a text; return its number of characters."""
@@ -69,9 +77,15 @@ class StackDump:
             write_text(self._folder / name, content)
         return len(content)
 
-    def _spy(self, targets: Sequence[ProcessIdentity]) -> Iterator[str]:
+    def _note_stack(self, rank: int | None, text: str) -> None:
+        """Keep the rank's own stack of a dump that may also have those of its data loader's workers."""
+        for stack in main_stacks(text):
+            if rank is not None and not any(frame.function == "_worker_loop" for frame in stack):
+                self._stacks.setdefault(rank, stack)
+
+    def _spy(self, targets: Sequence[AttemptProcess]) -> Iterator[str]:
         """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for each process."""
-        program = shutil.which("py-spy")
+        program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
         if program is None:
             yield "py-spy is not installed; the stacks are those that Python itself wrote, at the end of the logs here"
             return
@@ -81,12 +95,12 @@ class StackDump:
             if seconds <= 0:
                 yield f"{process.pid}: no time was left for it"
                 continue
-            if not is_alive(process):
+            if not is_alive(process.identity):
                 yield f"{process.pid}: has ended"
                 continue
             try:
                 done = subprocess.run(
-                    [program, "dump", "--nonblocking", "--pid", str(process.pid)],
+                    [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(process.pid)],
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     timeout=seconds,
@@ -95,7 +109,9 @@ class StackDump:
             except (OSError, subprocess.TimeoutExpired) as error:
                 yield f"{process.pid}: py-spy did not answer ({type(error).__name__})"
                 continue
-            if self._keep(f"stack-{process.pid}.txt", done.stdout.decode("utf-8", "replace")):
+            text = done.stdout.decode("utf-8", "replace")
+            self._note_stack(process.rank, text)
+            if self._keep(f"stack-{process.pid}.txt", text):
                 yield f"{process.pid}: stack-{process.pid}.txt"
             else:
                 words = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -108,18 +124,24 @@ class StackDump:
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
             if remaining_characters > 0:
                 text = tail_text(entry.path, READ_BYTES)
+                self._note_stack(entry.rank, text)
                 remaining_characters -= self._keep(
                     f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, remaining_characters)
                 )
 
 
-def abort(targets: Sequence[ProcessIdentity], launchers: Sequence[ProcessIdentity] = ()) -> None:
-    """Make processes write their stacks and end. Return when they have ended, or after ABORT_SECONDS."""
+def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
+    """Make processes write their stacks and end. Return when they have ended, or after ABORT_SECONDS for the ranks and
+    as long for the processes that ranks have started."""
     # A launcher that sees one rank end would send SIGTERM to the others before they have written their stacks.
     for process in launchers:
         send_signal(process, signal.SIGSTOP)
+    pids = {target.pid for target in targets}
+    started = {pid for pid in pids if (stat := read_stat(pid)) is not None and stat.parent_pid in pids}
     try:
-        _abort(targets)
+        # A rank and the processes that it started share a log, where stacks written at the same time would mix.
+        _abort([target.identity for target in targets if target.pid not in started])
+        _abort([target.identity for target in targets if target.pid in started])
     finally:
         for process in launchers:
             send_signal(process, signal.SIGCONT)

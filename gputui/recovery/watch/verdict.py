@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.charts import units
+from gputui.recovery.tracebacks import Stack, place
 from gputui.recovery.watch.activity import Doing
 from gputui.recovery.watch.progress import ProgressSilence
 
@@ -18,6 +20,8 @@ LONE_WORKER_SECONDS = 1800.0
 LONE_WORKER_FACTOR = 10.0
 # How long a rank must be stopped before it counts as a hang.
 STOPPED_SECONDS = 10.0
+# Where a rank waits for the others: the innermost frame of a collective operation.
+_COLLECTIVES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/")
 
 
 class Verdict(Struct, frozen=True):
@@ -105,3 +109,17 @@ def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], quiet: s
     if len(ranks) == 1:
         return Verdict("hang", None, f"it neither computes nor reads or writes, {quiet}")
     return Verdict("hang", None, f"no rank computes, reads or writes, {quiet}")
+
+
+def absent_rank(stacks: Mapping[int, Stack]) -> tuple[int, str] | None:
+    """The only rank of a hang that is not where all others wait, and words for both places; None if the ranks' stacks
+    do not show one."""
+    absent = [rank for rank, stack in stacks.items() if not any(part in stack[0].file for part in _COLLECTIVES)]
+    if len(absent) != 1:
+        # A wait in native code, such as that for a GPU, shows the same line of the script in all ranks that wait.
+        common, count = Counter(stack[0] for stack in stacks.values()).most_common(1)[0]
+        absent = [rank for rank in absent if stacks[rank][0] != common] if 1 < count == len(stacks) - 1 else []
+    if len(absent) != 1 or len(stacks) < 2:
+        return None
+    others = next(stack for rank, stack in stacks.items() if rank != absent[0])
+    return absent[0], f"it is at {place(stacks[absent[0]])}, the others wait for it at {place(others)}"

@@ -21,9 +21,9 @@ TOKEN = "hf_" + "a1B2" * 8
 SECRET = "correct-horse"
 # What py-spy prints, and a process that it may not look at.
 PY_SPY = f"""#!/bin/sh
-[ "$1 $2 $3" = "dump --nonblocking --pid" ] || exit 2
+[ "$1 $2 $3 $4" = "dump --nonblocking --full-filenames --pid" ] || exit 2
 if [ -e "$(dirname "$0")/forbidden" ]; then echo "Error: Permission Denied" >&2; exit 1; fi
-echo "Thread $4 (idle): \\"MainThread\\""
+echo "Thread $5 (idle): \\"MainThread\\""
 echo "    login (train.py:7) with {TOKEN} of {SECRET}"
 """
 
@@ -78,3 +78,31 @@ def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
     assert str(hung.pid) in kept["processes.txt"] and "time.sleep" in kept["processes.txt"]
     assert kept["000-launcher-output.txt"].endswith("most recent call\n")
     assert len(kept["000-launcher-output.txt"]) == LOG_CHARACTERS
+
+
+def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gputui.agent.health.stack_dump.shutil.which", lambda *_, **__: None)
+    scripts = [tmp_path / "torch" / "distributed" / "all_reduce.py", tmp_path / "data.py"]
+    ranks = []
+    for rank, script in enumerate(scripts):
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text("import time\ndef load():\n    print(flush=True)\n    time.sleep(600)\nload()\n")
+        stderr = tmp_path / "attempt" / "ranks" / "x" / "attempt_0" / str(rank) / "stderr.log"
+        stderr.parent.mkdir(parents=True)
+        command = [sys.executable, "-X", "faulthandler", str(script)]
+        with stderr.open("wb") as output:
+            ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output))
+    processes = []
+    for rank, process in enumerate(ranks):
+        assert process.stdout is not None and process.stdout.readline()
+        found = identify(process.pid)
+        assert found is not None
+        processes.append(AttemptProcess(found, rank, 2))
+    dump = StackDump(processes, tmp_path / "attempt", tmp_path / "incidents" / "1-hang", Redactor([]))
+    named = dump.write()
+    assert named is not None and named[0] == 1 and "data.py:4 in load" in named[1]
+    assert [process.wait() for process in ranks] == [-6, -6]
+    for process in ranks:
+        process.stdout.close()  # type: ignore[union-attr]

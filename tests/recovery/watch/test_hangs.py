@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gputui.recovery.tracebacks import Frame, Stack
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.progress import (
     ProgressLine,
@@ -13,7 +14,7 @@ from gputui.recovery.watch.progress import (
     allowed_seconds,
     silence,
 )
-from gputui.recovery.watch.verdict import judge
+from gputui.recovery.watch.verdict import absent_rank, judge
 from gputui.runs.process_readings import ProcessReading
 from tests.tables import table
 
@@ -141,3 +142,33 @@ def test_one_rank_that_computes_alone_is_believed_for_half_an_hour() -> None:
 def test_a_program_that_never_wrote_metrics_may_be_meant_to_wait() -> None:
     verdict = judge(ProgressSilence("start", 700.0, 600.0), {None: W}, meets=False)
     assert verdict is not None and verdict.kind == "slow"
+
+
+def stack(*places: str) -> Stack:
+    frames = (place.split(":") for place in places)
+    return tuple(Frame(file, int(line), function) for file, line, function in frames)
+
+
+BACKWARD = stack("/venv/lib/python3.12/site-packages/torch/autograd/graph.py:979:_engine_run_backward", "a.py:14:main")
+REDUCE = stack("/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3:all_reduce", "a.py:14:main")
+ASLEEP = stack("/usr/lib/python3.12/queue.py:17:get", "/home/me/data.py:6:load", "a.py:13:main")
+# The wait for a GPU shows no function of torch.
+ITEM = stack("a.py:15:main")
+
+
+@table(
+    "stacks, rank",
+    [
+        ([BACKWARD, ASLEEP], 1),
+        ([ASLEEP, REDUCE, BACKWARD], 0),
+        ([ITEM, ITEM, ASLEEP, ITEM], 2),
+        ([ITEM, ASLEEP], None),
+        ([BACKWARD, BACKWARD], None),
+        ([ASLEEP, ASLEEP, BACKWARD], None),
+        ([ASLEEP, ITEM, BACKWARD], None),
+        ([ASLEEP], None),
+    ],
+)
+def test_the_rank_that_is_not_where_all_others_wait(stacks: list[Stack], rank: int | None) -> None:
+    found = absent_rank(dict(enumerate(stacks)))
+    assert (found and found[0]) == rank
