@@ -120,7 +120,7 @@ def in_words(cost: Cost) -> str:
     """``9 steps, 13 s and 0.02 GPU-hours``; "" if nothing is known."""
     parts = []
     if cost.is_at_least and not cost.lost_steps:
-        parts.append("the steps since then, which are not known")
+        parts.append("an unknown number of steps")
     elif cost.lost_steps is not None:
         parts.append(
             ("at least " if cost.is_at_least else "")

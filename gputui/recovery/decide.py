@@ -174,7 +174,7 @@ class ResumePoint(Struct, frozen=True):
         """The start of the next attempt, as the end of a sentence."""
         if back < len(self.usable):
             name = self.usable[back].path.name
-            return f"resuming from {name}" if self.is_passed else f"with {name} in $GPUTUI_CHECKPOINT, if it reads that"
+            return f"resuming from {name}" if self.is_passed else f"starting with {name} in $GPUTUI_CHECKPOINT"
         if not self.configured:
             return "starting from the beginning because the profile names no checkpoints"
         if self.chosen_there:

@@ -155,7 +155,7 @@ def _evidence(incident: IncidentView) -> str:
     """Evidence that the summary does not contain."""
     lines = zip(incident.evidence, incident.witnesses, strict=False)
     quoted = [
-        str(line)
+        str(line).rstrip(".")
         for line, witness in lines
         if witness in _QUOTED
         or (
