@@ -163,11 +163,10 @@ class PrintedLines:
         parts += [PrintedValue("batch", "4d", "again", is_bare=True), "/", PrintedValue("num_batches", "d"), "]"]
         for meter in call.args[1].elts if len(call.args) > 1 and isinstance(call.args[1], ast.List) else []:
             made = self._set.get(ast.unparse(meter), [])
-            words = (
-                [constant(arg) for arg in made[-1].value.args] if made and isinstance(made[-1].value, ast.Call) else []
-            )
-            if len(words) > 1:
-                shape = str(words[1]).lstrip(":")
+            value = made[-1].value if made else None
+            words = [str(constant(arg)) for arg in value.args] if isinstance(value, ast.Call) else []
+            if words:
+                shape = next((word[1:] for word in words if word.startswith(":")), "f")
                 parts += [f"\t{words[0]} ", PrintedValue(ast.unparse(meter), shape), " (", PrintedValue("", shape), ")"]
         return parts
 
