@@ -30,7 +30,6 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.limits import why_unwritable
 from gputui.agent.lock import AgentLock
 from gputui.agent.recording.file_output import FileOutput
-from gputui.agent.recording.free_pages import FreePages
 from gputui.agent.studies import Studies
 from gputui.config import Workspace
 from gputui.gpu.client import SamplerClient, SamplerCommand
@@ -38,7 +37,7 @@ from gputui.gpu.model import FastTick
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import boot_id, identify
-from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
+from gputui.store.database import StoreCorruptError, open_writer, pragma, set_aside, suspect_mark
 from gputui.store.events import add_event
 from gputui.version import VERSION
 
@@ -51,6 +50,8 @@ HOUSEKEEPING_SECONDS = 1.0
 INTAKE_SECONDS = 0.25
 # Budget for the files of live attempts in a turn that also reads those of ended ones.
 SHORT_PUMP_SECONDS = 0.005
+# 32 MiB, which new samples soon use again.
+KEPT_FREE_PAGES = 8192
 # Between slices of rows of removed runs and of free pages; a slice takes about 16 ms.
 REMOVE_SECONDS = 0.03
 LOOK_SECONDS = 5.0
@@ -106,7 +107,6 @@ class Agent:
         self.alerting = Alerting(context, self.supervisor.running, options.interval_seconds)
         self.supervisor.outbox.alerts_by = self.alerting.notice_target
         self.upkeep = Housekeeping(context, options.interval_seconds)
-        self.free_pages = FreePages(connection, context.monotonic)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
         self._began_at = self._needed_at = self.context.monotonic()
@@ -232,7 +232,7 @@ class Agent:
             due["removal"] = now + LONG_LOG_SECONDS
         elif now >= due["removal"]:
             # Pages become free once the rows are deleted; each turn gives both a little time.
-            is_more = parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self.free_pages.turn)
+            is_more = parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self._return_pages)
             due["removal"] = self.context.monotonic() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
             if is_more:
                 self._needed_at = now
@@ -240,6 +240,15 @@ class Agent:
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
+
+    def _return_pages(self) -> bool:
+        """Return free pages of the database to the file system for some milliseconds; True if more may remain. Removing
+        a run of millions of lines leaves most of the file empty. Raises sqlite3.Error."""
+        if pragma(self.context.connection, "freelist_count") <= KEPT_FREE_PAGES:
+            return False
+        # Not execute(): it steps the statement once, which frees one page.
+        self.context.connection.executescript("PRAGMA incremental_vacuum(256)")
+        return True
 
     def _hasten(self, what: str, at: float) -> None:
         self._due[what] = min(self._due[what], at)

@@ -1,7 +1,6 @@
 """Delete samples, minutes and hours beyond the limits of age and size: a slice at a time, the oldest first.
 
-Samples are deleted only after their hour was rolled up. Freed pages are reused, or returned to the file system
-(`gputui.agent.recording.free_pages`).
+Samples are deleted only after their hour was rolled up. The loop returns free pages to the file system.
 """
 
 from __future__ import annotations
