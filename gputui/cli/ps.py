@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 
 import click
 
 from gputui.charts import units
+from gputui.charts.safe_text import clean
 from gputui.cli.context import Session, json_option, print_json, print_table, say
 from gputui.cli.queue import pause_line
 from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState
-from gputui.store.runs import Run, read_runs
+from gputui.store.runs import read_runs
 from gputui.store.studies import read_studies
 from gputui.tui.data.progress import row_of
+from gputui.tui.data.snapshot import RunRow
 from gputui.tui.data.snapshot_json import row_shape
 from gputui.tui.layout.run_words import (
     outlook,
@@ -59,34 +60,26 @@ def command(session: Session, as_json: bool, active: bool, tags: tuple[str, ...]
             say(f"no runs yet in {session.workspace.state}; gputui profiles lists what can be launched")
         return
     unread = intake.without_metrics(connection)
-    rows: list[tuple[str, ...]] = [_row(connection, run, unread.get(run.run_id), time.time()) for run in runs]
-    heads = ["RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "LOSS", "TIME", "ETA", ""]
-    for head, cells in (("TAGS", [tag_words(run) for run in runs]), ("NAME", [_name(run) for run in runs])):
+    listed = [row_of(connection, run) for run in runs]
+    has_own = any(row.progress.has_own_metric for row in listed)
+    rows: list[tuple[str, ...]] = [_row(row, unread.get(row.run.run_id), time.time(), has_own) for row in listed]
+    heads = ["RUN", "STATE", "ATTEMPT", "GPUS", "STEP", "METRIC" if has_own else "LOSS", "TIME", "ETA", ""]
+    for head, cells in (
+        ("TAGS", [tag_words(run) for run in runs]),
+        ("NAME", [run.name if run.is_renamed else "" for run in runs]),
+    ):
         if any(cells):
             heads.insert(1, head)
             rows = [(row[0], cell, *row[1:]) for row, cell in zip(rows, cells, strict=True)]
     print_table(heads, rows)
 
 
-def _name(run: Run) -> str:
-    return run.name if run.is_renamed else ""
-
-
-def _elsewhere(run: Run, now: float) -> str:
-    return "" if run.target is None or run.ended_at is not None else placement_words(run, now)[0]
-
-
-def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: float) -> tuple[str, ...]:
-    step = None if run.attempt_last_step is None else units.count(run.attempt_last_step)
-    loss = left = now_words = None
+def _row(row: RunRow, unread: str | None, now: float, with_name: bool) -> tuple[str, ...]:
+    run, progress = row.run, row.progress
+    name, value = progress.listed_metric
+    left = now_words = None
     if run.attempt:
         is_going_on = run.state in (RunState.RUNNING, RunState.STOPPING)
-        row = row_of(connection, run)
-        progress = row.progress
-        if progress.step is not None:
-            total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
-            step = units.count(progress.step) + total
-        loss = None if progress.loss is None else units.metric_value(progress.loss)
         if run.state is RunState.STARTING and not unread:
             now_words = outlook(row, now)[0]
         elif run.state is RunState.STOPPING:
@@ -96,11 +89,12 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
         elif is_going_on:
             left = time_left(progress).removesuffix(" left")
             now_words = unmeasured_words(row) or None
+    total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
     why = (
         now_words
         or run.waiting_for
         or run.told_reason
-        or _elsewhere(run, now)
+        or ("" if run.target is None or run.ended_at is not None else placement_words(run, now)[0])
         or (f"no metrics: {unread}" if unread else "")
     )
     return (
@@ -108,8 +102,8 @@ def _row(connection: sqlite3.Connection, run: Run, unread: str | None, now: floa
         run.state,
         str(run.attempt or "–"),
         str(len(run.gpus)) if run.gpus else "–",
-        step or "–",
-        loss or "–",
+        "–" if progress.step is None else units.count(progress.step) + total,
+        (f"{clean(name)} " if with_name and value is not None else "") + units.metric_value(value),
         units.duration(run.trained_seconds(now)),
         left or "–",
         " · ".join(part for part in (why, run.note) if part),

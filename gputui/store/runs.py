@@ -49,6 +49,7 @@ class StopRequest(NamedTuple):
 
 
 _ALIVE = ("starting", "running")
+_METRIC_PARAMETERS = ("best_metric", "metric_for_best_model", "monitor")
 
 
 class Run(Struct, frozen=True):
@@ -66,6 +67,7 @@ class Run(Struct, frozen=True):
         usual_start_seconds: while it starts, the time to the first step of the profile's newest attempt.
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
+        metric: the objective of its study, or the metric that a parameter names as the one to judge by.
     """
 
     run_id: str
@@ -102,6 +104,7 @@ class Run(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     note: str | None = None
     trial_state: str | None = None
+    metric: str | None = None
 
     @property
     def is_renamed(self) -> bool:
@@ -152,7 +155,7 @@ SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck')) END,
     CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END,
-    t.state
+    t.state, (SELECT spec ->> '$.objectives[0].metric' FROM studies WHERE study_id = r.study_id AND json_valid(spec))
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
@@ -276,7 +279,8 @@ def _run(row: Any) -> Run:
     if note is not None and len(note) > LONGEST_NOTE:
         # Another program may have written a note of any length.
         note = f"{note[: LONGEST_NOTE - 1]}…"
-    last = (placement, bool(leased), *row[34:38], stop, tags, note, row[45])
+    metric = row[46] or next((params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str)), None)
+    last = (placement, bool(leased), *row[34:38], stop, tags, note, row[45], metric)
     run = Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
     if run.state is not RunState.UNKNOWN:
         return run

@@ -10,6 +10,7 @@ import pytest
 from gputui.cli.once import WIDTH_WITHOUT_TERMINAL
 from gputui.config import Workspace
 from gputui.runs.agent_process import read_identity, stop_agent
+from gputui.studies.spec import Objective
 from tests.cli.program import refused, said, shape
 from tests.texts import mentions
 from tests.tui.filling import Filler
@@ -70,6 +71,23 @@ def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
     assert {run["id"] for run in then["runs"]} == {"gpt2-124m-1", "vit-b16-1", "resnet50-2"}
     assert then["runs"][0]["step"] < runs[then["runs"][0]["id"]]["step"]
     assert [event["message"] for event in then["events"]][-1].startswith("GPU 7 fell off")
+
+
+def test_lists_show_the_metric_that_a_run_is_judged_by(filler: Filler) -> None:
+    filler.study("acc-1", trials=1, objectives=(Objective("top1"),))
+    line = {"step": 3, "time": filler.now - 9, "loss": 2.5, "val/accuracy": 0.625, "top1": 61}
+    filler.metrics("acc-1-t0", 1, [line])
+    for run_id, ended_ago in (("own-1", None), ("own-2", 9.0)):
+        state = "succeeded" if ended_ago else "running"
+        filler.run(run_id, state, params={"best_metric": "val/accuracy"}, ended_ago=ended_ago)
+        filler.attempt(run_id, 1, state, ended_ago=ended_ago)
+        filler.metrics(run_id, 1, [line])
+    runs = {run["id"]: (run["loss"], run["metric"], run["metric_value"]) for run in shape(filler.workspace, "ps")}
+    assert runs["own-1"] == runs["own-2"] == (2.5, "val/accuracy", 0.625)
+    assert runs["acc-1-t0"] == (2.5, "top1", 61) and runs["gpt2-124m-1"][1] is None
+    for text in (said(filler.workspace, "ps"), said(filler.workspace, "--once", "--readonly")):
+        for words in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
+            assert any(all(word in row for word in words) for row in text.splitlines()), words
 
 
 def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> None:

@@ -137,6 +137,8 @@ def _progress(
     step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
     total = newest.get("total_steps")
     total_steps = int(total) if total is not None and 0 < total < math.inf else _asked_steps(run, step)
+    # Trainer of transformers accepts the name without the prefix that it logs it with.
+    metric = next((name for name in (run.metric, f"eval_{run.metric}") if name in newest), run.metric)
     left = None
     if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
         left = (total_steps - step) / pace
@@ -144,6 +146,8 @@ def _progress(
         step=step,
         total_steps=total_steps,
         loss=newest.get(LOSS),
+        metric=metric,
+        metric_value=newest.get(metric or ""),
         losses=losses,
         steps_per_second=pace,
         report_seconds=report_seconds,

@@ -77,17 +77,31 @@ STRAGGLER_RATIO = 1.2
 
 
 class Progress(Struct, frozen=True):
-    """The progress of a run, from its metrics. ``report_seconds`` is the time between lines with a new step."""
+    """The progress of a run, from its metrics. ``report_seconds`` is the time between lines with a new step; ``metric``
+    is the one that its profile or study names as the one to judge by."""
 
     step: int | None = None
     total_steps: int | None = None
     loss: float | None = None
+    metric: str | None = None
+    metric_value: float | None = None
     losses: tuple[float | None, ...] = ()
     steps_per_second: float | None = None
     report_seconds: float | None = None
     seconds_left: float | None = None
     newest_at: float | None = None
     ranks: Mapping[int, RankRow] = msgspec.field(default_factory=dict)
+
+    @property
+    def listed_metric(self) -> tuple[str, float | None]:
+        """The name and value in lists of runs: the run's own metric once it was measured, until then its loss."""
+        is_known = self.metric is not None and self.metric_value is not None
+        return (self.metric or "", self.metric_value) if is_known else ("loss", self.loss)
+
+    @property
+    def has_own_metric(self) -> bool:
+        """Whether it is judged by something else than its loss."""
+        return self.metric not in (None, "loss")
 
 
 class RunRow(Struct, frozen=True):

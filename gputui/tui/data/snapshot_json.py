@@ -75,6 +75,8 @@ def row_shape(row: RunRow) -> Shape:
         "step": progress.step,
         "total_steps": progress.total_steps,
         "loss": _number_or_word(progress.loss),
+        "metric": progress.metric,
+        "metric_value": _number_or_word(progress.metric_value),
         "steps_per_second": _finite_or_none(progress.steps_per_second),
         "seconds_left": _finite_or_none(progress.seconds_left),
     }

@@ -25,10 +25,6 @@ def _loss(row: RunRow) -> float | None:
     return None if loss is None or not math.isfinite(loss) else loss
 
 
-def _negated_loss_of_time(row: RunRow) -> float | None:
-    return None if row.cost is None else -(row.cost.lost_seconds or 0.0)
-
-
 def _negated(value: float | None) -> float | None:
     return None if value is None else -value
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from gputui.charts.bars import bar
-from gputui.charts.cells import cell_width, clip_middle
+from gputui.charts.cells import cell_width, clip, clip_middle
 from gputui.charts.chart import Line
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
@@ -95,7 +95,7 @@ class _Shown(NamedTuple):
 def runs_lines(rows: Sequence[RunRow], state: RunsState, context: RowContext, width: int, height: int) -> list[Line]:
     """A heading, then a row per run. ``rows`` are filtered and sorted."""
     shown = rows[state.top : state.top + max(0, height - 1)]
-    placed = place(_columns(rows, width), width)
+    placed = place(_columns(rows, context, width), width)
     lines = [_heading(rows, len(shown), state, context, placed, width, height)]
     if not rows:
         lines.append(fit_line([("  " + _empty_text(state, context), "dim")], width))
@@ -173,7 +173,8 @@ def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
     """A run that does not train now: its first columns, then its outlook in the room of the others."""
     run, progress = shown.row.run, shown.row.progress
     has_step = progress.step is not None and (run.state.is_over or run.state == "stopping")
-    cells = next(number for number, (c, _) in enumerate(placed) if c.head == "STEP") + 1 if has_step else 3
+    shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
+    cells = max(number for number, (c, _) in enumerate(placed, 1) if c.head in shown_heads) if has_step else 3
     cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
     head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
     tags, note = tag_words(run), clean(run.note or "")
@@ -278,17 +279,24 @@ def _done(shown: _Shown, width: int) -> list[Span]:
     return [(filled, style), ("░" * (width - 5 - len(filled)), "track"), (f"{math.floor(share * 100):>4}%", "text")]
 
 
-def _loss(shown: _Shown, width: int) -> list[Span]:
-    progress = shown.row.progress
-    if progress.loss is None:
+def _metric(shown: _Shown, width: int) -> list[Span]:
+    """``accuracy 0.931``: the run's own metric, without its path where that does not fit."""
+    name, value = shown.row.progress.listed_metric
+    number = _number(value, _LOSS.width)
+    room = width - sum(cell_width(text) for text, _ in number) - 1
+    name = clean(name) if cell_width(clean(name)) <= room else clean(name.rpartition("/")[2])
+    return [(f"{clip(name, room)} ", "dim"), *number] if number else []
+
+
+def _number(value: float | None, width: int) -> list[Span]:
+    if value is None:
         return []
     # As many digits as fit: a clipped number would be another number.
-    loss = progress.loss
     # Three decimals keep the points of usual losses below each other.
-    usual = f"{loss:.3f}" if 0.0995 <= abs(loss) < 1000 else metric_value(loss)
-    texts = [usual, *(f"{loss:.{digits}g}" for digits in (3, 2, 1)), f"{loss:.0e}".replace("e-0", "e-")]
+    usual = f"{value:.3f}" if 0.0995 <= abs(value) < 1000 else metric_value(value)
+    texts = [usual, *(f"{value:.{digits}g}" for digits in (3, 2, 1)), f"{value:.0e}".replace("e-0", "e-")]
     text = next((text for text in texts if cell_width(text) <= width), texts[-1])
-    return [(text, "text" if math.isfinite(loss) else "bad")]
+    return [(text, "text" if math.isfinite(value) else "bad")]
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
@@ -336,22 +344,29 @@ def _labels(shown: _Shown, width: int) -> list[Span]:
 _LEAST_NAME = 13
 
 
-def _columns(rows: Sequence[RunRow], width: int) -> tuple[Column[_Shown], ...]:
+def _columns(rows: Sequence[RunRow], context: RowContext, width: int) -> tuple[Column[_Shown], ...]:
     """The columns for these rows; long names get up to a sixth of the width."""
     widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
     name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
     has_labels = any(row.run.tags or row.run.note for row in rows)
-    others = (*_OTHERS[:-1], _LABELS, _OTHERS[-1]) if has_labels else _OTHERS
+    has_own = any(row.progress.has_own_metric for row in rows if row.run.run_id not in context.folded)
+    others = [_METRIC if has_own and column is _LOSS else column for column in _OTHERS]
+    if has_labels:
+        others.insert(-1, _LABELS)
     return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
 
 
 _SIGN: Column[_Shown] = Column("", 2, _sign)
 _LABELS: Column[_Shown] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
+_LOSS: Column[_Shown] = Column(
+    "LOSS", 7, lambda shown, width: _number(shown.row.progress.loss, width), ">", importance=1, gap=2
+)
+_METRIC: Column[_Shown] = Column("METRIC", 14, _metric, ">", importance=1, gap=2, grow=1, most=20)
 _OTHERS: tuple[Column[_Shown], ...] = (
     Column("STATE", 10, _state, gap=1, grow=1, most=13),
     Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
     Column("STEP", 13, _step, ">", gap=1),
-    Column("LOSS", 7, _loss, ">", importance=1, gap=2),
+    _LOSS,
     Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
     Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
     Column("GPUS", 5, _gpus, importance=5, gap=2, grow=1, most=16),

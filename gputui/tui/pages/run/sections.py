@@ -34,16 +34,12 @@ class Sections(Struct, frozen=True):
     def most_offset(self, name: str, width: int, height: int) -> int:
         """How far a section can be scrolled."""
         if name == "params":
-            return most_offset(
-                len(parameter_lines(self.page, self.now, width)) + len(self._checkpoints(width)) + 2, height
-            )
+            lines = [*parameter_lines(self.page, self.now, width), *checkpoint_lines(self.page, self.now, width)]
+            return most_offset(len(lines) + 2, height)
         return 0 if name == "ranks" else most_offset(len(self.story(width)) + 2, height)
 
     def story(self, width: int, *, with_evidence: bool = True) -> list[Line]:
         return timeline_lines(self.page, self.gpus, self.now, width, with_evidence=with_evidence)
-
-    def _checkpoints(self, width: int) -> list[Line]:
-        return checkpoint_lines(self.page, self.now, width)
 
 
 def side_heights(sections: Sections, width: int, height: int) -> dict[str, int]:
