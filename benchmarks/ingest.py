@@ -111,7 +111,7 @@ def _ingest(connection: Any, file: Path) -> MetricsIngest:
     )
     ingest = MetricsIngest(connection)
     ingest.open_source("bench", str(file), "jsonl")
-    ingest.readmit_attempt("bench", 1, 0)
+    ingest.readmit_attempt("bench", 1, {})
     return ingest
 
 

@@ -27,6 +27,7 @@ from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
+from gputui.agent.lifecycle.sweep import read_rest
 from gputui.agent.limits import why_unwritable
 from gputui.agent.lock import AgentLock
 from gputui.agent.recording.file_output import FileOutput
@@ -126,6 +127,8 @@ class Agent:
             ),
             workspace.agent_log,
         )
+        # Ended runs that were read back from their folders, without their metrics.
+        self._unread_runs: list[str] = []
         self._unwritable: str | None = None
         self._shown_turn = 0.0
         self._shown_health: tuple[str, int] | None = None
@@ -163,7 +166,7 @@ class Agent:
 
         def read_runs_back() -> None:
             self._describe("reading runs back from their folders")
-            rebuild(self.context)
+            self._unread_runs += rebuild(self.context)
             self._describe()
 
         steps: dict[str, Callable[[], object]] = {
@@ -311,7 +314,9 @@ class Agent:
         report = self.context.ingest.pump(budget_seconds=SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS)
         note_report(self.context.connection, report, self.context.now())
         self.alerting.take(report)
-        return report.more
+        if self._unread_runs and not is_short and read_rest(self.context, self._unread_runs[0], PUMP_SECONDS):
+            del self._unread_runs[0]
+        return report.more or bool(self._unread_runs)
 
     # --- once a second --------------------------------------------------------------------------------------------
 
@@ -342,7 +347,8 @@ class Agent:
             self.on_second(self)
         if self.options.duration_seconds is not None and now - self._began_at >= self.options.duration_seconds:
             self.stopping = True
-        is_busy = self.supervisor.is_busy() or self.sinks.is_busy() or self.studies.is_busy()
+        parts = (self.supervisor, self.sinks, self.studies)
+        is_busy = bool(self._unread_runs) or any(part.is_busy() for part in parts)
         if self.options.recording or is_busy or has_views(self.workspace):
             self._needed_at = now
         elif now - self._needed_at >= self.options.linger_seconds:

@@ -23,7 +23,7 @@ _ADVANCE = (
 # Stored with the lines, so that no reader scans all lines of an attempt and a killed agent loses nothing.
 _NOTE_STEPS = (
     "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = max(coalesce(last_step, -1), ?), "
-    "first_step_at = coalesce(first_step_at, ?) "
+    "first_step_at = coalesce(first_step_at, CASE WHEN ended_at IS NULL THEN ? END) "
     "WHERE run_id = (SELECT run_id FROM metric_sources WHERE source_id = ?) AND number = ?"
 )
 

@@ -94,12 +94,9 @@ class MetricsIngest:
         """
         self._begin(run_id, attempt, self.ends(run_id) if ends is None else ends, rank_output)
 
-    def readmit_attempt(
-        self, run_id: str, attempt: int, offsets: Mapping[str, int] | int, rank_output: str = OUTPUT
-    ) -> None:
-        """The same for an attempt that the store has lost. Its lines begin at the given offset of each file (by path,
-        or one number for a run's only file), or at the start of a file that is shorter, since that was rotated. Call it
-        in the order of the attempts."""
+    def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int], rank_output: str = OUTPUT) -> None:
+        """The same for an attempt that the store has lost. Its lines begin at the given offset of each file, by path,
+        or at the start of a file that is shorter, since that was rotated. Call it in the order of the attempts."""
         self._begin(run_id, attempt, self._ends.ends_at(run_id, offsets), rank_output)
 
     def _begin(self, run_id: str, attempt: int, ends: Mapping[int, SourceState], rank_output: str) -> None:

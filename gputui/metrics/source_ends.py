@@ -74,12 +74,9 @@ class SourceEnds:
             states[row.source_id] = self._end(row)
         return states
 
-    def ends_at(self, run_id: str, offsets: Mapping[str, int] | int) -> dict[int, SourceState]:
+    def ends_at(self, run_id: str, offsets: Mapping[str, int]) -> dict[int, SourceState]:
         """The state of each of a run's files at an offset, by source. See `MetricsIngest.readmit_attempt`."""
-        return {
-            row.source_id: self._end(row, offsets.get(row.path, 0) if isinstance(offsets, Mapping) else offsets)
-            for row in self._table.files_of(run_id)
-        }
+        return {row.source_id: self._end(row, offsets.get(row.path, 0)) for row in self._table.files_of(run_id)}
 
     def sizes(self, run_id: str, ends: Mapping[int, SourceState]) -> dict[str, int]:
         """See `MetricsIngest.sizes`."""

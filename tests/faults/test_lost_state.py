@@ -36,6 +36,17 @@ def lose_database(machine: Machine) -> None:
         path.unlink()
 
 
+def ended(machine: Machine) -> list[object]:
+    """What is known of the runs that are over."""
+    fields = ("id", "step", "total_steps", "loss", "started_at")
+    runs = [[run[field] for field in fields] for run in machine.json("ps") if run["ended_at"] is not None]
+    attempts = machine.rows(
+        "SELECT run_id, a.started_at, a.ended_at, first_step, last_step FROM attempts AS a "
+        "JOIN runs AS r USING (run_id) WHERE r.ended_at IS NOT NULL ORDER BY run_id"
+    )
+    return [sorted(runs), attempts]
+
+
 def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machine: Machine) -> None:
     """Two runs that are over had the same GPU; a third one is alive on it; a fourth failed for good."""
     machine.workspace.scenario.write_text("gpus: 1\nmemory: 80GiB\n")
@@ -53,6 +64,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
     machine.gputui("run", profile, "--gpus", "1", "--name", "alive", "--set", "steps=100000")
     wait_until(lambda: machine.steps("alive-1"), what="a step")
     shim = machine.shim("alive-1")
+    before = ended(machine)
     lose_database(machine)
     machine.gputui("agent", "start")
     assert is_alive(shim)
@@ -65,6 +77,7 @@ def test_a_lost_database_keeps_what_lives_and_starts_nothing_that_was_over(machi
         "failing-1": ("failed", 1),
     }
     assert machine.rows("SELECT run_id FROM leases") == [("alive-1",)]
+    wait_until(lambda: ended(machine) == before, what="the metrics of ended runs")
     machine.gputui("stop", "alive-1", "--now")
     machine.wait_for("alive-1", "stopped")
     assert not is_alive(shim)

@@ -36,7 +36,7 @@ def test_a_rebuilt_run_finds_its_attempts_in_its_file(bench: Bench) -> None:
         places.append(bench.file.stat().st_size)
         bench.append(line(attempt) + '{"half')
     for attempt, place in enumerate(places, 1):
-        bench.ingest.readmit_attempt(RUN, attempt, place)
+        bench.ingest.readmit_attempt(RUN, attempt, {str(bench.file): place})
     bench.ingest.finish(RUN)
     assert bench.stored() == [(1, 1), (2, 2), (3, 3)]
     assert [attempt for attempt, _ in bench.rejected()] == [1, 2, 3]

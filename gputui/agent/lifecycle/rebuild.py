@@ -25,7 +25,7 @@ from gputui.regular_files import read_regular
 from gputui.runs import repository
 from gputui.runs.attempt_processes import processes_of
 from gputui.runs.command import Launch
-from gputui.runs.foreign_json import read_foreign_json
+from gputui.runs.foreign_json import read_foreign_json, time_in
 from gputui.runs.labels import read_labels, store_labels
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import transaction
@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 _CAUSE = "read back from its folder"
 
 
-def rebuild(context: AgentContext) -> int:
-    """Add the runs whose folders the database does not know; return their number.
+def rebuild(context: AgentContext) -> list[str]:
+    """Add the runs whose folders the database does not know; return the ids of those that have ended, whose metrics are
+    still to be read (`sweep.read_rest`).
 
     A run has the state in which its newest attempt left it. An ended run stays ended, because the decision is lost with
     the database; a live one is adopted. The folder of a launch that a killed agent did not complete is deleted, because
@@ -51,7 +52,7 @@ def rebuild(context: AgentContext) -> int:
     known = {row[0] for row in connection.execute("SELECT run_id FROM runs")}
     folders = [entry for entry in context.workspace.runs.iterdir() if entry.is_dir() and entry.name not in known]
     tickets = ticket_inodes(context.workspace)
-    count = 0
+    added = []
     for folder in sorted(folders, key=lambda entry: entry.stat().st_mtime):
         try:
             if _is_cut_launch(folder, tickets):
@@ -60,13 +61,13 @@ def rebuild(context: AgentContext) -> int:
             spec, attempts = read_spec(folder / SPEC_FILE), _read_attempts(folder)
             with transaction(connection):
                 _insert(connection, context.ingest, folder, spec, attempts, now)
-            count += 1
+            added.append(folder.name)
         except (SpecError, _DamagedPlanError, OSError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)
-    if count:
-        text = f"{count} {'run was' if count == 1 else 'runs were'} read back from the run folders"
+    if added:
+        text = f"{len(added)} {'run was' if len(added) == 1 else 'runs were'} read back from the run folders"
         add_event(connection, "runs_rebuilt", text, now=now, severity="warning")
-    return count
+    return [run_id for run_id in added if _run(connection, run_id).state.is_over]
 
 
 def _is_cut_launch(folder: Path, tickets: Set[int]) -> bool:
@@ -83,8 +84,8 @@ class _DamagedPlanError(Exception):
 
 class _Attempt(Struct, frozen=True):
     """An attempt as read from its folder. ``created_at`` is UTC unix seconds. ``shares_gpus``: it shares their locks
-    with other trials. ``metrics_bytes`` is the size of each metrics file at its begin. ``exit_record`` is None while
-    its executor runs."""
+    with other trials. ``metrics_bytes`` is the size of each metrics file at its begin. ``started_at`` is when the
+    command started, None if it did not. ``exit_record`` is None while its executor runs."""
 
     number: int
     created_at: float
@@ -93,13 +94,13 @@ class _Attempt(Struct, frozen=True):
     launch: Launch
     resume_from: str | None
     shares_gpus: bool
-    metrics_bytes: Mapping[str, int] | int
+    metrics_bytes: Mapping[str, int]
+    started_at: float | None
     exit_record: Mapping[str, Any] | None
 
     def ended_at(self, now: float) -> float:
         """UTC unix seconds; ``now`` if it is unknown."""
-        at = (self.exit_record or {}).get("ended_at")
-        return float(at) if isinstance(at, int | float) and at else now
+        return time_in((self.exit_record or {}).get("ended_at")) or now
 
 
 def _read_attempts(folder: Path) -> list[_Attempt]:
@@ -109,21 +110,19 @@ def _read_attempts(folder: Path) -> list[_Attempt]:
         plan = entry / "attempt.json"
         if not entry.name.isdigit() or not plan.exists():
             continue
-        exit_record = read_record(entry / "exit.json")
+        exit_record, started = read_record(entry / "exit.json"), read_record(entry / "started.json")
         # An agent may be killed after it wrote the plan and before it started the executor.
-        was_started = exit_record is not None or (entry / "started.json").exists()
-        if was_started or processes_of(folder, int(entry.name)):
-            attempts.append(_read_attempt(plan, exit_record))
+        if exit_record is not None or started is not None or processes_of(folder, int(entry.name)):
+            attempts.append(_read_attempt(plan, time_in((started or {}).get("at")), exit_record))
     return sorted(attempts, key=lambda attempt: attempt.number)
 
 
-def _read_attempt(plan: Path, exit_record: Mapping[str, Any] | None) -> _Attempt:
+def _read_attempt(plan: Path, started_at: float | None, exit_record: Mapping[str, Any] | None) -> _Attempt:
     try:
         record = json.loads(read_regular(plan, MAX_SPEC_BYTES))
         run_id = plan.parent.parent.parent.name
-        if record.get("run_id", run_id) != run_id:
+        if record["run_id"] != run_id:
             raise _DamagedPlanError(f"it is a copy of {record['run_id']}, or that run's folder under another name")
-        lengths = record.get("metrics_bytes") or 0
         return _Attempt(
             number=int(record["attempt"]),
             created_at=float(record["created_at"]),
@@ -132,7 +131,8 @@ def _read_attempt(plan: Path, exit_record: Mapping[str, Any] | None) -> _Attempt
             launch=Launch.from_json(record),
             resume_from=record.get("resume_from"),
             shares_gpus=record.get("lock_group") is not None,
-            metrics_bytes=lengths if isinstance(lengths, int) else {str(path): int(n) for path, n in lengths.items()},
+            metrics_bytes={str(path): int(size) for path, size in record["metrics_bytes"].items()},
+            started_at=started_at,
             exit_record=exit_record,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -216,6 +216,8 @@ def _insert_incident(connection: sqlite3.Connection, folder: Path, attempt: int)
 
 
 def _end_attempt(connection: sqlite3.Connection, run_id: str, attempt: _Attempt, state: str, now: float) -> None:
+    if attempt.started_at is not None:
+        repository.set_attempt_started(connection, run_id, attempt.number, attempt.started_at)
     repository.end_attempt(
         connection,
         run_id,

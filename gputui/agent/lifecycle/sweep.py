@@ -9,7 +9,7 @@ from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read
 from gputui.agent.lifecycle.run_files import resolved_run
 from gputui.metrics.report import IngestReport
-from gputui.store.attempts import Attempt, get_attempt
+from gputui.store.attempts import get_attempt
 from gputui.store.runs import get_run
 
 # The sampler reads once a second by default, and needs time to start.
@@ -54,7 +54,7 @@ def step(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, *, read_u
 
 def _read_rest(attempt: LiveAttempt, phase: Sweeping, context: AgentContext, read_until: float) -> bool:
     """Store the rest of the attempt's metrics; True if nothing is left."""
-    report = _rest(context, attempt.record, max(0.0, read_until - context.monotonic()))
+    report = _rest(context, attempt.record.run_id, max(0.0, read_until - context.monotonic()))
     phase.is_reading_rest = report.more
     return not report.more and not report.awaits
 
@@ -72,13 +72,13 @@ def _gpus_were_read(attempt: LiveAttempt, phase: Sweeping, context: AgentContext
     return was_read or context.monotonic() - phase.ended_clock >= READING_SECONDS
 
 
-def read_rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> bool:
-    """Store the rest of the attempt's metrics within a budget; True if nothing is left. Raises sqlite3.Error."""
-    report = _rest(context, attempt, budget_seconds)
+def read_rest(context: AgentContext, run_id: str, budget_seconds: float) -> bool:
+    """Store the rest of an ended run's metrics within a budget; True if nothing is left. Raises sqlite3.Error."""
+    report = _rest(context, run_id, budget_seconds)
     return not report.more and not report.awaits
 
 
-def _rest(context: AgentContext, attempt: Attempt, budget_seconds: float) -> IngestReport:
-    report = context.ingest.finish(attempt.run_id, budget_seconds=budget_seconds)
+def _rest(context: AgentContext, run_id: str, budget_seconds: float) -> IngestReport:
+    report = context.ingest.finish(run_id, budget_seconds=budget_seconds)
     note_report(context.connection, report, context.now())
     return report

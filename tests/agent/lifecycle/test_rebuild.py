@@ -19,7 +19,8 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import find_run
 
 NOW = 1_800_000_000.0
-PLAN = {"argv": ["python", "t.py"], "env": {}, "cwd": "/", "grace_seconds": 30.0, "gpus": ["GPU-1"]}
+PLAN = {"argv": ["python", "t.py"], "env": {}, "cwd": "/", "grace_seconds": 30.0, "gpus": ["GPU-1"],
+        "metrics_bytes": {}, "params": {"lr": 0.5}}  # fmt: skip
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def write_run(workspace: Workspace, run_id: str, *attempts: dict[str, Any], exit
     for number, attempt in enumerate(attempts, start=1):
         own = folder / "attempts" / str(number)
         own.mkdir(parents=True)
-        plan = {**PLAN, "attempt": number, "created_at": NOW - 1000 + number, "params": {"lr": 0.5}, **attempt}
+        plan = {**PLAN, "run_id": run_id, "attempt": number, "created_at": NOW - 1000 + number, **attempt}
         (own / "attempt.json").write_text(json.dumps(plan))
         if number in exits:
             (own / "exit.json").write_text(exits[number])
@@ -44,7 +45,7 @@ def write_run(workspace: Workspace, run_id: str, *attempts: dict[str, Any], exit
 def test_each_attempt_keeps_its_own_parameters(context: AgentContext, workspace: Workspace) -> None:
     first, second = {"params": {"lr": 0.5}}, {"params": {"lr": 0.1}, "resume_from": "/ckpt/step-7"}
     write_run(workspace, "net-3", first, second, exits={1: '{"code": 1, "ended_at": 5.0}', 2: '{"code": 0}'})
-    assert rebuild(context) == 1
+    assert rebuild(context) == ["net-3"]
     attempts = read_attempts(context.connection, "net-3")
     assert [dict(attempt.params) for attempt in attempts] == [{"lr": 0.5}, {"lr": 0.1}]
     assert [attempt.resumed_from for attempt in attempts] == [None, "/ckpt/step-7"]
@@ -67,7 +68,7 @@ def test_a_run_that_ended_stays_ended(
     context: AgentContext, workspace: Workspace, exit_record: str, state: RunState
 ) -> None:
     write_run(workspace, "net-1", {}, exits={1: exit_record})
-    assert rebuild(context) == 1
+    assert rebuild(context) == ["net-1"]
     assert find_run(context.connection, "net-1").state is state
     assert context.connection.execute("SELECT count(*) FROM leases").fetchone() == (0,)
 
@@ -75,14 +76,14 @@ def test_a_run_that_ended_stays_ended(
 def test_a_run_that_has_not_ended_keeps_its_gpus(context: AgentContext, workspace: Workspace) -> None:
     write_run(workspace, "net-1", {}, exits={})
     (workspace.run_dir("net-1") / "attempts" / "1" / "started.json").write_text("{}")
-    assert rebuild(context) == 1
+    assert rebuild(context) == []
     assert find_run(context.connection, "net-1").state is RunState.STARTING
     assert context.connection.execute("SELECT gpu_uuid, run_id FROM leases").fetchall() == [("GPU-1", "net-1")]
 
 
 def test_a_plan_of_which_nothing_was_started_is_no_attempt(context: AgentContext, workspace: Workspace) -> None:
     write_run(workspace, "net-1", {}, exits={})
-    assert rebuild(context) == 1
+    assert rebuild(context) == ["net-1"]
     run = find_run(context.connection, "net-1")
     assert (run.state, run.attempt) == (RunState.STOPPED, 0)
 
@@ -90,6 +91,6 @@ def test_a_plan_of_which_nothing_was_started_is_no_attempt(context: AgentContext
 def test_a_damaged_plan_costs_its_own_run_only(context: AgentContext, workspace: Workspace) -> None:
     write_run(workspace, "net-1", {"gpus": 3}, exits={1: '{"code": 0}'})
     write_run(workspace, "net-2", {}, exits={1: '{"code": 0}'})
-    assert rebuild(context) == 1
+    assert rebuild(context) == ["net-2"]
     assert context.connection.execute("SELECT run_id FROM runs").fetchall() == [("net-2",)]
-    assert rebuild(context) == 0
+    assert rebuild(context) == []
