@@ -22,6 +22,7 @@ from gputui.store.runs import Run, find_run
 from gputui.tui.data.progress import RunTracker
 from gputui.tui.data.snapshot import Progress, RunRow
 from gputui.tui.layout.run_words import outlook, silent_seconds, start_words, stop_words, time_left
+from gputui.tui.layout.words import dated_clock
 
 POLL_SECONDS = 0.1
 LINE_SECONDS = 0.5
@@ -112,7 +113,7 @@ def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is
 def event_line(event: EventView) -> str:
     """``15:30:12 ✗ rank 0 ran out of GPU memory``, in local time."""
     mark = MARKS.get(event.severity, " ")
-    return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} {mark} {event.message}"
+    return f"{dated_clock(event.at, time.time())} {mark} {event.message}"
 
 
 def status_words(run: Run, progress: Progress, now: float) -> str:

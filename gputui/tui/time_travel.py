@@ -12,7 +12,7 @@ from textual.app import App
 
 from gputui.tui.data.feed import Feed
 from gputui.tui.data.snapshot import Moment, RunRow, Snapshot
-from gputui.tui.layout.words import moment as moment_words
+from gputui.tui.layout.words import dated_clock
 from gputui.tui.shell import Shell
 
 STEP_SECONDS = 10.0
@@ -57,7 +57,7 @@ class TimeTravel:
         if asked.ticks and at == asked.at:
             self._shell.say("Nothing happened before this." if asked.ticks < 0 else "Nothing happened after this.")
         elif not asked.ticks and asked.at < at and asked.direction <= 0:
-            self._shell.say(f"The record begins here, at {moment_words(at, past.now).strip()}.")
+            self._shell.say(f"The record begins here, at {dated_clock(at, past.now)}.")
         elif at >= past.now:
             self.do_live()
 

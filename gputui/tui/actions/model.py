@@ -31,7 +31,7 @@ class Context(Struct, frozen=True):
         study: the state of the study that is shown.
         quarantined: UUIDs of the GPUs in quarantine.
         is_readonly: whether this view changes nothing.
-        past_at: the past moment that is shown, UTC unix seconds; None for live.
+        past_at: the past moment that is shown, in words; None for live.
         blocked_by: why the launch form cannot be started; None if it can.
         connection_lag: the lag of a slow connection, in words; None if there is none.
         is_ascii: whether only ASCII characters are shown.
@@ -48,7 +48,7 @@ class Context(Struct, frozen=True):
     quarantined: frozenset[str] = frozenset()
 
     is_readonly: bool = False
-    past_at: float | None = None
+    past_at: str | None = None
     blocked_by: str | None = None
 
     connection_lag: str | None = None

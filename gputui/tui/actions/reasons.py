@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gputui.store.runs import Run
 from gputui.tui.actions.model import Context
-from gputui.tui.layout.words import clock, run_sign
+from gputui.tui.layout.words import run_sign
 
 NO_RUN = "There is no run to choose."
 NO_PROCESS = "There is no process to choose."
@@ -17,7 +17,7 @@ def refused_here(context: Context) -> str | None:
     if context.is_readonly:
         return "This view is read only."
     if context.past_at is not None:
-        return f"You look at {clock(context.past_at)}, and this would change the present; L returns to it."
+        return f"You look at {context.past_at}, and this would change the present; L returns to it."
     return None
 
 

@@ -13,7 +13,7 @@ from gputui.store.alerts import AlertView
 from gputui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.moments import day_and_clock
-from gputui.tui.layout.words import clock
+from gputui.tui.layout.words import dated_clock
 from gputui.tui.widgets.dialog import Content, Dialog
 from gputui.tui.widgets.line_edit import LineEdit
 
@@ -117,7 +117,8 @@ class SilenceScreen(Dialog[Silence]):
         elif seconds == 0:
             meant, style = "no longer silenced", "dim"
         else:
-            meant, style = f"no notifications until {clock(self._now + seconds)} ({duration(seconds)})", "dim"
+            until = dated_clock(self._now + seconds, self._now)
+            meant, style = f"no notifications until {until} ({duration(seconds)})", "dim"
         body: list[Line] = [[(part, "text")] for part in wrap(f"{title} {whose}", width)]
         body.append(fit_line([("for ", "dim"), *self.edit.spans(max(8, width - 4))], width))
         body += [[(part, style)] for part in wrap(meant, width)]

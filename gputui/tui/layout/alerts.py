@@ -14,7 +14,7 @@ from gputui.charts.units import duration
 from gputui.store.alerts import AlertView
 from gputui.tui.data.snapshot import AlertsState
 from gputui.tui.layout.columns import Column, between, clip_line, fit_line, place, row_line, rule, selected, wrap
-from gputui.tui.layout.words import dated_clock, moment
+from gputui.tui.layout.words import dated_clock
 
 SIGNS = {"error": ("✗", "bad"), "warning": ("▲", "warn"), "info": ("·", "accent")}
 """Glyph and style of each severity."""
@@ -162,7 +162,7 @@ def _mark(shown: _Shown, width: int) -> list[Span]:
 
 _COLUMNS: tuple[Column[_Shown], ...] = (
     Column("", 2, _cursor),
-    Column("since", 9, lambda shown, _: [(moment(shown.alert.raised_at, shown.now), "dim")], gap=1, most=11),
+    Column("since", 12, lambda shown, _: [(dated_clock(shown.alert.raised_at, shown.now), "dim")], gap=1),
     Column("for", 11, _lasted, gap=1, importance=1),
     Column("", 8, _mark, gap=1),
     Column("alert", 20, lambda shown, _: [(clean(shown.alert.sentence), shown.style)], gap=1, grow=1),

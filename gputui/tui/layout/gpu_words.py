@@ -12,7 +12,7 @@ from gputui.gpu.model import unseen_use
 from gputui.store.hardware import GpuView, ProcessView, Quarantined
 from gputui.tui.data.snapshot import RankRow, Snapshot
 from gputui.tui.layout.run_words import title_of
-from gputui.tui.layout.words import clock, is_alarming
+from gputui.tui.layout.words import dated_clock, is_alarming
 
 PARKED = "gpu_parked"
 """The alert rule about memory held by processes that compute nothing."""
@@ -184,9 +184,7 @@ def lost(row: GpuRow, now: float) -> list[Span]:
     """When a GPU was lost, and the driver's last report."""
     gpu = row.gpu
     at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
-    days = int((now - at) // 86_400)
-    words = f"✗ lost {clock(at)}" if days < 1 else f"✗ lost {days} day{'' if days == 1 else 's'} ago"
-    spans: list[Span] = [(words, "bad")]
+    spans: list[Span] = [(f"✗ lost {dated_clock(at, now)}", "bad")]
     if gpu.event_text:
         code = f"XID {gpu.event_code}: " if gpu.event_code is not None else ""
         text = clean(gpu.event_text)

@@ -12,7 +12,7 @@ from gputui.charts.units import age, duration
 from gputui.store.timeline import Timeline
 from gputui.tui.data.snapshot import Past, Snapshot
 from gputui.tui.layout.columns import fit_line
-from gputui.tui.layout.words import clock, dated_clock
+from gputui.tui.layout.words import clock, dated_clock, day_name
 
 DAY_SECONDS = 86_400.0
 LEAST_CELLS = 12
@@ -36,15 +36,14 @@ def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Sp
 
 def past_words(at: float, now: float) -> str:
     """``03:02:11 · 10 min ago``, with the day if it is not today."""
-    same_day = time.localtime(at)[:3] == time.localtime(now)[:3]
     ago = now - at
     words = f"{age(ago) if ago < 3600 else duration(round(ago / 60) * 60)} ago" if ago >= 1 else "just now"
-    return f"{clock(at) if same_day else day_and_clock(at)} · {words}"
+    return f"{clock(at) if day_name(at) == day_name(now) else day_and_clock(at)} · {words}"
 
 
 def day_and_clock(at: float) -> str:
     """``Sat 21 Nov 2026 03:02:11``."""
-    return time.strftime("%a %d %b %Y %H:%M:%S", time.localtime(at))
+    return f"{day_name(at)} {clock(at)}"
 
 
 def time_line(past: Past, at: float, width: int) -> Line:

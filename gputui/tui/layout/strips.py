@@ -17,7 +17,7 @@ from gputui.tui.layout.columns import between, fit_line, fitting, wrap
 from gputui.tui.layout.gpu_words import is_free
 from gputui.tui.layout.moments import past_notices, right_end
 from gputui.tui.layout.sparklines import History, mean_history, peak_history, shares, spark, sum_history, time_bins
-from gputui.tui.layout.words import STUDY_SIGNS, clock, is_hot, run_sign
+from gputui.tui.layout.words import STUDY_SIGNS, clock, dated_clock, is_hot, run_sign
 
 DEMO_BACK_SECONDS = 20 * 3600.0
 """The demo names a moment by its time of day, so it must lie within the last day."""
@@ -121,14 +121,16 @@ def driver_silence(snapshot: Snapshot) -> str | None:
         silent_for = snapshot.at - agent.heartbeat_at
         if silent_for <= AGENT_SILENT_SECONDS + agent.interval_seconds:
             return None
-        return f"no news from the agent for {duration(silent_for)}; what is shown is of {clock(agent.heartbeat_at)}"
+        shown_of = dated_clock(agent.heartbeat_at, snapshot.at)
+        return f"no news from the agent for {duration(silent_for)}; what is shown is of {shown_of}"
     seen = [gpu for gpu in snapshot.gpus if gpu.state in ("ok", "stale")]
     if agent is None or not seen or any(gpu.state == "ok" for gpu in seen):
         return None
     newest = max((gpu.at for gpu in seen if gpu.at is not None), default=None)
     if newest is None:
         return None
-    words = f"{duration(snapshot.at - newest)}, last sample {clock(newest)}; the values shown are of then"
+    last = dated_clock(newest, snapshot.at)
+    words = f"{duration(snapshot.at - newest)}, last sample {last}; the values shown are of then"
     if snapshot.at - agent.heartbeat_at > AGENT_SILENT_SECONDS + agent.interval_seconds:
         return f"no news from the agent for {words}"
     return f"driver silent for {words}"

@@ -75,18 +75,16 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
+def day_name(at: float) -> str:
+    """``Thu 19 Nov 2026``, local."""
+    return time.strftime("%a %d %b %Y", time.localtime(at))
+
+
 def dated_clock(at: float, now: float) -> str:
-    """Local time of day, with the date if it is not today: ``19 Nov 03:12:44``."""
-    local, today = time.localtime(at), time.localtime(now)
-    form = "" if local[:3] == today[:3] else "%d %b " if local[0] == today[0] else "%d %b %Y "
-    return time.strftime(f"{form}%H:%M:%S", local)
-
-
-def moment(at: float, now: float) -> str:
-    """Local time in 9 cells: ``03:12:44`` today, ``Thu 03:12`` within the last six days, else ``19 Nov``."""
-    local = time.localtime(at)
-    if local[:3] == time.localtime(now)[:3]:
-        return clock(at).ljust(9)
-    if abs(now - at) < 6 * 86_400:
-        return time.strftime("%a %H:%M", local)
-    return time.strftime("%d %b %Y" if abs(now - at) > 300 * 86_400 else "%d %b", time.localtime(at)).ljust(9)
+    """Local time in at most 12 cells, or 17 beyond 300 days: ``03:12:44`` today, ``Thu 03:12`` within six days, else
+    ``19 Nov 03:12``."""
+    if day_name(at) == day_name(now):
+        return clock(at)
+    days = abs(now - at) / 86_400
+    form = "%a" if days < 6 else "%d %b" if days < 300 else "%d %b %Y"
+    return time.strftime(f"{form} %H:%M", time.localtime(at))

@@ -22,6 +22,7 @@ from gputui.tui.data.snapshot import Interest, Moment, Snapshot
 from gputui.tui.layout.columns import fit_line, wrap
 from gputui.tui.layout.moments import time_at, time_line
 from gputui.tui.layout.strips import head_line, notice_lines, warning_lines
+from gputui.tui.layout.words import dated_clock
 from gputui.tui.shell import Shell, passed_to_top
 from gputui.tui.widgets.line_edit import LineEdit
 from gputui.tui.widgets.pane import Pane
@@ -120,12 +121,12 @@ class ActionScreen(Screen[None]):
 
     def context(self) -> Context:
         """The context that decides which actions are possible."""
-        app = self.shell
+        app, past = self.shell, self.snapshot.past
         return Context(
             scope=self.SCOPE,
             run=self.run_in_question,
             is_readonly=app.is_readonly,
-            past_at=self.snapshot.at if self.snapshot.past else None,
+            past_at=None if past is None else dated_clock(self.snapshot.at, past.now),
             is_ascii=app.is_ascii,
             connection_lag=app.line_words,
             keys=app.keys.on(self.SCOPE),

@@ -16,7 +16,7 @@ from gputui.tui.layout.gpu_words import TRACK, GpuRow
 from gputui.tui.layout.moments import right_end
 from gputui.tui.layout.sparklines import newest, shares, time_bins
 from gputui.tui.layout.strips import power_unit
-from gputui.tui.layout.words import moment
+from gputui.tui.layout.words import dated_clock
 from gputui.tui.pages.gpu.facts import Fact, Gauge, gauges, hardware_facts, state_facts, values
 
 LABEL_WIDTH = 13
@@ -122,10 +122,10 @@ def report_lines(page: GpuPage | None, now: float, width: int) -> list[Line]:
         words = {"xid": f"XID {event.code}", "lost": "lost", "returned": "back"}.get(event.event, event.event)
         style = "text" if event.event == "returned" else "bad"
         text = f" {clean(event.text)}" if event.text else ""
-        for number, part in enumerate(wrap(text, max(10, width - 21)) or [""]):
-            head = f" {moment(event.at, now)}" if number == 0 else ""
+        for number, part in enumerate(wrap(text, max(10, width - 24)) or [""]):
+            head = f" {dated_clock(event.at, now)}" if number == 0 else ""
             name = f"{words:<9} " if number == 0 else ""
-            lines.append(fit_line([(f"{head:<10}", "dim"), (f"{name:<10}", style), (part, "text")], width))
+            lines.append(fit_line([(f"{head:<13}", "dim"), (f"{name:<10}", style), (part, "text")], width))
     return lines
 
 

@@ -9,36 +9,54 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN
 from gputui.store.events import EventView
 from gputui.tui.layout.columns import clip_line, fit_line, rule, selected
-from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, moment
+from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, day_name
 
 
 def events_lines(
     events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None
 ) -> list[Line]:
     """A heading and the newest events; with a cursor, those around the event of that id."""
-    shown = events_shown(events, height, cursor)
-    note = ""
-    if cursor is not None and shown and len(shown) < len(events):
-        first = next(number for number, event in enumerate(events, 1) if event is shown[0])
-        note = f"{first}–{first + len(shown) - 1} of {len(events)}"
+    shown = event_rows(events, now, height, cursor)
+    numbers = [number for number, event in enumerate(events, 1) if event in shown]
+    note = f"{numbers[0]}–{numbers[-1]} of {len(events)}" if cursor is not None and len(numbers) < len(events) else ""
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
-    lines += [event_line(event, now, width, is_current=event.event_id == cursor) for event in shown]
+    for row in shown:
+        if isinstance(row, str):
+            lines.append(fit_line([(f" {row}", "dim")], width))
+        else:
+            lines.append(event_line(row, width, is_current=row.event_id == cursor))
     return lines[:height]
 
 
-def events_shown(events: Sequence[EventView], height: int, cursor: int | None = None) -> list[EventView]:
-    """The events that fit below the heading: the newest ones, or those around the event of that id."""
-    room = max(0, height - 1)
-    end = len(events)
-    place = next((number for number, event in enumerate(events) if event.event_id == cursor), None)
+def event_rows(
+    events: Sequence[EventView], now: float, height: int = 10_000, cursor: int | None = None
+) -> list[EventView | str]:
+    """The rows that fit below the heading: the newest events, or those around the event of that id, with the name of
+    the day where it changes."""
+    rows: list[EventView | str] = []
+    place, today = None, day_name(now)
+    day = today
+    for event in events:
+        if day_name(event.at) != day:
+            day = day_name(event.at)
+            rows.append(day)
+        if event.event_id == cursor:
+            place = len(rows)
+        rows.append(event)
+    room, end = max(0, height - 1), len(rows)
     if place is not None:
         end = min(end, max(room, place + room // 2 + 1))
-    return list(events[max(0, end - room) : end]) if room else []
+    start = max(0, end - room)
+    shown = rows[start:end]
+    first = shown[0] if len(shown) > 1 and start != place else ""
+    if not isinstance(first, str) and day_name(first.at) != today:
+        shown[0] = day_name(first.at)
+    return shown
 
 
-def event_line(event: EventView, now: float, width: int, *, is_current: bool = False) -> Line:
+def event_line(event: EventView, width: int, *, is_current: bool) -> Line:
     """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
     style = SEVERITY_STYLES.get(event.severity, "text")
     subject = event.subject or event.run_id
@@ -46,7 +64,7 @@ def event_line(event: EventView, now: float, width: int, *, is_current: bool = F
         clip_line(
             [
                 ("▸" if is_current else " ", "cursor"),
-                (f"{moment(event.at, now)} ", "dim"),
+                (f"{clock(event.at)}  ", "dim"),
                 (SEVERITY_GLYPHS.get(event.severity, " ") + " ", style),
                 (f"{clean(subject)}  " if subject else "", "label"),
                 (clean(event.message) or UNKNOWN, "text"),

@@ -11,7 +11,7 @@ from gputui.tui.layout.columns import fit_line
 from gputui.tui.layout.moments import time_line
 from gputui.tui.layout.strips import aggregate_line, head_line, host_line, notice_lines, study_strip
 from gputui.tui.pages.overview.areas import share_rows
-from gputui.tui.pages.overview.events import events_lines
+from gputui.tui.pages.overview.events import event_rows, events_lines
 from gputui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_lines
 from gputui.tui.pages.overview.run_order import fold_trials
 from gputui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
@@ -43,7 +43,8 @@ def overview_frame(
     rows = share_rows(
         max(0, height - len(head) - len(studies)),
         gpus=lambda most: gpu_height(snapshot, width, most), cards=lambda most: 0,
-        runs=len(runs), events=len(snapshot.events), has_gpus=bool(snapshot.gpus), is_folded=False,
+        runs=len(runs), events=len(event_rows(snapshot.events, snapshot.at)),
+        has_gpus=bool(snapshot.gpus), is_folded=False,
     )  # fmt: skip
     return [
         *head,
@@ -74,5 +75,5 @@ def _unlimited(
         host_line(snapshot, width),
         *studies,
         *runs,
-        *events_lines(events, snapshot.at, width, max(2, len(events) + 1)),
+        *events_lines(events, snapshot.at, width, EVENTS_SHOWN * 2),
     ]

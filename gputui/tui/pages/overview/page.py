@@ -20,7 +20,7 @@ from gputui.tui.layout.strips import (
     study_strip,
 )
 from gputui.tui.pages.overview.areas import share_rows
-from gputui.tui.pages.overview.events import events_lines, events_shown
+from gputui.tui.pages.overview.events import event_rows, events_lines
 from gputui.tui.pages.overview.gpu_cards import busy_gpus, card_grid, card_lines
 from gputui.tui.pages.overview.gpus import GpuCursor, gpu_height, gpu_lines, row_at
 from gputui.tui.pages.overview.run_order import ORDERS, RunOrder, next_order, order_named, order_of_letter
@@ -82,7 +82,7 @@ class OverviewScreen(OverviewCursor):
             gpus=lambda most: gpu_height(snapshot, width, most),
             cards=lambda most: grid.height * grid.down if (grid := card_grid(cards, width, most)) else 0,
             runs=len(self.shown_rows),
-            events=len(snapshot.events),
+            events=len(event_rows(snapshot.events, snapshot.at)),
             has_gpus=bool(snapshot.gpus),
             is_folded=self.is_folded,
             passing=passing,
@@ -152,10 +152,10 @@ class OverviewScreen(OverviewCursor):
             self.focus_at = replace(self.focus_at, section="runs")
             self.point_at(self.shown_rows[row].run.run_id)
         elif event.widget is self.events:
-            shown = events_shown(snapshot.events, self.events.size.height, self._current_event)
-            if not 1 <= event.y <= len(shown):
+            rows = event_rows(snapshot.events, snapshot.at, self.events.size.height, self._current_event)
+            if not 1 <= event.y <= len(rows) or isinstance(clicked := rows[event.y - 1], str):
                 return
-            self.focus_at = replace(self.focus_at, section="events", event=shown[event.y - 1].event_id)
+            self.focus_at = replace(self.focus_at, section="events", event=clicked.event_id)
         else:
             return
         if event.chain == 2:

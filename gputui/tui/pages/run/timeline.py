@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import PurePath
@@ -19,12 +18,11 @@ from gputui.store.hardware import GpuView
 from gputui.store.run_history import DecisionView
 from gputui.tui.data.snapshot import RunPage
 from gputui.tui.layout.columns import fit_line, wrap
-from gputui.tui.layout.words import run_sign
+from gputui.tui.layout.words import clock, day_name, run_sign
 from gputui.tui.pages.run.failure import fatal_incident, title_of
 from gputui.tui.pages.run.head import gpu_words
 
 EVIDENCE_SHOWN = 3
-_CLOCK = " %H:%M:%S "
 _MARGIN = len(" 00:00:00 ")
 """Cells of the time of day before each entry."""
 _INDENT = 2
@@ -65,13 +63,12 @@ def timeline_lines(
         entries.append(_Entry(page.run.ended_at, sign.style, words))
     entries.sort(key=lambda entry: entry[0])
     lines: list[Line] = []
-    day = time.localtime(now)[:3]
+    day = day_name(now)
     for entry in entries:
-        local = time.localtime(entry.at)
-        if local[:3] != day:
-            day = local[:3]
-            lines.append(fit_line([(time.strftime(" %a %d %b %Y", local), _DAY_STYLE)], width))
-        lines += _entry_lines(time.strftime(_CLOCK, local), entry.style, entry.text, entry.details, width)
+        if day_name(entry.at) != day:
+            day = day_name(entry.at)
+            lines.append(fit_line([(f" {day}", _DAY_STYLE)], width))
+        lines += _entry_lines(f" {clock(entry.at)} ", entry.style, entry.text, entry.details, width)
     return lines
 
 

@@ -15,12 +15,14 @@ from gputui.charts.cells import cell_width
 from gputui.charts.chart import Line
 from gputui.config import Workspace
 from gputui.store.database import open_reader
+from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory
 from gputui.tui.data.reader import SnapshotReader
 from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.layout.strips import head_line, host_line, notice_lines
-from gputui.tui.layout.words import moment
+from gputui.tui.layout.words import dated_clock
 from gputui.tui.pages.overview.areas import share_rows
+from gputui.tui.pages.overview.events import event_rows
 from gputui.tui.pages.overview.gpus import gpu_lines
 from gputui.tui.pages.overview.run_order import matching
 from gputui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
@@ -164,7 +166,21 @@ def test_the_lines_are_shared_out_without_rest() -> None:
     assert wrong == []
 
 
-def test_a_moment_in_nine_cells_tells_the_hour_as_long_as_the_day_is_clear() -> None:
-    shown = {0: "03:12:44 ", 3 * 3600: "00:12:44 ", 4 * 3600: "Fri 23:12", 86_400: "Fri 03:12",
-             5 * 86_400: "Mon 03:12", 6 * 86_400: "15 Nov   "}  # fmt: skip
-    assert {ago: moment(NOW - ago, NOW) for ago in shown} == shown
+def test_a_time_of_another_day_has_its_day() -> None:
+    shown = {0: "03:12:44", 3 * 3600: "00:12:44", 4 * 3600: "Fri 23:12", 86_400: "Fri 03:12",
+             5 * 86_400: "Mon 03:12", 6 * 86_400: "15 Nov 03:12", 400 * 86_400: "17 Oct 2025 03:12"}  # fmt: skip
+    assert {ago: dated_clock(NOW - ago, NOW) for ago in shown} == shown
+
+
+def test_events_name_each_day_once() -> None:
+    events = [EventView(number, NOW - ago, "info", None, None, None, None, None, "") for number, ago in
+              enumerate((200_000.0, 100_000.0, 98_000.0, 60.0, 0.0))]  # fmt: skip
+    days = ("Wed 18 Nov 2026", "Thu 19 Nov 2026", "Sat 21 Nov 2026")
+
+    def rows(height: int, cursor: int | None = None) -> list[object]:
+        return [row if isinstance(row, str) else row.event_id for row in event_rows(events, NOW, height, cursor)]
+
+    assert rows(9) == [days[0], 0, days[1], 1, 2, days[2], 3, 4]
+    # The first row always tells its day, unless that is today.
+    assert rows(6) == [days[1], 2, days[2], 3, 4] and rows(3) == [3, 4]
+    assert rows(4, cursor=0) == [days[0], 0, days[1]]
