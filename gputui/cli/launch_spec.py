@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
-from msgspec.structs import replace
 
 from gputui.charts.safe_text import clean
 from gputui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session
@@ -38,12 +37,17 @@ def load_profile(session: Session, wanted: str) -> Profile:
 
 
 def resolve_spec(
-    profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
+    profile: Profile,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    situation: GpuSituation | None,
+    target: Mapping[str, Any] | None = None,
 ) -> RunSpec:
     """The specification of a run; ends the command with one line per problem."""
     inventory = None if situation is None else situation.facts
     try:
-        return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory)
+        given = split_assignments(changes)
+        return resolve(profile, overrides=given, gpus_override=gpus, inventory=inventory, target=target)
     except ParameterError as error:
         refuse(list(error.problems), EXIT_USAGE)
     except ResolveError as error:
@@ -56,17 +60,20 @@ def resolve_on_target(
     """The specification of a run on a target; ends the command with one line per problem. The target itself is not
     asked, so that nothing waits for a network."""
     from gputui.profiles.preflight import check_elsewhere
+
+    spec = resolve_spec(profile, changes, gpus, None, target_of(session, profile, target))
+    refuse_failed(check_elsewhere(spec, session.workspace.state))
+    return spec
+
+
+def target_of(session: Session, profile: Profile, name: str) -> dict[str, Any]:
+    """The target that ``--on`` names; ends the command with one line per problem."""
     from gputui.profiles.targets import TargetNotFoundError, find_target
 
     try:
-        found = find_target(target, profile.form.targets, session.workspace)
+        return find_target(name, profile.form.targets, session.workspace)
     except (TargetNotFoundError, ProfileError) as error:
         refuse(str(error).splitlines(), EXIT_USAGE)
-    spec = replace(resolve_spec(profile, changes, gpus, None), target=found)
-    refuse_failed(check_elsewhere(spec, session.workspace.state))
-    if found.get("python"):
-        spec = replace(spec, python=found["python"])
-    return spec
 
 
 def resolve_without_gpus(

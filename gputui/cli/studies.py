@@ -11,7 +11,7 @@ from gputui.cli.context import Session, json_option, print_json, print_table, sa
 from gputui.cli.study_shapes import study_shape
 from gputui.store.studies import TrialState, read_studies, read_trials, study_wall_seconds
 from gputui.studies.analysis import best_trials
-from gputui.studies.spec import known_study_spec
+from gputui.studies.spec import study_spec
 
 
 @click.command("studies")
@@ -42,8 +42,7 @@ def list_studies(session: Session, at: str | None, *, as_json: bool) -> None:
         pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
         best = best_trials(study, trials)
         value = units.metric_value(best[0].value) if best else "–"
-        spec = known_study_spec(study)
-        wanted = None if spec is None else spec.wanted_trials
+        wanted = study_spec(study).wanted_trials
         # Points that a person added, reruns and earlier runs count beyond the budget.
         progress = f"{over}/{max(wanted, len(trials))}" if wanted is not None else str(over)
         took = units.duration(study_wall_seconds(connection, study.study_id, now if moment is None else moment))

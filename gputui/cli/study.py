@@ -40,14 +40,15 @@ def command() -> None:
 
 @command.command("run")
 @click.argument("file")
+@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui targets lists them); else here.")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @json_option
 @click.pass_obj
-def run(session: Session, file: str, wait: bool, as_json: bool) -> None:
+def run(session: Session, file: str, target: str | None, wait: bool, as_json: bool) -> None:
     """Begin a study: a file, or a name in ./studies, the home's studies or those that come with gputui."""
     from gputui.cli.study_launch import launch, load_file
 
-    found = load_file(session, file)
+    found = load_file(session, file, target)
     raise SystemExit(launch(session, found.spec, found.profile, found.source, wait=wait, as_json=as_json))
 
 
@@ -120,7 +121,7 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
     from gputui.cli.study_shapes import show_shape
     from gputui.store.studies import read_trials
     from gputui.studies.launch import point_words
-    from gputui.studies.spec import known_study_spec
+    from gputui.studies.spec import study_spec
 
     moment = None if at is None else typed_moment(at)
     with closing(session.reader()) as connection:
@@ -134,10 +135,9 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
             return
         say(f"{found.study_id} {found.state}" + (f": {found.reason}" if found.reason else ""))
         goal = ", ".join(f"{one['direction']} {one['metric']}" for one in shape["objectives"])
-        spec = known_study_spec(found)
-        method = "of a newer gputui" if spec is None else spec.method
-        pruner = "" if spec is None or spec.pbt is not None else f" · pruner {spec.pruner.kind}"
-        say(f"{goal} · {method}{pruner} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
+        spec = study_spec(found)
+        pruner = "" if spec.pbt is not None else f" · pruner {spec.pruner.kind}"
+        say(f"{goal} · {spec.method}{pruner} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
         best = {one["number"] for one in shape["best"]}
         rows = [
             (
@@ -257,12 +257,12 @@ def export(session: Session, study: str, file: Path, lineage: bool, trial: int |
         fail("--trial goes with --lineage", EXIT_USAGE)
     from gputui.studies.optuna_export import StudyExportError, export_study
     from gputui.studies.sampling import install_command
+    from gputui.studies.spec import study_spec
 
     with closing(session.reader()) as connection:
         found = _find(connection, study)
-        spec = _spec_of(found)
         try:
-            count = export_study(connection, found, spec, file)
+            count = export_study(connection, found, study_spec(found), file)
         except StudyExportError as error:
             fail(str(error), EXIT_REFUSED)
         except ImportError:
@@ -281,12 +281,12 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
     from gputui.studies.analysis import best_trial
     from gputui.studies.lineage import LineageError, lineage
     from gputui.studies.phased_profile import ProfileChangedError, phased_profile
-    from gputui.studies.spec import known_study_spec
+    from gputui.studies.spec import study_spec
 
     with closing(session.reader()) as connection:
         found = _find(connection, study)
-        spec, trials = known_study_spec(found), read_trials(connection, found.study_id)
-        if spec is None or spec.pbt is None:
+        spec, trials = study_spec(found), read_trials(connection, found.study_id)
+        if spec.pbt is None:
             fail(f"{found.study_id} trains no population; gputui study report names the command", EXIT_REFUSED)
         if number is None and (best := best_trial(trials, spec.objectives[0])) is not None:
             number = best.number
@@ -324,12 +324,13 @@ def report(session: Session, study: str | None, out: Path | None, at: str | None
     from gputui.reports.summary.files import ReportError, write_files
     from gputui.store.studies import read_rungs, read_trials, study_gpu_hours, study_wall_seconds
     from gputui.studies.report import StudyFindings, contents, markdown
+    from gputui.studies.spec import study_spec
 
     moment = None if at is None else typed_moment(at)
     now = time.time() if moment is None else moment
     with closing(session.reader()) as connection:
         found = _find(connection, study, moment)
-        spec = _spec_of(found)
+        spec = study_spec(found)
         trials = read_trials(connection, found.study_id, moment)
         hours = study_gpu_hours(connection, found.study_id, now)
         running = study_wall_seconds(connection, found.study_id, now)
@@ -363,16 +364,6 @@ def _find(
         fail(str(error), EXIT_REFUSED)
 
 
-def _spec_of(study: StudyRecord) -> StudySpec:
-    """The specification of a study; ends the command if this gputui cannot read it."""
-    from gputui.studies.spec import known_study_spec
-
-    spec = known_study_spec(study)
-    if spec is None:
-        fail(f"{study.study_id} is of a newer gputui; update gputui", EXIT_REFUSED)
-    return spec
-
-
 def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:
     """The words of `gputui run` that name the study's profile, by its path where its name means none or another one
     here, and the GPUs of a trial where they differ from the profile's."""
@@ -393,7 +384,8 @@ def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[st
     except ProfileNotFoundError:
         is_found = False
     gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
-    return [spec.profile if is_found else str(path), *gpus]
+    there = [] if spec.target is None else ["--on", str(spec.target["name"])]
+    return [spec.profile if is_found else str(path), *there, *gpus]
 
 
 def _act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:

@@ -42,10 +42,11 @@ POLL_SECONDS = 0.2
 AGENT_SECONDS = 5.0
 
 
-def load_file(session: Session, wanted: str) -> StudyFile:
-    """The study of a path or name; ends the command with one line per problem."""
+def load_file(session: Session, wanted: str, target: str | None = None) -> StudyFile:
+    """The study of a path or name, on a target; ends the command with one line per problem."""
     try:
-        return load_study(find_study_file(wanted, session.workspace, Path.cwd()), session.workspace, Path.cwd())
+        path = find_study_file(wanted, session.workspace, Path.cwd())
+        return load_study(path, session.workspace, Path.cwd(), target)
     except (StudyFileNotFoundError, ProfileError) as error:
         launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
 
@@ -68,7 +69,7 @@ def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, 
     if (missing := missing_library(spec)) is not None:
         fail(missing, EXIT_REFUSED)
     session.need_agent()
-    if spec.gpus_per_trial or not profile.form.gpus.is_none:
+    if spec.target is None and (spec.gpus_per_trial or not profile.form.gpus.is_none):
         with closing(session.reader()) as connection:
             wait_for_gpus(connection)
     spec, base = resolve_study(session, spec, profile)

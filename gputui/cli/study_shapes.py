@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gputui.store.json_shapes import iso
 from gputui.store.studies import StudyRecord, TrialRecord, TrialState, read_rungs, read_trials, study_gpu_hours
 from gputui.studies.analysis import importances, ranked
-from gputui.studies.spec import StudySpec, known_study_spec
+from gputui.studies.spec import StudySpec, study_spec
 
 if TYPE_CHECKING:
     from gputui.studies.report import StudyFindings
@@ -23,17 +23,18 @@ def study_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
     """A study of ``gputui studies --json``, with the number of trials in each state. ``best`` has one trial, or the
-    Pareto front of several objectives; ``sampler`` and ``pruner`` are null for a population."""
+    Pareto front of several objectives; ``sampler`` and ``pruner`` are null for a population, ``gpu_hours`` on a
+    target."""
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
-    return _study_shape(study, known_study_spec(study), trials, hours)
+    return _study_shape(study, study_spec(study), trials, hours)
 
 
 def show_shape(
     connection: sqlite3.Connection, study: StudyRecord, now: float, at: float | None = None
 ) -> dict[str, Any]:
     """A study of ``gputui study show --json``: with its space, and a list of trials with their values at rungs."""
-    spec = known_study_spec(study)
+    spec = study_spec(study)
     trials = read_trials(connection, study.study_id, at)
     hours = study_gpu_hours(connection, study.study_id, now if at is None else at)
     rungs: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -48,7 +49,7 @@ def show_shape(
         rungs[rung.number].append(passed)
     return {
         **_study_shape(study, spec, trials, hours),
-        "space": [] if spec is None else list(spec.to_json()["space"]),
+        "space": list(spec.to_json()["space"]),
         "source": study.source,
         "trials": [{**_trial_shape(trial), "rungs": rungs[trial.number]} for trial in trials],
     }
@@ -79,12 +80,12 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
 
 
 def _study_shape(
-    study: StudyRecord, spec: StudySpec | None, trials: Sequence[TrialRecord], gpu_hours: float
+    study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], gpu_hours: float
 ) -> dict[str, Any]:
-    """The common part. ``spec`` is None if this gputui cannot read the study."""
+    """The common part."""
     states = Counter(trial.state for trial in trials)
-    objectives = () if spec is None else spec.objectives
-    best = ranked(trials, objectives) if objectives else []
+    objectives = spec.objectives
+    best = ranked(trials, objectives)
     return {
         "id": study.study_id,
         "name": study.name,
@@ -94,11 +95,12 @@ def _study_shape(
         "created_at": iso(study.created_at),
         "ended_at": iso(study.ended_at),
         "objectives": [{"metric": objective.metric, "direction": objective.direction} for objective in objectives],
-        "sampler": None if spec is None or spec.pbt is not None else spec.sampler.kind,
-        "pruner": None if spec is None or spec.pbt is not None else spec.pruner.kind,
-        "budget": None if spec is None else dict(spec.to_json()["budget"]),
+        "sampler": None if spec.pbt is not None else spec.sampler.kind,
+        "pruner": None if spec.pbt is not None else spec.pruner.kind,
+        "budget": dict(spec.to_json()["budget"]),
         "trials": {state.value: states[state] for state in TrialState},
-        "gpu_hours": gpu_hours,
+        "target": None if spec.target is None else spec.target["name"],
+        "gpu_hours": None if spec.target is not None else gpu_hours,
         "best": [_trial_shape(one) for one in (best if len(objectives) > 1 else best[:1])],
     }
 

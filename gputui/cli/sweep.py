@@ -14,6 +14,7 @@ from gputui.cli.context import EXIT_USAGE, Session, json_option, print_json
 @click.option("--maximize", is_flag=True, help="Larger is better.")
 @click.option("--over", type=click.Choice(("best", "last")), default="best", help="Which value counts.")
 @click.option("--parallel", type=click.IntRange(1, 256), help="Trials at a time (else as many as fit).")
+@click.option("--on", "target", metavar="TARGET", help="Where its trials run (gputui targets lists them); else here.")
 @click.option("--name", help="What the study is called (else the profile's name and -sweep).")
 @click.option("--wait", is_flag=True, help="Wait until it ends.")
 @click.option("--dry-run", is_flag=True, help="Only show its points and what they are expected to take.")
@@ -27,6 +28,7 @@ def command(
     maximize: bool,
     over: str,
     parallel: int | None,
+    target: str | None,
     name: str | None,
     wait: bool,
     dry_run: bool,
@@ -47,7 +49,8 @@ def command(
     try:
         given = {key: text.split(",") for key, text in split_assignments(values).items()}
         objective = Objective(metric, "maximize" if maximize else "minimize", "last" if over == "last" else "best")
-        spec = sweep_study(chosen, given, objective=objective, name=name, parallel=parallel)
+        there = None if target is None else launch_spec.target_of(session, chosen, target)
+        spec = sweep_study(chosen, given, objective=objective, name=name, parallel=parallel, target=there)
     except ParameterError as error:
         launch_spec.refuse(list(error.problems), EXIT_USAGE)
     if dry_run:

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -47,15 +48,13 @@ def resolve(
     gpus_override: str | None = None,
     inventory: Sequence[GpuFacts] | None = None,
     environ: Mapping[str, str] | None = None,
+    target: Mapping[str, Any] | None = None,
 ) -> RunSpec:
     """The specification of one run.
 
-    Args:
-        profile: from `gputui.profiles.loading.load`.
-        overrides: parameters by name, as text (``--set``) or as values of the parameter's type.
-        gpus_override: ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or UUIDs.
-        inventory: the GPUs of this machine; None if unknown, empty if there is none.
-        environ: the environment of the person who launches; `os.environ` by default.
+    ``overrides`` are parameters by name, as text (``--set``) or as values of the parameter's type; ``gpus_override`` is
+    ``--gpus``: ``"2"``, ``"0,1"``, ``"0,"`` (index 0 alone), ``"all"`` or UUIDs; ``inventory`` are the GPUs of this
+    machine, None if unknown; ``environ`` is that of the person who launches; ``target`` is None for this machine.
 
     Raises ResolveError with every problem.
     """
@@ -87,14 +86,20 @@ def resolve(
     if problems:
         raise ResolveError(problems, is_refusal=is_refusal)
     workdir = working_directory(profile, env)
+    python = None
+    if not LAUNCHERS[form.launcher].takes_command:
+        python = interpreter(form.python, workdir, profile.folder, env)
+    program: tuple[str, ...] = ("-m", form.module or "")
+    if form.command is not None:
+        program = tuple(form.command)
+    elif form.script is not None:
+        program = (os.path.normpath(profile.folder / _home(form.script, env)),)
     return RunSpec(
         name=profile.name,
         launcher=form.launcher,
-        program=_program(profile, env),
+        program=program,
         workdir=workdir,
-        python=None
-        if LAUNCHERS[form.launcher].takes_command
-        else interpreter(form.python, workdir, profile.folder, env),
+        python=(target or {}).get("python") or python,
         profile_path=str(profile.folder / profile.path.resolve().name),
         nproc=_processes(form, request, is_overridden=gpus_override is not None),
         gpus=request,
@@ -115,6 +120,7 @@ def resolve(
         gates=dict(form.gates),
         sinks=_sinks(form, workdir, params, env),
         phases=tuple(phases),
+        target=target,
     )
 
 
@@ -199,16 +205,6 @@ def _unknown(profile: Profile, name: str, given: Scalar) -> str:
     if option is not None:
         return f"no parameter of the profile, but an option of the script: {where}"
     return f"{unknown_parameter(name, profile.parameters)}; if it is an option of the script, {where}"
-
-
-def _program(profile: Profile, environ: Mapping[str, str]) -> tuple[str, ...]:
-    form = profile.form
-    if form.command is not None:
-        return tuple(form.command)
-    if form.module is not None:
-        return ("-m", form.module)
-    assert form.script is not None
-    return (os.path.normpath(profile.folder / _home(form.script, environ)),)
 
 
 def _processes(form: ProfileForm, request: GpuRequest, *, is_overridden: bool) -> int:

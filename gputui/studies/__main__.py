@@ -23,7 +23,6 @@ from gputui.runs.spec import SpecError
 from gputui.store.database import StoreError, data_version, is_locked, open_commander
 from gputui.studies import rows
 from gputui.studies.process import StudyProcess
-from gputui.studies.spec import StudySpecError
 
 EXIT_OK, EXIT_FAILED, EXIT_HELD_ELSEWHERE = 0, 3, 5
 # Of 1000: the kernel kills this process before any training, and a restart loses nothing.
@@ -64,7 +63,7 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
             _loop(workspace, connection, StudyProcess(workspace, connection, study_id, time.time))
     except HeldElsewhereError:
         return EXIT_HELD_ELSEWHERE, ""
-    except (OSError, SpecError, StudySpecError, StoreError, AgentUnreachableError, sqlite3.Error) as error:
+    except (OSError, SpecError, StoreError, AgentUnreachableError, sqlite3.Error) as error:
         return EXIT_FAILED, _one_line(str(error))
     except Exception as error:
         # A sampler may raise anything.

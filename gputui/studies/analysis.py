@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gputui.runs.spec import Scalar
 from gputui.store.studies import StudyRecord, TrialRecord, TrialState
-from gputui.studies.spec import Dimension, Objective, known_study_spec
+from gputui.studies.spec import Dimension, Objective, study_spec
 
 MIN_TRIALS = 4
 """Fewer complete trials say nothing about importance."""
@@ -61,9 +61,8 @@ def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> li
 
 
 def best_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The `ranked` trials of a stored study; none if this gputui cannot read the study."""
-    spec = known_study_spec(study)
-    return [] if spec is None else ranked(trials, spec.objectives)
+    """The `ranked` trials of a stored study."""
+    return ranked(trials, study_spec(study).objectives)
 
 
 def best_trial(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:

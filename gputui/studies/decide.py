@@ -312,8 +312,9 @@ def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, sh
     Of ``gpus`` in service, ``others`` are leased to, or awaited by, runs outside this study, and ``share`` trials fit
     on one. A trial without GPUs takes ``ranks`` of ``cores``. One trial may always wait in the queue, where it holds
     back later runs of its priority: a trial that needs many GPUs is not overtaken for ever by those that need few.
+    GPUs and cores of this machine say nothing about a target.
     """
-    if not spec.gpus_per_trial:
+    if spec.target is not None or not spec.gpus_per_trial:
         return spec.parallel or max(1, cores // max(1, ranks))
     fitting = max(1, max(0, gpus - others) // spec.gpus_per_trial * share)
     return fitting if spec.parallel is None else min(spec.parallel, fitting)

@@ -13,7 +13,7 @@ from gputui.charts import units
 from gputui.config import Workspace
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.loading import Profile
-from gputui.profiles.preflight import check, quick_checks
+from gputui.profiles.preflight import check, check_elsewhere, quick_checks
 from gputui.profiles.resolve import ResolveError, resolve
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec, Scalar
@@ -35,6 +35,8 @@ def resolve_study(
 ) -> tuple[StudySpec, RunSpec]:
     """The study with the GPUs of a trial, and the specification of its runs. ``usual_seconds`` is the usual duration of
     a run, None if unknown. Raises ResolveError if this machine cannot run it."""
+    if spec.target is not None:
+        situation = None
     whole = None if situation is None else sum(not gpu.mig_mode for gpu in situation.facts)
     if whole and spec.gpus_per_trial > whole:
         asked = f"gpus_per_trial: {spec.gpus_per_trial} asked for, this machine has {whole}; give {whole} at most"
@@ -44,6 +46,7 @@ def resolve_study(
         overrides=dict(spec.params),
         gpus_override=None if spec.gpus_per_trial == gpus_of(profile) else str(spec.gpus_per_trial),
         inventory=None if situation is None else situation.facts,
+        target=spec.target,
     )
     spec = replace(spec, gpus_per_trial=len(base.gpus.uuids) or base.gpus.count)
     if problems := impossible_budget(spec, usual_seconds):
@@ -73,6 +76,8 @@ def check_first_trial(
 ) -> list[CheckResult]:
     """The checks of the first trial as a run; those that start a process only ``with_process``."""
     trial = decide.trial_spec(base, spec, spec.name, 0, first_points(spec, 1)[0])
+    if trial.target is not None:
+        return check_elsewhere(trial, workspace.state)
     try:
         with closing(open_reader(workspace.database)) as connection:
             past = past_peaks(connection, trial.name)
@@ -106,7 +111,7 @@ def study_plan(connection: sqlite3.Connection | None, spec: StudySpec) -> dict[s
         size = spec.grid_size or 0
         trials = size if trials is None else min(trials, size)
     seconds, room, sharing = usual_seconds(connection, spec), spec.parallel, 1
-    if connection is not None:
+    if connection is not None and spec.target is None:
         (gpus,) = connection.execute("SELECT count(*) FROM gpus WHERE present").fetchone()
         sharing = _trials_on_each_gpu(connection, spec)
         if spec.gpus_per_trial:
@@ -124,6 +129,7 @@ def study_plan(connection: sqlite3.Connection | None, spec: StudySpec) -> dict[s
         "gpus_per_trial": spec.gpus_per_trial,
         "trials_per_gpu": sharing,
         "parallel": room,
+        "target": None if spec.target is None else spec.target["name"],
         "first_points": first_points(spec, SHOWN_POINTS),
         "expected_trial_seconds": seconds,
         "expected_wall_seconds": min(wall, limit) if wall is not None and limit is not None else wall,
@@ -138,6 +144,7 @@ def plan_head(plan: Mapping[str, Any]) -> str:
     on = f"{units.count_of(gpus, 'GPU')} each" if gpus else "on the CPU"
     if plan["trials_per_gpu"] > 1:
         on = f"{plan['trials_per_gpu']} sharing a GPU"
+    on += "" if plan["target"] is None else f" on {plan['target']}"
     return f"{plan['name']}: {count} of {plan['profile']}, {on}, {plan['parallel'] or units.UNKNOWN} at a time"
 
 

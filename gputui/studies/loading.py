@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from gputui.config import Workspace, shipped_studies
@@ -15,6 +16,7 @@ from gputui.profiles.crosscheck import CrossFinding
 from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.loading import find as find_profile
 from gputui.profiles.params import Parameter, ParameterError, UnfitValueError, unknown_parameter
+from gputui.profiles.targets import TargetNotFoundError, find_target
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
 from gputui.studies.schema import MAX_POINTS, DimensionForm, StudyForm
@@ -88,16 +90,18 @@ def find_study_file(name_or_path: str, workspace: Workspace, cwd: Path) -> Path:
     raise StudyFileNotFoundError(f"no study file {name_or_path!r} in {looked}{hint}")
 
 
-def load_study(path: Path, workspace: Workspace, cwd: Path) -> StudyFile:
-    """Read a study's file. Raises ProfileError with every problem, each with its line."""
-    return read_study(read_text(path, "study"), path, workspace, cwd)
+def load_study(path: Path, workspace: Workspace, cwd: Path, target: str | None = None) -> StudyFile:
+    """Read a study's file; ``target`` replaces its own. Raises ProfileError with every problem, each with its line."""
+    return read_study(read_text(path, "study"), path, workspace, cwd, target)
 
 
-def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyFile:
+def read_study(text: str, path: Path, workspace: Workspace, cwd: Path, target: str | None = None) -> StudyFile:
     """Parse a study's text from ``path``. Raises ProfileError."""
     document = parse_file(text, path)
     if not isinstance(document.data, dict):
         raise whole_file(path, "is no study; one is a mapping with at least profile, space and objective")
+    if target is not None:
+        document.data["target"] = target
     problems = given_twice(path, document)
     form: StudyForm | None = None
     try:
@@ -116,6 +120,13 @@ def read_study(text: str, path: Path, workspace: Workspace, cwd: Path) -> StudyF
         crossed = list(check_names(document.data, profile))
         if form is not None:
             spec = _spec(form, path, profile)
+            if form.target is not None:
+                try:
+                    spec = replace(spec, target=find_target(form.target, profile.form.targets, workspace))
+                except TargetNotFoundError as error:
+                    crossed.append(CrossFinding(("target",), str(error)))
+                except ProfileError as error:
+                    problems += error.problems
             crossed += cross_check(form, spec, profile)
         problems += [problem_at(path, document, one.place, one.problem, nearest=one.nearest) for one in crossed]
     if problems or spec is None or profile is None:
@@ -226,10 +237,26 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
         yield CrossFinding((), f"a budget is needed (trials, gpu_hours or wall): {spec.sampler.kind} has no end")
     if spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1:
         yield CrossFinding(("trials_per_gpu",), "only trials with one GPU share it; write gpus_per_trial: 1")
+    for key, what in target_conflicts(spec):
+        yield CrossFinding((key,), what)
     named = [objective.metric for objective in spec.objectives]
     for number, metric in enumerate(named):
         if metric in named[:number]:
             yield CrossFinding(("objective", number, "metric"), f"{metric} is an objective already")
+
+
+def target_conflicts(spec: StudySpec) -> Iterator[tuple[str, str]]:
+    """What trials on a target cannot have, by key."""
+    if spec.target is None:
+        return
+    if spec.parallel is None:
+        yield "target", "a target needs parallel, the number of trials at a time: its GPUs are not known here"
+    if spec.trials_per_gpu > 1:
+        yield "trials_per_gpu", "the target chooses the GPUs of each trial; remove the line"
+    if spec.budget.gpu_hours is not None:
+        yield "budget", "gpu_hours are not counted on a target; give trials or wall"
+    if spec.pbt is not None:
+        yield "pbt", "members continue from each other's checkpoints, which are kept on this machine only"
 
 
 def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
@@ -339,6 +366,7 @@ def sweep_study(
     objective: Objective,
     name: str | None,
     parallel: int | None,
+    target: Mapping[str, Any] | None = None,
 ) -> StudySpec:
     """A grid study over values of a profile's parameters. Raises ParameterError with every mistake."""
     problems: list[str] = []
@@ -355,9 +383,6 @@ def sweep_study(
             except ParameterError as error:
                 problems += error.problems
         space.append(Dimension(parameter_name, "choice", choices=tuple(dict.fromkeys(parsed))))
-    problems += [f"{name}: {problem}" for name, problem in overlaps(values, profile)]
-    if problems:
-        raise ParameterError(problems)
     spec = StudySpec(
         name=name or f"{profile.name}-sweep",
         profile=profile.name,
@@ -366,9 +391,13 @@ def sweep_study(
         sampler=SamplerSpec("grid"),
         gpus_per_trial=gpus_of(profile),
         parallel=parallel,
+        target=target,
     )
-    if (spec.grid_size or 0) > MAX_POINTS:
-        raise ParameterError([f"the grid has {spec.grid_size} points; {MAX_POINTS} at most"])
+    problems += [f"{key}: {problem}" for key, problem in (*overlaps(values, profile), *target_conflicts(spec))]
+    if not problems and (spec.grid_size or 0) > MAX_POINTS:
+        problems.append(f"the grid has {spec.grid_size} points; {MAX_POINTS} at most")
+    if problems:
+        raise ParameterError(problems)
     return spec
 
 
@@ -386,5 +415,6 @@ def source_of(spec: StudySpec, profile: Path) -> str:
         },
         "sampler": spec.sampler.kind,
         **({} if spec.parallel is None else {"parallel": spec.parallel}),
+        **({} if spec.target is None else {"target": spec.target["name"]}),
     }
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None)

@@ -47,7 +47,7 @@ from gputui.studies.run_queries import (
     warm_trials,
 )
 from gputui.studies.sampling import OptunaMirror, missing_library
-from gputui.studies.spec import StudySpec, StudySpecError
+from gputui.studies.spec import StudySpec, study_spec
 from gputui.studies.writer import StudyWriter
 
 log = logging.getLogger(__name__)
@@ -80,19 +80,13 @@ class StudyProcess:
     def turn(self) -> bool:
         """Do everything that is due. Returns whether the study still needs a process.
 
-        Raises sqlite3.Error, errors of Optuna, and StudySpecError if a study that is not stopping cannot be read.
-        Another process then continues from the store.
+        Raises sqlite3.Error and errors of Optuna; another process then continues from the store.
         """
         study = get_study(self.connection, self.study_id)
         if study is None or study.state.is_over:
             return False
         if study.spec_json != self._spec_json:
-            try:
-                self.spec = StudySpec.from_json(json.loads(study.spec_json))
-            except (StudySpecError, ValueError):
-                if study.state is not StudyState.STOPPING:
-                    raise
-                return self._stop_unreadable(study)
+            self.spec = study_spec(study)
             self._spec_json = study.spec_json
         spec = self.spec
         assert spec is not None
@@ -129,17 +123,6 @@ class StudyProcess:
         if not living:
             self.writer.move(study, StudyState.STOPPED, study.reason or "stopped")
         return bool(living)
-
-    def _stop_unreadable(self, study: StudyRecord) -> bool:
-        """Stop a study whose specification this gputui cannot read: all its trials end as stopped."""
-        for trial in self._trials.read():
-            if trial.state in (TrialState.RUNNING, TrialState.PRUNING, TrialState.STOPPING):
-                end = run_end(self.connection, trial.run_id)
-                self._repeat_refused_stop(trial, end)
-                if end is not None:
-                    with transaction(self.connection):
-                        self.writer.end_trial(trial, Ruling(TrialState.STOPPED, study.reason))
-        return self._stop(study, decide.living(self._trials.read()))
 
     # --- one trial ------------------------------------------------------------------------------------------------
 

@@ -296,3 +296,4 @@ class StudyForm(Model):
         2, description="of so many best trials, those that were cut short run to the end once the budget is used"
     )
     pbt: PbtForm | None = Field(None, description="population-based training instead of a sampler and a pruner")
+    target: Text | None = Field(None, description="where every trial runs; needs parallel. This machine if left out")

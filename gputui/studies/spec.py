@@ -31,10 +31,6 @@ WITHOUT_OPTUNA: frozenset[str] = frozenset({"grid"})
 """The samplers that gputui implements itself."""
 
 
-class StudySpecError(ValueError):
-    """A stored study cannot be read."""
-
-
 class Dimension(Struct, frozen=True):
     """A tuned parameter: from ``low`` to ``high`` (inclusive), in steps or on a logarithmic scale; or one of
     ``choices``."""
@@ -157,7 +153,7 @@ class PbtSpec(Struct, frozen=True):
 class StudySpec(Struct, frozen=True):
     """A study. ``params`` are fixed values that differ from the profile; at most ``trials_per_gpu`` trials share a GPU;
     at most ``parallel`` run at a time (None: as many as fit); the sampler learns from ``warm_start`` earlier runs of
-    the profile; the pruned ones of the ``rerun`` best trials run again, to the end."""
+    the profile; the pruned ones of the ``rerun`` best trials run again, to the end; ``target`` is that of its runs."""
 
     name: str
     profile: str
@@ -176,6 +172,7 @@ class StudySpec(Struct, frozen=True):
     warm_start: int = 0
     rerun: int = 0
     pbt: PbtSpec | None = None
+    target: Mapping[str, Any] | None = None
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -215,35 +212,7 @@ class StudySpec(Struct, frozen=True):
         shape: dict[str, Any] = msgspec.to_builtins(self)
         return shape
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StudySpec:
-        """Rebuild a stored study without the keys that a newer gputui added. Raises StudySpecError."""
-        try:
-            values = _known(cls, data)
-            values["space"] = tuple(
-                Dimension(**{**_known(Dimension, one), "choices": tuple(one.get("choices") or ())})
-                for one in data["space"]
-            )
-            values["objectives"] = tuple(Objective(**_known(Objective, one)) for one in data["objectives"])
-            for name, kind in _PARTS.items():
-                values[name] = kind(**_known(kind, data.get(name) or {}))
-            if (pbt := data.get("pbt")) is not None:
-                values["pbt"] = PbtSpec(**{**_known(PbtSpec, pbt), "factors": tuple(pbt["factors"])})
-            return cls(**values)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StudySpecError(f"not a study: {error}") from error
 
-
-def known_study_spec(study: StudyRecord) -> StudySpec | None:
-    """The specification of a stored study; None if this gputui cannot read it."""
-    try:
-        return StudySpec.from_json(json.loads(study.spec_json))
-    except ValueError:
-        return None
-
-
-_PARTS: dict[str, type] = {"sampler": SamplerSpec, "pruner": PrunerSpec, "constraints": Constraints, "budget": Budget}
-
-
-def _known(kind: type[Struct], data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if name in kind.__struct_fields__}
+def study_spec(study: StudyRecord) -> StudySpec:
+    """The specification of a stored study."""
+    return msgspec.convert(json.loads(study.spec_json), StudySpec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from gputui.store.run_history import read_incidents
 from gputui.store.runs import find_run, read_runs
 from gputui.store.studies import StudyState, TrialState, find_study, read_rungs, read_trials
 from gputui.studies.analysis import best_trial, importances
-from gputui.studies.spec import StudySpec
+from gputui.studies.spec import study_spec
 
 NOW = 1_795_230_764.0
 
@@ -82,7 +81,7 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
     study = find_study(connection, None)
     assert (study.study_id, study.state) == ("vit-lr-1", StudyState.FINISHED)
     assert study.ended_at is not None and study.ended_at < NOW
-    spec = StudySpec.from_json(json.loads(study.spec_json))
+    spec = study_spec(study)
     trials = read_trials(connection, study.study_id)
     states = Counter(one.state for one in trials)
     assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED} and len(trials) == spec.budget.trials

@@ -28,6 +28,7 @@ from gputui.studies.decide import (
     same_error,
     trial_spec,
 )
+from gputui.studies.sharing import trials_on_gpu
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, SamplerSpec, StudySpec
 from tests.tables import table
 
@@ -175,6 +176,14 @@ def test_a_study_gives_way_to_other_runs() -> None:
     assert room_for(study(gpus_per_trial=1, parallel=5), 4, 0, 4, 1, share=3) == 5
     assert room_for(study(), 0, 0, 8, 2) == 4 and room_for(study(), 0, 0, 2, 4) == 1
     assert room_for(study(parallel=3), 0, 0, 2, 4) == 3
+
+
+@table("most, total, foreign, peak, count", [
+    (4, 80, 0, 10, 4), (9, 80, 0, 10, 7), (9, 80, 30, 10, 4), (4, 80, 0, 40, 1), (4, 80, 79, 10, 1), (1, 80, 0, 1, 1),
+    (4, 80, 0, None, 1), (4, 80, None, 1, 1), (4, None, 0, 1, 1), (4, 80, 0, 0, 1),
+])  # fmt: skip
+def test_as_many_share_as_fit(most: int, total: int | None, foreign: int | None, peak: int | None, count: int) -> None:
+    assert trials_on_gpu(most, total, foreign, peak) == count
 
 
 def test_two_alike_before_any_step_are_enough() -> None:

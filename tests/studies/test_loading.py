@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gputui.config import Workspace
 from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
+from gputui.profiles.targets import find_target
 from gputui.studies.launch import impossible_budget
 from gputui.studies.loading import StudyFile, read_study, source_of, sweep_study
 from gputui.studies.spec import Budget, Dimension, Objective, StudySpec
@@ -73,7 +75,7 @@ budget: {trials: 40, wall: 10h}
 parallel: 2
 """
     spec = read(text, folder, workspace).spec
-    assert StudySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert msgspec.convert(json.loads(json.dumps(spec.to_json())), StudySpec) == spec
     assert [one.over for one in spec.objectives] == ["mean", "last"] and spec.objectives[0].count == 5
     assert spec.budget.wall_seconds == 36000 and spec.constraints.memory_bytes == 20 * 2**30
     assert spec.tuned == ("lr", "batch_size") and spec.priority < 0
@@ -137,6 +139,21 @@ def test_what_does_not_go_together_is_refused_where_it_stands(
     assert {found for _, found in problems(text, folder, workspace)} == set(key.split(" "))
 
 
+@table("text, keys", [
+    ("target: lab\nparallel: 2\n", ""), ("target: gone\nparallel: 2\n", "target"), ("target: lab\n", "target"),
+    ("target: lab\nparallel: 2\npbt: {members: 4, every: 10}\n", "pbt"),
+    ("target: far\nparallel: 2\ngpus_per_trial: 1\ntrials_per_gpu: 2\n", "trials_per_gpu"),
+])  # fmt: skip
+def test_a_study_on_a_target_has_what_a_target_can_keep(
+    text: str, keys: str, folder: Path, workspace: Workspace
+) -> None:
+    workspace.targets.write_text("lab: {kind: slurm}\nfar: {kind: ssh, host: k}\n")
+    if keys:
+        assert {found for _, found in problems(STUDY + text, folder, workspace)} == {keys}
+    else:
+        assert read(STUDY + text, folder, workspace).spec.target == find_target("lab", {}, workspace)
+
+
 def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
     assert read(STUDY, folder, workspace)
     own = "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n"
@@ -161,10 +178,10 @@ def test_a_sweep_does_not_tune_what_something_else_changes(section: str, folder:
 
 
 def test_a_sweep_is_a_study_whose_file_reads_back_the_same(folder: Path, workspace: Workspace) -> None:
-    profile = read(STUDY, folder, workspace).profile
-    spec = sweep_study(
-        profile, {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}, objective=Objective("loss"), name=None, parallel=2
-    )
+    workspace.targets.write_text("lab: {kind: slurm}\n")
+    profile, target = read(STUDY, folder, workspace).profile, find_target("lab", {}, workspace)
+    values, loss = {"lr": ["0.1", "5e-2"], "batch_size": ["8", "16"]}, Objective("loss")
+    spec = sweep_study(profile, values, objective=loss, name=None, parallel=2, target=target)
     assert spec.grid() == [
         {"lr": 0.1, "batch_size": 8}, {"lr": 0.1, "batch_size": 16},
         {"lr": 0.05, "batch_size": 8}, {"lr": 0.05, "batch_size": 16},
@@ -172,8 +189,10 @@ def test_a_sweep_is_a_study_whose_file_reads_back_the_same(folder: Path, workspa
     assert not spec.needs_optuna
     assert read(source_of(spec, profile.path), folder, workspace).spec == spec
     with pytest.raises(ParameterError) as caught:
-        sweep_study(profile, {"lrr": ["1"], "batch_size": ["x"]}, objective=Objective("loss"), name=None, parallel=None)
-    assert len(caught.value.problems) == 2
+        sweep_study(
+            profile, {"lrr": ["1"], "batch_size": ["x"]}, objective=loss, name=None, parallel=None, target=target
+        )
+    assert len(caught.value.problems) == 3
 
 
 def test_a_grid_ends_where_its_steps_do() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -237,14 +235,3 @@ def test_pausing_stopping_extending_and_adding_a_point(lab: Machine) -> None:
     wait_for(lab, "stopped")
     assert set(verdicts(lab).values()) <= {"complete", "stopped"}
     assert not lab.rows("SELECT 1 FROM runs WHERE state NOT IN ('succeeded', 'stopped')")
-
-
-def test_a_spent_budget_stops_what_runs(lab: Machine) -> None:
-    hold(lab, 0)
-    lab.gputui("study", "run", write(lab, STUDY + "budget: {wall: 1h}\n"))
-    wait_until(lambda: list(verdicts(lab).values()) == ["running"] * 2, WAIT_SECONDS, "two trials")
-    with closing(sqlite3.connect(lab.workspace.database, timeout=WAIT_SECONDS)) as connection, connection:
-        # As if it had begun two hours ago.
-        connection.execute("UPDATE study_moves SET at = at - 7200")
-    wait_for(lab, "finished")
-    assert set(verdicts(lab).values()) == {"stopped"}

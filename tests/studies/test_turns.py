@@ -11,14 +11,16 @@ from msgspec.structs import replace
 
 from gputui.agent.commands.answers import RefusedError
 from gputui.config import Workspace
+from gputui.runs.spec import spec_of
 from gputui.store import commands
 from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import process, rows
 from gputui.studies.decide import MOST_STARTS
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from tests.stores import open_store
-from tests.studies.desk import GRID, STUDY, Desk
+from tests.studies.desk import BASE, GRID, STUDY, Desk
 
 RANDOM = replace(
     GRID,
@@ -146,6 +148,18 @@ def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
     assert len(desk.trials) == 2
 
 
+def test_trials_on_a_target_are_as_many_at_a_time_as_the_study_says(
+    workspace: Workspace, connection: sqlite3.Connection
+) -> None:
+    lab = {"name": "lab", "kind": "slurm"}
+    spec = replace(GRID, gpus_per_trial=8, parallel=3, target=lab)
+    desk = Desk(workspace, connection, spec, replace(BASE, target=lab))
+    desk.work()
+    assert desk.states() == ["running"] * 3
+    run = get_run(connection, desk.trial(2).run_id or "")
+    assert run is not None and spec_of(run).target == lab
+
+
 # --- pruning and keeping by hand --------------------------------------------------------------------------------------
 
 
@@ -236,7 +250,7 @@ def test_the_time_of_a_study_that_was_over_or_paused_does_not_count(begin: Begin
     assert study_wall_seconds(desk.connection, STUDY, desk.wall) == pytest.approx(60)
     desk.wall += 41
     desk.work()
-    assert desk.study.state is StudyState.FINISHED
+    assert desk.study.state is StudyState.FINISHED and desk.states() == ["stopped"] * 2
     desk.wall += 5000
     desk.ask("study_extend", wall_seconds=50.0)
     desk.work()

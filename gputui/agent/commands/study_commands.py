@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from gputui.agent.commands.answers import RefusedError, answer
@@ -20,13 +20,13 @@ from gputui.store.runs import get_run
 from gputui.store.studies import StudyRecord, StudyState, TrialRecord, TrialState, Wish, get_study, read_trials
 from gputui.studies import rows
 from gputui.studies.analysis import best_trial
-from gputui.studies.spec import StudySpec, StudySpecError
+from gputui.studies.spec import StudySpec, study_spec
 
 
 def begin(supervisor: Supervisor, command: PendingCommand) -> None:
     """Begin a study. Like a run's, its private specification is a ticket. Raises SpecError."""
     ticket, _ = read_ticket(supervisor.context.workspace, str(command.args.get("ticket") or ""))
-    spec = _spec(command.args.get("spec") or {})
+    spec = msgspec.convert(command.args["spec"], StudySpec)
     home = supervisor.context.workspace.studies
     connection = supervisor.context.connection
     try:
@@ -96,7 +96,7 @@ def extend(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(connection):
         study = _find(supervisor, command)
         _refuse_while_stopping(study)
-        spec = _spec(json.loads(study.spec_json))
+        spec = study_spec(study)
         budget = spec.budget
         for name in ("trials", "gpu_hours", "wall_seconds"):
             addition = command.args.get(name)
@@ -117,7 +117,7 @@ def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(connection):
         study = _find(supervisor, command)
         _refuse_while_stopping(study)
-        spec = _spec(json.loads(study.spec_json))
+        spec = study_spec(study)
         if spec.pbt is not None:
             raise RefusedError(f"{study.study_id} trains a population, whose members all begin together")
         changes = command.args.get("set") or {}
@@ -175,7 +175,7 @@ def keep(supervisor: Supervisor, command: PendingCommand) -> None:
     with transaction(connection):
         study = _find(supervisor, command)
         trial = _trial_to_change(connection, command, study)
-        if _spec(json.loads(study.spec_json)).pruner.kind == "none":
+        if study_spec(study).pruner.kind == "none":
             raise RefusedError(f"{study.study_id} cuts no trial short; its pruner is none")
         if trial.state not in (TrialState.ENQUEUED, TrialState.LAUNCHING, TrialState.RUNNING):
             raise RefusedError(f"trial {trial.number} is {trial.state}; gputui study enqueue runs its point again")
@@ -188,7 +188,7 @@ def keep(supervisor: Supervisor, command: PendingCommand) -> None:
 
 def _trial_to_change(connection: sqlite3.Connection, command: PendingCommand, study: StudyRecord) -> TrialRecord:
     """The trial that the command names. Raises RefusedError if there is none, and for members of a population."""
-    spec, trials = _spec(json.loads(study.spec_json)), read_trials(connection, study.study_id)
+    spec, trials = study_spec(study), read_trials(connection, study.study_id)
     if spec.pbt is not None:
         raise RefusedError(f"{study.study_id} trains a population, whose members are not pruned")
     number = command.args.get("trial")
@@ -226,10 +226,3 @@ def _move(supervisor: Supervisor, command: PendingCommand, study: StudyRecord, t
     if study.state is not target:
         rows.move_study(connection, study, target, cause=cause, actor=command.actor, now=now)
     answer(supervisor, command, {"id": study.study_id, "state": target})
-
-
-def _spec(data: dict[str, Any]) -> StudySpec:
-    try:
-        return StudySpec.from_json(data)
-    except StudySpecError as error:
-        raise RefusedError(f"{error}; update gputui") from error

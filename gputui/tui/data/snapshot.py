@@ -156,12 +156,12 @@ class StudyRow(NamedTuple):
 
 
 class StudyPage(NamedTuple):
-    """The study whose page is open. ``spec`` is None if this gputui cannot read it; ``rungs`` are the values of each
+    """The study whose page is open. ``rungs`` are the values of each
     trial by its number; ``running_seconds`` is how long it ran, without its pauses; ``known`` are the ids of all
     studies, newest first."""
 
     study: StudyRecord
-    spec: StudySpec | None
+    spec: StudySpec
     trials: tuple[TrialRecord, ...]
     rungs: Mapping[int, tuple[RungValue, ...]]
     gpu_hours: float

@@ -7,7 +7,8 @@ from collections import defaultdict
 
 from gputui.store import studies
 from gputui.store.studies import RungValue, TrialState
-from gputui.studies.spec import known_study_spec
+from gputui.studies.analysis import best_trial
+from gputui.studies.spec import study_spec
 from gputui.tui.data.snapshot import StudyPage, StudyRow
 
 ROWS_KEPT = 2
@@ -19,14 +20,10 @@ def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[
     going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
     rows = []
     for study in going_on[:ROWS_KEPT]:
-        spec = known_study_spec(study)
+        spec = study_spec(study)
         trials = studies.read_trials(connection, study.study_id, at)
         states = [one.state for one in trials]
-        best = None
-        if spec is not None:
-            from gputui.studies.analysis import best_trial
-
-            best = best_trial(trials, spec.objectives[0])
+        best = best_trial(trials, spec.objectives[0])
         rows.append(
             StudyRow(
                 study.study_id,
@@ -34,7 +31,7 @@ def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[
                 study.state,
                 over=sum(state.is_over for state in states),
                 running=states.count(TrialState.RUNNING),
-                wanted=None if spec is None else spec.wanted_trials,
+                wanted=spec.wanted_trials,
                 best=None if best is None else best.value,
                 best_number=None if best is None else best.number,
             )
@@ -57,7 +54,7 @@ def read_page(
     until = now if at is None else at
     return StudyPage(
         study,
-        known_study_spec(study),
+        study_spec(study),
         tuple(studies.read_trials(connection, study.study_id, at)),
         {number: tuple(values) for number, values in rungs.items()},
         studies.study_gpu_hours(connection, study.study_id, until),

@@ -76,10 +76,8 @@ def test_a_run_goes_there_and_its_metrics_logs_and_place_come_back(lab: Lab) -> 
     run_id = lab.launch("steps=100000")
     lab.wait_for_place(run_id, "running")
     lab.wait_for_step(run_id, 5)
-    (lab.machine.workspace.run_dir(run_id) / "enough").touch()
-    lab.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-    shown, made = lab.shown(run_id), lab.steps(run_id)
-    assert made == list(range(len(made)))
+    lab.finish(run_id, lab.machine.workspace.run_dir(run_id))
+    shown = lab.shown(run_id)
     assert shown["target"] == "lab" and shown["placement"]["state"] == "ended"
     assert shown["placement"]["nodes"] == ["localhost"] and shown["placement"]["job"] in lab.submitted(run_id)
     assert "done" in lab.machine.gputui("logs", run_id)
@@ -113,10 +111,7 @@ def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(
     lab.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     lab.wait_for_step(run_id, saved + 5)
     wait_until(lambda: lab.placement(run_id).get("restarts") == 1, WAIT_SECONDS, "the count of restarts")
-    (lab.machine.workspace.run_dir(run_id) / "enough").touch()
-    lab.machine.wait_for(run_id, "succeeded", timeout=WAIT_SECONDS)
-    made = lab.steps(run_id)
-    assert made == list(range(len(made))), "no step lost or made twice"
+    lab.finish(run_id, lab.machine.workspace.run_dir(run_id))
     assert lab.submitted(run_id) == [job] and len(lab.shown(run_id)["attempts"]) == 1
 
 
@@ -136,6 +131,21 @@ def test_one_that_is_preempted_goes_on_in_another_job(lab: Lab) -> None:
     made = lab.steps(run_id)
     assert sorted(set(made)) == list(range(max(made) + 1)), "no step lost"
     assert lab.shown(run_id)["attempts"][0]["incident"]["kind"] == "preempted"
+
+
+@pytest.mark.long
+def test_the_trials_of_a_sweep_are_jobs_beside_each_other(lab: Lab) -> None:
+    words = ("--set", "steps=100000,90000", "--on", "lab", "--parallel", "2", "--name", "swept")
+    lab.machine.json("sweep", lab.profile, *words)
+    runs = [f"swept-1-t{number}-1" for number in range(2)]
+    for run_id in runs:
+        lab.wait_for_step(run_id, 5)
+    for run_id in runs:
+        lab.finish(run_id, lab.machine.workspace.run_dir(run_id))
+    wait_until(lambda: lab.machine.json("study", "show")["state"] == "finished", WAIT_SECONDS, "the study's end")
+    found = lab.machine.json("study", "show")
+    assert [one["state"] for one in found["trials"]] == ["complete"] * 2 and found["target"] == "lab"
+    assert all(len(lab.submitted(run_id)) == 1 for run_id in runs)
 
 
 def test_nodes_that_failed_are_left_out_of_the_next_request(tmp_path: Path) -> None:

@@ -166,14 +166,10 @@ def _plan_elsewhere(form: Form, profile: Profile, workspace: Workspace, env: Map
     gpus = form.text(GPUS) if form.is_changed(form.fields[0]) else None
     try:
         target = find_target(form.target or "", profile.form.targets, workspace)
-        spec = resolve(profile, overrides=form.overrides(), gpus_override=gpus, inventory=None, environ=env)
-    except ResolveError as error:
-        return Plan(problems=tuple(clean(line) for line in error.problems))
-    except (TargetNotFoundError, ProfileError) as error:
+        spec = resolve(profile, overrides=form.overrides(), gpus_override=gpus, environ=env, target=target)
+    except (ResolveError, TargetNotFoundError, ProfileError) as error:
         return Plan(problems=tuple(clean(line) for line in str(error).splitlines()))
-    spec = replace(
-        spec, priority=priority_of(form.text(PRIORITY)) or 0, target=target, python=target.get("python") or spec.python
-    )
+    spec = replace(spec, priority=priority_of(form.text(PRIORITY)) or 0)
     launch = without_gpus(preview_launch(spec, runs=workspace.runs))
     shown = redact_launch(launch, Redactor(secrets_of(spec)))
     lines = Executors().of(target).preview(spec, shown).splitlines()

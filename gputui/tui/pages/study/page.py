@@ -256,6 +256,6 @@ class StudyScreen(ListPage):
     def do_compare(self) -> None:
         page, run = self.study, self.run_in_question
         assert page is not None and run is not None
-        best = [] if page.spec is None else ranked(page.trials, page.spec.objectives)
+        best = ranked(page.trials, page.spec.objectives)
         runs = [one.run_id for one in best if one.run_id is not None]
         self.shell.compare(run, tuple(dict.fromkeys([run.run_id, *runs]))[:COMPARED])

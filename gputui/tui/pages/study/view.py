@@ -127,8 +127,8 @@ def trial_rows(
     states: Mapping[str, RunState] = MappingProxyType({}),
 ) -> list[TrialRow]:
     """The filtered and sorted trials. ``progress`` and ``states`` are those of their runs, by run."""
-    objective = None if page.spec is None else page.spec.objectives[0]
-    best = None if objective is None else best_trial(page.trials, objective)
+    objective = page.spec.objectives[0]
+    best = best_trial(page.trials, objective)
     words = table.filter_text.lower().split()
     farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
     rows = []
@@ -137,13 +137,13 @@ def trial_rows(
             continue
         run = None if trial.run_id is None else progress.get(trial.run_id)
         rungs = {one.rung: one.value for one in page.rungs.get(trial.number, ())}
-        is_by_rung = len(rungs) > 1 or run is None or objective is None or objective.metric != LOSS
+        is_by_rung = len(rungs) > 1 or run is None or objective.metric != LOSS
         curve = tuple(map(rungs.get, range(1, farthest + 1))) if is_by_rung or run is None else run.losses
         value = trial.value if trial.value is not None else next(reversed(rungs.values()), None)
         is_best = best is not None and trial.number == best.number
         state = None if trial.run_id is None else states.get(trial.run_id)
         rows.append(TrialRow(trial, run, value, curve, is_by_rung, is_best, state))
-    if table.order == "value" and objective is not None:
+    if table.order == "value":
         sign = 1.0 if objective.direction == "minimize" else -1.0
 
         def key(row: TrialRow) -> tuple[bool, bool, float, int]:
@@ -173,12 +173,11 @@ def study_head(page: StudyPage, width: int) -> list[Line]:
         [(f" {clean(study.study_id)} ", "title"), (f"{sign.glyph} {sign.word}", sign.style)],
         [(f" · profile {clean(study.profile)}", "text")],
     ]
-    if spec is not None:
-        wanted = " and ".join(f"{one.direction} {clean(one.metric)}" for one in spec.objectives)
-        parts.append([(f" · {wanted}", "text")])
-        how = "pbt" if spec.pbt is not None else str(spec.sampler.kind)
-        how += "" if spec.pruner.kind == "none" or spec.pbt is not None else f", {spec.pruner.kind} pruner"
-        parts.append([(f" · {how}", "dim")])
+    wanted = " and ".join(f"{one.direction} {clean(one.metric)}" for one in spec.objectives)
+    parts.append([(f" · {wanted}", "text")])
+    how = "pbt" if spec.pbt is not None else str(spec.sampler.kind)
+    how += "" if spec.pruner.kind == "none" or spec.pbt is not None else f", {spec.pruner.kind} pruner"
+    parts.append([(f" · {how}", "dim")])
     if len(page.known) > 1:
         parts.append([(f" · study {place_of} of {len(page.known)}", "dim")])
     lines = [fitting(parts, width), fitting(_results(page), width)]
@@ -191,21 +190,18 @@ def study_head(page: StudyPage, width: int) -> list[Line]:
 def _results(page: StudyPage) -> list[list[Span]]:
     states = counted(page.trials)
     parts: list[list[Span]] = [[(f" {count(len(page.trials))} trials", "text")]]
-    wanted = None if page.spec is None else page.spec.wanted_trials
+    wanted = page.spec.wanted_trials
     if wanted is not None:
         # Points that a person added, reruns and earlier runs count beyond the budget.
         parts[0] = [(f" {count(len(page.trials))} of {count(max(wanted, len(page.trials)))} trials", "text")]
     for state in TrialState:
         if states.get(state):
             parts.append([(f" · {states[state]} {TRIAL_SIGNS[state].word}", TRIAL_SIGNS[state].style)])
-    if page.spec is not None:
-        best = best_trial(page.trials, page.spec.objectives[0])
-        if best is not None:
-            parts.insert(
-                1, [(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")]
-            )
+    best = best_trial(page.trials, page.spec.objectives[0])
+    if best is not None:
+        parts.insert(1, [(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
     if page.gpu_hours:
-        limit = None if page.spec is None else page.spec.budget.gpu_hours
+        limit = page.spec.budget.gpu_hours
         of = "" if limit is None else f" of {limit:g}"
         parts.append([(f" · {gpu_hours(page.gpu_hours)}{of} GPU-hours", "text")])
     parts.append([(f" · {duration(page.running_seconds)}", "text")])
@@ -245,7 +241,7 @@ def row_at(rows: Sequence[TrialRow], table: StudyTable, y: int) -> TrialRow | No
 
 def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]]:
     spec = page.spec
-    metric = "value" if spec is None else metric_title(spec.objectives[0].metric)
+    metric = metric_title(spec.objectives[0].metric)
     values = _texts({row.trial.number: metric_value(row.value) for row in rows})
     columns: list[Column[TrialRow]] = [
         Column("#", 4, lambda row, _: [(str(row.trial.number), "label")], align=">"),
@@ -253,15 +249,13 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
         Column(metric.upper(), max(9, min(16, len(metric)), _widest(values) + 2), _value(values), align=">", gap=1),
         Column("CURVE", 10, _curve(page), importance=2, gap=1),
     ]
-    if spec is not None and (spec.pruner.kind != "none" or spec.pbt is not None):
+    if spec.pruner.kind != "none" or spec.pbt is not None:
         columns.append(Column("RUNG", 5, _rung, align=">", importance=4, gap=1))
-    if spec is not None and len(spec.objectives) > 1:
-        for place_of, objective in enumerate(spec.objectives[1:], 1):
-            head = metric_title(objective.metric)
-            texts = _texts({one.number: _objective(one, place_of) for one in page.trials})
-            columns.append(Column(head.upper(), max(9, min(16, len(head)), _widest(texts)), _text(texts), align=">"))
-    names = spec.tuned if spec is not None else tuple(dict.fromkeys(name for one in page.trials for name in one.params))
-    for number, name in enumerate(names):
+    for place_of, objective in enumerate(spec.objectives[1:], 1):
+        head = metric_title(objective.metric)
+        texts = _texts({one.number: _objective(one, place_of) for one in page.trials})
+        columns.append(Column(head.upper(), max(9, min(16, len(head)), _widest(texts)), _text(texts), align=">"))
+    for number, name in enumerate(spec.tuned):
         texts = _texts(_params(page.trials, name))
         head = clean(name)
         width = min(16, max(len(head), _widest(texts)))
@@ -385,7 +379,7 @@ def detail_lines(row: TrialRow | None, now: float, width: int) -> list[Line]:
 
 def views_of(page: StudyPage) -> tuple[View, ...]:
     """The views that this study has."""
-    several = page.spec is not None and len(page.spec.objectives) > 1
+    several = len(page.spec.objectives) > 1
     has_courses = any(len(values) > 1 for values in page.rungs.values())
     return ("values", "slices", *(("courses",) if has_courses else ()), *(("front",) if several else ()))
 
@@ -393,7 +387,7 @@ def views_of(page: StudyPage) -> tuple[View, ...]:
 def picture_lines(page: StudyPage, table: StudyTable, width: int, height: int) -> list[Line]:
     """The charts of the chosen view in exactly ``height`` lines, below a heading if there is room."""
     spec = page.spec
-    if height < 3 or width < 20 or spec is None:
+    if height < 3 or width < 20:
         return [fit_line([], width)] * max(0, height)
     if height >= _HEADED_LEAST:
         return [_view_heading(page, spec, table, width), *_picture_lines(page, spec, table, width, height - 1)]
