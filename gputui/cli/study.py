@@ -366,7 +366,7 @@ def _find(
 
 def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[str]:
     """The words of `gputui run` that name the study's profile, by its path where its name means none or another one
-    here, and the GPUs of a trial where they differ from the profile's."""
+    here, its target, and the GPUs of a trial where they differ from the profile's."""
     from gputui.profiles.loading import ProfileNotFoundError, find, load
     from gputui.runs.spec import SpecError
     from gputui.runs.submission import read_spec
@@ -374,17 +374,17 @@ def _run_words(session: Session, study: StudyRecord, spec: StudySpec) -> list[st
     from gputui.studies.loading import gpus_of
     from gputui.yaml_forms.problems import ProfileError
 
+    there = [] if spec.target is None else ["--on", str(spec.target["name"])]
     try:
         path = Path(read_spec(session.workspace.studies / study.study_id / rows.SPEC_FILE).profile_path or "")
         profile = load(path)
     except (SpecError, ProfileError):
-        return [spec.profile]
+        return [spec.profile, *there]
     try:
         is_found = find(spec.profile, session.workspace, Path.cwd()).resolve() == path.resolve()
     except ProfileNotFoundError:
         is_found = False
     gpus = [] if spec.gpus_per_trial == gpus_of(profile) else ["--gpus", str(spec.gpus_per_trial)]
-    there = [] if spec.target is None else ["--on", str(spec.target["name"])]
     return [spec.profile if is_found else str(path), *there, *gpus]
 
 

@@ -60,6 +60,11 @@ def shown_param(value: Scalar) -> str:
     return "null" if value is None else format_value(value)
 
 
+def assignments(params: Mapping[str, Scalar]) -> list[str]:
+    """``name=value`` for each parameter, to the last digit, as `gputui run --set` reads it."""
+    return [f"{name}={shown_param(value)}" for name, value in params.items()]
+
+
 def substitute(text: str, values: Mapping[str, str]) -> str:
     """Replace ``{name}`` for the names in ``values``, once; other braces stay."""
     return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group(0)), text)

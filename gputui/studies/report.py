@@ -18,6 +18,7 @@ from gputui.charts.picture import Drawing, picture
 from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN, duration, gpu_hours, metric_value, percent
 from gputui.reports import html
+from gputui.runs.command import assignments
 from gputui.runs.spec import Scalar
 from gputui.store.studies import RungValue, StudyRecord, TrialRecord, TrialState
 from gputui.studies import pictures
@@ -149,7 +150,7 @@ def winner_command(findings: StudyFindings, trial: TrialRecord) -> str:
         export = ["gputui", "study", "export", findings.study.study_id, file, "--lineage", "--trial", str(trial.number)]
         return f"{shlex.join(export)} && {shlex.join(['gputui', 'run', f'./{file}'])}"
     values = {**findings.spec.params, **trial.params}
-    words = [word for name, value in values.items() for word in ("--set", f"{name}={_exact(value)}")]
+    words = [word for each in assignments(values) for word in ("--set", each)]
     return shlex.join(["gputui", "run", *findings.run_words, *words])
 
 
@@ -287,11 +288,6 @@ def _rest(trials: Sequence[TrialRecord]) -> Iterator[_Block]:
 
 def _point(params: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_plain(value)}" for name, value in params.items())
-
-
-def _exact(value: Scalar) -> str:
-    """A value as `--set` reads it."""
-    return repr(value) if isinstance(value, float) else "null" if value is None else _plain(value)
 
 
 def _plain(value: Scalar | None) -> str:

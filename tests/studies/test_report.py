@@ -46,9 +46,10 @@ def rows_under(heading: str, text: str) -> list[str]:
 
 
 def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
-    words = shlex.split(winner_command(findings(), TRIALS[1]))
-    sets = ["--set", "steps=50", "--set", "lr=0.012345678", "--set", "kind=a b"]
-    assert words == ["gputui", "run", "net", "--gpus", "2", *sets]
+    spec = replace(SPEC, params={"steps": 50, "amp": True, "crop": None})
+    words = shlex.split(winner_command(findings(spec=spec), TRIALS[1]))
+    assert words[:6] == ["gputui", "run", "net", "--gpus", "2", "--set"]
+    assert words[6::2] == ["steps=50", "amp=true", "crop=null", "lr=0.012345678", "kind=a b"]
     text = markdown(findings())
     assert text.index(winner_command(findings(), TRIALS[1])) < text.index(winner_command(findings(), TRIALS[0]))
 

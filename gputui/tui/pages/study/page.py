@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from functools import partial, partialmethod
 from typing import ClassVar
@@ -11,6 +12,7 @@ from textual import events
 from textual.app import ComposeResult
 
 from gputui.charts.safe_text import clean
+from gputui.runs.command import assignments
 from gputui.store.runs import Run
 from gputui.studies.analysis import ranked
 from gputui.tui.actions import Context, Scope
@@ -102,8 +104,8 @@ class StudyScreen(ListPage):
         row = self.trial
         if row is None:
             return []
-        point = " ".join(f"--set {clean(name)}={clean(str(value))}" for name, value in row.trial.params.items())
-        return [Copyable("the trial's parameters", point), *super().copyable()]
+        words = [word for each in assignments(row.trial.params) for word in ("--set", each)]
+        return [Copyable("the trial's parameters", clean(shlex.join(words))), *super().copyable()]
 
     # --- drawing
 
@@ -230,7 +232,7 @@ class StudyScreen(ListPage):
     def do_enqueue(self) -> None:
         row = self.trial
         params = {} if row is None else row.trial.params
-        self._point_line = LineEdit.at_end(" ".join(f"{name}={clean(str(value))}" for name, value in params.items()))
+        self._point_line = LineEdit.at_end(clean(shlex.join(assignments(params))))
 
     @property
     def line(self) -> LineEdit | None:
@@ -245,7 +247,11 @@ class StudyScreen(ListPage):
         if line is not None or not text.strip() or page is None:
             return
         given: dict[str, object] = {}
-        for word in text.split():
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            words = [text]  # a quotation mark without its end
+        for word in words:
             name, sign, value = word.partition("=")
             if not name or not sign or not value:
                 self.shell.say(f"{clean(word)}: write NAME=VALUE, separated by spaces.", "warning")

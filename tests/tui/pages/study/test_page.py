@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -88,7 +89,6 @@ def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None
 
 
 def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found: StudyPage) -> None:
-    assert found.spec is not None
     trial = next(trial for trial in found.trials if trial.run_id is not None)
     progress = {str(trial.run_id): Progress(losses=(3.0, 2.0, 1.0))}
     for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
@@ -128,6 +128,8 @@ async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, fil
         await pilot.press("n")
         line = page(app).line
         assert line is not None and "lr=0.00739" in line.text
+        copied = page(app).copyable()[0].text
+        assert shlex.split(copied) == [word for each in shlex.split(line.text) for word in ("--set", each)]
         await pilot.press(*["backspace"] * len("muon"), *"adamw", "enter")
         await until(pilot, lambda: bool(asked(filler)))
         point: dict[str, object] = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
