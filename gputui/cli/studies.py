@@ -40,9 +40,12 @@ def list_studies(session: Session, at: str | None, *, as_json: bool) -> None:
         trials = read_trials(connection, study.study_id, moment)
         over = sum(trial.state.is_over for trial in trials)
         pruned = sum(trial.state is TrialState.PRUNED for trial in trials)
-        best = best_trials(study, trials)
+        spec = study_spec(study)
+        best = best_trials(trials, spec.objectives)
         value = units.metric_value(best[0].value) if best else "–"
-        wanted = study_spec(study).wanted_trials
+        if len(spec.objectives) > 1:
+            value = f"front of {len(best)}"
+        wanted = spec.wanted_trials
         # Points that a person added, reruns and earlier runs count beyond the budget.
         progress = f"{over}/{max(wanted, len(trials))}" if wanted is not None else str(over)
         took = units.duration(study_wall_seconds(connection, study.study_id, now if moment is None else moment))

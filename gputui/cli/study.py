@@ -288,7 +288,7 @@ def _export_lineage(session: Session, study: str, file: Path, number: int | None
         spec, trials = study_spec(found), read_trials(connection, found.study_id)
         if spec.pbt is None:
             fail(f"{found.study_id} trains no population; gputui study report names the command", EXIT_REFUSED)
-        if number is None and (best := best_trial(trials, spec.objectives[0])) is not None:
+        if number is None and (best := best_trial(trials, spec.objectives)) is not None:
             number = best.number
         if number is None or number >= len(trials):
             why = "no member is complete yet; choose one with --trial" if number is None else f"has no trial {number}"

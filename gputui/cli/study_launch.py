@@ -130,6 +130,7 @@ def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
 def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
     from gputui.cli.study_shapes import study_shape
     from gputui.studies.analysis import best_trials
+    from gputui.studies.spec import study_spec
 
     study = get_study(connection, study_id)
     assert study is not None
@@ -138,8 +139,9 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
         print_json(study_shape(connection, study, time.time()))
     else:
         say(f"{study_id} {study.state}: {study.reason}")
-        for trial in best_trials(study, trials)[:1]:
-            say(f"best {trial_line(trial)}")
+        objectives = study_spec(study).objectives
+        for trial in best_trials(trials, objectives):
+            say(f"{'front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
     is_well = study.state is StudyState.FINISHED and any(one.state is TrialState.COMPLETE for one in trials)
     return EXIT_OK if is_well else EXIT_RUN_FAILED
 

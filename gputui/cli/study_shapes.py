@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gputui.store.json_shapes import iso
 from gputui.store.studies import StudyRecord, TrialRecord, TrialState, read_rungs, read_trials, study_gpu_hours
-from gputui.studies.analysis import importances, ranked
+from gputui.studies.analysis import best_trials, by_objective, importances, ranked
 from gputui.studies.spec import StudySpec, study_spec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def show_shape(
 def report_shape(findings: StudyFindings) -> dict[str, Any]:
     """``gputui study report --json``: the study of ``gputui studies`` with every ranked trial, each with the command
     that trains it. ``saved_share`` (0 to 1) is what pruning saved of full runs' compute, null without pruned trials;
-    ``importances`` are null while too few trials are complete."""
+    ``importances`` of each objective are null while too few trials are complete."""
     # Lists of studies need no drawings.
     from gputui.studies.report import saved_share, winner_command
 
@@ -66,13 +66,17 @@ def report_shape(findings: StudyFindings) -> dict[str, Any]:
     best = [
         {**_trial_shape(trial), "command": winner_command(findings, trial)} for trial in ranked(trials, spec.objectives)
     ]
-    known = importances(trials, spec.space, spec.objectives[0])
+    known = [
+        {"objective": objective.metric, **one._asdict()}
+        for objective, own in by_objective(trials, spec.objectives)
+        for one in importances(own, spec.space, objective) or ()
+    ]
     return {
         **_study_shape(findings.study, spec, trials, findings.gpu_hours),
         "best": best,
         "running_seconds": findings.running_seconds,
         "saved_share": saved_share(spec, trials),
-        "importances": None if known is None else [one._asdict() for one in known],
+        "importances": known or None,
         "not_complete": [
             _trial_shape(trial) for trial in trials if trial.state.is_over and trial.state is not TrialState.COMPLETE
         ],
@@ -85,7 +89,6 @@ def _study_shape(
     """The common part."""
     states = Counter(trial.state for trial in trials)
     objectives = spec.objectives
-    best = ranked(trials, objectives)
     return {
         "id": study.study_id,
         "name": study.name,
@@ -101,12 +104,12 @@ def _study_shape(
         "trials": {state.value: states[state] for state in TrialState},
         "target": None if spec.target is None else spec.target["name"],
         "gpu_hours": None if spec.target is not None else gpu_hours,
-        "best": [_trial_shape(one) for one in (best if len(objectives) > 1 else best[:1])],
+        "best": [_trial_shape(one) for one in best_trials(trials, objectives)],
     }
 
 
 def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
-    """A trial. ``value`` is that of the first objective; ``parent`` is the member that it continued from; ``wish`` is
+    """A trial. ``value`` is null with several objectives; ``parent`` is the member that it continued from; ``wish`` is
     keep or prune where a person said so."""
     return {
         "number": trial.number,
@@ -115,7 +118,7 @@ def _trial_shape(trial: TrialRecord) -> dict[str, Any]:
         "origin": trial.origin,
         "params": dict(trial.params),
         "rung": trial.rung,
-        "value": trial.value,
+        "value": trial.value if len(trial.values) == 1 else None,
         "values": list(trial.values),
         "constraints": list(trial.constraints),
         "reason": trial.reason,

@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from gputui.runs.spec import Scalar
-from gputui.store.studies import StudyRecord, TrialRecord, TrialState
-from gputui.studies.spec import Dimension, Objective, study_spec
+from gputui.store.studies import TrialRecord, TrialState
+from gputui.studies.spec import Dimension, Objective
 
 MIN_TRIALS = 4
 """Fewer complete trials say nothing about importance."""
@@ -60,14 +62,25 @@ def ranked(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> li
     return sorted(complete(trials), key=lambda trial: (sign * trial.values[0], trial.number))
 
 
-def best_trials(study: StudyRecord, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The `ranked` trials of a stored study."""
-    return ranked(trials, study_spec(study).objectives)
+def best_trials(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> list[TrialRecord]:
+    """The best of the complete trials; with several objectives the whole Pareto front."""
+    found = ranked(trials, objectives)
+    return found if len(objectives) > 1 else found[:1]
 
 
-def best_trial(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """The complete trial with the best value of one objective, or None."""
-    return next(iter(ranked(trials, (objective,))), None)
+def best_trial(trials: Sequence[TrialRecord], objectives: Sequence[Objective]) -> TrialRecord | None:
+    """The best of the complete trials. None without one, and with several objectives, which have no best trial."""
+    return next(iter(ranked(trials, objectives)), None) if len(objectives) == 1 else None
+
+
+def by_objective(
+    trials: Sequence[TrialRecord], objectives: Sequence[Objective]
+) -> list[tuple[Objective, list[TrialRecord]]]:
+    """Each objective, with the trials as if they had no other."""
+    return [
+        (objective, [replace(trial, values=trial.values[place : place + 1]) for trial in trials])
+        for place, objective in enumerate(objectives)
+    ]
 
 
 def best_so_far(trials: Sequence[TrialRecord], objective: Objective) -> list[tuple[int, float]]:

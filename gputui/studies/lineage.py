@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any
 
+import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.spec import Phase
@@ -39,27 +38,10 @@ class LineageSegment(Struct, frozen=True):
     donor_attempt: int
     step: int | None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LineageSegment:
-        """Raises LineageError for a row that is no segment."""
-        try:
-            donor, step = data["donor"], data["step"]
-            return cls(
-                attempt=int(data["attempt"]),
-                donor=None if donor is None else int(donor),
-                donor_attempt=int(data["donor_attempt"]),
-                step=None if step is None else int(step),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise LineageError(f"a stored part of the lineage is not understood: {error!r}") from error
-
 
 def segments_of(trial: TrialRecord) -> list[LineageSegment]:
-    """The parts of a member's training after its first, oldest first. Raises LineageError."""
-    return [LineageSegment.from_json(data) for data in trial.sampler.get(LINEAGE, ())]
+    """The parts of a member's training after its first, oldest first."""
+    return msgspec.convert(trial.sampler.get(LINEAGE, []), list[LineageSegment])
 
 
 def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], number: int) -> list[Phase]:

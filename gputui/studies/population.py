@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gputui.runs.repository import transaction
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.studies import TrialRecord, TrialState, read_rungs
@@ -147,13 +149,13 @@ class Population:
         (attempt,) = self._writer.connection.execute(
             "SELECT coalesce(max(number), 0) FROM attempts WHERE run_id = ?", (trial.run_id,)
         ).fetchone()
-        segment = LineageSegment(attempt + 1, parent, plan["donor_attempt"], plan["step"]).to_json()
+        segment = LineageSegment(attempt + 1, parent, plan["donor_attempt"], plan["step"])
         with transaction(self._writer.connection):
             command_id = self._writer.ask("resume", trial.run_id, words)
             self._writer.set_trial(
                 trial, state=TrialState.LAUNCHING, command_id=command_id, params=json.dumps(plan["params"]),
                 parent=parent, generation=plan["milestone"], reason=None, ended_at=None,
-                sampler=json.dumps({"after": attempt, LINEAGE: [*trial.sampler.get(LINEAGE, ()), segment]}),
+                sampler=json.dumps({"after": attempt, LINEAGE: [*trial.sampler.get(LINEAGE, ()), asdict(segment)]}),
             )  # fmt: skip
         self._writer.ring()
 

@@ -22,8 +22,8 @@ from gputui.runs.command import assignments
 from gputui.runs.spec import Scalar
 from gputui.store.studies import RungValue, StudyRecord, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import counted, importances, ranked
-from gputui.studies.spec import StudySpec
+from gputui.studies.analysis import by_objective, counted, importances, ranked
+from gputui.studies.spec import Objective, StudySpec
 
 BEST_SHOWN = 5
 TRAINED_AGAIN = 2
@@ -216,9 +216,10 @@ def _best(findings: StudyFindings) -> Iterator[_Block]:
         for trial in (best if is_front else best[:BEST_SHOWN])
     ]
     yield _Rows(["trial", "run", *(objective.metric for objective in spec.objectives), *spec.tuned], rows)
-    for place, trial in enumerate(best[: 1 if is_front else TRAINED_AGAIN]):
+    for place, trial in enumerate(best if is_front else best[:TRAINED_AGAIN]):
         rank = "the second best" if place else "the best"
-        yield _Sentence(f"Train {rank}, trial {trial.number}, as a run of its own:")
+        which = f"trial {trial.number}" if is_front else f"{rank}, trial {trial.number},"
+        yield _Sentence(f"Train {which} as a run of its own:")
         yield _Command(winner_command(findings, trial))
 
 
@@ -227,7 +228,8 @@ def _courses(findings: StudyFindings) -> Iterator[_Block]:
     if not any(trial.ended_at is not None for trial in trials):
         return
     yield _Heading("What was found when")
-    yield _Pictures({"values": pictures.values_by_trial(trials, findings.rungs, spec.objectives[0])})
+    for objective, own in by_objective(trials, spec.objectives):
+        yield _Pictures({f"values{_of(spec, objective)}": pictures.values_by_trial(own, findings.rungs, objective)})
     if len(spec.objectives) > 1:
         yield _Pictures({"front": pictures.front(trials, spec.objectives)})
     drawing = pictures.courses(trials, findings.rungs, spec)
@@ -238,24 +240,32 @@ def _courses(findings: StudyFindings) -> Iterator[_Block]:
 
 def _importances(findings: StudyFindings, *, with_pictures: bool) -> Iterator[_Block]:
     spec = findings.spec
-    found = importances(findings.trials, spec.space, spec.objectives[0])
-    if found is None:
-        return
-    yield _Heading("What mattered")
-    rows = [[parameter.name, percent(parameter.share * 100), parameter.trend] for parameter in found]
-    yield _Rows(["parameter", "explains of the ranking", ""], rows)
-    if not with_pictures:
-        return
     by_name = {dimension.name: dimension for dimension in spec.space}
-    shown = [by_name[parameter.name] for parameter in found]
-    yield _Pictures(
-        {
-            f"over-{re.sub(r'[^A-Za-z0-9_]+', '-', parameter.name)}": pictures.over_parameter(
-                findings.trials, findings.rungs, parameter, spec.objectives[0]
+    for objective, trials in by_objective(findings.trials, spec.objectives):
+        found = importances(trials, spec.space, objective)
+        if found is None:
+            return
+        yield _Heading("What mattered" + (f" for {clean(objective.metric)}" if len(spec.objectives) > 1 else ""))
+        rows = [[parameter.name, percent(parameter.share * 100), parameter.trend] for parameter in found]
+        yield _Rows(["parameter", "explains of the ranking", ""], rows)
+        if with_pictures:
+            yield _Pictures(
+                {
+                    f"over-{_file_name(one.name)}{_of(spec, objective)}": pictures.over_parameter(
+                        trials, findings.rungs, by_name[one.name], objective
+                    )
+                    for one in found
+                }
             )
-            for parameter in shown
-        }
-    )
+
+
+def _of(spec: StudySpec, objective: Objective) -> str:
+    """The part of a picture's name that tells objectives apart."""
+    return f"-of-{_file_name(objective.metric)}" if len(spec.objectives) > 1 else ""
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name)
 
 
 def _lineage(findings: StudyFindings) -> Iterator[_Block]:

@@ -94,7 +94,7 @@ def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None
         reported = reported_values(connection, run.run_id, ["val/loss"], "step", {})[0]
         rungs = [each for each in read_rungs(connection, study.study_id) if each.number == one.number]
         assert [each.value for each in rungs] == list(itertools.accumulate((each.value for each in reported), min))
-    best = best_trial(trials, spec.objectives[0])
+    best = best_trial(trials, spec.objectives)
     found = importances(trials, spec.space, spec.objectives[0])
     assert best is not None and 2e-4 < best.params["lr"] < 2e-3 and found is not None and found[0].name == "lr"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -270,8 +271,6 @@ def test_a_process_begun_while_the_others_are_ended_is_ended_too(attempt: Attemp
 
 
 def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
-    import fcntl
-
     free, taken = tmp_path / "a.lock", tmp_path / "b.lock"
     with taken.open("w") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
@@ -284,7 +283,9 @@ def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("group", "joins"), [("a" * 16, True), ("b" * 16, False)])
-def test_a_lock_is_shared_within_its_group_alone(attempt: Attempt, tmp_path: Path, group: str, joins: bool) -> None:
+def test_a_lock_is_held_while_the_attempt_lives_and_shared_within_its_group_alone(
+    attempt: Attempt, tmp_path: Path, group: str, joins: bool
+) -> None:
     plan = {"lock_files": [str(tmp_path / "gpu.lock")]}
     attempt.start("import time; time.sleep(60)", **plan, lock_group="a" * 16)
     attempt.started()
@@ -295,6 +296,8 @@ def test_a_lock_is_shared_within_its_group_alone(attempt: Attempt, tmp_path: Pat
     assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
     attempt.signal(signal.SIGUSR2)
     attempt.ended()
+    with (tmp_path / "gpu.lock").open("r+") as free:
+        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_second_shim_leaves_the_attempt_alone(attempt: Attempt) -> None:
@@ -465,17 +468,3 @@ def test_a_shim_whose_starter_left_no_note_of_it_is_found(attempt: Attempt, has_
         (attempt.folder / "started.json").unlink()
     assert find(LocalExecutor(), run_dir, 1) == identify(attempt.process.pid)
     assert find(LocalExecutor(), run_dir, 2) is None
-
-
-def test_a_lock_is_held_while_the_attempt_lives(attempt: Attempt, tmp_path: Path) -> None:
-    import fcntl
-
-    lock = tmp_path / "gpu.lock"
-    attempt.start("import time; time.sleep(60)", lock_files=[str(lock)])
-    attempt.started()
-    with lock.open("r+") as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    attempt.signal(signal.SIGUSR2)
-    attempt.ended()
-    with lock.open("r+") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

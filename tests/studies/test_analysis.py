@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputui.store.studies import TrialRecord, TrialState
-from gputui.studies.analysis import best_so_far, best_trial, complete, importances, pareto_front
+from gputui.studies.analysis import best_so_far, best_trial, best_trials, by_objective, complete, importances
 from gputui.studies.spec import Dimension, Objective
 
 LOSS = Objective("loss")
@@ -37,9 +37,9 @@ def test_only_complete_trials_with_a_number_that_keep_the_constraints_count() ->
 
 def test_the_best_is_by_the_direction_and_the_earlier_of_equals() -> None:
     trials = [trial(0, 0.5), trial(1, 0.2), trial(2, 0.9), trial(3, 0.2)]
-    assert best_trial(trials, LOSS) == trials[1]
-    assert best_trial(trials, Objective("accuracy", "maximize")) == trials[2]
-    assert best_trial([trial(0, state=TrialState.FAILED)], LOSS) is None
+    assert best_trial(trials, [LOSS]) == trials[1]
+    assert best_trial(trials, [Objective("accuracy", "maximize")]) == trials[2]
+    assert best_trial([trial(0, state=TrialState.FAILED)], [LOSS]) is None
 
 
 def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
@@ -50,7 +50,11 @@ def test_the_best_so_far_counts_every_trial_that_is_over() -> None:
 def test_the_front_holds_what_nothing_beats_in_every_objective() -> None:
     objectives = (LOSS, Objective("accuracy", "maximize"))
     trials = [trial(0, 0.5, 0.9), trial(1, 0.2, 0.5), trial(2, 0.6, 0.8), trial(3, 0.2, 0.5), trial(4, 0.1, 0.1)]
-    assert [one.number for one in pareto_front(trials, objectives)] == [4, 1, 3, 0]
+    assert [one.number for one in best_trials(trials, objectives)] == [4, 1, 3, 0]
+    assert best_trial(trials, objectives) is None
+    (_, losses), (_, accuracies) = by_objective(trials, objectives)
+    assert [one.values for one in losses] == [(one.values[0],) for one in trials]
+    assert best_trial(accuracies, objectives[1:]) == accuracies[0]
 
 
 def planted(count: int, seed: int = 3) -> list[TrialRecord]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -169,34 +167,6 @@ def test_an_objective_that_no_line_reports_pauses_the_study_at_once(lab: Machine
     study = lab.json("study", "show")
     assert study["state"] == "paused" and "loss" in study["reason"] and len(study["trials"]) == 1
     wait_until(lambda: process_of(lab) is None, WAIT_SECONDS, "no process while it is paused")
-
-
-@pytest.mark.long
-def test_killing_the_process_and_the_agent_loses_and_doubles_nothing(lab: Machine) -> None:
-    text = STUDY.replace("[0.1, 0.2, 0.3, 0.4]", "{type: float, min: 0, max: 1}").replace("grid", "tpe")
-    text += "budget: {trials: 7}\npruner: {kind: median, length: 30, rungs: 10}\nparams: {steps: 30}\n"
-    hold(lab, 0)
-    lab.gputui("study", "run", write(lab, text))
-    for number in range(7):
-        wait_until(lambda number=number: number in verdicts(lab), WAIT_SECONDS, f"trial {number}")
-        holder = wait_until(lambda: process_of(lab), WAIT_SECONDS, "a process")
-        os.kill(holder.identity.pid, signal.SIGKILL)
-        if number % 3 == 2:
-            lab.kill_agent()
-            lab.gputui("agent", "start")
-        # The trial ends, so that there is room for another.
-        hold(lab, number + 1)
-    wait_for(lab, "finished")
-    found = verdicts(lab)
-    assert sorted(found) == list(range(7)) and set(found.values()) <= {"complete", "pruned"}
-    assert lab.rows("SELECT count(*), count(DISTINCT trial) FROM runs WHERE study_id = 's-1'") == [(7, 7)]
-    assert lab.rows("SELECT count(*) FROM commands WHERE state = 'pending'") == [(0,)]
-    points = lab.rows("SELECT params FROM trials ORDER BY number")
-    assert len(set(points)) == 7
-    assert (
-        lab.rows("SELECT r.params ->> 'quality' = t.params ->> 'quality' FROM runs r JOIN trials t USING (run_id)")
-        == [(1,)] * 7
-    )
 
 
 def test_a_study_is_an_optuna_storage_that_optuna_reads(lab: Machine, tmp_path: Path) -> None:

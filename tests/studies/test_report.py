@@ -54,6 +54,20 @@ def test_the_commands_set_the_best_points_and_the_studys_own_values() -> None:
     assert text.index(winner_command(findings(), TRIALS[1])) < text.index(winner_command(findings(), TRIALS[0]))
 
 
+def test_each_of_several_objectives_is_reported_and_each_member_of_the_front_can_be_trained() -> None:
+    spec = replace(SPEC, objectives=(Objective("loss"), Objective("size", "maximize")), pruner=PrunerSpec())
+    # The loss follows lr, the size follows the kind.
+    values = [(0.1, 1.0, "a"), (0.2, 2.0, "b"), (0.3, 1.0, "a"), (0.4, 2.0, "b"), (0.5, 1.0, "a"), (0.6, 2.0, "b")]
+    trials = [trial(n, lr, size, params={"lr": lr, "kind": kind}) for n, (lr, size, kind) in enumerate(values)]
+    found = findings(trials, spec=spec)
+    text = markdown(found)
+    assert rows_under("## Pareto front", text) == ["0", "1"] and "the best" not in text
+    assert all((winner_command(found, each) in text) is (each.number < 2) for each in trials)
+    assert rows_under("## What mattered for loss", text)[0] == "lr"
+    assert rows_under("## What mattered for size", text)[0] == "kind"
+    assert {"values-of-loss.svg", "values-of-size.svg", "over-lr-of-size.svg"} <= contents(found).keys()
+
+
 def test_rows_are_those_of_the_trials_best_first() -> None:
     text = markdown(findings())
     assert rows_under("## Best trials", text) == ["1", "0"]

@@ -124,11 +124,11 @@ def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
         unknown = [name for name in changes if name not in spec.tuned]
         if unknown:
             raise RefusedError(f"{unknown[0]} is not tuned; {study.study_id} tunes {', '.join(spec.tuned)}")
-        best = best_trial(read_trials(connection, study.study_id), spec.objectives[0])
+        best = best_trial(read_trials(connection, study.study_id), spec.objectives)
         params = {**({} if best is None else best.params), **changes}
         for dimension in spec.space:
             if dimension.name not in params:
-                raise RefusedError(f"no trial is complete yet: give {dimension.name}, too")
+                raise RefusedError(f"there is no best trial to complete the point from: give {dimension.name}, too")
             if not dimension.holds(params[dimension.name]):
                 raise RefusedError(f"{dimension.name}: {params[dimension.name]!r} is outside of the study's space")
         number = rows.next_number(connection, study.study_id)

@@ -23,7 +23,7 @@ def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[
         spec = study_spec(study)
         trials = studies.read_trials(connection, study.study_id, at)
         states = [one.state for one in trials]
-        best = best_trial(trials, spec.objectives[0])
+        best = best_trial(trials, spec.objectives)
         rows.append(
             StudyRow(
                 study.study_id,

@@ -20,8 +20,8 @@ from gputui.charts.units import UNKNOWN, aligned, count, duration, gpu_hours, me
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
-from gputui.studies.analysis import best_trial, counted, importances
-from gputui.studies.spec import Dimension, StudySpec
+from gputui.studies.analysis import best_trial, best_trials, by_objective, counted, importances
+from gputui.studies.spec import Dimension, Objective, StudySpec
 from gputui.tui.data.progress import LOSS
 from gputui.tui.data.snapshot import Progress, StudyPage
 from gputui.tui.layout.charts import SHAPES
@@ -128,7 +128,7 @@ def trial_rows(
 ) -> list[TrialRow]:
     """The filtered and sorted trials. ``progress`` and ``states`` are those of their runs, by run."""
     objective = page.spec.objectives[0]
-    best = best_trial(page.trials, objective)
+    best = {trial.number for trial in best_trials(page.trials, page.spec.objectives)}
     words = table.filter_text.lower().split()
     farthest = max((one.rung for values in page.rungs.values() for one in values), default=0)
     rows = []
@@ -140,9 +140,8 @@ def trial_rows(
         is_by_rung = len(rungs) > 1 or run is None or objective.metric != LOSS
         curve = tuple(map(rungs.get, range(1, farthest + 1))) if is_by_rung or run is None else run.losses
         value = trial.value if trial.value is not None else next(reversed(rungs.values()), None)
-        is_best = best is not None and trial.number == best.number
         state = None if trial.run_id is None else states.get(trial.run_id)
-        rows.append(TrialRow(trial, run, value, curve, is_by_rung, is_best, state))
+        rows.append(TrialRow(trial, run, value, curve, is_by_rung, trial.number in best, state))
     if table.order == "value":
         sign = 1.0 if objective.direction == "minimize" else -1.0
 
@@ -197,8 +196,10 @@ def _results(page: StudyPage) -> list[list[Span]]:
     for state in TrialState:
         if states.get(state):
             parts.append([(f" · {states[state]} {TRIAL_SIGNS[state].word}", TRIAL_SIGNS[state].style)])
-    best = best_trial(page.trials, page.spec.objectives[0])
-    if best is not None:
+    best = best_trial(page.trials, page.spec.objectives)
+    if len(page.spec.objectives) > 1:
+        parts.insert(1, [(f" · front of {len(best_trials(page.trials, page.spec.objectives))}", "dim")])
+    elif best is not None:
         parts.insert(1, [(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
     if page.gpu_hours:
         limit = page.spec.budget.gpu_hours
@@ -216,7 +217,7 @@ def table_lines(page: StudyPage, rows: Sequence[TrialRow], table: StudyTable, wi
     if height < 1:
         return []
     title = f"TRIALS /{clean(table.filter_text)}" if table.filter_text else "TRIALS"
-    note = "by value" if table.order == "value" else "by number"
+    note = f"by {clean(page.spec.objectives[0].metric)}" if table.order == "value" else "by number"
     if len(rows) > height - HEAD_LINES:
         note = f"{table.top + 1}–{min(table.top + height - HEAD_LINES, len(rows))} of {len(rows)}, {note}"
     placed = place(_columns(page, rows), width - 1)
@@ -244,16 +245,17 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
     metric = metric_title(spec.objectives[0].metric)
     values = _texts({row.trial.number: metric_value(row.value) for row in rows})
     columns: list[Column[TrialRow]] = [
-        Column("#", 4, lambda row, _: [(str(row.trial.number), "label")], align=">"),
-        Column("STATE", 12, _state, gap=1),
-        Column(metric.upper(), max(9, min(16, len(metric)), _widest(values) + 2), _value(values), align=">", gap=1),
+        Column("#", 6, lambda row, _: [("★ " * row.is_best, "good"), (str(row.trial.number), "label")], align=">"),
+        Column("STATE", 12, lambda row, _: [(f"{row.sign.glyph} {row.sign.word}", row.sign.style)], gap=1),
+        Column(metric.upper(), max(9, min(16, len(metric)), _widest(values)), _value(values), align=">", gap=1),
         Column("CURVE", 10, _curve(page), importance=2, gap=1),
     ]
     if spec.pruner.kind != "none" or spec.pbt is not None:
-        columns.append(Column("RUNG", 5, _rung, align=">", importance=4, gap=1))
-    for place_of, objective in enumerate(spec.objectives[1:], 1):
+        rungs = {trial.number: count(trial.rung) for trial in page.trials}
+        columns.append(Column("RUNG", 5, _text(rungs, "dim"), align=">", importance=4, gap=1))
+    for objective, trials in by_objective(page.trials, spec.objectives)[1:]:
         head = metric_title(objective.metric)
-        texts = _texts({one.number: _objective(one, place_of) for one in page.trials})
+        texts = _texts({trial.number: metric_value(trial.value) for trial in trials})
         columns.append(Column(head.upper(), max(9, min(16, len(head)), _widest(texts)), _text(texts), align=">"))
     for number, name in enumerate(spec.tuned):
         texts = _texts(_params(page.trials, name))
@@ -262,11 +264,6 @@ def _columns(page: StudyPage, rows: Sequence[TrialRow]) -> list[Column[TrialRow]
         columns.append(Column(head.upper(), width, _text(texts), align=">", importance=1 if number < 3 else 3, gap=1))
     columns.append(Column("REASON", 12, _reason, importance=9, grow=1))
     return columns
-
-
-def _state(row: TrialRow, width: int) -> list[Span]:
-    sign = row.sign
-    return [(f"{sign.glyph} ", sign.style), (sign.word, sign.style)]
 
 
 def _texts(texts: Mapping[int, str]) -> Mapping[int, str]:
@@ -279,16 +276,14 @@ def _widest(texts: Mapping[int, str]) -> int:
     return max(map(len, texts.values()), default=1)
 
 
-def _text(texts: Mapping[int, str]) -> Callable[[TrialRow, int], list[Span]]:
-    return lambda row, _: [(texts[row.trial.number], "text")]
+def _text(texts: Mapping[int, str], style: str = "text") -> Callable[[TrialRow, int], list[Span]]:
+    return lambda row, _: [(texts[row.trial.number], style)]
 
 
 def _value(texts: Mapping[int, str]) -> Callable[[TrialRow, int], list[Span]]:
     def cell(row: TrialRow, width: int) -> list[Span]:
-        text = texts[row.trial.number]
-        if row.is_best:
-            return [("★ ", "good"), (text, "good")]
-        return [(text, "text" if row.trial.state is TrialState.COMPLETE else "dim")]
+        style = "good" if row.is_best else "text" if row.trial.state is TrialState.COMPLETE else "dim"
+        return [(texts[row.trial.number], style)]
 
     return cell
 
@@ -315,14 +310,6 @@ def _sparks(row: TrialRow, width: int, low: float | None, high: float | None) ->
         for start, end in zip(starts, ends, strict=False)
     ]
     return [(sparkline(cells, len(cells), low, high), "accent")]
-
-
-def _rung(row: TrialRow, width: int) -> list[Span]:
-    return [(UNKNOWN if row.trial.rung is None else str(row.trial.rung), "dim")]
-
-
-def _objective(trial: TrialRecord, number: int) -> str:
-    return metric_value(trial.values[number]) if number < len(trial.values) else UNKNOWN
 
 
 def _params(trials: Sequence[TrialRecord], name: str) -> dict[int, str]:
@@ -399,9 +386,8 @@ def _view_heading(page: StudyPage, spec: StudySpec, table: StudyTable, width: in
     views = views_of(page)
     view = table.view if table.view in views else "values"
     words, note = _VIEWS[view]
-    better = (
-        "" if view == "front" else f"{'lower' if spec.objectives[0].direction == 'minimize' else 'higher'} is better"
-    )
+    better = "lower is better" if spec.objectives[0].direction == "minimize" else "higher is better"
+    better = "" if len(spec.objectives) > 1 else better
     notes = [part for part in (note, better, f"view {views.index(view) + 1} of {len(views)}") if part]
     while len(words) + len(" · ".join(notes)) + 6 > width and len(notes) > 1:
         notes.pop(0)
@@ -410,8 +396,11 @@ def _view_heading(page: StudyPage, spec: StudySpec, table: StudyTable, width: in
 
 def _picture_lines(page: StudyPage, spec: StudySpec, table: StudyTable, width: int, height: int) -> list[Line]:
     cursor = next((one for one in page.trials if one.number == table.cursor), None)
+    lines: list[Line] = []
     if table.view == "slices":
-        lines = _slices(page, spec, cursor, width, height)
+        for objective, trials in by_objective(page.trials, spec.objectives):
+            part = page._replace(trials=tuple(trials))
+            lines += _slices(part, objective, cursor, width, height // len(spec.objectives))
     elif table.view == "courses":
         lines = _courses(page, spec, width, height)
     elif table.view == "front" and len(spec.objectives) > 1:
@@ -419,12 +408,14 @@ def _picture_lines(page: StudyPage, spec: StudySpec, table: StudyTable, width: i
         front = pictures.front(page.trials, spec.objectives, DOT_HEIGHT)
         lines = _drawn(front, at, width, height, "no complete trial yet")
     else:
-        lines = _values(page, spec, cursor, width, height)
+        for objective, trials in by_objective(page.trials, spec.objectives):
+            part = page._replace(trials=tuple(trials))
+            lines += _values(part, objective, cursor, width, height // len(spec.objectives))
     return [*lines[:height], *[fit_line([], width)] * (height - len(lines))]
 
 
-def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
-    objective = spec.objectives[0]
+def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
+    spec = page.spec
     shares = importances(page.trials, spec.space, objective)
     below = 0 if height < 14 else 1 + len(spec.space)
     at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
@@ -432,7 +423,7 @@ def _values(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width:
     lines = _drawn(drawing, at, width, height - below, "no trial is over yet")
     if not below:
         return lines
-    lines.append(rule("IMPORTANCE", width, "of complete trials"))
+    lines.append(rule("IMPORTANCE", width, f"for {clean(objective.metric)}, of complete trials"))
     if shares is None:
         return [*lines, fit_line([("  Known after four complete trials.", "dim")], width)]
     name_width = min(20, max(len(clean(one.name)) for one in shares))
@@ -483,25 +474,26 @@ def _drawn(
     )
 
 
-def _slices(page: StudyPage, spec: StudySpec, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
+def _slices(page: StudyPage, objective: Objective, cursor: TrialRecord | None, width: int, height: int) -> list[Line]:
     """A chart of the value over each tuned parameter; if not all fit, over the most important ones."""
+    spec = page.spec
     across = 2 if width >= 70 and len(spec.space) > 1 else 1
     down = max(1, min(math.ceil(len(spec.space) / across), height // 7))
-    places = {
-        one.name: place for place, one in enumerate(importances(page.trials, spec.space, spec.objectives[0]) or ())
-    }
+    places = {one.name: place for place, one in enumerate(importances(page.trials, spec.space, objective) or ())}
     shown = sorted(spec.space, key=lambda one: places.get(one.name, 0))[: across * down]
     each_width, each_height = width // across, height // down
     lines: list[Line] = []
     for first in range(0, len(shown), across):
-        panels = [_slice(page, spec, one, cursor, each_width, each_height) for one in shown[first : first + across]]
+        panels = [
+            _slice(page, objective, one, cursor, each_width, each_height) for one in shown[first : first + across]
+        ]
         lines += [fit_line([span for panel in panels for span in panel[row]], width) for row in range(each_height)]
     return lines
 
 
 def _slice(
-    page: StudyPage, spec: StudySpec, dimension: Dimension, cursor: TrialRecord | None, width: int, height: int
+    page: StudyPage, objective: Objective, dimension: Dimension, cursor: TrialRecord | None, width: int, height: int
 ) -> list[Line]:
     at = None if cursor is None else pictures.axis_position(dimension, cursor)
-    drawing = pictures.over_parameter(page.trials, page.rungs, dimension, spec.objectives[0], DOT_HEIGHT)
+    drawing = pictures.over_parameter(page.trials, page.rungs, dimension, objective, DOT_HEIGHT)
     return _drawn(drawing, at, width, height, "no complete trial yet")

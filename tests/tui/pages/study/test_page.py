@@ -18,7 +18,7 @@ from gputui.tui.pages.compare.page import CompareScreen
 from gputui.tui.pages.overview.page import OverviewScreen
 from gputui.tui.pages.run.page import RunScreen
 from gputui.tui.pages.study.page import StudyScreen
-from gputui.tui.pages.study.view import StudyTable, table_lines, trial_rows
+from gputui.tui.pages.study.view import StudyTable, picture_lines, study_head, table_lines, trial_rows
 from tests.tui.conftest import MakeApp
 from tests.tui.filling import NOW, Filler
 from tests.tui.pages.overview.test_render import text_of
@@ -80,7 +80,7 @@ def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
 def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
     lines = text_of(table_lines(found, trial_rows(found, {}, StudyTable()), StudyTable(), 170, 20))
     column = lines[1].index("CURVE")
-    curves = {int(line[:5]): line[column : column + 10].ljust(10) for line in lines[2:16]}
+    curves = {int(line[:7].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
     assert curves[0].strip() and len(curves[0].rstrip()) == 10
     # Pruned at rung 5 of 27, and still at rung 3.
     assert curves[2][0] != " " and len(curves[2].rstrip()) == 2
@@ -103,6 +103,18 @@ def test_a_trial_whose_run_is_queued_is_not_called_running(found: StudyPage) -> 
     for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
         rows = trial_rows(found, {}, StudyTable(), {str(trial.run_id): state})
         assert next(row for row in rows if row.trial.number == trial.number).sign.word == word
+
+
+def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
+    first = found.spec.objectives[0]
+    spec = replace(found.spec, objectives=(first, replace(first, metric="seconds")))
+    trials = tuple(replace(one, values=(*one.values, -one.values[0])) if one.values else one for one in found.trials)
+    page = found._replace(spec=spec, trials=trials)
+    head = " ".join(text_of(study_head(page, 170)))
+    assert "front of 8" in head and "best" not in head and "best" in " ".join(text_of(study_head(found, 170)))
+    assert sum(row.is_best for row in trial_rows(page, {}, StudyTable())) == 8
+    pictures = " ".join(text_of(picture_lines(page, StudyTable(), 100, 60)))
+    assert "for val_loss" in pictures and "for seconds" in pictures
 
 
 # --- keys
