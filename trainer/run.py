@@ -305,8 +305,6 @@ def _collective_setting(session: PhaseSession) -> str:
         return "--parallel fsdp"
     if session.objective.exchanges:
         return f"--task {settings.task} on several ranks"
-    if settings.compress_gradients == "powersgd":
-        return "--compress-gradients powersgd"
     return "--static-graph" if settings.static_graph else "--sync-batchnorm"
 
 

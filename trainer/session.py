@@ -107,7 +107,6 @@ class PhaseSession:
         return self._state_with(
             model=strategy.model_state(),
             optimizer=strategy.optimizer_state(),
-            exchange=strategy.exchange_state(),
             ema=strategy.gather(self.ema.state()) if self.ema else {},
         )
 
@@ -117,7 +116,6 @@ class PhaseSession:
         return self._state_with(
             model=strategy.sharded_model_state(),
             optimizer=strategy.sharded_optimizer_state(),
-            exchange=strategy.exchange_state(),
             ema=strategy.as_sharded(self.ema.state()) if self.ema else {},
         )
 
@@ -132,7 +130,6 @@ class PhaseSession:
         is_reset = settings.reset_optimizer and self.phase_step == 0
         if not is_reset and former["optimizer"] == settings.optimizer:
             self.strategy.load_optimizer_state(state["optimizer"])
-        self.strategy.load_exchange_state(state.get("exchange", {}))  # earlier versions wrote none
         if self.ema:
             self.ema.load(self.strategy.shard(state["ema"]))
         if self.precision.scaler.is_enabled() and state["scaler"]:

@@ -106,14 +106,12 @@ def go_on(
     moments: OptimizerState,
     steps: range,
     seed: int = 5,
-    exchange: OptimizerState | None = None,
     **settings: Any,
 ) -> tuple[list[float], State]:
     """Another strategy, with other first weights, takes over the state and trains on."""
     strategy = build(world, seed=seed, **settings)
     strategy.load_model_state(model)
     strategy.load_optimizer_state(moments)
-    strategy.load_exchange_state(exchange or {})
     losses = train(strategy, steps)
     mean = [total / world.size for total in world.sum(*losses)]
     return mean, copied(strategy.model_state())
@@ -374,24 +372,10 @@ def straight_and_resumed(world: World, steps: int, more: int, **settings: Any) -
     strategy = build(world, **settings)
     train(strategy, range(steps))
     model, optimizer = copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
-    exchange = copied_optimizer(strategy.exchange_state())
     train(strategy, range(steps, steps + more))
     straight = copied(strategy.model_state())
-    model, optimizer, exchange = world.broadcast((model, optimizer, exchange))
-    return straight, go_on(world, model, optimizer, range(steps, steps + more), exchange=exchange, **settings)[1]
-
-
-def exchanged_and_left(world: World, steps: int, **settings: Any) -> tuple[State, State, State]:
-    """Sums over steps at the same weights: of exchanged gradients and of exact ones; and what is left over."""
-    strategy, alone = build(world, **settings), build(ALONE)
-    sums: list[State] = [{}, {}]
-    for step in range(steps):
-        for one, total in zip((strategy, alone), sums, strict=True):
-            backward(one, step)
-            for name, gradient in one.local_gradients().items():
-                total[name] = total.get(name, torch.zeros_like(gradient)) + gradient
-    left = {name: values["error"] for name, values in strategy.exchange_state().items()}
-    return sums[0], sums[1], copied(left)
+    model, optimizer = world.broadcast((model, optimizer))
+    return straight, go_on(world, model, optimizer, range(steps, steps + more), **settings)[1]
 
 
 def rounds_per_step(world: World, steps: int, accumulate: int, **settings: Any) -> list[int]:
@@ -486,25 +470,10 @@ def optimizer_kept_and_forgotten(world: World, **settings: Any) -> tuple[set[str
     return some, world.broadcast(set(strategy.optimizer_state()))
 
 
-def train_and_state_unclipped(world: World, steps: int, **settings: Any) -> tuple[list[float], State, OptimizerState]:
-    strategy = build(world, **settings)
-    losses = train(strategy, range(steps), clip=0.0)
-    return losses, copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
-
-
 def can_settle(world: World, exchanges: bool = False, **settings: Any) -> bool:
     objective = tiny_objective()
     objective.exchanges = exchanges
     return build_strategy(tiny_settings(**settings), objective, world).can_settle
-
-
-def norm_where_one_is_not_finite(world: World, **settings: Any) -> float:
-    """The norm that a rank sees when the gradients of rank 1 are not finite."""
-    strategy = build(world, **settings)
-    backward(strategy, 0)
-    if world.rank == 1:
-        next(iter(strategy.local_gradients().values())).fill_(torch.nan)
-    return strategy.clip(1.0).item()
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -523,17 +492,6 @@ def data_place(world: World, **settings: Any) -> tuple[int, int]:
 def first_weights(world: World, seed: int, **settings: Any) -> State:
     """The model before any step, where every rank began with weights of its own."""
     return copied(build(world, seed=seed + world.rank, **settings).model_state())
-
-
-def averaged(world: World) -> list[list[float]]:
-    tensors = [
-        torch.full((2,), float(world.rank)),
-        torch.full((1,), 1.0 + world.rank, dtype=torch.float64),
-        torch.arange(2).float(),
-        torch.tensor([world.rank]),
-    ]
-    collectives.all_reduce_mean(tensors, world)
-    return [tensor.tolist() for tensor in tensors]
 
 
 def statistics(world: World, **settings: Any) -> tuple[State, State]:

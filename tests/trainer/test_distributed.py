@@ -125,9 +125,7 @@ def test_two_resumed_halves_are_one_straight_run_bit_for_bit(two_ranks: Ranks, t
     assert states[0] != states[1]  # every rank has its own dropout
 
 
-@pytest.mark.parametrize(
-    "parallel", ["ddp", *(pytest.param(way, marks=pytest.mark.long) for way in ("zero1", "local_sgd"))]
-)
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero1", marks=pytest.mark.long)])
 def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
     parallel: str, two_ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from trainer.checkpoints import ResumeChoice, choose, load
 
 FACTORS: dict[str, tuple[str, ...]] = {
     "phases": ("one", "fewer ranks first", "fewer ranks last", "fewer ranks between"),
-    "parallel": ("ddp", "zero1", "fsdp", "local_sgd"),
+    "parallel": ("ddp", "zero1", "fsdp"),
     "writing": ("sync", "async"),
     "files": ("whole", "sharded"),
     "compressed": ("plain", "gzip"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,9 +40,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
     "ddp": {},
     "zero1": {"parallel": "zero1"},
     "fsdp": {"parallel": "fsdp"},
-    "local_sgd": {"parallel": "local_sgd", "average_every": 2},
     "zero1-sgd": {"parallel": "zero1", "optimizer": "sgd"},
-    "powersgd": {"compress_gradients": "powersgd", "powersgd_rank": 1, "bucket_cap_mb": 0.001},
 }
 
 
@@ -89,17 +86,6 @@ def test_gradients_of_one_process_do_not_depend_on_accumulation() -> None:
     assert difference(checks.gradients(ALONE, 4), checks.gradients(ALONE)) < 1e-7
 
 
-def test_what_low_rank_products_leave_out_is_kept_for_later_steps(two_ranks: Ranks) -> None:
-    found = two_ranks.run(checks.exchanged_and_left, 5, **STATEFUL["powersgd"])
-    exchanged, exact, left = found[0]
-    assert same(exchanged, found[1][0]) and same(left, found[1][2])
-    matrices = {name for name, gradient in exact.items() if gradient.dim() == 2}
-    assert left.keys() == matrices
-    for name, gradient in exact.items():
-        assert torch.allclose(exchanged[name] + left.get(name, torch.zeros(())), gradient, atol=1e-6), name
-        assert (float((exchanged[name] - gradient).abs().max()) > 1e-4) == (name in matrices), name
-
-
 def test_data_parallel_has_the_gradients_of_one_process() -> None:
     # Without GPUs it is one part; the weights of the parts are what is tested.
     assert difference(checks.gradients(ALONE, parallel="data_parallel"), checks.gradients(ALONE)) < 1e-7
@@ -118,19 +104,6 @@ def test_all_ways_reach_the_same_loss(two_ranks: Ranks) -> None:
         assert found_optimizer.keys() == optimizer.keys(), way
         for name, state in optimizer.items():
             assert difference(found_optimizer[name], state) < TOLERANCE, (way, name)
-
-
-def test_local_sgd_of_plain_gradient_steps_averaged_each_time_is_ddp(two_ranks: Ranks) -> None:
-    # The mean of weights after one step each is the weights after a step along the mean gradient.
-    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
-    [(_, averaged, _), _] = two_ranks.run(
-        checks.train_and_state_unclipped, 5, parallel="local_sgd", average_every=1, **settings
-    )
-    [(_, exchanged, _), _] = two_ranks.run(checks.train_and_state_unclipped, 5, **settings)
-    assert difference(averaged, exchanged) < TOLERANCE
-    # Where the gradients of one rank are not finite, all ranks see it.
-    norms = two_ranks.run(checks.norm_where_one_is_not_finite, **STATEFUL["local_sgd"])
-    assert all(math.isnan(norm) for norm in norms)
 
 
 def test_optimizer_state_is_shared_out(four_ranks: Ranks) -> None:
@@ -274,7 +247,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "unused": {"find_unused_parameters": True},
     "batch-norm": {"model": {"batch_norm": True}},
     "own-batch-norm": {"model": {"batch_norm": True}, "broadcast_buffers": False},
-    "local_sgd": {"parallel": "local_sgd", "average_every": 2},
 }
 
 
@@ -315,9 +287,7 @@ def test_whatever_fails_wherever(way: str, two_ranks: Ranks) -> None:
 def test_what_can_be_settled(two_ranks: Ranks) -> None:
     for settings, can in (
         ({"parallel": "ddp"}, True),
-        ({"parallel": "local_sgd"}, True),
         ({"parallel": "ddp", "exchanges": True}, False),
-        ({"parallel": "local_sgd", "exchanges": True}, False),
         ({"static_graph": True}, False),
         ({"parallel": "fsdp"}, False),
     ):

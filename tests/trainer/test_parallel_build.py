@@ -19,7 +19,7 @@ from trainer.world import World
 
 
 def test_one_process_without_a_group_has_no_wrapper() -> None:
-    for parallel in ("ddp", "zero1", "fsdp", "local_sgd"):
+    for parallel in ("ddp", "zero1", "fsdp"):
         strategy = checks.build(ALONE, parallel=parallel)
         assert type(strategy) is Plain
         assert (strategy.data_rank, strategy.data_ranks) == (0, 1)
@@ -27,15 +27,11 @@ def test_one_process_without_a_group_has_no_wrapper() -> None:
 
 
 def test_two_ranks_get_what_was_asked_for_with_the_weights_of_rank_0(two_ranks: Ranks) -> None:
-    for parallel, name in (("ddp", "Ddp"), ("zero1", "Zero1"), ("fsdp", "Fsdp"), ("local_sgd", "LocalSgd")):
+    for parallel, name in (("ddp", "Ddp"), ("zero1", "Zero1"), ("fsdp", "Fsdp")):
         assert two_ranks.run(checks.kind_and_place, parallel=parallel) == [(name, 0, 2), (name, 1, 2)]
         first = checks.build(ALONE, seed=10).model_state()
         for found in two_ranks.run(checks.first_weights, 10, parallel=parallel):
             assert all(torch.equal(found[name], first[name]) for name in found), parallel
-    assert two_ranks.run(checks.averaged) == [
-        [[0.5, 0.5], [1.5], [0.0, 1.0], [0]],
-        [[0.5, 0.5], [1.5], [0.0, 1.0], [1]],
-    ]
 
 
 CPUS = World(rank=0, size=2, device=torch.device("cpu"), backend="gloo")
@@ -63,14 +59,12 @@ def test_what_does_not_work_is_refused_in_one_line() -> None:
             "--parallel data_parallel is for one process, not 2: leave torchrun away, or use ddp",
         ),
         (CPUS, {"device": "auto", "parallel": "fsdp", "precision": "fp16"}, f"--parallel fsdp {SCALE}"),
-        (CPUS, {"parallel": "local_sgd", "precision": "fp16"}, f"--parallel local_sgd {SCALE}"),
-        (CPUS, {"average_every": 3}, "--average-every needs --parallel local_sgd, not ddp"),
         (FOUR, {"parallel": "fsdp", "shard_ranks": 3}, "--shard-ranks 3 does not divide the 4 ranks"),
         (FOUR, {**SHARED, "tensor_parallel": 3}, "--tensor-parallel 3 does not divide the 4 ranks"),
         (
             ONE_GPU,
-            {"device": "auto", "sync_batchnorm": True, "parallel": "local_sgd"},
-            "--sync-batchnorm needs --parallel ddp, zero1 or fsdp, not local_sgd",
+            {"device": "auto", "sync_batchnorm": True, "parallel": "data_parallel"},
+            "--sync-batchnorm needs --parallel ddp, zero1 or fsdp, not data_parallel",
         ),
     ]
     for flag in ("cpu_offload", "sharded_checkpoints"):
@@ -98,7 +92,7 @@ def test_what_old_torch_cannot_do_is_refused_by_its_version(monkeypatch: pytest.
         assert str(raised.value) == f"{what} needs torch 2.7 or newer; this is 2.6.0+cpu"
 
 
-def test_averages_take_many_tensors_at_once_and_leave_whole_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broadcasts_take_many_tensors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "_EXCHANGE_BYTES", 8)
     tensors = [torch.zeros(1), torch.zeros(2), torch.zeros(1, dtype=torch.int64), torch.zeros(1)]
     assert [[tensor.numel() for tensor in pack] for pack in collectives._packs(tensors)] == [[1, 2], [1], [1]]

@@ -21,7 +21,7 @@ Task = Literal["classify", "lm", "mlm", "contrastive"]
 DataSource = Literal[
     "auto", "digits", "cifar10", "images", "parquet", "tokens", "documents", "text", "stdlib", "synthetic"
 ]
-Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp", "local_sgd"]
+Parallel = Literal["ddp", "data_parallel", "zero1", "fsdp"]
 Recompute = Literal["none", "selective", "operations", "full"]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 
@@ -166,17 +166,13 @@ class ParallelSettings(_Group):
     find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
     broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks use rank 0's batch statistics")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
-    compress_gradients: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        "none",
-        description="ddp, zero1: exchange gradients in half precision; powersgd: matrices as products of two thin ones,"
-        " which sends far less, needs memory for a copy of the gradients, and learns a little more slowly",
+    compress_gradients: Literal["none", "fp16", "bf16"] = Field(
+        "none", description="ddp, zero1: exchange gradients in half precision"
     )
-    powersgd_rank: int = Field(4, ge=1, description="powersgd: rank of these products: the more, the more exact")
     reshard_after_forward: bool = Field(
         True, description="fsdp: free gathered weights after forward and gather them again for backward"
     )
     cpu_offload: bool = Field(False, description="fsdp: weights and optimizer state live in host memory")
-    average_every: int = Field(8, ge=1, description="local_sgd: steps between averages of the weights")
 
 
 # Settings with words for on and off, which true and false stand for: supervisors know no other words, and YAML reads
@@ -411,10 +407,6 @@ class Settings(
                 yield name, f" needs --parallel fsdp, not {parallel}"
         if self.compress_gradients != "none" and parallel not in ("ddp", "zero1"):
             yield "compress_gradients", f" needs --parallel ddp or zero1, not {parallel}"
-        if self.compress_gradients == "powersgd" and self.precision == "fp16":
-            yield "compress_gradients", " powersgd needs --precision fp32 or bf16: errors outlive a scale of the loss"
-        if self.powersgd_rank != 4 and self.compress_gradients != "powersgd":
-            yield "powersgd_rank", f" needs --compress-gradients powersgd, not {self.compress_gradients}"
         if self.optimizer == "muon" and parallel == "fsdp":
             yield "optimizer", " muon needs whole matrices on a rank: not with --parallel fsdp"
         if any(not 0 < share < math.inf for share in self.lr_shares.values()):

@@ -45,10 +45,6 @@ def build_strategy(settings: Settings, objective: Objective, world: World, initi
         from trainer.parallel.zero1 import Zero1
 
         return Zero1(settings, objective, world)
-    if settings.parallel == "local_sgd":
-        from trainer.parallel.local_sgd import LocalSgd
-
-        return LocalSgd(settings, objective, world)
     from trainer.parallel.ddp import Ddp
 
     return Ddp(settings, objective, world)
@@ -82,13 +78,11 @@ def _problems(settings: Settings, world: World) -> Iterator[str]:
         yield "--compress-gradients bf16 needs CUDA GPUs; fp16 works between CPUs too"
     if parallel == "data_parallel" and world.size > 1:
         yield f"--parallel data_parallel is for one process, not {world.size}: leave torchrun away, or use ddp"
-    if parallel in ("fsdp", "local_sgd") and settings.precision == "fp16" and world.backend:
-        yield f"--parallel {parallel} needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
+    if parallel == "fsdp" and settings.precision == "fp16" and world.backend:
+        yield "--parallel fsdp needs --precision bf16 or fp32: ranks would not agree on the scale of the loss"
     for name in ("cpu_offload", "sharded_checkpoints"):
         if getattr(settings, name) and not world.backend:
             yield f"--{name.replace('_', '-')} needs a process group: start with torchrun --nproc-per-node 1"
-    if settings.average_every != type(settings).model_fields["average_every"].default and parallel != "local_sgd":
-        yield f"--average-every needs --parallel local_sgd, not {parallel}"
     if world.backend and settings.shard_ranks and world.size % settings.shard_ranks:
         yield f"--shard-ranks {settings.shard_ranks} does not divide the {world.size} ranks"
     if world.size % shared_by:

@@ -1,9 +1,9 @@
-"""Tensors across ranks: packed all-reduces and broadcasts; DTensors, their shards and the norm of their gradients."""
+"""Tensors across ranks: packed broadcasts; DTensors, their shards and the norm of their gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -17,26 +17,12 @@ from trainer.world import World
 _EXCHANGE_BYTES = 64 * 2**20
 
 
-def all_reduce_mean(tensors: Iterable[Tensor], world: World) -> None:
-    """All-reduce floating-point tensors to their mean over all ranks, in place."""
-
-    def exchange(packed: Tensor) -> None:
-        packed.div_(world.size)
-        dist.all_reduce(packed, group=world.group)
-
-    _in_packs([tensor for tensor in tensors if tensor.is_floating_point()], exchange)
-
-
+@torch.no_grad()
 def broadcast_from_main(tensors: Iterable[Tensor], world: World) -> None:
     """Broadcast rank 0's tensors to all ranks, in place."""
-    _in_packs(tensors, lambda packed: dist.broadcast(packed, src=0, group=world.group))
-
-
-@torch.no_grad()
-def _in_packs(tensors: Iterable[Tensor], exchange: Callable[[Tensor], object]) -> None:
     for pack in _packs(tensors):
         packed = torch.cat([tensor.reshape(-1) for tensor in pack])
-        exchange(packed)
+        dist.broadcast(packed, src=0, group=world.group)
         start = 0
         for tensor in pack:
             tensor.copy_(packed[start : start + tensor.numel()].view(tensor.shape))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +20,6 @@ from trainer.errors import RankError
 from trainer.parallel.collectives import broadcast_from_main
 from trainer.parallel.exchange import Exchange
 from trainer.parallel.plain import Plain
-from trainer.parallel.powersgd import ExchangeState, PowerSgd
 from trainer.tasks.objective import Objective
 from trainer.world import World
 
@@ -32,15 +31,9 @@ class Ddp(Plain):
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(objective, world.group)  # type: ignore[no-untyped-call]
         super().__init__(settings, objective, world)
-        self._low_rank: PowerSgd | None = None
-        if settings.compress_gradients == "powersgd":
-            self._low_rank = PowerSgd(world, settings.powersgd_rank, self._names)
-        self.exchange = Exchange(world, settings.compress_gradients, self._low_rank)
-        # Zeros cannot answer a static graph's first exchange, nor collectives of the model itself. And with PowerSGD, a
-        # step that is given up would leave wrong residuals.
-        self.can_settle = not (
-            settings.static_graph or settings.sync_batchnorm or objective.exchanges or self._low_rank
-        )
+        self.exchange = Exchange(world, settings.compress_gradients)
+        # Zeros cannot answer a static graph's first exchange, nor collectives of the model itself.
+        self.can_settle = not (settings.static_graph or settings.sync_batchnorm or objective.exchanges)
         self._settings = settings
         self._graph_known = not settings.static_graph
         self._wrapped = self._wrap()
@@ -89,15 +82,6 @@ class Ddp(Plain):
 
     def exchange_seconds(self) -> float | None:
         return self.exchange.seconds()
-
-    # --- state --------------------------------------------------------------------------------------------------------
-
-    def exchange_state(self) -> ExchangeState:
-        return self._low_rank.state() if self._low_rank else {}
-
-    def load_exchange_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        if self._low_rank:
-            self._low_rank.load(state)
 
     # --- running out of memory ----------------------------------------------------------------------------------------
 

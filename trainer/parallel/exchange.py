@@ -3,7 +3,6 @@
 DDP compares the annotations of its hook with classes at run time, so in this module they must not be strings.
 """
 
-import contextlib
 import time
 from collections import deque
 from typing import Literal
@@ -12,10 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.parallel.powersgd import PowerSgd
 from trainer.world import World
 
-Compression = Literal["none", "fp16", "bf16", "powersgd"]
+Compression = Literal["none", "fp16", "bf16"]
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -27,20 +25,15 @@ class Exchange:
     is past DDP's own collectives.
     """
 
-    def __init__(self, world: World, compression: Compression, low_rank: PowerSgd | None = None) -> None:
-        """`low_rank` averages the gradients if the compression is powersgd."""
+    def __init__(self, world: World, compression: Compression) -> None:
         self.rounds = 0
         self.sent = 0
         self.entered = False
         self._type = _TYPES.get(compression)
-        self._low_rank = low_rank
         self._on_device = world.device.type == "cuda"
-        self._beside_backward: torch.cuda.Stream | None = None
-        if low_rank and self._on_device:
-            self._beside_backward = torch.cuda.Stream(world.device)  # type: ignore[no-untyped-call]
         self._ready = self._done = 0.0
         self._called: float | None = None
-        self._waited = 0.0  # seconds, before forward and inside the hook
+        self._waited = 0.0  # seconds, before forward
         # Of several steps: the host may read one while the device still computes the next.
         self._marks: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque(maxlen=4)
         self._ready_mark: torch.cuda.Event | None = None
@@ -74,8 +67,6 @@ class Exchange:
     ) -> torch.futures.Future[Tensor]:
         """The hook: all-reduce a bucket to its mean over the group. It is divided first, to avoid overflow."""
         self._note_ready(bucket)
-        if self._low_rank is not None:
-            return self._average_low_rank(self._low_rank, bucket)
         gradients = bucket.buffer()
         divided = gradients.div_(group.size())
         sent = divided if self._type is None else divided.to(self._type)
@@ -89,29 +80,6 @@ class Exchange:
             return gradients if total is gradients else gradients.copy_(total)
 
         return work.then(finished)
-
-    def _average_low_rank(
-        self,
-        low_rank: PowerSgd,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-    ) -> torch.futures.Future[Tensor]:
-        """Average in this thread: callbacks in other threads would order their collectives differently on each rank.
-
-        On a GPU this uses a separate stream, concurrent with the rest of backward.
-        """
-        self.sent += 1
-        self.rounds += 1
-        stream = self._beside_backward
-        averaged: torch.futures.Future[Tensor] = torch.futures.Future(devices=[stream.device] if stream else None)
-        if stream:
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
-            low_rank.average(bucket.parameters(), bucket.gradients())
-            averaged.set_result(bucket.buffer())
-        now = time.perf_counter()
-        self._waited += now - self._ready
-        self._ready = self._done = now
-        return averaged
 
     def _note_ready(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
         self._ready = time.perf_counter()

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from trainer.data.contract import Fields
-from trainer.parallel.powersgd import ExchangeState
 from trainer.tasks.objective import Objective
 
 # The optimizer's state by parameter name, such as {"head.weight": {"step": …, "exp_avg": …}}.
@@ -60,7 +59,7 @@ class Strategy(ABC):
         """
 
     def after_update(self, step: int) -> None:
-        """Called at the end of every step, even if the fp16 scaler skipped the update. Local SGD averages here."""
+        """Called at the end of every step, even if the fp16 scaler skipped the update."""
         return
 
     def before_measuring(self) -> None:
@@ -110,14 +109,6 @@ class Strategy(ABC):
     @abstractmethod
     def load_optimizer_state(self, state: OptimizerState) -> None:
         """Load the optimizer's full state. Parameters that it lacks start without one."""
-
-    def exchange_state(self) -> ExchangeState:
-        """The residuals of compressed gradients by parameter name, on every rank (collective)."""
-        return {}
-
-    def load_exchange_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load residuals, if this strategy compresses, too. Raises ValueError if they do not fit."""
-        return
 
     def local_parameters(self) -> dict[str, Tensor]:
         """This rank's shards of the trainable parameters by name, as plain, live, writable tensors."""
