@@ -36,24 +36,29 @@ def description_of(checkpoint_dir: Path) -> Path:
     return checkpoint_dir / "model"
 
 
-def can_be_exported(model: nn.Module) -> bool:
-    """Whether this is a model of transformers."""
-    return hasattr(network_of(model)[0], "save_pretrained")
+def obstacle(model: nn.Module) -> str:
+    """Rebuild the network from its description, without memory. Returns why that fails; empty if it succeeds."""
+    network: Any = network_of(model)[0]
+    kind = type(network).__name__
+    if not hasattr(network, "save_pretrained"):
+        return f"{kind} is no model of transformers"
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            rebuilt = getattr(library(), kind)(_configuration(network))
+    except (ValueError, TypeError, AttributeError) as error:
+        return " ".join(str(error).split())
+    ours, theirs = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, rebuilt))
+    return "" if ours == theirs else f"it has other weights than the {kind} of transformers"
 
 
 def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> None:
-    """Write the description of a model of transformers; nothing for other models.
+    """Write the description of a model without an `obstacle`.
 
     `tokenizer` is the folder of the data's tokenizer. Raises OSError.
     """
-    network: Any = network_of(model)[0]
-    if not can_be_exported(model):
-        return
     folder = description_of(checkpoint_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    config = type(network.config).from_dict(network.config.to_dict())
-    config.architectures = [type(network).__name__]
-    config.use_cache = True
+    config = _configuration(network_of(model)[0])
     if tokenizer is not None:
         loaded = Tokenizer(tokenizer)
         loaded.copy_to(folder)
@@ -61,6 +66,13 @@ def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> 
         generation = {"bos_token_id": loaded.bos, "eos_token_id": list(loaded.stops), "pad_token_id": loaded.pad}
         _write_json(folder / "generation_config.json", generation)
     _write_json(folder / _CONFIG, json.loads(config.to_json_string()))
+
+
+def _configuration(network: Any) -> Any:
+    config = type(network.config).from_dict(network.config.to_dict())
+    config.architectures = [type(network).__name__]
+    config.use_cache = True
+    return config
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,8 @@ class Restored:
 def restore(source: Path, weights: Weights = "last") -> Restored:
     """Load the network of `source`: a run's folder, its folder of checkpoints, or one checkpoint.
 
-    Raises CheckpointError if there is no valid checkpoint with such weights, and TrainerError if transformers cannot
-    build the model.
+    Of a contrastive model that is the backbone, without the projection. Raises CheckpointError if there is no valid
+    checkpoint with such weights, and TrainerError if transformers cannot build the model.
     """
     path = _find_checkpoint(source, weights)
     candidates = (description_of(folder) for folder in (path.parent, path.parent.parent))  # epochs lie one deeper
@@ -103,8 +115,12 @@ def restore(source: Path, weights: Weights = "last") -> Restored:
         network = getattr(hf, config.architectures[0])(config)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TrainerError(f"{folder} describes no model: {' '.join(str(error).split())}") from None
-    prefix = "inner."
-    network.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in state["model"].items()})
+    stored: Mapping[str, Tensor] = state["model"]
+    prefix = next((prefix for prefix in ("backbone.inner.", "inner.") if any(n.startswith(prefix) for n in stored)), "")
+    try:
+        network.load_state_dict({name: stored[prefix + name] for name in network.state_dict()})
+    except (KeyError, RuntimeError):
+        raise TrainerError(f"{path} is not of the model that {folder} describes") from None
     with torch.no_grad():
         # By parameter: tied ones have two names and one average.
         for name, parameter in network.named_parameters():
@@ -120,8 +136,7 @@ def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
     Replaces an earlier export at `out` atomically. Raises SettingsError if something else is there, TrainerError if it
     cannot be written, and the errors of `restore`.
     """
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):
-        raise SettingsError(f"{out} is there and is no earlier export; name another folder with --out")
+    require_replaceable(out)
     restored = restore(source, weights)
     library().utils.logging.disable_progress_bar()
     try:
@@ -133,6 +148,12 @@ def export(source: Path, out: Path, weights: Weights = "last") -> Restored:
     except OSError as error:
         raise TrainerError(f"{out} cannot be written: {error.strerror or error}") from None
     return restored
+
+
+def require_replaceable(out: Path) -> None:
+    """Raise SettingsError if an export to `out` would replace anything but an earlier export."""
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / _CONFIG).is_file())):
+        raise SettingsError(f"{out} is there and is no earlier export; move it away, or name another folder")
 
 
 def answer(restored: Restored, prompt: str, *, tokens: int, temperature: float, plain: bool) -> str:

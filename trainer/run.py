@@ -17,7 +17,7 @@ from trainer.data import Text
 from trainer.data.paths import require_data_dir
 from trainer.data.tokens import prepared_folder
 from trainer.errors import CheckpointError, SettingsError, TrainerError
-from trainer.exporting import can_be_exported, describe, export
+from trainer.exporting import describe, export, obstacle, require_replaceable
 from trainer.faults import Injector
 from trainer.loop import Loop, PhaseEnd
 from trainer.parallel.build import check
@@ -253,16 +253,21 @@ class Run:
     def describe(self, session: PhaseSession) -> None:
         """Write the model's description beside the checkpoints, so that they can be used without the data.
 
-        Raises SettingsError on all ranks if --export is impossible for this model.
+        Raises SettingsError if --export is impossible for this model.
         """
-        if session.settings.export != "none" and not can_be_exported(session.built.model):
-            raise SettingsError(f"--export needs a model of transformers, not {session.built.name}")
-        if not self.world.is_main:
+        wanted, problem = self.settings.export != "none", obstacle(session.built.model)
+        if wanted and problem:
+            raise SettingsError(f"--export cannot write {session.built.name}: {problem}; use another model or none")
+        if wanted:
+            require_replaceable(self.settings.output_dir / "hf")
+        if problem or not self.world.is_main:
             return
         tokenizer = session.data.tokenizer if isinstance(session.data, Text) else None
         try:
             describe(session.built.model, tokenizer, session.settings.checkpoint_dir)
         except (OSError, TrainerError) as error:
+            if wanted:
+                raise SettingsError(f"--export: {error}") from None
             self.telemetry.say(f"checkpoints cannot be exported: {error}", error=True)
 
     # --- where to start -----------------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from tests.tables import table
 from tests.trainer.instructions import CHATS, write_tokenizer
-from tests.trainer.running import settings
+from tests.trainer.running import settings, step_lines
 from tests.trainer.test_tasks_marked import LLAMA
 from trainer.__main__ import main
 from trainer.checkpoints import load
@@ -96,6 +97,26 @@ def test_transformers_reads_the_same_logits_from_an_export(
     last = expected_logits(state, tokens, inputs, averaged=False)
     averaged = expected_logits(state, tokens, inputs, averaged=True)
     assert not torch.equal(last, averaged), "all weights are the same, so this shows nothing"
+
+
+def test_what_cannot_be_exported_is_refused_before_the_first_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--model", "resnet18", "--model-options", '{"hidden_sizes": [8, 8], "depths": [1, 1]}', "--device", "cpu"]
+    out = ["--output-dir", str(tmp_path), "--steps", "1", "--batch-size", "4", "--export", "last"]
+    for model in (small, ["--model", "cnn", "--width", "8"]):
+        assert main([*model, *out, "--data", "digits"]) == 2
+        assert "--export" in capfd.readouterr().err
+    contrastive = ["--task", "contrastive", "--data", "synthetic", "--image-size", "72", "--synthetic-samples", "64"]
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "thesis.txt").touch()
+    assert main([*small, *out, *contrastive]) == 2
+    assert step_lines(tmp_path) == []
+    (tmp_path / "hf" / "thesis.txt").unlink()
+    assert main([*small, *out, *contrastive]) == 0
+    exported = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "hf").state_dict()
+    trained = load(tmp_path / "checkpoints" / "step_00000001.pt")["model"]
+    assert all(torch.equal(tensor, trained[f"backbone.inner.{name}"]) for name, tensor in exported.items())
 
 
 def test_an_export_is_replaced_and_nothing_else_is(
