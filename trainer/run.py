@@ -56,7 +56,7 @@ def run(settings: Settings) -> None:
 class Run:
     """One rank's phases of a run. Every rank calls the same methods in the same order (collective).
 
-    `meeting` is the group for what ranks agree on between phases; its timeout allows for long waits.
+    `meeting` is the group, without a timeout, for what ranks agree on outside of phases.
     """
 
     def __init__(self, settings: Settings, world: World, telemetry: Telemetry, signals: Signals) -> None:
@@ -72,15 +72,13 @@ class Run:
                 raise SettingsError(f"--ranks {phase.ranks} are more than the {world.size} that were started")
             # All phases are checked at the start, not after hours of training.
             check(phase, dataclasses.replace(world, size=phase.ranks or world.size))
-        # In a phase of fewer ranks, the other ranks wait.
-        some_wait = any(0 < phase.ranks < world.size for phase in self.phases)
         if settings.memory_snapshot and world.device.type == "cuda":
             snapshot_at_out_of_memory(settings.output_dir / "evidence" / f"memory_rank_{world.rank}.pickle")
-        self.meeting = world.patient() if some_wait or settings.data == "documents" else world
         # All ranks must create all groups, in the same order.
-        sizes = [phase.ranks or world.size for phase in self.phases]
-        with_writers = {size for size, phase in zip(sizes, self.phases, strict=True) if _needs_writers(phase)}
-        self.worlds = {size: world.subgroup(size, writers=size in with_writers) for size in sorted(set(sizes))}
+        self.meeting = world.patient()
+        self.worlds = {
+            size: world.subgroup(size) for size in sorted({phase.ranks or world.size for phase in self.phases})
+        }
 
     def train(self) -> None:
         """Train all phases, from the chosen checkpoint on."""
@@ -93,8 +91,9 @@ class Run:
         number, _, _ = phase_at(self.phases, former[0]["step"] + 1 if former[0] else 1)
         while True:
             last = number == len(self.phases) - 1
-            takes_part = self.worlds[self.phases[number].ranks or self.world.size] is not None
-            note = StopNote(self.meeting, number)
+            ranks = self.phases[number].ranks or self.world.size
+            takes_part = self.worlds[ranks] is not None
+            note = StopNote(self.meeting if ranks < self.world.size else self.world, number)
             with self.signals.listening(note.read) if takes_part else self.signals.waiting(note.write):
                 ending, carried = self.phase(number, choice, former)
                 ending = self.meeting.from_main(ending)
@@ -183,7 +182,7 @@ class Run:
             self.telemetry.enter(settings, world, self.total_steps)
             checkpoints = Checkpointer(settings, world, before_write=self.faults.before_checkpoint)
             # Writing must end before the process group is destroyed.
-            stack.callback(checkpoints.wait)
+            stack.callback(checkpoints.close)
             for path in checkpoints.begin(progress.step, choice.path):
                 self.telemetry.say(f"set aside {path}: this run starts before it", error=True)
             self.announce(session, number)
@@ -277,7 +276,7 @@ class Run:
 
         Raises CheckpointError if a given one is not valid, and SettingsError where none could be written.
         """
-        choice = self.world.from_main(self._choose_checkpoint() if self.world.is_main else None)
+        choice = self.meeting.from_main(self._choose_checkpoint() if self.world.is_main else None)
         if isinstance(choice, TrainerError):
             raise choice
         assert choice is not None
@@ -333,11 +332,6 @@ class StopNote:
             return ""
         reason: bytes = self._store.get(self._key)
         return reason.decode()
-
-
-def _needs_writers(phase: Settings) -> bool:
-    """Whether threads that write checkpoints need a group of their own, for collectives during training."""
-    return phase.sharded_checkpoints and phase.async_checkpoints
 
 
 def _on_host(state: State) -> State:

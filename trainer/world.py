@@ -10,8 +10,9 @@ import dataclasses
 import datetime
 import os
 import re
+import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +23,11 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from trainer.config import Settings
-from trainer.errors import SettingsError
+from trainer.errors import RankError, SettingsError
 
 T = TypeVar("T")
+
+_PATIENCE = datetime.timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class World:
     backend: str  # nccl, gloo, or empty for a single process without a group
     group: dist.ProcessGroup | None = None
     timeout: datetime.timedelta | None = None  # how long ranks wait for each other; None: torch's own
-    writers_group: dist.ProcessGroup | None = None  # the same ranks once more, see `writers`
+    writers_group: dist.ProcessGroup | None = None  # the same ranks once more, patient, see `writers`
     store: Any = None  # torch's, of a world made by `patient`: keys that all its ranks see
 
     @property
@@ -87,39 +90,49 @@ class World:
             set_timeout: Any = dist.distributed_c10d._set_pg_timeout
             set_timeout(datetime.timedelta(seconds=seconds), self.group)
 
-    def subgroup(self, size: int, *, writers: bool = False) -> World | None:
-        """A world of the first `size` ranks, with a group for `writers` if requested; None on the other ranks.
+    def wait_for_all(self, work: threading.Thread | None, sign_of_life: Callable[[], object], patience: float) -> None:
+        """Wait until the threads of all ranks have ended; None where a rank has none (collective).
+
+        Ranks meet every second, so no timeout of theirs ends a long wait. Raises RankError on all ranks if a thread
+        shows the same `sign_of_life` for more than `patience` seconds.
+        """
+        last, changed = sign_of_life(), time.monotonic()
+        while True:
+            if work is not None:
+                work.join(1.0)
+            alive, sign = work is not None and work.is_alive(), sign_of_life()
+            if sign != last or not alive:
+                last, changed = sign, time.monotonic()
+            busy, stuck = self.vote(alive, time.monotonic() - changed > patience)
+            if stuck:
+                raise RankError(f"a checkpoint was not written: no progress for {patience:g} seconds; check its disk")
+            if not busy:
+                return
+
+    def subgroup(self, size: int) -> World | None:
+        """A world of the first `size` ranks, with a group for `writers`; None on the other ranks.
 
         Collective: all ranks must create all subgroups in the same order. torch names groups by a counter in each
         process, so after a group of only some ranks the names differ, and later collectives time out.
         """
         ranks = list(range(size))
         group = self.group if size == self.size else dist.new_group(ranks, timeout=self.timeout)
-        writers_group = (
-            dist.new_group(ranks, backend="gloo", timeout=self.timeout) if writers and self.backend else None
-        )
-        return (
-            dataclasses.replace(self, size=size, group=group, writers_group=writers_group) if self.rank < size else None
-        )
+        writers = dist.new_group(ranks, backend="gloo", timeout=_PATIENCE) if self.backend else None
+        return dataclasses.replace(self, size=size, group=group, writers_group=writers) if self.rank < size else None
 
     @property
     def writers(self) -> World:
-        """The same ranks, for threads that write checkpoints: two threads must not use one group.
-
-        Raises ValueError if `subgroup` was called without `writers`.
-        """
-        if self.writers_group is None:
-            raise ValueError("this world was made without a group for writers")
+        """The same ranks without a timeout, for threads that write: two threads must not use one group."""
         return dataclasses.replace(self, backend="gloo", group=self.writers_group)
 
     def patient(self) -> World:
-        """All ranks in a gloo group without a timeout, for ranks that wait in a phase of fewer ranks (collective).
+        """All ranks in a gloo group without a timeout, for what may take one rank long (collective).
 
         A peer that dies still ends their waiting at once.
         """
         if not self.backend:
             return self
-        group = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
+        group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         # A prefix of its own: the store may outlive this run, with keys of an earlier one.
         name = self.from_main(f"run/{time.time_ns()}")
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]

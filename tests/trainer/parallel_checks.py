@@ -360,7 +360,9 @@ def save_words(world: World, kind: str, folder: Path, **settings: Any) -> tuple[
         strategy.loss(part_of(words_batch(0), strategy.data_rank, strategy.data_ranks)).backward()  # type: ignore[no-untyped-call]
     strategy.optimizer.step()
     shards = {"model": strategy.sharded_model_state(), "optimizer": strategy.sharded_optimizer_state()}
-    assert Checkpointer(chosen, world).save(lambda: {"step": 1, **shards}, step=1)
+    part = world.subgroup(world.size)
+    assert part is not None
+    assert Checkpointer(chosen, part).save(lambda: {"step": 1, **shards}, step=1)
     return copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
 
 

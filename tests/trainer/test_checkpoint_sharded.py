@@ -86,7 +86,7 @@ def check_file(path: Path, step: int) -> None:
 
 
 def with_writers(world: World) -> World:
-    part = world.subgroup(world.size, writers=True)
+    part = world.subgroup(world.size)
     assert part is not None
     return part
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.trainer.ranks import Ranks
 from trainer import checkpoints
 from trainer.checkpoints import Checkpointer, files, hashes, names, sharded
 from trainer.config import Settings
+from trainer.errors import RankError
 from trainer.world import World
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
@@ -210,7 +212,7 @@ def pretend_to_spread(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(World, "from_main", lambda self, value: value)
     monkeypatch.setattr(World, "gather", lambda self, value: [value])
     monkeypatch.setattr(World, "vote", lambda self, *values: list(values))
-    return dataclasses.replace(ALONE, backend="gloo")
+    return dataclasses.replace(ALONE, backend="gloo", writers_group=monkeypatch)  # type: ignore[arg-type]
 
 
 class FailingDisk:
@@ -297,6 +299,41 @@ def _save_on_ranks(world: World, folder: Path, background: bool) -> list[Any]:
     answers.append(len(collected))
     answers.append([outcome.event for outcome in saver.poll()])
     return answers
+
+
+def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, str]:
+    """Meetings of a rank while rank 0 writes, which ends after three; and the error of a writer that is stuck."""
+    meetings, enough, vote = 0, threading.Event(), World.vote
+
+    def counted(self: World, *values: float) -> list[float]:
+        nonlocal meetings
+        meetings += 1
+        if meetings == 4:
+            enough.set()
+        return vote(self, *values)
+
+    with patch.object(World, "vote", counted):
+        saver = Checkpointer(settings(folder), world, before_write=lambda step, path: assert_set(enough))
+        saver.save(state_of(10), step=10)
+        held = threading.Event()
+        stuck = threading.Thread(target=held.wait) if world.is_main else None
+        if stuck:
+            stuck.start()
+        with pytest.raises(RankError) as raised:
+            world.wait_for_all(stuck, lambda: 0, patience=0.0)
+        held.set()
+    return meetings, str(raised.value)
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+def test_ranks_meet_while_one_writes_and_give_up_one_that_is_stuck(folder: Path, two_ranks: Ranks) -> None:
+    """So a save may take longer than ranks wait for each other."""
+    for meetings, problem in two_ranks.run(_save_while_ranks_meet, folder):
+        assert meetings > 4 and "no progress" in problem
+    assert len(checkpoints.existing(folder)) == 1
 
 
 def test_all_ranks_agree_on_what_was_saved(folder: Path, two_ranks: Ranks) -> None:

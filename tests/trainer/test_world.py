@@ -22,7 +22,6 @@ def exchanges(world: World) -> dict[str, Any]:
         "gather": world.gather(world.rank * 10),
         "half": half.sum(1.0)[0] if half else None,
         "patient": world.patient().vote(1.0)[0],
-        "whole": world.subgroup(world.size) == world,
     }
 
 
@@ -82,7 +81,6 @@ def test_all_ranks_see_the_same(four_ranks: Ranks) -> None:
         "from_main": "rank 0",
         "gather": [0, 10, 20, 30],
         "patient": 4.0,
-        "whole": True,
     }
     for state in four_ranks.run(share_a_state):
         assert torch.equal(state["weights"]["a"], torch.arange(6.0).view(2, 3).t())

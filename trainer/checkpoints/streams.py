@@ -41,7 +41,6 @@ class _Sink(ABC):
         except OSError as error:
             self.error = self.error or error
             raise
-        _Progress.bytes += len(view)
         return len(view)
 
     def flush(self) -> None:  # noqa: B027 - nothing is buffered here
@@ -65,7 +64,8 @@ class HashingFile(_Sink):
 
     def take(self, view: memoryview) -> None:
         while len(view):
-            written = self._raw.write(view)
+            written = self._raw.write(view[:_PIECE_BYTES])
+            _Progress.bytes += written
             self.hash.update(view[:written])
             self.bytes += written
             view = view[written:]

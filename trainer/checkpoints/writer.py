@@ -12,6 +12,7 @@ from typing import Any, Literal
 from trainer.checkpoints import best, files, names, rotation, sharded
 from trainer.checkpoints.job import WriteJob
 from trainer.checkpoints.snapshot import HostBuffers
+from trainer.checkpoints.streams import sign_of_life
 from trainer.config import Settings
 from trainer.world import World
 
@@ -58,14 +59,14 @@ class Checkpointer:
     ) -> None:
         """`before_write` is called on rank 0 with step and path during each write; its OSErrors count as the disk's.
 
-        Sharded checkpoints in the background need a world with `writers`.
+        Sharded checkpoints need a world with `writers`.
         """
         self._settings = settings
         self._world = world
         self._before_write = before_write
         self._sharded = settings.sharded_checkpoints and bool(world.backend)
         self._writes = self._sharded or world.is_main
-        self._writers = world.writers if self._sharded and settings.async_checkpoints else world
+        self._writers = world.writers if self._sharded else world
         self._buffers = HostBuffers()
         self._job: WriteJob | None = None
         self._thread: threading.Thread | None = None
@@ -136,21 +137,34 @@ class Checkpointer:
         if not paths:
             return True
         background = self._settings.async_checkpoints and not required
-        self._job = self._make_job(collect, step, paths, score if better else None, began, copy=background)
+        self._job = job = self._make_job(collect, step, paths, score if better else None, began, copy=background)
         self._newest = _Saved(step, saved_paths.union(paths))
         if background:
-            self._write_in_background(self._job)
+            # Set before the start: the thread may finish before this one continues.
+            job.blocked_seconds = time.perf_counter() - began
+        if self._writes:
+            self._thread = threading.Thread(target=job.write, args=(self._settings, self._writers, self._before_write))
+            self._thread.start()
+        if background:
             return True
-        error = self._write_now(self._job)
+        self.wait()
+        error = self._world.from_main(job.error)
         if error is not None and required:
             raise error
         return error is None
 
     def wait(self) -> None:
-        """Wait until nothing is being written. Call it before leaving."""
+        """Wait until no rank is writing, however long that takes (collective).
+
+        Raises RankError on all ranks if a writer makes no progress for --timeout seconds.
+        """
+        self._world.wait_for_all(self._thread, sign_of_life, self._settings.timeout)
+        self._take_result()
+
+    def close(self) -> None:
+        """Let this rank's writer finish; the others may have failed."""
         if self._thread is not None:
             self._thread.join()
-        self._take_result()
 
     def poll(self) -> list[Outcome]:
         """The results since the last call, on rank 0; empty on the others. Never waits."""
@@ -208,24 +222,6 @@ class Checkpointer:
             state, pieces = sharded.split(state)
         snapshot = self._buffers.take((state if self._world.is_main else {}, pieces), copy=copy)
         return WriteJob(step, paths, best_value, snapshot, began)
-
-    def _write_in_background(self, job: WriteJob) -> None:
-        """Start a thread that writes, on the ranks that write."""
-        # Set before the start: the thread may finish before this one continues.
-        job.blocked_seconds = time.perf_counter() - job.began
-        if self._writes:
-            self._thread = threading.Thread(target=self._write, args=(job,), name="checkpoint")
-            self._thread.start()
-
-    def _write_now(self, job: WriteJob) -> OSError | None:
-        """Write, on the ranks that write. Returns the disk's error on all ranks (collective)."""
-        if self._writes:
-            self._write(job)
-        self._take_result()
-        return self._world.from_main(job.error)
-
-    def _write(self, job: WriteJob) -> None:
-        job.write(self._settings, self._writers, self._before_write)
 
     def _take_result(self) -> None:
         """Take the result of a finished job, if any. Raises its error if that was a bug."""

@@ -64,7 +64,11 @@ class RunSettings(_Group):
     )
     deterministic: bool = Field(True, description="same seed, same result, also on GPUs (where it costs some speed)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: one GPU per rank if available")
-    timeout: float = Field(600.0, gt=0, description="seconds that a rank waits for the others before it fails")
+    timeout: float = Field(
+        600.0,
+        gt=0,
+        description="seconds that a rank waits for others, or for progress in writing a checkpoint, before it fails",
+    )
     start_timeout: float = Field(
         600.0,
         gt=0,
