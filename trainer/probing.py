@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trainer.batch import Probe, find_batch
-from trainer.checkpoints.snapshot import HostBuffers
+from trainer.checkpoints import parts_on_host, shared_state
 from trainer.precision import forget_compiled
 from trainer.session import PhaseSession
 from trainer.stepper import Stepper
@@ -16,13 +16,12 @@ def largest_batch(session: PhaseSession, stepper: Stepper) -> int:
 
     Raises TrainerError if not even one sample fits.
     """
-    before = HostBuffers().take(session.state(), copy=True)
-    before.wait()
-    state = session.world.broadcast(before.state)
+    world = session.world
+    state = shared_state(parts_on_host(session.sharded_state(), world), world, session.settings.checkpoint_dir)
     accumulation = session.grad_accum
     # Memory must be measured with the optimizer's state, which the first step creates.
     _probe(session, stepper, 1)
-    batch_size = find_batch(lambda size: _probe(session, stepper, size), session.settings.max_batch_size, session.world)
+    batch_size = find_batch(lambda size: _probe(session, stepper, size), session.settings.max_batch_size, world)
     session.strategy.load_optimizer_state({})
     session.load(state)
     session.grad_accum = accumulation

@@ -10,8 +10,18 @@ import time
 
 import torch
 
-from trainer.checkpoints import Checkpointer, ResumeChoice, State, check_fits, choose, load, require_writable
-from trainer.checkpoints.snapshot import HostBuffers
+from trainer.checkpoints import (
+    Checkpointer,
+    Parts,
+    ResumeChoice,
+    State,
+    check_fits,
+    choose,
+    load,
+    parts_on_host,
+    require_writable,
+    shared_state,
+)
 from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
 from trainer.data.paths import require_data_dir
@@ -97,11 +107,11 @@ class Run:
             with self.signals.listening(note.read) if takes_part else self.signals.waiting(note.write):
                 ending, carried = self.phase(number, choice, former)
                 ending = self.meeting.from_main(ending)
-            former = [None if last else self.meeting.broadcast(carried)]
-            del carried
             assert ending is not None
             if ending.stopped or last:
                 break
+            former = [shared_state(carried, self.meeting, self.settings.checkpoint_dir)]
+            del carried
             number, choice = number + 1, ResumeChoice(None)
         self.signals.reached()
         if ending.stopped:
@@ -161,18 +171,16 @@ class Run:
 
     step = 0  # of the run, as far as this rank knows
 
-    def phase(
-        self, number: int, choice: ResumeChoice, former: list[State | None]
-    ) -> tuple[PhaseEnd | None, State | None]:
-        """Train one phase. Returns its end and, on rank 0, the state for the next phase.
+    def phase(self, number: int, choice: ResumeChoice, former: list[State | None]) -> tuple[PhaseEnd | None, Parts]:
+        """Train one phase. Returns its end, None on ranks that wait in it, and this rank's part of its last state.
 
-        Both are None on ranks that wait in it. `former` has the state to start from, or None, and is emptied.
+        `former` has the state to start from, or None, and is emptied.
         """
         settings, state = self.phases[number], former.pop()
         first_step = sum(phase.steps for phase in self.phases[:number]) + 1
         world = self.worlds[settings.ranks or self.world.size]
         if world is None:
-            return None, None
+            return None, ({}, {})
         with contextlib.ExitStack() as stack:
             progress = TrainingProgress(step=first_step - 1)
             session = stack.enter_context(PhaseSession(settings, world, first_step, progress))
@@ -190,7 +198,7 @@ class Run:
             last = number == len(self.phases) - 1
             ending = Loop(session, self.telemetry, checkpoints, self.signals, self.faults).train(last_phase=last)
             self.step = progress.step
-            carried = None if last or ending.stopped else _on_host(session.state())
+            carried = ({}, {}) if last or ending.stopped else parts_on_host(session.sharded_state(), world)
         del session
         gc.collect()
         if world.device.type == "cuda":
@@ -332,11 +340,3 @@ class StopNote:
             return ""
         reason: bytes = self._store.get(self._key)
         return reason.decode()
-
-
-def _on_host(state: State) -> State:
-    """Copy a state to host memory."""
-    snapshot = HostBuffers().take(state, copy=False)
-    snapshot.wait()
-    on_host: State = snapshot.state
-    return on_host

@@ -138,51 +138,6 @@ class World:
         store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
         return dataclasses.replace(self, backend="gloo", group=group, store=store)
 
-    def broadcast(self, state: Any) -> Any:
-        """Broadcast rank 0's nested dictionaries and lists of tensors and plain values (collective).
-
-        Tensors are sent one at a time, between hosts.
-        """
-        if not self.backend:
-            return state
-        tensors: list[Tensor] = []
-        plan = self.from_main(_without_tensors(state, tensors) if self.is_main else None)
-        received: list[Tensor] = []
-        for number, (shape, dtype) in enumerate(self.from_main([(tuple(t.shape), t.dtype) for t in tensors])):
-            tensor = tensors[number].contiguous() if self.is_main else torch.empty(shape, dtype=dtype)
-            if tensor.numel():
-                dist.broadcast(tensor.view(-1).view(torch.uint8), src=0, group=self.group)
-            received.append(tensor)
-        return _with_tensors(plan, received)
-
-
-@dataclass(frozen=True)
-class _TensorReference:
-    """Stands for a tensor by its number."""
-
-    number: int
-
-
-def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(state, Tensor):
-        tensors.append(state.detach().cpu())
-        return _TensorReference(len(tensors) - 1)
-    if isinstance(state, dict):
-        return {key: _without_tensors(value, tensors) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_without_tensors(value, tensors) for value in state)
-    return state
-
-
-def _with_tensors(plan: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(plan, _TensorReference):
-        return tensors[plan.number]
-    if isinstance(plan, dict):
-        return {key: _with_tensors(value, tensors) for key, value in plan.items()}
-    if isinstance(plan, list | tuple):
-        return type(plan)(_with_tensors(value, tensors) for value in plan)
-    return plan
-
 
 def join(settings: Settings, environment: Mapping[str, str] = os.environ) -> World:
     """Join the group that torchrun describes in the environment; without torchrun there is none.

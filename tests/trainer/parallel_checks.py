@@ -376,7 +376,7 @@ def straight_and_resumed(world: World, steps: int, more: int, **settings: Any) -
     model, optimizer = copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())
     train(strategy, range(steps, steps + more))
     straight = copied(strategy.model_state())
-    model, optimizer = world.broadcast((model, optimizer))
+    model, optimizer = world.from_main((model, optimizer))
     return straight, go_on(world, model, optimizer, range(steps, steps + more), **settings)[1]
 
 
@@ -405,7 +405,7 @@ def shares_and_back(world: World, **settings: Any) -> dict[str, Any]:
     """Shares made whole and cut again; and tensors that know what they are parts of."""
     strategy = build(world, **settings)
     shares = {name: 2 * tensor for name, tensor in strategy.local_parameters().items()}
-    whole = world.broadcast(copied(strategy.gather(shares)))
+    whole = world.from_main(copied(strategy.gather(shares)))
     again = strategy.shard(whole)
     spread = strategy.as_sharded(shares)
     train(strategy, range(1))
@@ -441,7 +441,7 @@ def load_errors(world: World, **settings: Any) -> list[str]:
     """What is said about states that do not fit."""
     strategy = build(world, **settings)
     train(strategy, range(1))
-    model, optimizer = world.broadcast((copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())))
+    model, optimizer = world.from_main((copied(strategy.model_state()), copied_optimizer(strategy.optimizer_state())))
     name = "enter.weight"
     moment = {**optimizer[name], "exp_avg": torch.zeros(3)}
     wrong: list[tuple[Callable[[Any], None], Any]] = [
@@ -465,11 +465,11 @@ def optimizer_kept_and_forgotten(world: World, **settings: Any) -> tuple[set[str
     """Names with optimizer state after a state that has it for one parameter only, and after an empty one."""
     strategy = build(world, **settings)
     train(strategy, range(1))
-    optimizer = world.broadcast(copied_optimizer(strategy.optimizer_state()))
+    optimizer = world.from_main(copied_optimizer(strategy.optimizer_state()))
     strategy.load_optimizer_state({"enter.weight": optimizer["enter.weight"]})
-    some = world.broadcast(set(strategy.optimizer_state()))
+    some = world.from_main(set(strategy.optimizer_state()))
     strategy.load_optimizer_state({})
-    return some, world.broadcast(set(strategy.optimizer_state()))
+    return some, world.from_main(set(strategy.optimizer_state()))
 
 
 def can_settle(world: World, exchanges: bool = False, **settings: Any) -> bool:

@@ -7,7 +7,9 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -74,7 +76,10 @@ def state_of(model: nn.Module, step: int) -> Callable[[], files.State]:
 def check_file(path: Path, step: int) -> None:
     """That a checkpoint holds `expected(step)`, read without regard to ranks."""
     hashes.verify(path)
-    state = checkpoints.load(path)
+    check_state(checkpoints.load(path), step)
+
+
+def check_state(state: files.State, step: int) -> None:
     assert state["step"] == step and state["random"] == [(1, 2)]
     assert list(state["model"]) == list(expected(step)) and len(state["model"]) == len(expected(step))
     for name, value in expected(step).items():
@@ -162,6 +167,29 @@ def test_a_part_that_is_missing_is_noticed_when_it_is_wanted(folder: Path) -> No
     files.save([1], names.shards_folder(path) / "one.pt")
     with pytest.raises(CheckpointError, match=r"one\.pt is no shard"):
         sharded.whole_state({**spread, "shards": {"one.pt": ""}}, path)
+
+
+def hand_over(world: World, folder: Path) -> list[int]:
+    """Bytes of tensors that this rank keeps for the next phase, and of the whole state: on one machine and on two."""
+    model, answers = shard_model(world), []
+    for machine in ("one", str(world.rank)):
+        rest, pieces = parts = checkpoints.parts_on_host(state_of(model, 3)(), world)
+        with patch("os.uname", lambda machine=machine: SimpleNamespace(nodename=machine)):
+            state = checkpoints.shared_state(parts, world, folder)
+        check_state(state, 3)
+        answers.append(sum(piece["tensor"].nbytes for piece in pieces.values()))
+        assert (rest == {}) == (world.rank > 0)
+    moments = [values["exp_avg"] for values in state["optimizer"].values()]
+    return [*answers, sum(tensor.nbytes for tensor in [*dict(build().named_parameters()).values(), *moments])]
+
+
+def test_between_phases_each_rank_keeps_its_share(tmp_path: Path, two_ranks: Ranks, four_ranks: Ranks) -> None:
+    for ranks, most in ((two_ranks, 0.62), (four_ranks, 0.36)):  # seven rows
+        kept = ranks.run(hand_over, tmp_path)
+        assert sum(here for here, _, _ in kept) == kept[0][2]
+        assert max(here for here, _, _ in kept) < most * kept[0][2]
+        assert [here for here, _, _ in kept] == [there for _, there, _ in kept]
+    assert listing(tmp_path) == []
 
 
 def save_with_a_full_disk(world: World, folder: Path, broken: int, background: bool) -> list[Any]:

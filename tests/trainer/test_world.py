@@ -25,23 +25,6 @@ def exchanges(world: World) -> dict[str, Any]:
     }
 
 
-def share_a_state(world: World) -> Any:
-    if not world.is_main:
-        return world.broadcast(None)
-    return world.broadcast(
-        {
-            "weights": {
-                "a": torch.arange(6.0).view(2, 3).t(),
-                "none": torch.empty(0),
-                "half": torch.ones(3).bfloat16(),
-            },
-            "scalar": torch.tensor(7),
-            "list": [torch.tensor([True, False]), "text", None],
-            "pair": (1, torch.tensor(2.5)),
-        }
-    )
-
-
 @table(
     ("version", "size", "file"),
     [
@@ -82,13 +65,6 @@ def test_all_ranks_see_the_same(four_ranks: Ranks) -> None:
         "gather": [0, 10, 20, 30],
         "patient": 4.0,
     }
-    for state in four_ranks.run(share_a_state):
-        assert torch.equal(state["weights"]["a"], torch.arange(6.0).view(2, 3).t())
-        assert state["weights"]["none"].numel() == 0
-        assert state["weights"]["half"].dtype == torch.bfloat16
-        assert state["scalar"].item() == 7 and state["scalar"].dim() == 0
-        assert torch.equal(state["list"][0], torch.tensor([True, False])) and state["list"][1:] == ["text", None]
-        assert state["pair"] == (1, torch.tensor(2.5))
 
 
 def test_without_a_group_every_exchange_is_the_identity() -> None:
@@ -96,6 +72,5 @@ def test_without_a_group_every_exchange_is_the_identity() -> None:
     assert alone.sum(2.0, 3.0) == [2.0, 3.0]
     assert alone.from_main("x") == "x"
     assert alone.gather("x") == ["x"]
-    assert alone.broadcast({"a": 1}) == {"a": 1}
     assert alone.patient() is alone and alone.subgroup(1) == alone
     alone.barrier()

@@ -7,6 +7,7 @@ splits by rank; `rotation` chooses, loads and deletes; `names` has the paths. Re
 
 from trainer.checkpoints.files import FORMAT, State, require_writable
 from trainer.checkpoints.rotation import ResumeChoice, check_fits, choose, existing, load
+from trainer.checkpoints.sharded import Parts, parts_on_host, shared_state
 from trainer.checkpoints.snapshot import random_state, restore_random_state
 from trainer.checkpoints.writer import Checkpointer, Outcome
 
@@ -14,13 +15,16 @@ __all__ = [
     "FORMAT",
     "Checkpointer",
     "Outcome",
+    "Parts",
     "ResumeChoice",
     "State",
     "check_fits",
     "choose",
     "existing",
     "load",
+    "parts_on_host",
     "random_state",
     "require_writable",
     "restore_random_state",
+    "shared_state",
 ]

@@ -9,6 +9,7 @@ ranks and any sharding, and needs no process group.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoints import files, names
+from trainer.checkpoints import files, names, streams
+from trainer.checkpoints.snapshot import HostBuffers
 from trainer.errors import CheckpointError
+from trainer.world import World
 
 # The only key of a reference to a sharded tensor; the value is the tensor's name. Part of the file format.
 _SHARDED = "__spread__"
 
 Pieces = dict[str, dict[str, Any]]
+Parts = tuple[files.State, Pieces]  # what is not sharded, and a rank's pieces
 
 
 def split(state: files.State) -> tuple[files.State, Pieces]:
@@ -50,13 +54,49 @@ def split(state: files.State) -> tuple[files.State, Pieces]:
     return rest, pieces
 
 
+def parts_on_host(state: files.State, world: World) -> Parts:
+    """This rank's part of a sharded state in host memory: its shards, on rank 0 also all that is not sharded.
+
+    Tensors in host memory stay the originals.
+    """
+    rest, pieces = split(state)
+    snapshot = HostBuffers().take((rest if world.is_main else {}, pieces), copy=False)
+    snapshot.wait()
+    parts: Parts = snapshot.state
+    return parts
+
+
+def shared_state(parts: Parts, world: World, folder: Path) -> files.State:
+    """Copy the parts of all ranks to memory that all of them can read (collective). Returns a state like `whole_state`.
+
+    Ranks of several machines share no memory, and use files in `folder` until all have opened them. Raises OSError.
+    """
+    on_one_machine = len(set(world.gather(os.uname().nodename))) == 1
+    path = names.temporary_file(folder / f"state_rank_{world.rank}")
+    descriptor = os.memfd_create(path.name)
+    if on_one_machine:
+        path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    try:
+        torch.save(parts, path)
+        shared = [streams.load(one) for one in world.gather(path)]
+        world.barrier()
+    finally:
+        os.close(descriptor)
+        if not on_one_machine:
+            path.unlink(missing_ok=True)
+    return _assembled(shared[0][0], [pieces for _, pieces in shared], folder)
+
+
 def whole_state(state: files.State, path: Path) -> files.State:
     """The state of the sharded checkpoint `path`, whose main file holds `state`, with full tensors.
 
     Entries with sharded tensors become read-only mappings, which assemble a tensor, or one parameter's optimizer state,
     at each access: only that one needs memory. Raises CheckpointError, also later from those mappings.
     """
-    shards = [_load_shard(path, name) for name in sorted(state["shards"])]
+    return _assembled(state, [_load_shard(path, name) for name in sorted(state["shards"])], path)
+
+
+def _assembled(state: files.State, shards: list[Pieces], path: Path) -> files.State:
     assembled = Assembled(state, shards, path)
     whole: files.State = {}
     for name, value in state.items():
