@@ -46,6 +46,7 @@ def validate(
     session.objective.train()
     if isinstance(outcome, str):
         return None, time.perf_counter() - began
+    outcome = session.objective.joined(outcome)
     names = sorted(outcome)
     # Ranks that share their samples count them equally often, which means do not change.
     totals = dict(zip(names, session.world.sum(*(outcome[name] for name in names)), strict=True))
@@ -56,7 +57,7 @@ def validate(
 def _sums(
     session: PhaseSession, batch_size: int, stopping: Callable[[], bool], *, survive: bool
 ) -> dict[str, torch.Tensor] | Literal["stopped", "out of memory"]:
-    """This rank's sums over its share, or why any rank gave up. All ranks agree on that before each batch."""
+    """What `measure` returns for this rank's share, or why any rank gave up. All agree on that before each batch."""
     sums: dict[str, torch.Tensor] = {}
     failed = False
 
@@ -73,8 +74,12 @@ def _sums(
                 # An empty batch still needs a forward pass, which may be collective; few networks accept 0 samples.
                 measured = session.objective.measure(session.held_out.any_sample() if is_empty else fields)
             for name, value in measured.items():
-                value = torch.zeros_like(value) if is_empty else value
-                sums[name] = sums[name] + value.double() if name in sums else value.double()
+                if value.dim():
+                    rows = value[:0] if is_empty else value
+                    sums[name] = torch.cat([sums[name], rows]) if name in sums else rows
+                else:
+                    value = torch.zeros_like(value) if is_empty else value
+                    sums[name] = sums[name] + value.double() if name in sums else value.double()
         except Exception as error:
             if not survive or not is_out_of_memory(error):
                 raise

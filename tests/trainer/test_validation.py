@@ -66,6 +66,16 @@ def test_ranks_without_held_out_samples_change_nothing(two_ranks: Ranks) -> None
             assert found == pytest.approx(expected, rel=1e-5), way
 
 
+def test_images_are_compared_with_the_same_others_whatever_the_batch_and_the_ranks(two_ranks: Ranks) -> None:
+    flags: dict[str, Any] = {"task": "contrastive", "synthetic_samples": 2000, "validate_samples": 150}
+    expected = means(ALONE, **flags)
+    assert 0 < expected["val/accuracy"] < 1
+    for batch in (70, 150):
+        assert means(ALONE, **flags, batch_size=batch) == pytest.approx(expected, rel=1e-5)
+        for found in two_ranks.run(means, **flags, batch_size=batch):
+            assert found == pytest.approx(expected, rel=1e-5)
+
+
 def short_of_memory(world: World, rank: int, most: int, **changes: Any) -> tuple[dict[str, float], int, list[int]]:
     """Measured where a rank can take so many samples at once: the means, the batch it came to, and all it tried."""
     with PhaseSession(

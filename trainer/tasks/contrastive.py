@@ -17,6 +17,8 @@ from trainer.tasks.augment import Augmentation
 from trainer.tasks.vision import VisionObjective
 from trainer.world import World
 
+CANDIDATES = 64
+
 
 class Contrastive(VisionObjective):
     """InfoNCE in both directions over the embeddings [2n, size] of two views, with those of all ranks as candidates.
@@ -25,9 +27,8 @@ class Contrastive(VisionObjective):
     temperature as similarity. Every rank brings batches of one size. The mean of the ranks' losses is the loss of the
     joined batch, and the mean of their gradients is its gradient.
 
-    Measures ``loss`` and ``accuracy``: how often the other view is the most similar of the held-out batch's. That batch
-    stays on its rank and all its images are candidates, so both depend on the batch's size; the views of a held-out
-    image are always the same.
+    Measures ``loss`` and ``accuracy``: how often the other view is the most similar of a group of `CANDIDATES` held-out
+    images. Groups and views are always the same, whatever the batch and the number of ranks.
     """
 
     views = 2
@@ -51,13 +52,20 @@ class Contrastive(VisionObjective):
 
     @torch.no_grad()
     def measure(self, fields: Fields) -> dict[str, Tensor]:
-        own = self._embeddings(fields)
-        samples = len(own)
-        loss = info_nce(own, own, first=0, temperature=self._settings.temperature)
-        truth = torch.arange(samples, device=own.device)
-        similarities = _similarities(own[:, 0], own[:, 1])
-        right = [(similarities.argmax(dim) == truth).float().sum() for dim in (0, 1)]
-        return {"loss": loss * samples, "accuracy": (right[0] + right[1]) / 2, "count": torch.full_like(loss, samples)}
+        return {"embeddings": self._embeddings(fields)}
+
+    def joined(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        rows = torch.cat(self._world.gather(measured["embeddings"].cpu()))
+        sums = {name: torch.zeros((), dtype=torch.float64) for name in ("loss", "accuracy", "count")}
+        groups = rows.tensor_split(max(1, round(len(rows) / CANDIDATES)))
+        for group in groups[self._world.rank :: self._world.size]:
+            truth = torch.arange(len(group))
+            similarities = _similarities(group[:, 0], group[:, 1])
+            right = [int((similarities.argmax(dim) == truth).sum()) for dim in (0, 1)]
+            sums["loss"] += len(group) * info_nce(group, group, first=0, temperature=self._settings.temperature)
+            sums["accuracy"] += sum(right) / 2
+            sums["count"] += len(group)
+        return {name: value.to(measured["embeddings"].device) for name, value in sums.items()}
 
     def _embeddings(self, fields: Fields) -> Tensor:
         """Embeddings of both views of each image, fp32 [n, 2, size], of length 1; one pass of the model."""

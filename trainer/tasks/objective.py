@@ -39,7 +39,12 @@ class Objective(nn.Module):
 
     @abstractmethod
     def measure(self, fields: Fields) -> dict[str, Tensor]:
-        """Sums over the samples of a held-out batch, among them ``loss`` and ``count``; no gradients, no exchanges."""
+        """Sums [] over the samples of a held-out batch, among them ``loss`` and ``count``; or rows, one per sample, for
+        `joined`. No gradients, no exchanges."""
+
+    def joined(self, measured: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's sums from `measure`'s of all its batches: sums added up, rows in order (collective)."""
+        return measured
 
     def summary(self, sums: Mapping[str, float]) -> dict[str, float]:
         """The means that `measure`'s sums over all batches and ranks amount to: ``loss``, ``accuracy``, …
