@@ -29,10 +29,15 @@ from trainer.world import World
 
 CONTEXT = 64
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+WINDOW = LLAMA | {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 512, "sliding_window": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "bytes": {},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2},
     "smollm-135m": LLAMA | {"num_key_value_heads": 1},
+    # Configuration files: models whose attention, or that of some layers, has a window below the length of documents.
+    "mistral.json": {"model_type": "mistral"} | WINDOW,
+    "gemma2.json": {"model_type": "gemma2", "layer_types": ["sliding_attention", "full_attention"]} | WINDOW,
+    "gemma3.json": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]} | WINDOW,
 }
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
 
@@ -58,8 +63,11 @@ def flags(tokens: Path, model: str) -> list[str]:
         "--device",
         "cpu",
     ]
-    words += ["--width", "32", "--model", model, "--model-options", json.dumps(MODELS[model])]
-    return words
+    if not model.endswith(".json"):
+        return [*words, "--width", "32", "--model", model, "--model-options", json.dumps(MODELS[model])]
+    config = tokens.parent / model
+    config.write_text(json.dumps(MODELS[model]))
+    return [*words, "--model", str(config)]
 
 
 def objective(tokens: Path, model: str = "bytes") -> LanguageObjective:

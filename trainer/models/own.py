@@ -19,6 +19,7 @@ from trainer.errors import TrainerError
 
 HEAD_SIZE = 32
 SMALLEST_IMAGE = 8
+_WINDOWS = {"sliding_attention", "chunked_attention"}  # kinds of layers in configurations of transformers
 
 
 class BlockStack(nn.Module):
@@ -145,17 +146,24 @@ def _small_weights(module: nn.Module) -> None:
 class Logits(nn.Module):
     """`inner` with a tensor as its output: of a Hugging Face output the logits, of a tuple the first tensor.
 
-    `keeps_documents` is whether `inner` can be given positions in documents, and then looks at no other document.
+    `keeps_documents` is whether `inner` can be given positions in documents, and then looks at no other document. Where
+    its attention has a window, transformers makes the masks from them: one in their place would be without the window.
     """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.keeps_documents = {"position_ids", "attention_mask"} <= inspect.signature(inner.forward).parameters.keys()
+        config = getattr(inner, "config", None)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        self._windows = bool(kinds & _WINDOWS or (not kinds and getattr(config, "sliding_window", None)))
+        takes_masks = {"position_ids", "attention_mask"} <= inspect.signature(inner.forward).parameters.keys()
+        self.keeps_documents = takes_masks and kinds <= {"full_attention"} | _WINDOWS
 
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         if positions is None or not self.keeps_documents:
             return _only_tensor(self.inner(inputs))
+        if self._windows:
+            return _only_tensor(self.inner(inputs, position_ids=positions, use_cache=False))
         return _only_tensor(self.inner(inputs, attention_mask=same_document(positions), position_ids=positions))
 
 
