@@ -168,7 +168,7 @@ class ParallelSettings(_Group):
     static_graph: bool = Field(False, description="ddp, zero1: every step uses the same parameters")
     gradient_as_bucket_view: bool = Field(True, description="ddp, zero1: gradients live in the exchange buffers")
     find_unused_parameters: bool = Field(False, description="ddp, zero1: some parameters may get no gradient")
-    broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks use rank 0's batch statistics")
+    broadcast_buffers: bool = Field(True, description="ddp, zero1: all ranks train with rank 0's batch statistics")
     sync_batchnorm: bool = Field(False, description="batch statistics over all ranks (GPUs only)")
     compress_gradients: Literal["none", "fp16", "bf16"] = Field(
         "none", description="ddp, zero1: exchange gradients in half precision"

@@ -76,9 +76,8 @@ class Ddp(Plain):
         self.exchange.begin()
 
     def before_measuring(self) -> None:
-        # Like the next forward. Until then every rank has the statistics of its own last batch.
-        if self._wrapped.broadcast_buffers:
-            broadcast_from_main(self.objective.model.buffers(), self.world)
+        # Until here every rank has the batch statistics of its own batches.
+        broadcast_from_main(self.objective.model.buffers(), self.world)
 
     def exchange_seconds(self) -> float | None:
         return self.exchange.seconds()
