@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import stat
+import zipfile
 import zlib
 from io import BufferedReader
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery import checkpoint_folders, safetensors_file, zip_archive
+from gputui.recovery import checkpoint_folders, safetensors_file
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
 from gputui.recovery.ledger_inputs import FoundCheckpoint
 from gputui.regular_files import open_regular
@@ -29,6 +30,7 @@ PIECE_BYTES = 1 << 20
 # In a folder with more, only the newest count.
 MOST_FOUND = 1000
 
+_ZIP_MAGIC = b"PK\x03\x04"
 GZIP_MAGIC = b"\x1f\x8b"
 # Names under which checkpoints are written before they are renamed: `checkpoint-40-tmp`, `x.orbax-checkpoint-tmp-17`,
 # `x.pt.partial-123`, and the random names of Python's tempfile.
@@ -161,8 +163,8 @@ def _check_file(path: Path) -> str:
         recorded = _recorded(path)
         if recorded is not None:
             return _check_hashes(path, file, recorded)
-        magic = file.read(len(zip_archive.MAGIC))
-        if magic == zip_archive.MAGIC:
+        magic = file.read(len(_ZIP_MAGIC))
+        if magic == _ZIP_MAGIC:
             return _check_zip(file)
         file.seek(0)
         if magic.startswith(GZIP_MAGIC):
@@ -230,9 +232,14 @@ def _recorded(path: Path) -> Checksums | None:
 
 def _check_zip(file: BufferedReader) -> str:
     try:
-        count = zip_archive.check(file)
-    except zip_archive.DamagedArchiveError as error:
-        raise _InvalidError(f"is damaged: {error}") from None
+        with zipfile.ZipFile(file) as archive:
+            count = len(archive.infolist())
+            damaged = archive.testzip()
+    # Besides damage: an unknown compression, an encrypted member, offsets outside of the file.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError) as error:
+        raise _InvalidError(f"is damaged: {error or 'it is cut short'}") from None
+    if damaged is not None or not count:
+        raise _InvalidError(f"is damaged: {f'the CRC of {damaged} is wrong' if damaged else 'it has no content'}")
     return f"the CRC of {'its member' if count == 1 else f'each of its {count} members'} was checked"
 
 

@@ -128,7 +128,8 @@ PRINTED = [
         "epoch 1\tit 3/10\tloss 0.50", {"step": 13, "epoch": 1, "loss": 0.5},
     ),
     (
-        "losses, top1 = 0, 0\nlosses = AverageMeter('Loss', ':.2e')\ntop1 = AverageMeter('Acc@1', use_accel, ':6.2f', Summary.AVERAGE)\n"
+        "losses, top1 = 0, 0\nlosses = AverageMeter('Loss', ':.2e')\n"
+        "top1 = AverageMeter('Acc@1', use_accel, ':6.2f', Summary.AVERAGE)\n"
         "progress = ProgressMeter(len(loader), [losses, top1], prefix='Epoch: [{}]'.format(epoch))",
         "Epoch: [1][  3/10]\tLoss 5.00e-01 (6.00e-01)\tAcc@1  12.50 (  9.00)",
         {"step": 13, "epoch": 1, "loss": 0.5, "acc_1": 12.5},
