@@ -31,11 +31,6 @@ TRUST_SECONDS = 3600.0
 JUMP_SECONDS = 60.0
 
 
-def seconds_since_boot() -> float:
-    """Seconds since boot, including sleep. Unlike the wall clock it cannot be set; see clock_gettime(2)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 @dataclass(slots=True)
 class ClockTrust:
     """Detects jumps of the wall clock by comparison with the time since boot."""
@@ -64,7 +59,8 @@ class HistoryRetention:
     wall: Callable[[], float]
     interval_seconds: float
     clock: Callable[[], float] = time.monotonic
-    boot: Callable[[], float] = seconds_since_boot
+    # Seconds since boot, including sleep. Unlike the wall clock it cannot be set: clock_gettime(2).
+    boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     retention: Retention = field(default_factory=Retention)
     trust: ClockTrust = field(default_factory=ClockTrust)
     rollups: Rollups = field(init=False)

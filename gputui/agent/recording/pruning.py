@@ -79,7 +79,8 @@ class Pruning:
         )
         if self._cut_samples(rolled_up if is_too_large else min(older_than(retention.raw_seconds), rolled_up)):
             return True
-        if self._cut_minutes(rolled_up if is_too_large else min(older_than(retention.minutes_seconds), rolled_up)):
+        limit = rolled_up if is_too_large else min(older_than(retention.minutes_seconds), rolled_up)
+        if self._cut_day("minutes", limit, "UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)"):
             return True
         return self._cut_hours(older_than(retention.hours_seconds))
 
@@ -106,10 +107,6 @@ class Pruning:
                 rows.delete(connection, cut)
             connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (cut,))
         return True
-
-    def _cut_minutes(self, limit: float) -> bool:
-        """Delete the oldest day of minutes before ``limit``; False if there is none."""
-        return self._cut_day("minutes", limit, "UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)")
 
     def _cut_hours(self, limit: float) -> bool:
         """Delete the oldest day of hours before ``limit``, and its row of days once all of its hours are gone; False if
