@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import textwrap
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gputui.config import Workspace, locate
 from gputui.runs.agent_process import read_identity
@@ -235,3 +239,18 @@ class Machine:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+@contextmanager
+def on_small_disk(folder: Path, size: str) -> Iterator[Machine]:
+    """A machine whose home lies on a file system of its own."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system needs root")
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    machine = Machine(folder)
+    yield machine
+    machine.close()
+    subprocess.run(["umount", "-l", str(folder)], check=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,22 +13,14 @@ import pytest
 
 from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machine import Machine, on_small_disk
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Machine]:
     """A machine whose home lies on a file system of 16 MiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    machine = Machine(folder)
-    yield machine
-    machine.close()
-    subprocess.run(["umount", "-l", str(folder)], check=False)
+    with on_small_disk(tmp_path / "small", "16m") as machine:
+        yield machine
 
 
 def fill(path: Path) -> None:

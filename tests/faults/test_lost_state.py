@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -114,21 +115,22 @@ def test_a_lost_database_makes_no_poisoned_checkpoint_good(machine: Machine) -> 
     machine.gputui("explain", "nan-1")
 
 
-def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> None:
-    profile = machine.profile()
-    machine.gputui("run", profile, "--set", "steps=100000")
+def cut_launch(machine: Machine) -> None:
+    """Leave the run as an agent does that is killed between the attempt's row and its shim."""
     shim = machine.shim("steps-1")
     machine.kill_agent()
     os.kill(shim.pid, 9)
     for process in machine.marked("steps-1"):
         os.kill(process.pid, 9)
-    # As an agent leaves it that is killed between the attempt's row and its shim.
+    with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
+        connection.execute("UPDATE attempts SET shim_pid = NULL")
+
+
+def test_a_run_whose_folder_is_gone_fails_and_stops_nobody(machine: Machine) -> None:
+    profile = machine.profile()
+    machine.gputui("run", profile, "--set", "steps=100000")
+    cut_launch(machine)
     folder = machine.workspace.run_dir("steps-1")
-    subprocess.run(
-        [sys.executable, "-c", "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
-         "c.execute('UPDATE attempts SET shim_pid = NULL'); c.commit()", machine.workspace.database],
-        check=True,
-    )  # fmt: skip
     folder.rename(machine.folder / "elsewhere")
     machine.gputui("agent", "start")
     machine.gputui("run", profile, "--set", "steps=5", "--name", "other", "--wait")
@@ -140,16 +142,7 @@ def test_an_attempt_that_was_begun_is_never_begun_again(machine: Machine) -> Non
     """Its shim's name was never stored, and the shim is dead: the next attempt gets a folder of its own."""
     machine.gputui("run", machine.profile(), "--set", "seconds=0.05", "--set", "steps=40")
     wait_until(lambda: len(machine.steps("steps-1")) > 12, what="some steps")
-    shim = machine.shim("steps-1")
-    machine.kill_agent()
-    os.kill(shim.pid, 9)
-    for process in machine.marked("steps-1"):
-        os.kill(process.pid, 9)
-    subprocess.run(
-        [sys.executable, "-c", "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
-         "c.execute('UPDATE attempts SET shim_pid = NULL'); c.commit()", machine.workspace.database],
-        check=True,
-    )  # fmt: skip
+    cut_launch(machine)
     machine.gputui("agent", "start")
     machine.wait_for("steps-1", "succeeded")
     assert [attempt["state"] for attempt in machine.json("show", "steps-1")["attempts"]] == ["failed", "succeeded"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machine import Machine, on_small_disk
 
 LINES = 150_000
 
@@ -22,17 +20,8 @@ LINES = 150_000
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Machine]:
     """A machine whose home lies on a file system of 128 MiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(folder)]
-    if subprocess.run(words, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    machine = Machine(folder)
-    yield machine
-    machine.close()
-    subprocess.run(["umount", "-l", str(folder)], check=False)
+    with on_small_disk(tmp_path / "small", "128m") as machine:
+        yield machine
 
 
 def free_bytes(folder: Path) -> int:
