@@ -16,7 +16,7 @@ from tests.machine import Machine
 
 # Saves at steps 10 and 20, and says that it was wrong from step 15 on.
 POISONED = """
-import json, os, pathlib, sys, zipfile
+import json, os, pathlib, sys, time, zipfile
 if "--resume" in sys.argv:
     sys.exit(0)
 folder = pathlib.Path(os.environ["GPUTUI_RUN_DIR"]) / "checkpoints"
@@ -27,6 +27,7 @@ with open(os.environ["GPUTUI_METRICS"], "a") as out:
         if step in (10, 20):
             with zipfile.ZipFile(folder / f"step_{step}.pt", "w") as archive:
                 archive.writestr("weights", "w" * step)
+            time.sleep(0.05)  # the times of files differ by some milliseconds at least
 raise FloatingPointError("loss is nan at step 15")
 """
 
