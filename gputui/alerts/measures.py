@@ -64,7 +64,7 @@ def heat(gpu: GpuMoment, limits: Limits) -> RuleReading:
 
 
 def throttled(gpu: GpuMoment, limits: Limits) -> RuleReading:
-    """The share of the last minute in which the hardware throttled the clocks."""
+    """The share of the last minute in which one of the `TROUBLE` reasons held the clocks back."""
     words = ", ".join(reason for reason in gpu.throttle_reasons or () if reason in TROUBLE)
     return RuleReading(gpu.throttled_percent, limits["above_percent"], f": {words}" if words else "")
 

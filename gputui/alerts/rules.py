@@ -125,7 +125,7 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "gpu_throttled", "gpu", "GPU throttled", "warning", measures.throttled,
-        "{subject} was throttled by its hardware for {value} of the last minute{detail}",
+        "{subject} was throttled for {value} of the last minute{detail}",
         "for heat check cooling, for a power brake the power supply; a power cap alone raises no alert",
         (_percent(20.0, "share of the last minute with a harmful reason"),),
         unit="%", for_seconds=10.0, hysteresis=10.0,

@@ -69,7 +69,7 @@ CASES: dict[str, Case] = {
     ),
     "gpu_throttled": Case(
         [(gpu(throttled_percent=42.0, throttle_reasons=("power cap", "hardware thermal")), 12)],
-        "GPU 3 was throttled by its hardware for 42 % of the last minute: hardware thermal",
+        "GPU 3 was throttled for 42 % of the last minute: hardware thermal",
         {"a flicker": [(gpu(throttled_percent=15.0), 600)], "not told": [(gpu(throttled_percent=None), 600)]},
     ),
     "gpu_underused": Case(

@@ -101,8 +101,13 @@ def _gap(run: RunFacts, _efficiency: float | None) -> Judged:
         return Judged(None, "no validation loss beside a training loss")
     epochs = run.measured.epochs
     floor = LOSS_FLOOR * abs(epochs[0].loss) if epochs and math.isfinite(epochs[0].loss) else 0.0
-    gap = 100.0 * (found.loss - found.train_loss) / max(abs(found.train_loss), floor, 1e-12)
-    text = f"validation {short_number(found.loss)}, training {short_number(found.train_loss)}"
+    base = max(abs(found.train_loss), floor, 1e-12)
+    gap = 100.0 * (found.loss - found.train_loss) / base
+    whose = "a tenth of the first epoch's loss" if floor > abs(found.train_loss) else "the training loss"
+    text = (
+        f"validation {short_number(found.loss)}, training {short_number(found.train_loss)}; "
+        f"their difference is compared with {short_number(base)}, {whose}"
+    )
     return Judged(gap if math.isfinite(gap) else math.inf, text)
 
 
@@ -125,7 +130,7 @@ GATES: Mapping[str, Gate] = {
         Gate("loss_rise", "% an epoch", False, _loss),
         Gate("gradients", "× the median", False, _gradients),
         Gate("learning_rate", "% off its schedule", False, _rate),
-        Gate("validation_gap", "% of the training loss", False, _gap),
+        Gate("validation_gap", "%", False, _gap),
         Gate("gpu_utilization", "%", True, _utilisation),
         Gate("parallel_efficiency", "%", True, _efficiency),
     )

@@ -67,6 +67,14 @@ def test_gate() -> None:
         assert {one.outcome for one in judge(run, efficiency, {}) if one.gate != gate} == {"skip"}, gate
 
 
+def test_the_validation_gap_names_what_it_is_a_share_of() -> None:
+    for first_loss, base in ((2.0, "1"), (55.0, "5.5")):
+        run = replace(
+            gap(1.3, 1.0), measured=replace(gap(1.3, 1.0).measured, epochs=epochs(first_loss).measured.epochs)
+        )
+        assert f" {base}, " in next(one.text for one in judge(run, None, {}) if one.gate == "validation_gap")
+
+
 def test_a_profile_has_thresholds_of_its_own_and_the_option_wins() -> None:
     run = replace(used(80.0), thresholds={"gpu_utilization": 75.0})
     assert {one.gate: one.outcome for one in judge(run, None, {})}["gpu_utilization"] == "pass"
