@@ -68,6 +68,8 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
         for gpu in gpus
     ]
     print_table(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows)
+    if problem:
+        say(problem)
 
 
 def shapes(
@@ -104,9 +106,9 @@ def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | 
     while True:
         agent = read_agent(connection)
         gpus = read_gpus(connection, time.time())
-        known = agent is not None and (agent.gpu_problem is not None or agent.source is not None)
+        is_failing = agent is not None and agent.gpu_problem is not None
         sampled = not gpus or any(gpu.at is not None for gpu in gpus)
-        if (known and sampled) or time.monotonic() > deadline:
+        if is_failing or (agent is not None and agent.source is not None and sampled) or time.monotonic() > deadline:
             return gpus, agent.gpu_problem if agent else None
         time.sleep(0.05)
 

@@ -126,6 +126,13 @@ class SamplerClient:
         return self._read_fd
 
     @property
+    def problem(self) -> str | None:
+        """Why no GPU is read, if the sampler has ended several times in a row."""
+        if self._reason is None or self._backoff.failures < 2:
+            return None
+        return f"{self._reason}, {self._backoff.failures} times in a row: no GPU is read; see {self._log_path}"
+
+    @property
     def malformed_lines(self) -> int:
         """The number of invalid lines; the first are described in the log."""
         return self._malformed

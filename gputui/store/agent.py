@@ -9,7 +9,7 @@ from msgspec import Struct
 
 class AgentView(Struct, frozen=True):
     """The agent's row. Times are UTC unix seconds; ``gpu_problem`` is a sentence that says why there are no GPUs, or
-    None."""
+    why they are not read; else None."""
 
     pid: int
     version: str

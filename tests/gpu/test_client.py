@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_a_killed_sampler_is_started_again(start: Start) -> None:
     assert watched.client.fileno() == fd, "a selector need not be told"
     watched.next_sample(0, lambda sample: bool(sample.memory_used_bytes))
     assert watched.client.malformed_lines == 0, "a line cut off by the kill does not spoil the next one"
+
+
+def test_a_sampler_that_keeps_ending_is_a_problem(tmp_path: Path) -> None:
+    client = SamplerClient(SamplerCommand("simulated", tmp_path, python=script(tmp_path, "exit 3")), tmp_path / "log")
+    client.start(now=0.0)
+    clock = itertools.count()
+    problem = wait_until(lambda: client.check(next(clock)) and client.problem)
+    assert mentions(problem, "status 3", "2 times", str(tmp_path / "log"))
+    client.close()
 
 
 def test_silence_for_a_minute_ends_in_a_kill_and_a_successor(tmp_path: Path) -> None:

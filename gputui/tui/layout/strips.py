@@ -99,7 +99,10 @@ def notice_lines(snapshot: Snapshot, agent_notice: str | None, width: int) -> li
     if snapshot.trouble:
         notices.append(snapshot.trouble)
     notices += past_notices(snapshot)
-    silent = driver_silence(snapshot)
+    silent, agent = driver_silence(snapshot), snapshot.agent
+    if agent is not None and agent.gpu_problem and snapshot.gpus and snapshot.past is None:
+        notices.append(agent.gpu_problem)
+        silent = None
     is_explained = agent_notice or snapshot.trouble or (snapshot.past is not None and snapshot.past.gap is not None)
     if silent and not is_explained:
         notices.append(silent)

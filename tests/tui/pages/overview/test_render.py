@@ -92,6 +92,12 @@ def test_stale_rows_are_dim_as_a_whole_and_the_silence_is_told(filler: Filler, w
     ]
 
 
+def test_gpus_that_are_not_read_have_a_reason(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    filler.connection.execute("UPDATE agent SET heartbeat_at = ?, gpu_problem = 'it ended; see agent.log'", (NOW + 14,))
+    assert text_of(notice_lines(read(workspace, now=NOW + 14), None, 80)) == [" ▲ it ended; see agent.log"]
+
+
 def test_an_agent_that_stopped_is_not_blamed_on_the_driver(filler: Filler, workspace: Workspace) -> None:
     filler.overnight()
     assert "no news from the agent for 1 min" in text_of(notice_lines(read(workspace, now=NOW + 60), None, 100))[0]
