@@ -132,7 +132,7 @@ class GpuTrend:
             state=sample.state,
             utilization_percent=sample.utilization_percent,
             busy_percent=None if sample.utilization_percent is None else self.busy.value,
-            memory_used_bytes=sample.memory_used_bytes,
+            memory_used_bytes=None if facts.memory_is_unified else sample.memory_used_bytes,
             memory_total_bytes=sample.memory_total_bytes or facts.memory_total_bytes,
             temperature_celsius=sample.temperature_celsius,
             slowdown_celsius=facts.temperature_slowdown_celsius,

@@ -59,7 +59,8 @@ def command(session: Session, as_json: bool, clear: str | None, recommend: int |
             str(gpu.index),
             "quarantine" if gpu.uuid in failed else gpu.state,
             units.percent(gpu.utilization_percent),
-            f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}",
+            f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}"
+            + (" unified" if gpu.facts.get("memory_is_unified") else ""),
             units.celsius(gpu.temperature_celsius),
             units.watts(gpu.power_watts),
             gpu.name,

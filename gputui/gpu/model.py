@@ -34,6 +34,8 @@ class GpuFacts(Struct, frozen=True):
     power_reading: Literal["instant", "driver"] | None = None
     """The meaning of ``GpuSample.power_watts``: the instantaneous field, or the driver's value (a mean over one second
     on Ampere and later, except GA100)."""
+    memory_is_unified: bool = False
+    """Whether its memory is the host's: how much is in use says nothing about who uses the GPU."""
 
 
 class GpuProcess(Struct, frozen=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from gputui.gpu.model import GpuFacts
 from gputui.gpu.nvml_calls import Calls
@@ -11,6 +13,13 @@ from gputui.gpu.nvml_calls import Calls
 _THRESHOLD_SHUTDOWN = 0
 _THRESHOLD_SLOWDOWN = 1
 FIELD_POWER_INSTANT = 186
+
+
+class UnifiedMemory(NamedTuple):
+    """The host's memory, which an integrated GPU has in place of its own."""
+
+    total: int
+    used: int
 
 
 def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
@@ -41,12 +50,13 @@ def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
         persistence_mode=None if persistence is None else bool(persistence),
         mig_mode=None if mig is None else bool(mig[0]),
         power_reading="instant" if instant else "driver",
+        memory_is_unified=isinstance(memory, UnifiedMemory),
     )
 
 
 def read_memory(calls: Calls, uuid: str, handle: Any) -> Any:
     """Total, used and, with the call's second version, reserved bytes; None if unknown. Only the second version's
-    ``used`` excludes reserved memory.
+    ``used`` excludes reserved memory. A GPU that has neither memory nor a window into it (BAR1) uses the host's.
 
     Raises GpuGoneError, DriverGoneError.
     """
@@ -55,7 +65,13 @@ def read_memory(calls: Calls, uuid: str, handle: Any) -> Any:
         memory = calls.ask(uuid, "nvmlDeviceGetMemoryInfo", handle, second)
         if memory is not None or calls.answers(uuid, "nvmlDeviceGetMemoryInfo", second):
             return memory
-    return calls.ask(uuid, "nvmlDeviceGetMemoryInfo", handle)
+    memory = calls.ask(uuid, "nvmlDeviceGetMemoryInfo", handle)
+    if memory is None and not calls.answers(uuid, "nvmlDeviceGetMemoryInfo"):
+        calls.ask(uuid, "nvmlDeviceGetBAR1MemoryInfo", handle)
+        if not calls.answers(uuid, "nvmlDeviceGetBAR1MemoryInfo"):
+            host = psutil.virtual_memory()
+            return UnifiedMemory(host.total, host.total - host.available)
+    return memory
 
 
 def watts(milliwatts: float | None) -> float | None:

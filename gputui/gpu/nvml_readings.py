@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample, GpuState
 from gputui.gpu.nvml_calls import Calls
-from gputui.gpu.nvml_facts import FIELD_POWER_INSTANT, read_memory, watts
+from gputui.gpu.nvml_facts import FIELD_POWER_INSTANT, UnifiedMemory, read_memory, watts
 from gputui.gpu.throttle import throttle_words
 
 # nvml.h: nvmlTemperatureSensors_t, nvmlClockType_t, nvmlPcieUtilCounter_t; P32 of nvmlPstates_t means unknown.
@@ -87,7 +87,8 @@ class Gpu:
         reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None and not calls.answers(uuid, "nvmlDeviceGetCurrentClocksEventReasons"):
             reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        silent = all(value is None for value in (utilization, memory, temperature, power, clock, reasons))
+        own_memory = None if isinstance(memory, UnifiedMemory) else memory
+        silent = all(value is None for value in (utilization, own_memory, temperature, power, clock, reasons))
         error = calls.last_error.get(uuid) if silent else None
         return GpuSample(
             uuid=uuid,

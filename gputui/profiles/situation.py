@@ -38,7 +38,7 @@ def situation_of(
         )
         slow[gpu.uuid] = GpuSlowSample(**{**_known(GpuSlowSample, gpu.slow), "uuid": gpu.uuid})
         holder = holder_of(gpu)
-        use = unseen_use(gpu.memory_used_bytes, gpu.utilization_percent) if holder is None else f"is used by {holder}"
+        use = unseen_use(gpu.own_used_bytes, gpu.utilization_percent) if holder is None else f"is used by {holder}"
         if use is not None:
             in_use[gpu.uuid] = use
     reasons = {uuid: clean(out.reason) for uuid, out in quarantined.items()}

@@ -95,6 +95,11 @@ class GpuView(Struct, frozen=True):
     shared_with: tuple[tuple[str, str], ...] = ()
 
     @property
+    def own_used_bytes(self) -> int | None:
+        """Memory in use on the GPU itself; None if it has none, but the host's."""
+        return None if self.facts.get("memory_is_unified") else self.memory_used_bytes
+
+    @property
     def run_ids(self) -> tuple[str, ...]:
         """All runs that lease it."""
         return () if self.run_id is None else (self.run_id, *(run_id for run_id, _ in self.shared_with))

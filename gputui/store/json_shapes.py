@@ -41,7 +41,7 @@ def iso(at: float | None) -> str | None:
 _FACT_FIELDS = (
     "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
     "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
-    "mig_mode",
+    "mig_mode", "memory_is_unified",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pwd
 import subprocess
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from benchmarks.fakenvml.build import FakeNvml
@@ -72,6 +73,17 @@ def test_the_slow_tier_and_rates_by_difference(remote: Begin) -> None:
     assert first.energy_joules is not None
     assert second.energy_joules is not None
     assert second.energy_joules > first.energy_joules
+
+
+def test_an_integrated_gpu_has_the_memory_of_the_host(remote: Begin) -> None:
+    # The second one has memory, of which the driver does not tell.
+    source = remote("gpus 2", "unsupported nvmlDeviceGetMemoryInfo", "unsupported nvmlDeviceGetMemoryInfo_v2",
+                    "unsupported nvmlDeviceGetBAR1MemoryInfo 0")  # fmt: skip
+    total = psutil.virtual_memory().total
+    facts, samples = source.inventory().gpus, source.fast().gpus
+    assert [(one.memory_is_unified, one.memory_total_bytes) for one in facts] == [(True, total), (False, None)]
+    assert [one.memory_total_bytes for one in samples] == [total, None]
+    assert samples[0].memory_used_bytes and samples[1].memory_used_bytes is None
 
 
 @table(("function", "fields"), [

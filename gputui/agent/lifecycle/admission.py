@@ -263,10 +263,13 @@ class Admission:
                 executor=executor,
             )
             leases = repository.leases(self.context.connection)
-            # On a shared GPU, the memory of other trials says nothing about this one's.
+            # On a shared GPU, the memory of other trials says nothing about this one's, nor does the host's.
+            recorder = self.context.recorder
             baseline = {
                 uuid: sample.memory_used_bytes
-                if len(leases[uuid].run_ids) == 1 and (sample := self.context.recorder.fast.get(uuid))
+                if len(leases[uuid].run_ids) == 1
+                and (sample := recorder.fast.get(uuid))
+                and not recorder.facts[uuid].memory_is_unified
                 else None
                 for uuid in start.uuids
             }
@@ -365,7 +368,8 @@ def gpu_availability(
             elif gpu.uuid not in in_use and (other := holder_of(gpu.uuid)) is not None:
                 blocked_by = f"is held by {other}"
             elif gpu.uuid not in holders and not recorder.processes.get(gpu.uuid):
-                blocked_by = unseen_use(sample.memory_used_bytes, sample.utilization_percent)
+                own_used = None if gpu.memory_is_unified else sample.memory_used_bytes
+                blocked_by = unseen_use(own_used, sample.utilization_percent)
         total = (sample.memory_total_bytes if sample else None) or gpu.memory_total_bytes
         used = sample.memory_used_bytes if sample else None
         free = None if total is None or used is None else total - used

@@ -111,9 +111,9 @@ def is_free(gpu: GpuView) -> bool:
     """Whether this GPU seems free: no run, no process, hardly any memory or time in use."""
     if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes or gpu.facts.get("mig_mode"):
         return False
-    if gpu.memory_used_bytes is None and gpu.processes is None:
+    if gpu.own_used_bytes is None and gpu.processes is None:
         return False
-    return unseen_use(gpu.memory_used_bytes, gpu.utilization_percent) is None
+    return unseen_use(gpu.own_used_bytes, gpu.utilization_percent) is None
 
 
 def owner(process: ProcessView) -> str:

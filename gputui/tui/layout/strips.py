@@ -146,11 +146,13 @@ def aggregate_line(snapshot: Snapshot, width: int) -> Line:
     total = gpu_totals(snapshot.gpus)
     history = mean_history([each.utilization_percent for each in snapshot.gpu_history.values()])
     base = "dim" if all(gpu.state == "stale" for gpu in snapshot.gpus) else "text"
+    memory = f"{gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB"
+    unified = " unified" if any(gpu.facts.get("memory_is_unified") for gpu in snapshot.gpus) else ""
     parts: list[list[Span]] = [
         [(f" {total.gpu_count} GPU{'s' if total.gpu_count != 1 else ''}", "label")],
         [(f"  util {percent(total.utilization_percent)} ", base)],
         [(sparkline(history, SPARK_BUCKETS, 0.0, 100.0), "bar")],
-        [(f"  mem {gibibytes(total.memory_used_bytes, 0)}/{gibibytes(total.memory_total_bytes, 0)} GiB", base)],
+        [(f"  mem {memory}{unified}", base)],
         [(f"  {_power(total)}", base)],
     ]
     hottest = next((gpu for gpu in snapshot.gpus if gpu.uuid == total.hottest_uuid), None)

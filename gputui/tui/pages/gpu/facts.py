@@ -55,9 +55,10 @@ def gauges(gpu: GpuView) -> list[Gauge]:
     slowdown = gpu.facts.get("temperature_slowdown_celsius")
     heat = celsius(gpu.temperature_celsius) + ("" if slowdown is None else f", throttles at {celsius(slowdown)}")
     power = f"{watts(gpu.power_watts)} of {watts(gpu.power_limit_watts)}"
+    whose = ", shared with the host" if gpu.facts.get("memory_is_unified") else ""
     return [
         Gauge("utilisation", _share(gpu.utilization_percent, 100.0), percent(gpu.utilization_percent), "bar"),
-        Gauge("memory", _share(used, total), f"{gibibytes(used)} of {gibibytes(total)} GiB", "bar2"),
+        Gauge("memory", _share(used, total), f"{gibibytes(used)} of {gibibytes(total)} GiB{whose}", "bar2"),
         Gauge("temperature", _share(gpu.temperature_celsius, slowdown), heat, "warn" if is_hot(gpu) else "bar"),
         Gauge("power", _share(gpu.power_watts, gpu.power_limit_watts), power, "bar"),
     ]
