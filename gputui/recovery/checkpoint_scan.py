@@ -87,8 +87,11 @@ class ScanContext(Struct, frozen=True, kw_only=True):
         recorded = self.recorded_step(attempt, min(file.modified_at, self.now))
         if recorded is None:
             return self._named_step(file, attempt)
-        named = explicit_step(PurePath(file.path).name)
-        if named is not None:
+        path = PurePath(file.path)
+        is_certain = explicit_step(path.name) is not None
+        # A bare number may count epochs: it is a step only where the metrics may have reached it.
+        named = explicit_step(path.name) if is_certain else step_in_name(path, self.folder)
+        if named is not None and (is_certain or named >= recorded):
             within_tick = self.recorded_step(attempt, min(file.modified_at + FILE_CLOCK_SECONDS, self.now))
             # A name may count completed steps where the metrics count from 0.
             if within_tick is not None and named <= within_tick + 1:
@@ -96,8 +99,10 @@ class ScanContext(Struct, frozen=True, kw_only=True):
         latest = self.last_possible_step(attempt, file.modified_at)
         if latest is None:
             return recorded
-        if named is not None:
-            return named if named <= latest else recorded
+        if named is not None and recorded <= named <= latest:
+            return named
+        if is_certain:
+            return recorded
         # Some scripts save the number of the current step, others the number of completed steps.
         return max((step for step in self.steps_inside(file.path) if recorded <= step <= latest + 1), default=recorded)
 

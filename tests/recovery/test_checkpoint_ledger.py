@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from msgspec.structs import replace
 
@@ -107,6 +107,17 @@ def steps_of(*since: tuple[int, float, int]) -> StepAt:
         return None if at < began else step + int(at - began)
 
     return step_at
+
+
+def test_a_number_in_a_name_is_the_step_where_the_metrics_may_have_reached_it() -> None:
+    lying = [found(f"{name}.pt", 150.0) for name in ("model_000203", "step_203", "model_7", "model_900", "last")]
+    context = ScanContext(
+        attempts=[span(1, 100.0, 180.0)], now=180.0, folder=PurePath("/c"),
+        # Four steps a second: a line that comes a second late hides three.
+        recorded_step=lambda _, at: int(4 * (at - 100.0)),
+    )  # fmt: skip
+    rows = {row.name: row.step for row in after_scan((), lying, context)}
+    assert rows == {"model_000203.pt": 203, "step_203.pt": 203, "model_7.pt": 200, "model_900.pt": 200, "last.pt": 200}
 
 
 def test_names_that_count_samples_are_not_struck_off_with_later_steps() -> None:
