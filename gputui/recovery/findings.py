@@ -329,8 +329,8 @@ def _explain_process(process: _Process, evidence: Evidence) -> list[Finding]:
                 "config_error", process.rank, Tier.CAUSE, message or "code 2", process.at, None, bool(message), message
             )
         ]
-    text = f"ended with code {code}"
-    return [Finding("nonzero_exit", process.rank, Tier.CAUSE, text, process.at, None, False, f"code {code}")]
+    text, said = f"ended with code {code}", f"code {code}" + (f": {message}" if message else "")
+    return [Finding("nonzero_exit", process.rank, Tier.CAUSE, text, process.at, None, False, said)]
 
 
 def _candidates(process: _Process, record: ExitRecord | None) -> Iterator[Finding]:

@@ -143,7 +143,7 @@ def _kinds() -> Iterator[Kind]:
     yield Kind(
         "nonzero_exit",
         "ended with an error code",
-        "{who} ended with an error code and no message that gputui knows",
+        "{who} ended with an error code",
         "A nonzero exit code without a traceback. Never retried before the run's first step.",
         needs_step=True,
     )

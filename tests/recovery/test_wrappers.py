@@ -19,51 +19,25 @@ OBSERVER = (
 )
 
 
-@table(
-    ("launcher", "output", "record", "kind", "rank", "told"),
-    [
-        (
-            "command",
-            traceback("wandb.errors.UsageError: No API key") + traceback(RETURNED.format(code=1)),
-            {"code": 1},
-            "user_exception",
-            None,
-            "UsageError: No API key, train.py:88 in main",
-        ),
-        ("python", traceback(RETURNED.format(code=3)), {"code": 1}, "nonzero_exit", None, "code 3"),
-        ("python", traceback(DIED), {"code": 1}, "killed", None, "SIGKILL"),
-        ("command", "make: *** [Makefile:2: train] Error 7\n", {"code": 2}, "nonzero_exit", None, "code 7"),
-        ("command", "make: *** [Makefile:2: train] Error 137\n", {"code": 2}, "killed", None, "SIGKILL"),
-        ("command", "make: *** [Makefile:2: train] Killed\n", {"code": 2}, "killed", None, "SIGKILL"),
-        (
-            "command",
-            "make[1]: *** [train] Segmentation fault (core dumped)\nmake: *** [all] Error 2\n",
-            {"code": 2},
-            "segfault",
-            None,
-            "SIGSEGV",
-        ),
-        (
-            "command",
-            traceback(OOM) + "".join(f"epoch {n}\n" for n in range(30)) + "make: *** [t] Error 3\n",
-            {"code": 2},
-            "nonzero_exit",
-            None,
-            "code 3",
-        ),
-        ("python", OBSERVER.format(code=-9), {"signal": 9}, "killed", 1, "SIGKILL"),
-        ("python", traceback(OOM, rank=1) + OBSERVER.format(code=1), {"signal": 9}, "cuda_oom", 1, "2.00 GiB"),
-        ("command", traceback("KeyError: 'a'", rank=1), {"code": 1}, "user_exception", 1, "KeyError: 'a'"),
-        (
-            "command",
-            traceback(RETURNED.format(code=128), rank=0),
-            {"code": 1},
-            "user_exception",
-            0,
-            "subprocess.CalledProcessError: python ended with code 128",
-        ),
-    ],
-)
+@table("launcher, output, record, kind, rank, told", [
+    ("command", traceback("wandb.errors.UsageError: No API key") + traceback(RETURNED.format(code=1)), {"code": 1},
+     "user_exception", None, "UsageError: No API key, train.py:88 in main"),
+    ("python", traceback(RETURNED.format(code=3)), {"code": 1}, "nonzero_exit", None, "code 3"),
+    ("python", traceback(DIED), {"code": 1}, "killed", None, "SIGKILL"),
+    ("python", "step 1\nboom: x too large\n", {"code": 1}, "nonzero_exit", None, "(code 1: boom: x too large)"),
+    ("command", "make: *** [Makefile:2: train] Error 7\n", {"code": 2}, "nonzero_exit", None, "code 7"),
+    ("command", "make: *** [Makefile:2: train] Error 137\n", {"code": 2}, "killed", None, "SIGKILL"),
+    ("command", "make: *** [Makefile:2: train] Killed\n", {"code": 2}, "killed", None, "SIGKILL"),
+    ("command", "make[1]: *** [train] Segmentation fault (core dumped)\nmake: *** [all] Error 2\n", {"code": 2},
+     "segfault", None, "SIGSEGV"),
+    ("command", traceback(OOM) + "".join(f"epoch {n}\n" for n in range(30)) + "make: *** [t] Error 3\n", {"code": 2},
+     "nonzero_exit", None, "code 3"),
+    ("python", OBSERVER.format(code=-9), {"signal": 9}, "killed", 1, "SIGKILL"),
+    ("python", traceback(OOM, rank=1) + OBSERVER.format(code=1), {"signal": 9}, "cuda_oom", 1, "2.00 GiB"),
+    ("command", traceback("KeyError: 'a'", rank=1), {"code": 1}, "user_exception", 1, "KeyError: 'a'"),
+    ("command", traceback(RETURNED.format(code=128), rank=0), {"code": 1}, "user_exception", 0,
+     "subprocess.CalledProcessError: python ended with code 128"),
+])  # fmt: skip
 def test_the_cause_is_what_the_wrapper_started(
     launcher: str, output: str, record: dict[str, object], kind: str, rank: int | None, told: str, tmp_path: Path
 ) -> None:

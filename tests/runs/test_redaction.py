@@ -61,15 +61,7 @@ def test_ordinary_text_stays(text: str) -> None:
 
 
 def test_parameters_of_training_are_not_secrets() -> None:
-    params = {
-        "pad_token": "<pad>",
-        "user_token": "<|user|>",
-        "sort_key": "loss",
-        "max_tokens": 2048,
-        "token_dim": 8,
-        "lr": 0.1,
-        "none": None,
-    }
+    params = {"pad_token": "<pad>", "user_token": "<|user|>", "sort_key": "loss", "max_tokens": 2048, "none": None}
     assert redact_params(params) == params
 
 
