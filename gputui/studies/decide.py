@@ -20,7 +20,11 @@ from gputui.yaml_forms.nearest import nearest
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""
 SAME_ERRORS = 2
-"""The study ends after so many trials with the same error before their first step."""
+"""The study ends after so many trials with the same error before their first step, if no trial went better."""
+SAME_DIVERGED = 4
+"""As SAME_ERRORS, of trials without a number; where half of the space diverges, one study of 16 begins so."""
+DIVERGED = "diverged"
+"""The cause of a trial whose loss or objective is not a number."""
 
 OUT_OF_MEMORY = frozenset({"cuda_oom", "host_oom", "memory_leak", "shm_full"})
 OF_THE_POINT = frozenset(
@@ -297,13 +301,11 @@ def spent_words(budget: Budget, usage: Usage) -> str | None:
     return None
 
 
-def same_error(ends: Sequence[tuple[str | None, bool]]) -> bool:
-    """Whether every trial fails in the same way: ``ends`` are (fingerprint of the last incident, whether a step was
-    made) of the trials that are over, in the order of their ends."""
-    if any(stepped for _, stepped in ends) or len(ends) < SAME_ERRORS:
-        return False
-    newest = [fingerprint for fingerprint, _ in ends[-SAME_ERRORS:]]
-    return newest[0] is not None and len(set(newest)) == 1
+def same_cause(causes: Sequence[str | None]) -> bool:
+    """Whether every trial fails alike. ``causes`` are those of all that are over, in the order of their ends: DIVERGED,
+    the fingerprint of an incident before the first step, or None."""
+    wanted = SAME_DIVERGED if causes[-1] == DIVERGED else SAME_ERRORS
+    return None not in causes and len(causes) >= wanted and len(set(causes[-wanted:])) == 1
 
 
 def room_for(spec: StudySpec, gpus: int, others: int, cores: int, ranks: int, share: int = 1) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -156,10 +156,9 @@ def plan_cost(plan: Mapping[str, Any]) -> str:
     return f"expected without pruning: {units.duration(wall)}, {units.gpu_hours(hours)} GPU-hours"
 
 
-def point_words(params: Mapping[str, Any], names: Sequence[str] | None = None) -> str:
+def point_words(params: Mapping[str, Any]) -> str:
     """``lr=0.01 batch_size=16``."""
-    shown = {name: params[name] for name in names} if names is not None else params
-    return " ".join(f"{name}={units.metric_value(v) if isinstance(v, float) else v}" for name, v in shown.items())
+    return " ".join(f"{name}={units.metric_value(v) if isinstance(v, float) else v}" for name, v in params.items())
 
 
 def _trials_on_each_gpu(connection: sqlite3.Connection, spec: StudySpec) -> int:

@@ -56,7 +56,8 @@ def lineage(connection: sqlite3.Connection, trials: Sequence[TrialRecord], numbe
     last_attempt: int | None = None  # None for the newest
     until: int | None = None
     while True:
-        segment = _segment_at(trial, last_attempt)
+        begun = [one for one in segments_of(trial) if last_attempt is None or one.attempt <= last_attempt]
+        segment = begun[-1] if begun else None  # None for the first part
         first = _attempt(connection, trial, 1 if segment is None else segment.attempt)
         if (trial.number, first.number) in seen:
             raise LineageError(f"the lineage of trial {number} leads back to itself")
@@ -82,12 +83,6 @@ def _trial(trials: Sequence[TrialRecord], number: int) -> TrialRecord:
     if number >= len(trials):
         raise LineageError(f"trial {number}, which is of this lineage, is not known")
     return trials[number]
-
-
-def _segment_at(trial: TrialRecord, attempt: int | None) -> LineageSegment | None:
-    """The part of an attempt (None: the newest attempt); None for the first part."""
-    begun = [segment for segment in segments_of(trial) if attempt is None or segment.attempt <= attempt]
-    return begun[-1] if begun else None
 
 
 def _attempt(connection: sqlite3.Connection, trial: TrialRecord, number: int) -> Attempt:

@@ -213,15 +213,11 @@ def check_names(data: Mapping[str, Any], profile: Profile) -> Iterator[CrossFind
 
 def overlaps(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
     """Tuned parameters that something else changes while a trial runs, each with what to do."""
-    yield from _in_phases(tuned, profile)
-    yield from _in_recovery(tuned, profile)
-
-
-def _in_phases(tuned: Collection[str], profile: Profile) -> Iterator[tuple[str, str]]:
     changed = {name for phase in profile.form.phases for name in phase.params}
     for name in tuned:
         if name in changed:
             yield name, "the profile's phases change it; remove one of the two"
+    yield from _in_recovery(tuned, profile)
 
 
 def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[CrossFinding]:

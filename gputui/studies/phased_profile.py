@@ -15,17 +15,8 @@ class ProfileChangedError(ValueError):
 
 
 def phased_profile(base: RunSpec, source: str, name: str, fixed: Mapping[str, Scalar], phases: Sequence[Phase]) -> str:
-    """A profile's text with a study's values and phases, to be read from any folder.
-
-    Args:
-        base: the specification that the study made of the profile; its paths are absolute.
-        source: the profile's text.
-        name: the new profile's name.
-        fixed: the parameters that the study sets for every trial.
-        phases: the parameters that change, from the first step on.
-
-    Raises ProfileChangedError.
-    """
+    """A profile's text, ``source``, with the new ``name``, the study's ``fixed`` values and ``phases``, to be read from
+    any folder. ``base`` is the specification that the study made of the profile. Raises ProfileChangedError."""
     try:
         data = yaml.safe_load(source)
     except yaml.YAMLError:

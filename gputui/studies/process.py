@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 from gputui.config import Workspace
+from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, ticket_path, write_ticket
@@ -103,7 +105,9 @@ class StudyProcess:
         trials = self._trials.read()
         living = decide.living(trials)
         if study.state is StudyState.STOPPING:
-            return self._stop(study, living)
+            self._stop_trials(living, study.reason or "the study was stopped")
+            if not living:
+                self.writer.move(study, StudyState.STOPPED, study.reason or "stopped")
         if study.state is StudyState.RUNNING:
             return self._advance(study, spec, trials, living)
         return bool(living) and not study.state.is_over
@@ -116,13 +120,6 @@ class StudyProcess:
             except SpecError as error:
                 return f"{error}; put it back"
         return None
-
-    def _stop(self, study: StudyRecord, living: Sequence[TrialRecord]) -> bool:
-        """Continue to stop. Returns whether a trial is still active."""
-        self._stop_trials(living, study.reason or "the study was stopped")
-        if not living:
-            self.writer.move(study, StudyState.STOPPED, study.reason or "stopped")
-        return bool(living)
 
     # --- one trial ------------------------------------------------------------------------------------------------
 
@@ -252,11 +249,7 @@ class StudyProcess:
 
     def _end_trial(self, study: StudyRecord, spec: StudySpec, trial: TrialRecord, end: RunEnd) -> None:
         """Store the verdict on a trial whose run is over, or start its run again."""
-        courses = self.courses.read(spec, trial) if trial.run_id is not None else {}
-        values = [
-            decide.objective_value(courses[objective.metric].points if objective.metric in courses else (), objective)
-            for objective in spec.objectives
-        ]
+        values = self._values(spec, trial)
         verdict = decide.ruling(trial, end, values, constraint_values(self.connection, spec, trial.run_id), spec)
         if verdict.again is not None and study.state is not StudyState.STOPPING:
             self._start_run_again(trial, "resume" if verdict.again == "resume" else "restart")
@@ -269,6 +262,14 @@ class StudyProcess:
         if study.state is StudyState.RUNNING and verdict.state is TrialState.FAILED:
             self._check_for_common_error(study, spec, trial, end, values)
 
+    def _values(self, spec: StudySpec, trial: TrialRecord) -> list[float | None]:
+        """The value of each objective that counts; None where no line reports it."""
+        courses = self.courses.read(spec, trial) if trial.run_id is not None else {}
+        return [
+            decide.objective_value(courses[objective.metric].points if objective.metric in courses else (), objective)
+            for objective in spec.objectives
+        ]
+
     def _check_for_common_error(
         self, study: StudyRecord, spec: StudySpec, trial: TrialRecord, end: RunEnd, values: Sequence[float | None]
     ) -> None:
@@ -280,17 +281,32 @@ class StudyProcess:
             missing = decide.unreported_words(metric, spec.pruner, names)
             self.writer.move(study, StudyState.PAUSED, f"no line of trial {trial.number} reports {missing}")
             return
-        over = [other for other in trials if other.ended_at is not None and other.origin != "warm"]
-        ends = []
-        for other in sorted(over, key=lambda other: other.ended_at or 0.0):
-            incident = last_incident(self.connection, other.run_id)
-            ends.append((incident and incident[1], has_stepped(self.connection, other.run_id)))
-        if decide.same_error(ends):
-            living = decide.living(trials)
+        well = (TrialState.COMPLETE, TrialState.PRUNED)
+        if any(other.state in well and other.origin != "warm" for other in trials):
+            return
+        failed = [other for other in trials if other.state is TrialState.FAILED]
+        causes = [self._cause(spec, other) for other in sorted(failed, key=lambda other: other.ended_at or 0.0)]
+        if not decide.same_cause(causes):
+            return
+        if causes[-1] == decide.DIVERGED:
+            what = f"{decide.SAME_DIVERGED} trials in a row diverged and none was complete: narrow the space"
+            reason = f"{what}, or mend the script (gputui logs {trial.run_id})"
+        else:
             explain = f"gputui explain {trial.run_id}"
             reason = f"{decide.SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
-            self._stop_trials(living, reason)
-            self.writer.move(study, StudyState.STOPPING if living else StudyState.FAILED, reason)
+        living = decide.living(trials)
+        self._stop_trials(living, reason)
+        self.writer.move(study, StudyState.STOPPING if living else StudyState.FAILED, reason)
+
+    def _cause(self, spec: StudySpec, trial: TrialRecord) -> str | None:
+        """The cause of a failed trial that may fail every other one, too; see `decide.same_cause`."""
+        incident = last_incident(self.connection, trial.run_id)
+        values = self._values(spec, trial)
+        self.courses.forget(trial.number)
+        kind, fingerprint = (None, None) if incident is None else incident
+        if kind in NUMERIC_INCIDENTS or any(value is not None and not math.isfinite(value) for value in values):
+            return decide.DIVERGED
+        return None if has_stepped(self.connection, trial.run_id) else fingerprint
 
     def _start_run_again(self, trial: TrialRecord, verb: Literal["resume", "restart"]) -> None:
         """Ask for another attempt at the same point, in the same run."""

@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from msgspec import Struct
 
@@ -292,12 +291,11 @@ def _rest(trials: Sequence[TrialRecord]) -> Iterator[_Block]:
     if not rest:
         return
     yield _Heading("Not complete")
-    rows = [[str(trial.number), trial.state, trial.reason or UNKNOWN, _point(trial.params)] for trial in rest]
+    rows = []
+    for trial in rest:
+        point = " ".join(f"{name}={_plain(value)}" for name, value in trial.params.items())
+        rows.append([str(trial.number), trial.state, trial.reason or UNKNOWN, point])
     yield _Rows(["trial", "state", "why", "point"], rows)
-
-
-def _point(params: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_plain(value)}" for name, value in params.items())
 
 
 def _plain(value: Scalar | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import selectors
 import sqlite3
 import zipfile
@@ -188,7 +189,14 @@ class Desk:
             self.connection.execute(
                 "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
                 "VALUES (?, 0, ?, ?, ?, ?, ?)",
-                (source, offset, run.attempt, step, self.wall, json.dumps({"step": step, "loss": loss})),
+                (
+                    source,
+                    offset,
+                    run.attempt,
+                    step,
+                    self.wall,
+                    json.dumps({"step": step, "loss": "NaN" if math.isnan(loss) else loss}),
+                ),
             )
             self.connection.execute(
                 "UPDATE metric_sources SET byte_offset = ? WHERE source_id = ?", (offset + 1, source)

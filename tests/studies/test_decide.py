@@ -12,7 +12,9 @@ from gputui.runs.spec import GpuRequest, RunSpec
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
 from gputui.studies.decide import (
+    DIVERGED,
     MOST_STARTS,
+    SAME_DIVERGED,
     Next,
     ObjectiveCourse,
     ObjectivePoint,
@@ -25,7 +27,7 @@ from gputui.studies.decide import (
     reruns,
     room_for,
     ruling,
-    same_error,
+    same_cause,
     trial_spec,
 )
 from gputui.studies.sharing import trials_on_gpu
@@ -186,12 +188,11 @@ def test_as_many_share_as_fit(most: int, total: int | None, foreign: int | None,
     assert trials_on_gpu(most, total, foreign, peak) == count
 
 
-def test_two_alike_before_any_step_are_enough() -> None:
-    assert same_error([("a", False), ("a", False)])
-    assert not same_error([("a", False)])
-    assert not same_error([("a", False), ("b", False)])
-    assert not same_error([("a", True), ("b", False), ("b", False)])
-    assert not same_error([(None, False), (None, False)])
+def test_two_alike_before_any_step_or_a_few_without_a_number_are_enough() -> None:
+    enough = ["aa", "baa", "d" * SAME_DIVERGED, "a" + "d" * SAME_DIVERGED, "daa"]
+    for causes in (*enough, "a", "ab", "-bb", "--", "d", "dd", "-" + "d" * SAME_DIVERGED):
+        given = [{"d": DIVERGED, "-": None}.get(cause, cause) for cause in causes]
+        assert same_cause(given) is (causes in enough), causes
 
 
 def test_a_grid_gives_each_point_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,7 +18,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.studies import StudyState, read_rungs, study_gpu_hours, study_wall_seconds
 from gputui.studies import process, rows
-from gputui.studies.decide import MOST_STARTS
+from gputui.studies.decide import MOST_STARTS, SAME_DIVERGED
 from gputui.studies.spec import Budget, Dimension, PrunerSpec, SamplerSpec, StudySpec
 from tests.stores import open_store
 from tests.studies.desk import BASE, GRID, STUDY, Desk
@@ -158,6 +159,23 @@ def test_trials_on_a_target_are_as_many_at_a_time_as_the_study_says(
     assert desk.states() == ["running"] * 3
     run = get_run(connection, desk.trial(2).run_id or "")
     assert run is not None and spec_of(run).target == lab
+
+
+@pytest.mark.parametrize("good", [None, 1])
+@pytest.mark.parametrize("incident", [None, "nan_loss"])
+def test_a_study_whose_first_trials_have_no_number_ends(begin: Begin, good: int | None, incident: str | None) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=7), pruner=PrunerSpec(), parallel=1))
+    while not desk.study.state.is_over:
+        desk.work()
+        number = len(desk.trials) - 1
+        if desk.states()[-1] == "running":
+            desk.report(number, 99, 0.5 if number == good else math.nan)
+            is_failed = incident is not None and number != good
+            desk.end(
+                number, RunState.FAILED if is_failed else RunState.SUCCEEDED, incident=incident if is_failed else None
+            )
+    assert len(desk.trials) == (SAME_DIVERGED if good is None else 7)
+    assert desk.study.state is (StudyState.FAILED if good is None else StudyState.FINISHED)
 
 
 # --- pruning and keeping by hand --------------------------------------------------------------------------------------
