@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: run demo test test-long test-long-setup check format coverage bench chaos screenshots clean
+.PHONY: run demo test test-long drill-targets test-long-setup check format coverage bench chaos screenshots clean
 
 run: $(VENV)/.installed
 	@$(BIN)/gputui
@@ -28,6 +28,12 @@ test-long: $(VENV)/.installed-dev
 	$(LONG) -m "(long or hypothesis) and not alone" -n $(JOBS) --dist loadscope || status=$$?; \
 	$(LONG) -m "long and alone" || status=$$?; \
 	exit $$status
+
+# The drills of targets on a Slurm and an sshd of their own, as root; a part of test-long.
+drill-targets: $(VENV)/.installed-dev
+	@PATH="$$PATH:/usr/sbin"; command -v sbatch >/dev/null && command -v sshd >/dev/null || \
+		{ echo "make test-long-setup installs Slurm and sshd"; exit 1; }
+	$(LONG) -m long -n $(JOBS) --dist loadscope -rs tests/runs/executors/test_s*.py
 
 # What test-long needs beyond pip's packages for `make test`; tests skip what is not installed. Ray has an environment of its own.
 test-long-setup: $(VENV)/.installed-dev

@@ -75,16 +75,9 @@ def test_options_are_hidden_by_name() -> None:
 
 
 def test_a_specification_and_a_launch_are_hidden_everywhere() -> None:
-    spec = RunSpec(
-        name="n",
-        launcher="python",
-        python="/usr/bin/python3",
-        program=("train.py",),
-        workdir="/",
-        params={"login": HF, "lr": 0.1},
-        args=("--wandb-token", "abc", "--lr", "{lr}"),
-        env={"A_TOKEN": "abc", "URL": f"https://u:{SK}@h"},
-    )
+    env = {"A_TOKEN": "abc", "URL": f"https://u:{SK}@h"}
+    words, params = ("--wandb-token", "abc", "--lr", "{lr}"), {"login": HF, "lr": 0.1}
+    spec = RunSpec("n", "python", ("train.py",), "/", "/usr/bin/python3", params=params, args=words, env=env)
     launch = Launch(("python", "--login", HF), {"A_TOKEN": "abc"}, "/", 30.0)
     for text in (repr(redact_spec(spec)), repr(redact_launch(launch))):
         assert HF not in text

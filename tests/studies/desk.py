@@ -40,13 +40,8 @@ GRID = StudySpec(
     "s", "net", (Dimension("rate", "choice", choices=(0.1, 0.2, 0.3, 0.4)),), (Objective("loss", over="last"),),
     SamplerSpec("grid"), parallel=2,
 )  # fmt: skip
-POPULATION = replace(
-    GRID,
-    space=(Dimension("rate", "float", 0.01, 1.0, log=True),),
-    sampler=SamplerSpec(),
-    pbt=PbtSpec(members=4, every=10),
-    parallel=4,
-)
+RATE = Dimension("rate", "float", 0.01, 1.0, log=True)
+POPULATION = replace(GRID, space=(RATE,), sampler=SamplerSpec(), pbt=PbtSpec(4, every=10), parallel=4)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from msgspec.structs import replace
+
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
 from gputui.recovery.policies import policy_from
@@ -224,25 +226,18 @@ def test_out_of_memory_keeps_the_effective_batch_where_it_is_not_tuned() -> None
 
 
 def test_a_trial_is_an_ordinary_run_of_its_study() -> None:
-    base = RunSpec(**{**{f: getattr(BASE, f) for f in BASE.__slots__}, "gpus": GpuRequest(4, min_count=2)})
+    base = replace(BASE, gpus=GpuRequest(4, min_count=2))
     made = trial_spec(base, study(), "s-1", 3, {"lr": 0.1})
     assert (made.study_id, made.trial, made.tuned, made.params["lr"]) == ("s-1", 3, ("lr",), 0.1)
     assert made.priority < base.priority and made.gpus.min_count is None
-    off = trial_spec(RunSpec(**{**{f: getattr(BASE, f) for f in BASE.__slots__}, "recovery": {"policy": "off"}}),
-                     study(), "s-1", 0, {})  # fmt: skip
+    off = trial_spec(replace(BASE, recovery={"policy": "off"}), study(), "s-1", 0, {})
     assert not policy_from(off.recovery).enabled
     assert RunSpec.from_json(made.to_json()) == made
 
 
 def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None:
-    done = [
-        trial(
-            number,
-            TrialState.COMPLETE if value is not None else TrialState.PRUNED,
-            values=() if value is None else (value,),
-        )
-        for number, value in enumerate((0.3, 0.5, None, None, None))
-    ]
+    done = [trial(number, TrialState.COMPLETE, values=(value,)) for number, value in enumerate((0.3, 0.5))]
+    done += [trial(number, TrialState.PRUNED) for number in (2, 3, 4)]
     reached = {2: 0.4, 3: 0.2, 4: 0.9}
     assert reruns(study(rerun=2), done, reached) == (3,)
     assert reruns(study(rerun=3), done, reached) == (3, 2)
@@ -252,6 +247,5 @@ def test_what_was_cut_short_runs_to_the_end_where_it_is_among_the_best() -> None
     # Once each, and never more than so many.
     again = trial(5, TrialState.COMPLETE, origin="rerun", parent=3, values=(0.8,))
     assert reruns(study(rerun=2), [*done, again], reached) == (2,)
-    assert (
-        reruns(study(rerun=2), [*done, again, trial(6, TrialState.COMPLETE, origin="rerun", parent=2)], reached) == ()
-    )
+    third = trial(6, TrialState.COMPLETE, origin="rerun", parent=2)
+    assert reruns(study(rerun=2), [*done, again, third], reached) == ()

@@ -137,15 +137,10 @@ def test_a_study_that_stops_takes_nothing_more(begin: Begin) -> None:
     desk = begin(replace(GRID, budget=Budget(trials=3)))
     desk.work()
     desk.ask("study_stop")
-    asked = {
-        "study_enqueue": {"set": {"rate": 0.1}},
-        "study_extend": {"trials": 1},
-        "study_resume": {},
-        "study_pause": {},
-    }
+    asked = {"enqueue": {"set": {"rate": 0.1}}, "extend": {"trials": 1}, "resume": {}, "pause": {}}
     for verb, args in asked.items():
         with pytest.raises(RefusedError):
-            desk.ask(verb, **args)
+            desk.ask(f"study_{verb}", **args)
     assert len(desk.trials) == 2
 
 

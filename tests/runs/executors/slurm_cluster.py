@@ -45,7 +45,7 @@ GresTypes=gpu
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
-KillWait=5
+KillWait=90
 OverTimeLimit=0
 SlurmdTimeout=10
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,defer_batch=0,requeue_delay=1

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "git", "flock")
 
 
 class Far:
-    """An sshd of the test's own, which greets on stdout; runs lie below ``runs``."""
+    """An sshd of the test's own, which greets on stdout, as do its login shells; runs lie below ``runs``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs, self.config = folder, folder / "runs", folder / "config"
@@ -32,6 +33,7 @@ class Far:
         (folder / "sshd_config").write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
             f"PidFile {folder}/pid\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
+            f"SetEnv HOME={folder} SLURM_CONF={os.environ.get('SLURM_CONF', '')}\n"
             'ForceCommand printf "Welcome\\nNo new mail."; eval "$SSH_ORIGINAL_COMMAND"\n'
         )
         host_key = " ".join((folder / "host.pub").read_text().split()[:2])
@@ -40,7 +42,11 @@ class Far:
             f"Host kepler\n  HostName 127.0.0.1\n  Port {port}\n  User root\n  IdentityFile {folder}/user\n"
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
         )
+        (folder / ".bash_profile").write_text("echo Last login: today\n")
         self.start()
+
+    def target(self) -> dict[str, Any]:
+        return {"host": "kepler", "config": str(self.config), "folder": str(self.runs), "poll": 1}
 
     def start(self) -> None:
         Path("/run/sshd").mkdir(exist_ok=True)

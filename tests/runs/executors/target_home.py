@@ -85,6 +85,15 @@ class TargetHome:
             return None
         return pid if identify(pid) is not None else None
 
+    def stop(self, run_id: str, folder: Path) -> int:
+        """Stop a run, which saves in ``folder``; the step of that checkpoint."""
+        self.machine.gputui("stop", run_id)
+        self.machine.wait_for(run_id, "stopped", timeout=self.wait_seconds)
+        step = self.steps(run_id)[-1] + 1
+        assert (folder / "checkpoints" / f"step_{step:06d}.pt").is_file()
+        assert self.shown(run_id)["attempts"][0]["incident"] is None
+        return step
+
     def finish(self, run_id: str, folder: Path) -> None:
         """Let the script end, which sees its run in ``folder``; every step that it wrote is stored once."""
         (folder / "enough").touch()

@@ -87,11 +87,7 @@ def test_a_run_is_sent_there_with_its_code_and_comes_back_line_by_line(lab: Lab)
 def test_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
-    lab.machine.gputui("stop", run_id)
-    lab.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
-    last = lab.steps(run_id)[-1]
-    assert (lab.run_dir(run_id) / "checkpoints" / f"step_{last + 1:06d}.pt").is_file()
-    assert lab.shown(run_id)["attempts"][0]["incident"] is None
+    lab.stop(run_id, lab.run_dir(run_id))
 
 
 @pytest.mark.long

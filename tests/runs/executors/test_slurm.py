@@ -20,6 +20,7 @@ from gputui.runs.executors.ssh.survey import survey as ssh_survey
 from tests.conftest import wait_until
 from tests.machine import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
+from tests.runs.executors.ssh_machine import far_machine
 from tests.runs.executors.target_home import TargetHome
 from tests.tables import table
 
@@ -85,16 +86,23 @@ def test_a_run_goes_there_and_its_metrics_logs_and_place_come_back(lab: Lab) -> 
 
 
 @pytest.mark.long
+def test_a_run_goes_there_by_a_login_node_that_greets(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with far_machine(tmp_path / "far", monkeypatch) as far:
+        lab.keep_code_in_git()
+        lab.target(**far.target())
+        run_id = lab.launch("steps=100000")
+        lab.wait_for_step(run_id, 5)
+        lab.finish(run_id, *far.runs.glob(f"*/{run_id}"))
+
+
+@pytest.mark.long
 def test_a_stop_saves_and_the_job_is_gone(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
-    lab.machine.gputui("stop", run_id)
-    lab.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
-    saved = list((lab.machine.workspace.run_dir(run_id) / "checkpoints").glob("step_*.pt"))
-    last = lab.steps(run_id)[-1]
-    assert any(path.stem == f"step_{last + 1:06d}" for path in saved)
+    lab.stop(run_id, lab.machine.workspace.run_dir(run_id))
     wait_until(lambda: not lab.cluster.run("squeue", "-h", "-o", "%i").split(), what="an empty queue")
-    assert lab.shown(run_id)["attempts"][0]["incident"] is None
 
 
 @pytest.mark.long
@@ -107,6 +115,8 @@ def test_before_its_limit_a_run_saves_is_requeued_and_goes_on_at_the_saved_step(
     lab.wait_for_place(run_id, "requeued")
     wait_until(lambda: lab.placement(run_id).get("reason") == "BeginTime", WAIT_SECONDS, "the reason")
     assert lab.machine.state(run_id) == "running"
+    # Long before KillWait is over, which a job that stays would use.
+    wait_until(lambda: "idle" in lab.cluster.run("sinfo", "-h", "-o", "%T"), 30.0, "a node for others")
     saved = lab.steps(run_id)[-1]
     lab.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     lab.wait_for_step(run_id, saved + 5)

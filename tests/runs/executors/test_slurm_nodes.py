@@ -135,11 +135,7 @@ def test_ranks_on_two_nodes_meet_and_a_stop_saves(lab: Lab) -> None:
     assert lab.wait_for_place(run_id, "running")["nodes"] == ["n[0-1]"]
     for rank in (0, 1):
         assert f"rank {rank} of 2 on n{rank}" in lab.machine.gputui("logs", run_id, "--rank", str(rank))
-    lab.machine.gputui("stop", run_id)
-    lab.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
-    last = lab.steps(run_id)[-1]
-    assert (lab.machine.workspace.run_dir(run_id) / "checkpoints" / f"step_{last + 1:06d}.pt").is_file()
-    assert lab.shown(run_id)["attempts"][0]["incident"] is None
+    lab.stop(run_id, lab.machine.workspace.run_dir(run_id))
     wait_until(lambda: not lab.alive(run_id), WAIT_SECONDS, "an empty queue")
 
 

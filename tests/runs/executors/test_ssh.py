@@ -37,7 +37,7 @@ class Pair(TargetHome):
         super().__init__(machine)
         self.far = far
         self.code = self.keep_code_in_git()
-        self.set_target(kind="ssh", host="kepler", config=str(far.config), folder=str(far.runs), poll=1)
+        self.set_target(kind="ssh", **far.target())
 
     def there(self, run_id: str) -> Path:
         (found,) = self.far.runs.glob(f"*/{run_id}")
@@ -83,12 +83,8 @@ def test_the_connection_that_starts_a_run_does_not_wait_for_its_end(tmp_path: Pa
 def test_a_resume_continues_from_what_a_stop_saved_there(pair: Pair) -> None:
     run_id = pair.launch("steps=100000")
     pair.wait_for_step(run_id, 5)
-    pair.machine.gputui("stop", run_id)
-    pair.machine.wait_for(run_id, "stopped", timeout=WAIT_SECONDS)
-    step = pair.steps(run_id)[-1] + 1
+    step = pair.stop(run_id, pair.there(run_id))
     saved = pair.there(run_id) / "checkpoints" / f"step_{step:06d}.pt"
-    assert saved.is_file()
-
     script = pair.code / "steps.py"
     script.write_text(script.read_text().replace('print("done"', 'print("edited"'))
     pair.machine.gputui("resume", run_id)
@@ -107,6 +103,18 @@ def test_a_script_that_fails_there_goes_on_from_its_checkpoint_there(pair: Pair)
     assert first["incident"]["kind"] == "user_exception" and second["state"] == "succeeded"
     assert Path(second["resumed_from"]).name == "step_000020.pt"
     assert pair.steps(run_id) == [*range(26), *range(20, 60)]
+
+
+@pytest.mark.long
+def test_a_run_without_an_interpreter_there_fails_with_its_reason_and_can_be_removed(pair: Pair) -> None:
+    pair.set_target(kind="ssh", python="/nope/python", **pair.far.target())
+    run_id = pair.launch()
+    pair.machine.wait_for(run_id, "failed", timeout=WAIT_SECONDS)
+    reason = str(pair.shown(run_id)["reason"])
+    assert "/nope/python" in reason and len(reason.splitlines()) == 1
+    assert "failed" in pair.machine.gputui("stop", "--now", run_id, code=3)
+    pair.machine.gputui("rm", run_id)
+    wait_until(lambda: not list(pair.far.runs.glob(f"*/{run_id}")), WAIT_SECONDS, "nothing left there")
 
 
 @pytest.mark.long
