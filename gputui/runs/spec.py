@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.launch_shell import LaunchShell
@@ -60,10 +61,6 @@ class MetricsSpec(Struct, frozen=True):
     patterns: tuple[str, ...] = ()
     step: str | None = None
     units: Mapping[str, float] = msgspec.field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MetricsSpec:
-        return cls(**_known(cls, {**data, "patterns": tuple(data.get("patterns") or ())}))
 
 
 class CheckpointSpec(Struct, frozen=True):
@@ -151,29 +148,11 @@ class RunSpec(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Read a stored specification, without fields of a newer gputui. Raises SpecError naming the invalid part."""
+        """Read a stored specification. Raises SpecError naming the invalid part."""
         try:
-            values = _known(cls, data)
-            request = dict(values.get("gpus") or {})
-            request["uuids"] = tuple(request.get("uuids") or ())
-            values["gpus"] = GpuRequest(**_known(GpuRequest, request))
-            # An older gputui stored one source, or none, as a mapping.
-            metrics = values.get("metrics") or ()
-            sources = [metrics] if isinstance(metrics, Mapping) else metrics
-            values["metrics"] = tuple(MetricsSpec.from_json(one) for one in sources if one.get("kind") != "none")
-            if values.get("checkpoints") is not None:
-                checkpoints = dict(values["checkpoints"])
-                checkpoints["resume"] = tuple(checkpoints.get("resume") or ())
-                values["checkpoints"] = CheckpointSpec(**_known(CheckpointSpec, checkpoints))
-            values["program"] = tuple(values["program"])
-            values["tuned"] = tuple(values.get("tuned") or ())
-            values["after"] = tuple(values.get("after") or ())
-            values["phases"] = tuple(Phase(**_known(Phase, one)) for one in values.get("phases") or ())
-            values["shell"] = LaunchShell.from_json(values.get("shell"))
-            if values.get("args") is not None:
-                values["args"] = tuple(values["args"])
-            spec = cls(**values)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            spec = msgspec.convert({**data, "shell": None}, cls)
+            spec = replace(spec, shell=LaunchShell.from_json(data.get("shell")))
+        except (TypeError, ValueError) as error:
             raise SpecError(f"not a run specification: {error}") from error
         if spec.launcher not in LAUNCHERS or not spec.program:
             raise SpecError(f"not a run specification: launcher {spec.launcher!r}, program {spec.program!r}")
@@ -207,8 +186,3 @@ def known_spec(run: Run) -> RunSpec | None:
         return spec_of(run)
     except SpecError:
         return None
-
-
-def _known(kind: type[Struct], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are fields of a struct."""
-    return {name: value for name, value in data.items() if name in kind.__struct_fields__}
