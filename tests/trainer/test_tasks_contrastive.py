@@ -60,11 +60,13 @@ def gradients(module: nn.Module) -> list[Tensor]:
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def by_hand(own: Tensor, candidates: Tensor, first: int, temperature: float, hard: int) -> float:
-    """The definition, term by term."""
+def by_hand(
+    own: Tensor, candidates: Tensor, first: int, temperature: float, hard: int, terms: int | None = None
+) -> float:
+    """The definition, term by term; or its mean over the first `terms` of `own`."""
     losses = []
     for view in (0, 1):
-        for i in range(len(own)):
+        for i in range(terms or len(own)):
             similarities = (candidates[:, 1 - view] @ own[i, view] / temperature).tolist()
             partner = similarities.pop(first + i)
             others = sorted(similarities, reverse=True)[: hard or None]
@@ -86,6 +88,18 @@ def test_the_loss_is_its_definition(count: int, further: int, first: int, temper
     own = candidates[first : first + count]
     loss = info_nce(own, candidates, first=first, temperature=temperature, hard_negatives=hard)
     assert float(loss) == pytest.approx(by_hand(own, candidates, first, temperature, hard), rel=1e-4, abs=1e-5)
+
+
+def test_an_image_is_no_negative_of_itself() -> None:
+    task = objective(temperature=0.2)
+    fields = {name: values[[0, 1, 2, 0, 3]] for name, values in batch(task, 0, 4).items()}
+    fields["changes"] = batch(task, 10, 5)["changes"]
+    own = task._embeddings(fields).detach()
+    without = [by_hand(own[[n, *rest]], own[[n, *rest]], 0, 0.2, 0, terms=1) for n, rest in OTHERS.items()]
+    assert float(task(fields).detach()) == pytest.approx(sum(without) / 5, rel=1e-4)
+
+
+OTHERS = {0: (1, 2, 4), 1: (0, 2, 3, 4), 2: (0, 1, 3, 4), 3: (1, 2, 4), 4: (0, 1, 2, 3)}
 
 
 def test_only_the_hardest_others_get_a_gradient() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +42,19 @@ class Contrastive(VisionObjective):
 
     def forward(self, fields: Fields) -> Tensor:
         own = self._embeddings(fields)
-        candidates: Tensor = _AllGather.apply(own, self._world) if self.exchanges else own  # type: ignore[no-untyped-call]
+        images = fields["identity"]
+        candidates, others = own, images
+        if self.exchanges:
+            candidates = _AllGather.apply(own, self._world)  # type: ignore[no-untyped-call]
+            others = images.new_empty(self._world.size * len(images))
+            dist.all_gather(list(others.chunk(self._world.size)), images.contiguous(), group=self._world.group)
         return info_nce(
             own,
             candidates,
             first=self._world.rank * len(own),
             temperature=self._settings.temperature,
             hard_negatives=self._settings.hard_negatives,
+            same=images.unsqueeze(1) == others,
         )
 
     @torch.no_grad()
@@ -80,18 +87,28 @@ class Contrastive(VisionObjective):
         return _TwoViews(*(augment.for_view(self._settings, self.shape, f"{place} view {number}") for number in (1, 2)))
 
 
-def info_nce(own: Tensor, candidates: Tensor, *, first: int, temperature: float, hard_negatives: int = 0) -> Tensor:
+def info_nce(
+    own: Tensor,
+    candidates: Tensor,
+    *,
+    first: int,
+    temperature: float,
+    hard_negatives: int = 0,
+    same: Tensor | None = None,
+) -> Tensor:
     """The mean over `own` [n, 2, size] of the loss to find each view's partner among the other views of `candidates`.
 
     `candidates` [m, 2, size] holds `own` from row `first` on. With `hard_negatives`, each view is compared with its
-    partner and only so many of the others, the most similar ones.
+    partner and only so many of the others, the most similar ones. Candidates of the `same` image [n, m] are no others.
     """
     truth = torch.arange(first, first + len(own), device=own.device)
+    partner = torch.arange(len(candidates), device=own.device) == truth.unsqueeze(1)
     losses = []
     for view in (0, 1):
         logits = _similarities(own[:, view], candidates[:, 1 - view]) / temperature
+        if same is not None:
+            logits = logits.masked_fill(same & ~partner, -torch.inf)
         if hard_negatives:
-            partner = torch.arange(len(candidates), device=own.device) == truth.unsqueeze(1)
             others = logits.masked_fill(partner, -torch.inf).topk(min(hard_negatives, len(candidates) - 1)).values
             logits = torch.cat([logits.gather(1, truth.unsqueeze(1)), others], dim=1)
             losses.append(functional.cross_entropy(logits, torch.zeros_like(truth)))
@@ -130,11 +147,15 @@ class _AllGather(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _TwoViews:
-    """Images, and the random changes [n, 2, 6] that make two views of each (see `Augmentation.draw`)."""
+    """Images, the random changes [n, 2, 6] that make two views of each (see `Augmentation.draw`), and checksums [n].
+
+    A batch over the end of an epoch, or equal files, may hold an image twice.
+    """
 
     first: Augmentation
     second: Augmentation
 
     def __call__(self, raw: Fields, positions: Indices) -> Fields:
         changes = torch.stack([self.first.draw(positions), self.second.draw(positions)], dim=1)
-        return {"image": raw["image"], "changes": changes}
+        identity = torch.tensor([zlib.crc32(image.numpy().tobytes()) for image in raw["image"]])
+        return {"image": raw["image"], "changes": changes, "identity": identity}
