@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import os
 import time
 
@@ -216,6 +217,9 @@ class Run:
             step, samples = session.progress.step, session.progress.samples
             self.telemetry.event(step, "resume", path=str(choice.path), samples=samples)
             self.telemetry.say(f"resumed from {choice.path} at step {step}")
+            former_samples, now = math.prod(state["batch"].values()), session.samples_per_step
+            if now and former_samples != now and state["phase"] == session.settings.phase:
+                self.telemetry.say(f"{now} samples per step instead of {former_samples}; steps and rate stay as given")
             former, optimizer = state["config"]["optimizer"], session.settings.optimizer
             if former != optimizer:
                 self.telemetry.say(f"the optimizer's state starts afresh: {optimizer} instead of {former}")

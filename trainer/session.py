@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainer.batch import smaller
 from trainer.checkpoints import FORMAT, State, random_state, restore_random_state
 from trainer.checkpoints.snapshot import seed_everything
 from trainer.config import Settings, as_plain
@@ -138,9 +139,14 @@ class PhaseSession:
             learnt = {key: former_scaler[key] for key in ("scale", "_growth_tracker")}
             scaler.load_state_dict(scaler.state_dict() | learnt)
         is_same_batch = (settings.batch_size, settings.grad_accum) == (former["batch_size"], former["grad_accum"])
-        if is_same_batch and settings.phase == state["phase"]:
+        batch = state["batch"]
+        if settings.phase != state["phase"]:
+            reduced = isinstance(former["batch_size"], int) and batch["batch_size"] < former["batch_size"]
+            while reduced and self.batch_size > batch["batch_size"]:  # memory ran out with more
+                self.batch_size, self.grad_accum = smaller(self.batch_size, self.grad_accum) or (1, self.grad_accum)
+        elif is_same_batch:
             # The settings are the same, so a batch size that was found or reduced still fits.
-            self.batch_size, self.grad_accum = state["batch"]["batch_size"], state["batch"]["grad_accum"]
+            self.batch_size, self.grad_accum = batch["batch_size"], batch["grad_accum"]
         self._restore_random(state["random"])
 
     def _state_with(self, **tensors: Any) -> State:
@@ -153,7 +159,11 @@ class PhaseSession:
             "epoch": self.epoch,
             "phase": self.settings.phase,
             "phase_step": self.phase_step,
-            "batch": {"batch_size": self.batch_size, "grad_accum": self.grad_accum},
+            "batch": {
+                "batch_size": self.batch_size,
+                "grad_accum": self.grad_accum,
+                "ranks": self.strategy.data_ranks,
+            },
             "deals": [list(deal) for deal in self.feed.deals],
             "scaler": self.precision.scaler.state_dict(),
             "random": self.world.gather(random_state(self.world.device)),

@@ -138,6 +138,14 @@ def test_all_ranks_step_down_together_where_one_runs_out_of_memory(
     assert [line["step"] for line in steps] == list(range(1, 9))
     assert [line["samples"] for line in steps] == [step * 16 * 3 * 2 for step in range(1, 9)]
     plain = tmp_path / "plain"
+    # A later phase begins with what fitted.
+    phases = json.dumps([{"name": "a", "steps": 4}, {"name": "b", "steps": 4, "batch_size": 32, "grad_accum": 3}])
+    only_first = "oom@step=1,above=12,rank=1,times=always"
+    two_ranks.run(
+        train_on, tmp_path / "phases", *flags, "--oom-retries", "1", "--inject", only_first, f"--phases={phases}"
+    )
+    [begun] = events(tmp_path / "phases", "phase")
+    assert (begun["batch_size"], begun["grad_accum"]) == (12, 8)
     two_ranks.run(train_on, plain, *flags)
     # The same samples in smaller parts: only dropout is drawn anew.
     assert steps[-1]["loss"] == pytest.approx(step_lines(plain)[-1]["loss"], rel=0.05)
