@@ -33,6 +33,9 @@ SIMPLE_TEMPLATE = (
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 
+# A noncharacter of Unicode, which no text holds.
+_BREAK = "\ufdd0"
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -74,6 +77,7 @@ class Tokenizer:
             loaded.bos_token = loaded.bos_token or loaded.eos_token
             loaded.chat_template = SIMPLE_TEMPLATE
         self._loaded = loaded
+        self._specials = [token.content for token in loaded.added_tokens_decoder.values() if token.special]
         self._fast = loaded.backend_tokenizer
         self._fast.no_truncation()
         self._fast.no_padding()
@@ -93,8 +97,9 @@ class Tokenizer:
     def conversation(self, messages: Messages) -> Encoded:
         """Tokenize a conversation. The loss covers the assistant's words and the end of its turn.
 
-        A token belongs to the message with its first character. Raises ValueError if the template refuses the messages,
-        or if what it renders before an answer is not the prompt for that answer.
+        A token belongs to the message with its first character. An answer that the template renders otherwise once
+        more follows, such as without its thoughts, is not learnt. Raises ValueError if the template refuses the
+        messages, or if what it renders before the last one, an answer, is not the prompt for it.
         """
         text = self.rendered(messages)
         spans = []
@@ -102,20 +107,32 @@ class Tokenizer:
             if message["role"] == "assistant":
                 before = self.rendered(messages[:number], answer=True)
                 until = self.rendered(messages[: number + 1])
-                if not (until.startswith(before) and text.startswith(until)):
+                if until.startswith(before) and text.startswith(until):
+                    spans.append((len(before), len(until.rstrip())))
+                elif number == len(messages) - 1:
                     raise ValueError("the chat template renders an answer otherwise than what asks for it")
-                spans.append((len(before), len(until.rstrip())))
-        encoding = self._fast.encode(text, add_special_tokens=False)
-        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+        ids, offsets = self._encode(text)
+        starts = np.array(offsets, dtype=np.int64)
         learn = np.zeros(len(starts), dtype=np.bool_)
         for first, end in spans:
             learn |= (starts >= first) & (starts < end)
-        return Encoded(np.array(encoding.ids, dtype=np.uint32), learn)
+        return Encoded(np.array(ids, dtype=np.uint32), learn)
 
     def prompt(self, messages: Messages) -> list[int]:
         """The tokens of a prompt, which the model continues with an answer. Raises ValueError like `rendered`."""
-        ids: list[int] = self._fast.encode(self.rendered(messages, answer=True), add_special_tokens=False).ids
-        return ids
+        return self._encode(self.rendered(messages, answer=True))[0]
+
+    def _encode(self, text: str) -> tuple[list[int], list[int]]:
+        """Tokens of a rendered text, and where each begins in it. What `_BREAK` separates is tokenized apart."""
+        ids: list[int] = []
+        starts: list[int] = []
+        begin = 0
+        for piece in text.split(_BREAK):
+            encoding = self._fast.encode(piece, add_special_tokens=False)
+            ids += encoding.ids
+            starts += [begin + start for start, _ in encoding.offsets]
+            begin += len(piece) + 1
+        return ids, starts
 
     def beginning(self, text: str) -> list[int]:
         """The tokens of a plain text for the model to continue."""
@@ -125,14 +142,17 @@ class Tokenizer:
     def rendered(self, messages: Messages, *, answer: bool = False) -> str:
         """Render a conversation as text; with `answer`, end with the start of the assistant's turn.
 
-        Raises ValueError if the template refuses the messages.
+        Special tokens written in what others than the assistant say are text: `_BREAK` is inside of them. Raises
+        ValueError if the template refuses the messages.
         """
         from jinja2 import TemplateError
 
+        broken = [dict(message) for message in messages]
+        for message in broken:
+            for special in self._specials if message["role"] != "assistant" else ():
+                message["content"] = message["content"].replace(special, special[0] + _BREAK + special[1:])
         try:
-            text: str = self._loaded.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=answer
-            )
+            text: str = self._loaded.apply_chat_template(broken, tokenize=False, add_generation_prompt=answer)
         except (TemplateError, TypeError, KeyError) as error:
             raise ValueError(f"the chat template refuses it: {error}") from None
         return text
