@@ -201,7 +201,7 @@ class WarmupSchedule:
 
 
 class Ema:
-    """The average of some parameters over the steps of the optimizer.
+    """The average of some parameters over the steps of the optimizer, in fp32 where they are in half precision.
 
     The parameters may be shares of a sharded model: every rank averages its own. Buffers, such as the statistics of
     batch normalisation, are not averaged.
@@ -209,7 +209,10 @@ class Ema:
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
-        self._averages = {name: parameter.clone() for name, parameter in self._parameters.items()}
+        self._averages = {
+            name: parameter.to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+            for name, parameter in self._parameters.items()
+        }
         self._decay = decay
 
     @torch.no_grad()
@@ -220,19 +223,17 @@ class Ema:
         """
         decay = min(self._decay, (1 + step) / (10 + step))
         if self._parameters:
-            torch._foreach_lerp_(list(self._averages.values()), list(self._parameters.values()), 1 - decay)
+            weights = [self._parameters[name].to(average.dtype) for name, average in self._averages.items()]
+            torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model has the averaged weights inside, and its own again afterwards.
-
-        What is written to the averages inside, such as their mean over ranks, stays.
-        """
-        self._swap()
+        """The model has the averaged weights inside, and its own again afterwards."""
+        own = self._swap()
         try:
             yield
         finally:
-            self._swap()
+            self._swap(own)
 
     def state(self) -> dict[str, Tensor]:
         """The averages by name, shares as the parameters are; live tensors."""
@@ -247,9 +248,15 @@ class Ema:
             average.copy_(state.get(name, self._parameters[name]))
 
     @torch.no_grad()
-    def _swap(self) -> None:
+    def _swap(self, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Exchange weights and averages; or restore weights in half precision, which averages must not become."""
         # Values, not storages: optimizers, buckets and shards refer to the parameters' memory.
+        kept = {}
         for name, parameter in self._parameters.items():
-            current = parameter.clone()
-            parameter.copy_(self._averages[name])
-            self._averages[name].copy_(current)
+            current, average = parameter.clone(), self._averages[name]
+            parameter.copy_(own[name] if own and name in own else average)
+            if average.dtype == parameter.dtype:
+                average.copy_(current)
+            else:
+                kept[name] = current
+        return kept

@@ -227,6 +227,18 @@ def test_swapped_in_to_validate_and_out_again() -> None:
     assert all(not average.requires_grad for average in ema.state().values())
 
 
+def test_averages_of_half_precision_move_and_are_not_rounded() -> None:
+    parameter = torch.zeros(3, dtype=torch.bfloat16)
+    ema = Ema({"w": parameter}, 0.999)
+    parameter.fill_(1.0)
+    for step in range(10_000, 10_100):
+        ema.update(step)
+        with ema.swapped():
+            assert float(parameter[0]) < 0.2
+        assert float(parameter[0]) == 1.0
+    assert ema.state()["w"].tolist() == pytest.approx([1 - 0.999**100] * 3, rel=1e-4)
+
+
 def test_its_state_goes_on_elsewhere() -> None:
     values = weights(1.0, 2.0)
     first = Ema(values, 0.5)
