@@ -43,7 +43,7 @@ def run_on(world: World, chosen: config.Settings) -> None:
     """A run on the ranks of a world; all of them call it."""
     telemetry = Telemetry(chosen, world)
     try:
-        with Signals(30) as signals:
+        with Signals(chosen.stop_timeout) as signals:
             Run(chosen, world, telemetry, signals).train()
     finally:
         telemetry.close()

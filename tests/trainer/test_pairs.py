@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import json
+import random
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -12,21 +15,35 @@ from tests.trainer.ranks import Ranks
 from tests.trainer.running import events, step_lines, train_on
 from tests.trainer.test_run import train_until
 from trainer.checkpoints import ResumeChoice, choose, load
+from trainer.world import World
 
 FACTORS: dict[str, tuple[str, ...]] = {
-    "phases": ("one", "fewer ranks first", "fewer ranks last", "fewer ranks between"),
+    "phases": ("one", "two", "fewer ranks first", "fewer ranks between"),
     "parallel": ("ddp", "zero1", "fsdp"),
     "writing": ("sync", "async"),
     "files": ("whole", "sharded"),
     "compressed": ("plain", "gzip"),
     "averaged": ("weights", "ema"),
     "optimizer": ("adamw", "muon"),
+    "batch": ("given", "auto"),
+    "validated": ("at the end", "for the best"),
+    "exported": ("nothing", "last"),
     "recomputed": ("nothing", "all but products"),
     "garbage": ("whenever", "every third step"),
+    "stop timeout": ("25", "8"),
     "end": ("done", "stopped"),
 }
-
-PHASES = {"one": [2, 2], "fewer ranks first": [1, 2], "fewer ranks last": [2, 1], "fewer ranks between": [2, 1, 2]}
+PHASES = {"one": [2], "two": [2, 2], "fewer ranks first": [1, 2], "fewer ranks between": [2, 1, 2]}
+SMALL_GPT2 = (
+    "--task",
+    "lm",
+    "--context",
+    "16",
+    "--model",
+    "gpt2",
+    "--model-options",
+    '{"n_embd": 32, "n_head": 2, "n_layer": 2}',
+)
 
 Case = dict[str, str]
 
@@ -37,47 +54,63 @@ def allowed(case: Case) -> bool:
     return (case["files"] == "whole" or spread) and not (case["optimizer"] == "muon" and spread)
 
 
-def pairs_of(case: Case) -> set[frozenset[tuple[str, str]]]:
-    return {frozenset(pair) for pair in itertools.combinations(case.items(), 2)}
+def pairs_of(case: Case) -> set[tuple[tuple[str, str], ...]]:
+    return set(itertools.combinations(sorted(case.items()), 2))
 
 
 def cases() -> list[Case]:
-    """Few cases that have all pairs which any allowed case has: each next one has the most that are still missing."""
-    every = [dict(zip(FACTORS, values, strict=True)) for values in itertools.product(*FACTORS.values())]
-    every = [case for case in every if allowed(case)]
-    missing = set().union(*map(pairs_of, every))
-    chosen = []
+    """Few cases with all pairs that an allowed case has: of many drawn ones, each next has the most still missing."""
+    draw = random.Random(0)
+    drawn = [{name: draw.choice(values) for name, values in FACTORS.items()} for _ in range(1500)]
+    drawn = [case for case in drawn if allowed(case)]
+    pairs = [pairs_of(case) for case in drawn]
+    missing, chosen = set().union(*pairs), []
     while missing:
-        best = max(every, key=lambda case: len(pairs_of(case) & missing))
-        missing -= pairs_of(best)
-        chosen.append(best)
+        best = max(range(len(drawn)), key=lambda number: len(pairs[number] & missing))
+        missing -= pairs[best]
+        chosen.append(drawn[best])
     return chosen
 
 
 def flags_of(case: Case, steps: int) -> list[str]:
+    sizes = PHASES[case["phases"]]
     phases = [
-        {"name": f"phase{number}", "steps": steps if last else 3, "ranks": 0 if ranks == 2 else ranks}
-        for number, ranks in enumerate(PHASES[case["phases"]])
-        for last in [number == len(PHASES[case["phases"]]) - 1]
+        {
+            "name": f"phase{number}",
+            "steps": steps if number == len(sizes) - 1 else 3,
+            "ranks": 0 if ranks == 2 else ranks,
+            "parallel": case["parallel"],
+            "sharded_checkpoints": case["files"] == "sharded",
+        }
+        for number, ranks in enumerate(sizes)
     ]
-    for phase in phases:
-        phase["parallel"] = case["parallel"]
-        phase["sharded_checkpoints"] = case["files"] == "sharded"
-    flags = ["--phases", json.dumps(phases), "--checkpoint-every", "2", "--validate-every", "0"]
-    flags += ["--async-checkpoints"] if case["writing"] == "async" else []
-    flags += ["--gzip-checkpoints"] if case["compressed"] == "gzip" else []
-    flags += [
-        "--optimizer",
-        case["optimizer"],
-        *(["--task", "lm", "--width", "32"] if case["optimizer"] == "muon" else []),
-    ]
-    flags += ["--gradient-checkpointing", "operations"] if case["recomputed"] != "nothing" else []
-    flags += ["--gc-every", "3"] if case["garbage"] != "whenever" else []
-    return flags + (["--ema", "0.9"] if case["averaged"] == "ema" else [])
+    best = ["--validate-every", "2", "--validate-samples", "8", "--best-checkpoint"]
+    options = {
+        "writing": ["--async-checkpoints"],
+        "compressed": ["--gzip-checkpoints"],
+        "averaged": ["--ema", "0.9"],
+        "optimizer": ["--optimizer", "muon", *SMALL_GPT2],
+        "batch": ["--batch-size", "auto", "--max-batch-size", "4"],
+        "validated": best,
+        "exported": ["--export", "last", *SMALL_GPT2],
+        "recomputed": ["--gradient-checkpointing", "operations"],
+        "garbage": ["--gc-every", "3"],
+    }
+    chosen = [flag for name, flags in options.items() if case[name] != FACTORS[name][0] for flag in flags]
+    phased = ["--phases", json.dumps(phases), "--checkpoint-every", "2", "--stop-timeout", case["stop timeout"]]
+    return [*phased, "--validate-every", "0", *chosen]
+
+
+def armed_clocks(world: World, output: Path, *flags: str) -> set[float]:
+    """Train until rank 1 alone is asked to stop, also where it waits. Returns this rank's timeouts of stops."""
+    armed: set[float] = set()
+    with patch.object(faulthandler, "dump_traceback_later", lambda seconds, **_: armed.add(seconds)):
+        train_until(world, output, 8, *flags, asked=(1,))
+    return armed
 
 
 ALL = cases()
-QUICK = next(case for case in ALL if (case["parallel"], case["end"]) == ("fsdp", "stopped"))
+QUICK = next(case for case in ALL if (case["parallel"], case["batch"], case["exported"]) == ("fsdp", "auto", "nothing"))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +120,8 @@ QUICK = next(case for case in ALL if (case["parallel"], case["end"]) == ("fsdp",
 )
 def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(case: Case, two_ranks: Ranks, tmp_path: Path) -> None:
     if case["end"] == "stopped":
-        # Rank 1 alone is asked, also where it waits.
-        two_ranks.run(train_until, tmp_path, 8, *flags_of(case, 3000), asked=(1,))
+        armed = two_ranks.run(armed_clocks, tmp_path, *flags_of(case, 3000))
+        assert armed[1] == {float(case["stop timeout"])}
         [stop] = events(tmp_path, "stop")
         last = stop["step"]
         assert 8 <= last < 3000
@@ -96,7 +129,10 @@ def test_a_run_ends_with_a_checkpoint_that_one_process_can_read(case: Case, two_
         two_ranks.run(train_on, tmp_path, *flags_of(case, 3))
         last = 3 * len(PHASES[case["phases"]])
         assert len(events(tmp_path, "end")) == 1
+        assert (tmp_path / "hf" / "model.safetensors").exists() == (case["exported"] == "last")
     assert [line["step"] for line in step_lines(tmp_path)] == list(range(1, last + 1))
+    assert bool(events(tmp_path, "batch_found")) == (case["batch"] == "auto")
+    assert any((tmp_path / "checkpoints").glob("best_model.*")) == (case["validated"] == "for the best")
     choice: ResumeChoice = choose("auto", tmp_path / "checkpoints")
     assert choice.path is not None and not choice.rejected
     state = load(choice.path)
