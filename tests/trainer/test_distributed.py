@@ -27,42 +27,7 @@ from tests.trainer.running import (
 from tests.trainer.test_loop import same
 from trainer.checkpoints import existing, load
 from trainer.errors import SettingsError
-from trainer.faults import Injector
-from trainer.session import PhaseSession, TrainingProgress
-from trainer.stepper import Stepper
-from trainer.telemetry.timing import StepTimer
 from trainer.world import World, join, lost_a_peer
-
-
-def session_on(world: World, output: Path, *flags: str) -> PhaseSession:
-    chosen = settings("--output-dir", str(output), "--grad-clip", "0", *flags)
-    session = PhaseSession(chosen, world, 1, TrainingProgress())
-    session.set_batch(session.batch_size, session.grad_accum)
-    return session
-
-
-def one_step(session: PhaseSession, output: Path) -> tuple[float, torch.Tensor]:
-    """The mean loss of a step, and all gradients in a row as the optimizer gets them."""
-    stepper = Stepper(session, Injector((), session.world.rank, output), StepTimer(session.world.device))
-    session.progress.step += 1
-    total = stepper.gradients(session.progress.step, survive=False)
-    assert total is not None
-    gradients = torch.cat([one.flatten() for one in session.strategy.local_gradients().values()])
-    [loss] = session.world.sum(total)
-    session.progress.samples += session.samples_per_step
-    stepper.update()
-    return loss / session.world.size, gradients.clone()
-
-
-def step_of_all_and_of_one(world: World, output: Path) -> tuple[float, float, torch.Tensor, torch.Tensor]:
-    """A step of all ranks with accumulation, and one of this process alone with the joined batch in one."""
-    with session_on(world, output, "--dropout", "0", "--grad-accum", "3", "--batch-size", "8") as together:
-        loss, gradients = one_step(together, output)
-    alone = World(rank=0, size=1, device=world.device, backend="")
-    joined = ("--grad-accum", "1", "--batch-size", str(3 * 8 * world.size))
-    with session_on(alone, output, "--dropout", "0", *joined) as single:
-        joined_loss, joined = one_step(single, output)
-    return loss, joined_loss, gradients, joined
 
 
 def train_and_fail(world: World, output: Path, *flags: str) -> str:
@@ -78,36 +43,6 @@ def random_state_after(world: World, output: Path, *flags: str) -> list[int]:
     train_on(world, output, *flags)
     state: list[int] = torch.get_rng_state().tolist()
     return state
-
-
-def assert_joined(found: list[tuple[float, float, torch.Tensor, torch.Tensor]]) -> None:
-    _, _, first, joined = found[0]
-    for loss, joined_loss, gradients, _ in found:
-        assert loss == pytest.approx(joined_loss, abs=1e-6)
-        assert torch.equal(gradients, first)
-    assert float((first - joined).abs().max() / joined.abs().max()) < 1e-5
-
-
-def test_accumulated_gradients_are_those_of_the_large_batch(tmp_path: Path) -> None:
-    alone = World(rank=0, size=1, device=torch.device("cpu"), backend="")
-    assert_joined([step_of_all_and_of_one(alone, tmp_path)])
-
-
-def test_gradients_of_two_ranks_are_those_of_one_process_on_the_joined_batch(two_ranks: Ranks, tmp_path: Path) -> None:
-    assert_joined(two_ranks.run(step_of_all_and_of_one, tmp_path))
-
-
-SHARDED = ("--task", "lm", "--context", "16", "--width", "32", "--parallel", "fsdp", "--sharded-checkpoints")
-
-
-def test_a_phase_with_fewer_ranks_leaves_the_next_ones_writers_in_step(two_ranks: Ranks, tmp_path: Path) -> None:
-    """A group that rank 0 alone had made would leave the ranks with two names for the next one."""
-    phases = [{"name": "a", "steps": 2, "ranks": 1}, {"name": "b", "steps": 2}, {"name": "c", "steps": 2, "ranks": 1}]
-    phases.append({"name": "d", "steps": 2})
-    flags = (*SHARDED, "--async-checkpoints", "--checkpoint-every", "2", "--phases", json.dumps(phases))
-    two_ranks.run(train_on, tmp_path, *flags)
-    assert [line["phase"] for line in step_lines(tmp_path)] == ["a", "a", "b", "b", "c", "c", "d", "d"]
-    assert load(tmp_path / "checkpoints" / "step_00000008.pt")["step"] == 8
 
 
 def test_two_resumed_halves_are_one_straight_run_bit_for_bit(two_ranks: Ranks, tmp_path: Path) -> None:

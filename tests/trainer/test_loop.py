@@ -21,7 +21,6 @@ from tests.trainer.running import checkpoints, events, flip_a_byte, lines, setti
 from trainer.checkpoints import State, existing, hashes, load
 from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut
-from trainer.data.sampler import order_for
 from trainer.loop import Loop
 from trainer.session import PhaseSession, TrainingProgress
 from trainer.stepper import Stepper
@@ -115,18 +114,6 @@ def resumed(output: Path, *flags: str) -> Iterator[PhaseSession]:
     with PhaseSession(chosen, ALONE, 1, TrainingProgress()) as session:
         session.load(final_state(output))
         yield session
-
-
-def test_another_batch_size_on_resume_goes_on_where_the_data_was(tmp_path: Path) -> None:
-    assert train(tmp_path, "--steps", "5") == 0
-    with resumed(tmp_path, "--batch-size", "5", "--grad-accum", "3") as session:
-        assert (session.progress.step, session.progress.samples) == (5, 80)
-        assert (session.batch_size, session.grad_accum) == (5, 3)
-        session.set_batch(session.batch_size, session.grad_accum)
-        order = order_for(session.data.train, session.settings.seed)
-        for start in (80, 85, 90):
-            raw = session.data.train.read(order.indices(start, 5))
-            assert torch.equal(session.feed.next()["label"], raw["label"])
 
 
 def test_a_batch_that_was_stepped_down_stays_so_unless_another_is_asked_for(tmp_path: Path) -> None:
@@ -292,12 +279,6 @@ def test_settings_that_this_machine_cannot_meet(
     assert train(tmp_path, *flags) == 2
     shown = capsys.readouterr().err
     assert shown.startswith(f"trainer: {message}") and shown.count("\n") == 1
-
-
-def test_bf16_and_activation_checkpointing_train(tmp_path: Path) -> None:
-    assert train(tmp_path, "--steps", "30", "--precision", "bf16", "--gradient-checkpointing") == 0
-    losses = [line["loss"] for line in step_lines(tmp_path)]
-    assert losses[-1] < losses[0]
 
 
 def test_a_small_language_model_learns(tmp_path: Path) -> None:

@@ -84,14 +84,13 @@ def flags_of(case: Case, steps: int) -> list[str]:
         }
         for number, ranks in enumerate(sizes)
     ]
-    best = ["--validate-every", "2", "--validate-samples", "8", "--best-checkpoint"]
     options = {
         "writing": ["--async-checkpoints"],
         "compressed": ["--gzip-checkpoints"],
         "averaged": ["--ema", "0.9"],
         "optimizer": ["--optimizer", "muon", *SMALL_GPT2],
         "batch": ["--batch-size", "auto", "--max-batch-size", "4"],
-        "validated": best,
+        "validated": ["--validate-every", "2", "--validate-samples", "8", "--best-checkpoint"],
         "exported": ["--export", "last", *SMALL_GPT2],
         "recomputed": ["--gradient-checkpointing", "operations"],
         "garbage": ["--gc-every", "3"],

@@ -12,7 +12,6 @@ from tests.trainer.parallel_checks import ALONE
 from tests.trainer.ranks import Ranks
 from tests.trainer.tiny import tiny_settings
 from trainer.errors import SettingsError
-from trainer.parallel import collectives
 from trainer.parallel.build import check
 from trainer.parallel.plain import DataParallel, Plain
 from trainer.world import World
@@ -90,9 +89,3 @@ def test_what_old_torch_cannot_do_is_refused_by_its_version(monkeypatch: pytest.
         with pytest.raises(SettingsError) as raised:
             check(settings, world)
         assert str(raised.value) == f"{what} needs torch 2.7 or newer; this is 2.6.0+cpu"
-
-
-def test_broadcasts_take_many_tensors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "_EXCHANGE_BYTES", 8)
-    tensors = [torch.zeros(1), torch.zeros(2), torch.zeros(1, dtype=torch.int64), torch.zeros(1)]
-    assert [[tensor.numel() for tensor in pack] for pack in collectives._packs(tensors)] == [[1, 2], [1], [1]]
