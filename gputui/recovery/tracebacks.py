@@ -90,7 +90,7 @@ class Chain(Struct, frozen=True):
     ranked: bool = False
 
 
-class Frame(Struct, frozen=True):
+class StackFrame(Struct, frozen=True):
     """A frame of a stack dump."""
 
     file: str
@@ -98,7 +98,7 @@ class Frame(Struct, frozen=True):
     function: str
 
 
-Stack = tuple[Frame, ...]
+Stack = tuple[StackFrame, ...]
 """Frames, the innermost first."""
 
 
@@ -193,15 +193,15 @@ def _chains(lines: list[_Line]) -> list[tuple[Chain, int, int]]:
 
 def main_stacks(text: str) -> list[Stack]:
     """The stacks of main threads, or of those that got the signal, in dumps by Python's faulthandler or by py-spy."""
-    stacks: list[list[Frame]] = []
-    frames: list[Frame] = []
+    stacks: list[list[StackFrame]] = []
+    frames: list[StackFrame] = []
     for line in map(bare, lines_of(text)):
         if _THREAD.match(line):
             frames = []
             if _MAIN_THREAD.match(line):
                 stacks.append(frames)
         elif (match := _DUMP_FRAME.match(line) or _SPY_FRAME.match(line)) is not None:
-            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
+            frames.append(StackFrame(match["file"], int(match["line"]), match["function"]))
     return [tuple(stack) for stack in stacks if stack]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.recovery.tracebacks import Frame, fatal_where, last_chain, main_stacks
+from gputui.recovery.tracebacks import StackFrame, fatal_where, last_chain, main_stacks
 from gputui.runs.launchers.reports import LauncherReport, parse_reports
 from tests.recovery.attempts import recorded, report, traceback
 from tests.tables import table
@@ -114,4 +114,4 @@ def test_the_stack_of_the_main_thread_by_py_spy() -> None:
         '    <module> (train.py:9)\nThread 9 (active+gil): "Feeder"\n    run (threading.py:982)\n'
     )
     (stack,) = main_stacks(text)
-    assert stack == (Frame("/home/me/a b/train.py", 6, "Event.wait"), Frame("train.py", 9, "<module>"))
+    assert stack == (StackFrame("/home/me/a b/train.py", 6, "Event.wait"), StackFrame("train.py", 9, "<module>"))

@@ -29,7 +29,7 @@ async def test_a_full_disk_is_told_instead_of_silence(
         feed_of(app).refresh()
         await pilot.pause()
         notice = " ".join(text(app, "notice").split())
-        assert mentions(notice, "is full", "03:12:44", "runs continue")
+        assert mentions(notice, "is full", "03:12", "runs continue")
         assert "silent" not in notice and "no news" not in notice
         disk(monkeypatch, 10 * LEAST_BYTES)
         filler.connection.execute("UPDATE agent SET heartbeat_at = ?", (NOW + 21,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputui.recovery.tracebacks import Frame, Stack
+from gputui.recovery.tracebacks import StackFrame, Stack
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.progress import (
     ProgressLine,
@@ -146,7 +146,7 @@ def test_a_program_that_never_wrote_metrics_may_be_meant_to_wait() -> None:
 
 def stack(*places: str) -> Stack:
     frames = (place.split(":") for place in places)
-    return tuple(Frame(file, int(line), function) for file, line, function in frames)
+    return tuple(StackFrame(file, int(line), function) for file, line, function in frames)
 
 
 BACKWARD = stack("/venv/lib/python3.12/site-packages/torch/autograd/graph.py:979:_engine_run_backward", "a.py:14:main")
