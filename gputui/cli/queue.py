@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
 
 import click
 
@@ -35,7 +33,23 @@ def show(session: Session, as_json: bool) -> None:
     """Print the waiting runs, and whether the queue is paused."""
     pause, waiting = _read(session)
     if as_json:
-        print_json(_shape(pause, waiting))
+        print_json(
+            {
+                "paused": pause is not None,
+                "paused_at": iso(pause.at) if pause else None,
+                "paused_by": pause.actor if pause else None,
+                "runs": [
+                    {
+                        "position": entry.position,
+                        "id": entry.run_id,
+                        "priority": entry.priority,
+                        "queued_at": iso(entry.queued_at),
+                        "waiting_for": entry.waiting_for,
+                    }
+                    for entry in waiting
+                ],
+            }
+        )
         return
     now = time.time()
     if pause is not None:
@@ -64,25 +78,6 @@ def _read(session: Session) -> tuple[queue.QueuePause | None, list[queue.QueueEn
     with closing(connection):
         connection.execute("BEGIN")
         return queue.pause(connection), queue.entries(connection)
-
-
-def _shape(pause: queue.QueuePause | None, waiting: Sequence[queue.QueueEntry]) -> dict[str, Any]:
-    """The queue as JSON, with times in ISO 8601."""
-    return {
-        "paused": pause is not None,
-        "paused_at": iso(pause.at) if pause else None,
-        "paused_by": pause.actor if pause else None,
-        "runs": [
-            {
-                "position": entry.position,
-                "id": entry.run_id,
-                "priority": entry.priority,
-                "queued_at": iso(entry.queued_at),
-                "waiting_for": entry.waiting_for,
-            }
-            for entry in waiting
-        ],
-    }
 
 
 def pause_line(pause: queue.QueuePause, now: float) -> str:

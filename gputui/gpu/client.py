@@ -113,10 +113,7 @@ class SamplerClient:
         self._backoff = ReadBackoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
 
     def start(self, now: float | None = None) -> None:
-        """Start the sampler. `check` reports a failure and tries again.
-
-        Raises OSError if no pipe can be created.
-        """
+        """Start the sampler. `check` reports a failure and tries again. Raises OSError if no pipe can be created."""
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._spawn(time.monotonic() if now is None else now)

@@ -56,36 +56,25 @@ class Calls:
         self._never: set[tuple[object, ...]] = set()
 
     def ask(self, gpu: str, function: str, handle: Any, *args: object) -> Any:
-        """The result of ``pynvml.<function>(handle, *args)``, or None.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        """The result of ``pynvml.<function>(handle, *args)``, or None. Raises GpuGoneError, DriverGoneError."""
         key = (gpu, function, *args)
         if key in self._never:
             return None
         return self._guarded(gpu, key, getattr(self.nvml, function), handle, *args)
 
     def run(self, gpu: str, name: str, function: Callable[[], Any]) -> Any:
-        """The result of a function that makes several calls; "not supported" is cached under ``name``.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        """The result of a function that makes several calls; "not supported" is cached under ``name``. Raises
+        GpuGoneError, DriverGoneError."""
         key = (gpu, name)
         return None if key in self._never else self._guarded(gpu, key, function)
 
     def number(self, gpu: str, function: str, handle: Any, *args: object) -> int | None:
-        """An integer, or None if NVML leaves it blank.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        """An integer, or None if NVML leaves it blank. Raises GpuGoneError, DriverGoneError."""
         value = self.ask(gpu, function, handle, *args)
         return None if value is None or value in _BLANK else int(value)
 
     def text(self, gpu: str, function: str, handle: Any) -> str | None:
-        """A string without control characters.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        """A string without control characters. Raises GpuGoneError, DriverGoneError."""
         value = self.ask(gpu, function, handle)
         if isinstance(value, bytes):
             value = value.decode("utf-8", "replace")
@@ -99,10 +88,8 @@ class Calls:
 
     def fields(self, gpu: str, handle: Any, wanted: list[tuple[int, int]]) -> dict[int, tuple[float, int]]:
         """Several field values in one call: ID → (value, timestamp of the driver in microseconds), without unknown
-        ones. ``wanted`` holds (field ID, scope) pairs; unsupported ones are removed from it.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        ones. ``wanted`` holds (field ID, scope) pairs; unsupported ones are removed from it. Raises GpuGoneError,
+        DriverGoneError."""
         if not wanted:
             return {}
         answers = self.ask(gpu, "nvmlDeviceGetFieldValues", handle, tuple(wanted))

@@ -23,10 +23,7 @@ class UnifiedMemory(NamedTuple):
 
 
 def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
-    """The facts of the GPU behind ``handle``.
-
-    Raises GpuGoneError, DriverGoneError.
-    """
+    """The facts of the GPU behind ``handle``. Raises GpuGoneError, DriverGoneError."""
     pci = calls.ask(uuid, "nvmlDeviceGetPciInfo", handle)
     limits = calls.ask(uuid, "nvmlDeviceGetPowerManagementLimitConstraints", handle)
     capability = calls.ask(uuid, "nvmlDeviceGetCudaComputeCapability", handle)
@@ -56,10 +53,8 @@ def read_facts(calls: Calls, index: int, uuid: str, handle: Any) -> GpuFacts:
 
 def read_memory(calls: Calls, uuid: str, handle: Any) -> Any:
     """Total, used and, with the call's second version, reserved bytes; None if unknown. Only the second version's
-    ``used`` excludes reserved memory. A GPU that has neither memory nor a window into it (BAR1) uses the host's.
-
-    Raises GpuGoneError, DriverGoneError.
-    """
+    ``used`` excludes reserved memory. A GPU that has neither memory nor a window into it (BAR1) uses the host's. Raises
+    GpuGoneError, DriverGoneError."""
     second = calls.nvml.nvmlMemory_v2
     if calls.answers(uuid, "nvmlDeviceGetMemoryInfo", second):
         memory = calls.ask(uuid, "nvmlDeviceGetMemoryInfo", handle, second)

@@ -51,10 +51,8 @@ class ProcessLists:
         self._room = _ROOM_FOR
 
     def read(self, gpu: str, handle: Any, memory_total_bytes: int | None) -> tuple[GpuProcess, ...] | None:
-        """The processes of one GPU, largest first; None if the driver has no list or an invalid one.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        """The processes of one GPU, largest first; None if the driver has no list or an invalid one. Raises
+        GpuGoneError, DriverGoneError."""
         rows = self._list(gpu, handle, "C")
         if rows is None:
             return None

@@ -146,19 +146,13 @@ class Gpu:
         )
 
     def read_settings(self, calls: Calls) -> None:
-        """Read what the fast tier reports but does not read.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        """Read what the fast tier reports but does not read. Raises GpuGoneError, DriverGoneError."""
         self._read_clocks(calls)
         self._read_power_limit(calls)
 
     def read_link(self, calls: Calls) -> None:
         """Read the PCIe link, and values that change or matter seldom: the video engines and the power limit. Blocks
-        for 2 x 20 ms, the window of the throughput.
-
-        Raises GpuGoneError, DriverGoneError.
-        """
+        for 2 x 20 ms, the window of the throughput. Raises GpuGoneError, DriverGoneError."""
         uuid, handle = self.facts.uuid, self.handle
         self._read_power_limit(calls)
         encoder = calls.ask(uuid, "nvmlDeviceGetEncoderUtilization", handle)

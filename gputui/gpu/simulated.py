@@ -37,10 +37,8 @@ S = TypeVar("S", GpuSample, GpuSlowSample)
 
 class SimulatedSource:
     """The source of ``--demo``. ``epoch`` is the start of the simulation (UTC unix seconds), which restarts of the
-    sampler do not change. ``sleep`` implements a planned hang.
-
-    Raises OSError, and ValueError for an invalid scenario.
-    """
+    sampler do not change. ``sleep`` implements a planned hang. Raises OSError, and ValueError for an invalid
+    scenario."""
 
     def __init__(
         self,

@@ -29,10 +29,7 @@ class Source(Protocol):
     and a machine without a driver is an Inventory with a ``problem``."""
 
     def inventory(self, at: float) -> Inventory:
-        """Open or reopen the source, and list its GPUs.
-
-        Raises FreshProcessNeededError.
-        """
+        """Open or reopen the source, and list its GPUs. Raises FreshProcessNeededError."""
 
     def recheck_after_seconds(self) -> float | None:
         """The minimum delay before the inventory is read again; None if all is well."""

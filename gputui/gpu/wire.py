@@ -31,10 +31,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Parse a line.
-
-    Raises ValueError.
-    """
+    """Parse a line. Raises ValueError."""
     try:
         return _messages().decode(line)
     except msgspec.MsgspecError as error:
@@ -50,10 +47,7 @@ def encode_interval(seconds: float) -> bytes:
 
 
 def decode_command(line: bytes) -> WireCommand:
-    """Parse a command.
-
-    Raises ValueError.
-    """
+    """Parse a command. Raises ValueError."""
     try:
         command = msgspec.json.decode(line, type=WireCommand)
     except msgspec.MsgspecError as error:

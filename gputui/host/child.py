@@ -38,10 +38,8 @@ def run_child(
     environ: Mapping[str, str] | None = None,
     workdir: str | None = None,
 ) -> ChildOutput:
-    """Run a command in a new session, and kill the session at the deadline.
-
-    Raises ChildError if it cannot be started or is not over in time.
-    """
+    """Run a command in a new session, and kill the session at the deadline. Raises ChildError if it cannot be started
+    or is not over in time."""
     try:
         process = subprocess.Popen(
             list(argv),

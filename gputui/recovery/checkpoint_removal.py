@@ -21,10 +21,8 @@ from gputui.store.checkpoints import CheckpointRow
 def prune(search: CheckpointSearch, keep: int, resume_from: str | None = None) -> list[Path]:
     """Remove the checkpoints of the run's course that are older than the ``keep`` newest valid ones, and return them.
     Nothing is removed if there are fewer, or if names and times contradict each other. Rewritten files (best.pt,
-    last.pt), the checkpoint to resume from, and files that others depend on (`_unbound`) stay.
-
-    Raises OSError with some of them left.
-    """
+    last.pt), the checkpoint to resume from, and files that others depend on (`_unbound`) stay. Raises OSError with some
+    of them left."""
     rows = surveyed(search)
     if out_of_order(rows, search.attempts) is not None:
         return []

@@ -80,10 +80,8 @@ class NotUsableError(Exception):
 
 
 def surveyed(search: CheckpointSearch, wall: Callable[[], float] = time.time) -> Rows:
-    """Scan the folder and return the updated ledger. ``wall`` returns UTC unix seconds.
-
-    Raises OSError if the folder cannot be read, StoreError or sqlite3.Error.
-    """
+    """Scan the folder and return the updated ledger. ``wall`` returns UTC unix seconds. Raises OSError if the folder
+    cannot be read, StoreError or sqlite3.Error."""
     folder = search.real_folder
     files = look_in(folder, search.pattern)
     # Known checkpoints may be beyond the limit, or where the folder was before, so they are looked up by path.
@@ -312,10 +310,7 @@ def _refused(
 
 def for_person(search: CheckpointSearch, path: Path | None, check: Validate = validate) -> CheckpointChoice:
     """Choose the best checkpoint for a person who resumes a run, or the one at ``path``, or where that leads to as a
-    link: it may lead elsewhere later.
-
-    Raises NotUsableError if that one cannot be used, and what `surveyed` raises.
-    """
+    link: it may lead elsewhere later. Raises NotUsableError if that one cannot be used, and what `surveyed` raises."""
     if path is None:
         return choose(surveyed(search), search.attempts, 1, check, search.folder)
     rows = surveyed(search)

@@ -78,10 +78,7 @@ def _is_unfinished(name: str) -> bool:
 
 def look_in(directory: Path, pattern: str, most: int = MOST_FOUND) -> list[FoundCheckpoint]:
     """Checkpoints that match the pattern (a glob relative to the directory) except unfinished files, newest first, at
-    most ``most``. Empty if the directory does not exist.
-
-    Raises OSError if the directory cannot be read.
-    """
+    most ``most``. Empty if the directory does not exist. Raises OSError if the directory cannot be read."""
     try:
         os.scandir(directory).close()
     except (FileNotFoundError, NotADirectoryError):

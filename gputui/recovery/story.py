@@ -118,7 +118,7 @@ def _ran(run: Run, attempt: Attempt, now: float, went_on: Resumption | None) -> 
 def _resumed(attempt: Attempt, went_on: Resumption | None) -> str:
     if attempt.resumed_from is None:
         return ""
-    name = _file(attempt.resumed_from)
+    name = attempt.resumed_from.rstrip("/").rsplit("/", 1)[-1]
     match went_on:
         case "beginning":
             return f"; it started from the beginning (step {attempt.first_step}) although {name} was given"
@@ -231,10 +231,6 @@ def _state(run: Run, attempts: Sequence[Attempt], now: float, *, is_explained: b
             return "It is being stopped."
         case _:
             return f"It is {run.state}."
-
-
-def _file(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _join(*sentences: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
@@ -38,6 +40,10 @@ def iso(at: float | None) -> str | None:
 
 
 # Constant properties of a GPU.
+_VIEW_FIELDS = (
+    "index", "uuid", "name", "utilization_percent", "memory_used_bytes", "memory_reserved_bytes", "memory_total_bytes",
+    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz",
+)  # fmt: skip
 _FACT_FIELDS = (
     "pci_bus_id", "temperature_slowdown_celsius", "temperature_shutdown_celsius", "power_limit_default_watts",
     "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "compute_capability", "persistence_mode",
@@ -56,38 +62,13 @@ def gpu_shape(
     """One GPU of ``gputui gpus --json``. ``failed`` is its quarantine, ``xids`` its number of XIDs within a day; the
     others are figures of its rank."""
     return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
-        "utilization_percent": gpu.utilization_percent,
-        "memory_used_bytes": gpu.memory_used_bytes,
-        "memory_reserved_bytes": gpu.memory_reserved_bytes,
-        "memory_total_bytes": gpu.memory_total_bytes,
-        "temperature_celsius": gpu.temperature_celsius,
-        "power_watts": gpu.power_watts,
-        "power_limit_watts": gpu.power_limit_watts,
-        "sm_clock_mhz": gpu.sm_clock_mhz,
+        **{name: getattr(gpu, name) for name in _VIEW_FIELDS},
         "throttle_reasons": None if gpu.throttle_reasons is None else list(gpu.throttle_reasons),
         "state": gpu.state,
         "age_seconds": None if gpu.age_seconds is None else round(gpu.age_seconds, 3),
         "run_id": gpu.run_id,
         "rank": gpu.rank,
-        "processes": None
-        if gpu.processes is None
-        else [
-            {
-                "pid": process.pid,
-                "user": process.user,
-                "command": process.command,
-                "memory_bytes": process.memory_bytes,
-                "run_id": process.run_id,
-                "rank": process.rank,
-                "kind": process.kind,
-                "sm_percent": process.sm_percent,
-                "start_ticks": process.start_ticks,
-            }
-            for process in gpu.processes
-        ],
+        "processes": None if gpu.processes is None else [asdict(process) for process in gpu.processes],
         "quarantine": None
         if failed is None
         else {
@@ -136,17 +117,8 @@ def run_shape(run: Run) -> Shape:
 
 
 def _placement_shape(placement: PlacementView) -> Shape:
-    return {
-        "job": placement.job,
-        "state": placement.state,
-        "reason": placement.reason,
-        "expected_start": iso(placement.expected_start),
-        "nodes": list(placement.nodes),
-        "limit_at": iso(placement.limit_at),
-        "restarts": placement.restarts,
-        "contact_at": iso(placement.contact_at),
-        "problem": placement.problem,
-    }
+    times = {name: iso(getattr(placement, name)) for name in ("expected_start", "limit_at", "contact_at")}
+    return {**asdict(placement), **times, "nodes": list(placement.nodes)}
 
 
 def show_shape(

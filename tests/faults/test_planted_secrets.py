@@ -156,11 +156,6 @@ def plant(machine: Machine, hook: str) -> str:
 BY_SCRIPT = ("metrics.jsonl", "error.json", "alerts.yaml")
 
 
-def is_own_file(path: Path) -> bool:
-    """What a person or his script wrote, and the two files that an attempt is started from."""
-    return path.name in (*BY_SCRIPT, "spec.json", "attempt.json", "output.log")
-
-
 def leaks_in(found: Mapping[str, bytes]) -> list[str]:
     """Where what is left of a secret: its beginning or its end is as bad as all of it."""
     pieces = {piece for secret in SECRETS for piece in (secret[:12], secret[-12:])}
@@ -230,7 +225,7 @@ def test_planted_secrets_come_out_nowhere(
     for path in [*home, *(path for path in out.rglob("*") if path.is_file())]:
         if path.suffix == ".tmp" and not path.exists():
             continue  # a sink's state, renamed to its name since
-        if is_own_file(path):
+        if path.name in (*BY_SCRIPT, "spec.json", "attempt.json", "output.log"):
             assert path.stat().st_mode & 0o077 == 0 or path.name in BY_SCRIPT, path
         else:
             found[str(path.relative_to(machine.folder))] = path.read_bytes()

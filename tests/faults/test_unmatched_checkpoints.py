@@ -30,10 +30,6 @@ def test_what_looks_like_a_checkpoint(tmp_path: Path) -> None:
         assert unmatched(CheckpointSearch(tmp_path / "db", "a-1", folder, "none_*", (), (later,))).pattern is None
 
 
-def unmatched_events(machine: Machine) -> list[tuple[str, int, str, str]]:
-    return machine.rows("SELECT key, attempt, severity, message FROM events WHERE kind = 'checkpoints_unmatched'")
-
-
 def misnamed(machine: Machine, folder: str, pattern: str) -> str:
     path = Path(machine.profile())
     text = path.read_text().replace("{run_dir}/checkpoints", folder).replace('"step_*.pt"', f'"{pattern}"')
@@ -45,7 +41,9 @@ def misnamed(machine: Machine, folder: str, pattern: str) -> str:
 def test_a_run_that_saves_elsewhere_says_so_once_with_a_pattern_that_would_match(machine: Machine) -> None:
     profile = misnamed(machine, "{run_dir}", "step_*.ckpt")
     machine.gputui("run", profile, "--set", "fail_at=25", "--wait", code=None)
-    ((key, attempt, severity, message),) = unmatched_events(machine)
+    ((key, attempt, severity, message),) = machine.rows(
+        "SELECT key, attempt, severity, message FROM events WHERE kind = 'checkpoints_unmatched'"
+    )
     assert (key, attempt, severity) == ("step_*.ckpt", 1, "warning")
     assert "checkpoints/step_" in message and "**/step_*.pt " in message
     assert "**/step_*.pt" in machine.gputui("explain", "steps-1")

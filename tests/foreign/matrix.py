@@ -112,13 +112,9 @@ def steps(machine: Machine, run_id: str, attempt: int) -> list[int]:
     return [row[0] for row in rows]
 
 
-def newest_run(machine: Machine) -> str:
-    return str(machine.rows("SELECT run_id FROM runs ORDER BY sequence DESC LIMIT 1")[0][0])
-
-
 def launch(machine: Machine, name: str, **env: str) -> str:
     machine.gputui("run", prepare(machine, name, **env))
-    return newest_run(machine)
+    return str(machine.rows("SELECT run_id FROM runs ORDER BY sequence DESC LIMIT 1")[0][0])
 
 
 def nothing_left(machine: Machine, run_id: str) -> str:

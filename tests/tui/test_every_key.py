@@ -105,11 +105,6 @@ async def at_rest(pilot: Pilot[int]) -> None:
         await pilot.pause()
 
 
-def takes_text(page: ActionScreen) -> bool:
-    """Whether a filter, a search or a name is typed, so that keys are text."""
-    return page.line is not None
-
-
 @pytest.mark.parametrize("scope", get_args(Scope))
 async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
     scope: Scope, filler: Filler, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
@@ -145,7 +140,7 @@ async def test_every_key_leads_to_its_action_and_no_text_controls_the_terminal(
                 await at_rest(pilot)
                 assert performed[before:] == [action.name], f"{key} on {scope}"
                 watched.seen += watched.terminal.text
-                if app.screen is page and takes_text(page):
+                if app.screen is page and page.line is not None:
                     await pilot.press("escape")
                 if app.screen is not page or app.time_travel.moment is not None:
                     page = await go_to(app, pilot, scope)

@@ -87,7 +87,9 @@ class Alerting:
             self.engine = Engine.from_json(state.get("engine"))
             self.moments.restore(state.get("moments") or {}, self.context.now() - at)
         lasting = alerts.lasting(self.context.connection)
-        self.ids = {_key(view): view.alert_id for view in lasting}
+        self.ids = {
+            Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id): view.alert_id for view in lasting
+        }
         self.engine.adopt(self.ids)
         self.saved_at = self.context.monotonic()
 
@@ -268,7 +270,3 @@ class Alerting:
             severity="warning",
             subject="alerts",
         )
-
-
-def _key(view: alerts.AlertView) -> Key:
-    return Key(view.rule, cast("SubjectKind", view.subject_kind), view.subject_id)

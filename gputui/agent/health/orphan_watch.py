@@ -52,7 +52,12 @@ class OrphanWatch:
         if has_event(self.context.connection, "orphan", run_id=orphan.run_id, key=str(pid)):
             # A former agent reported it.
             return
-        memory_bytes = self._gpu_bytes(orphan.identity)
+        memory_bytes = sum(
+            process.memory_bytes or 0
+            for processes in self.context.recorder.processes.values()
+            for process in processes or ()
+            if (process.pid, process.start_ticks) == (orphan.identity.pid, orphan.identity.start_ticks)
+        )
         memory = f" and holds {bytes_text(memory_bytes)} of GPU memory" if memory_bytes else ""
         add_event(
             self.context.connection,
@@ -63,12 +68,4 @@ class OrphanWatch:
             severity="warning",
             run_id=orphan.run_id,
             attempt=orphan.attempt,
-        )
-
-    def _gpu_bytes(self, identity: ProcessIdentity) -> int:
-        return sum(
-            process.memory_bytes or 0
-            for processes in self.context.recorder.processes.values()
-            for process in processes or ()
-            if (process.pid, process.start_ticks) == (identity.pid, identity.start_ticks)
         )

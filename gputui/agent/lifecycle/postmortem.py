@@ -73,7 +73,11 @@ def evidence_to_read(
         checkpoints_wanted=resolved.policy.checkpoints_wanted,
         redactor=resolved.redactor,
         observed=(
-            *observed_in(connection, run.run_id, attempt.number),
+            *(
+                Observation(row.kind, row.at, row.text, row.rank, row.step)
+                for row in watched.observations(connection, run.run_id, attempt.number)
+                if row.ends
+            ),
             *seen_by_driver(connection, run, fresh, exit_record, context.now(), is_shared=bool(stays)),
         ),
         shared_with=tuple(dict.fromkeys(near)),
@@ -132,15 +136,6 @@ def _wait(phase: Postmortem, context: AgentContext) -> Postmortem:
         text = "reading the logs and checkpoints of the attempt that ended"
         repository.set_waiting_for(context.connection, run.run_id, text)
     return phase
-
-
-def observed_in(connection: sqlite3.Connection, run_id: str, attempt: int) -> tuple[Observation, ...]:
-    """The observations for which gputui asked an attempt to end."""
-    return tuple(
-        Observation(row.kind, row.at, row.text, row.rank, row.step)
-        for row in watched.observations(connection, run_id, attempt)
-        if row.ends
-    )
 
 
 def seen_by_driver(

@@ -82,7 +82,12 @@ class Pruning:
         limit = rolled_up if is_too_large else min(older_than(retention.minutes_seconds), rolled_up)
         if self._cut_day("minutes", limit, "UPDATE record_bounds SET minutes_since = max(minutes_since, :cut)"):
             return True
-        return self._cut_hours(older_than(retention.hours_seconds))
+        return self._cut_day(
+            "hours",
+            older_than(retention.hours_seconds),
+            "DELETE FROM host_days WHERE at <= :day_before",
+            "DELETE FROM gpu_days WHERE at <= :day_before",
+        )
 
     def _cut_samples(self, limit: float) -> bool:
         """Delete the oldest samples before ``limit``: about TICKS_AT_ONCE of each source, and at least those up to the
@@ -107,16 +112,6 @@ class Pruning:
                 rows.delete(connection, cut)
             connection.execute("UPDATE record_bounds SET raw_since = max(raw_since, ?)", (cut,))
         return True
-
-    def _cut_hours(self, limit: float) -> bool:
-        """Delete the oldest day of hours before ``limit``, and its row of days once all of its hours are gone; False if
-        there is none."""
-        return self._cut_day(
-            "hours",
-            limit,
-            "DELETE FROM host_days WHERE at <= :day_before",
-            "DELETE FROM gpu_days WHERE at <= :day_before",
-        )
 
     def _cut_day(self, span: str, limit: float, *statements: str) -> bool:
         sources = self._spans(f"host_{span}", f"gpu_{span}")

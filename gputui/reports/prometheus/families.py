@@ -13,7 +13,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from gputui.charts.safe_text import clean
 from gputui.reports.prometheus.moment import ScrapeMoment
 from gputui.store.hardware import GpuView, HostView, rank_among
-from gputui.store.metrics.queries import RankLine
 from gputui.store.runs import Run
 from gputui.version import VERSION
 
@@ -239,17 +238,12 @@ def _runs(moment: ScrapeMoment) -> Iterator[Metric]:
     for metric, name, text in _RANK_GAUGES:
         yield from _gauge(
             f"run_{name}", text, labels,
-            [((*_run_labels(run), _rank(line.rank)), _value(line, metric)) for run, line in lines],
+            [((*_run_labels(run), _rank(line.rank)), line.values.get(metric)) for run, line in lines],
         )  # fmt: skip
 
 
 def _run_labels(run: Run) -> tuple[str, str]:
     return run.run_id, run.name
-
-
-def _value(line: RankLine, metric: str) -> float | None:
-    """A value as it was written, including NaN and infinities, so that a divergence can raise an alert."""
-    return line.values.get(metric)
 
 
 def _alerts(moment: ScrapeMoment) -> Iterator[Metric]:

@@ -170,8 +170,7 @@ def points_json(connection: sqlite3.Connection, run_id: str, names: Sequence[str
     a time. A number that JSON lacks is "NaN", "Infinity" or "-Infinity".
     """
     for line in lines(connection, run_id):
-        # Runs recorded by an older gputui have metrics without the event's name.
-        data = {**line.data, **named_by_event(line.data)} if names else named_by_event(line.data)
+        data = named_by_event(line.data)
         arrived = line.at is not None and as_float(line.data.get("time")) != line.at
         for name in names or data:
             value = data.get(name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import asdict
+
 from gputui.store import json_shapes
-from gputui.store.events import EventView
-from gputui.store.hardware import HostView
 from gputui.store.json_shapes import Shape, iso
 from gputui.tui.data.snapshot import RunRow, Snapshot
 
@@ -40,30 +40,13 @@ def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
         "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
         "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
         "gpus": gpus,
-        "host": None if snapshot.host is None else _host_shape(snapshot.host),
+        "host": None if snapshot.host is None else {**asdict(snapshot.host), "at": iso(snapshot.host.at)},
         "runs": [row_shape(row) for row in snapshot.runs],
         "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
-        "events": [_event_shape(event) for event in snapshot.events],
-    }
-
-
-def _host_shape(host: HostView) -> Shape:
-    return {
-        "at": iso(host.at),
-        "cpu_percent": host.cpu_percent,
-        "cpu_count": host.cpu_count,
-        "load_1m": host.load_1m,
-        "memory_used_bytes": host.memory_used_bytes,
-        "memory_total_bytes": host.memory_total_bytes,
-        "swap_used_bytes": host.swap_used_bytes,
-        "disk_read_bytes_per_second": host.disk_read_bytes_per_second,
-        "disk_write_bytes_per_second": host.disk_write_bytes_per_second,
-        "disk_used_bytes": host.disk_used_bytes,
-        "disk_total_bytes": host.disk_total_bytes,
-        "shm_used_bytes": host.shm_used_bytes,
-        "shm_total_bytes": host.shm_total_bytes,
-        "network_received_bytes_per_second": host.network_received_bytes_per_second,
-        "network_sent_bytes_per_second": host.network_sent_bytes_per_second,
+        "events": [
+            {name: value for name, value in asdict(event).items() if name != "event_id"} | {"at": iso(event.at)}
+            for event in snapshot.events
+        ],
     }
 
 
@@ -92,16 +75,3 @@ def _number_or_word(value: float | None) -> float | str | None:
 def _finite_or_none(value: float | None) -> float | None:
     """A measurement that JSON knows, as `gputui gpus --json` has it."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _event_shape(event: EventView) -> Shape:
-    return {
-        "at": iso(event.at),
-        "severity": event.severity,
-        "subject": event.subject,
-        "run_id": event.run_id,
-        "attempt": event.attempt,
-        "kind": event.kind,
-        "key": event.key,
-        "message": event.message,
-    }

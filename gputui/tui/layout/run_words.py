@@ -52,7 +52,7 @@ def outlook(row: RunRow, now: float) -> Span:
     if run.state == "starting":
         return (start_words(run, now), "dim")
     silent = silent_seconds(row, now)
-    if silent and is_at_end(progress):
+    if silent and progress.total_steps and (progress.step or 0) >= progress.total_steps:
         return (f"finishing for {_since(silent)}", "text" if silent < SLOW_END_SECONDS else "warn")
     if silent:
         usual = _usual_seconds(progress)
@@ -157,11 +157,6 @@ def silent_seconds(row: RunRow, now: float) -> float | None:
         return None
     silent = now - newest
     return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None
-
-
-def is_at_end(progress: Progress) -> bool:
-    """Whether the last step is done, so that none is missing."""
-    return progress.step is not None and bool(progress.total_steps) and progress.step >= (progress.total_steps or 0)
 
 
 def _usual_seconds(progress: Progress) -> float | None:

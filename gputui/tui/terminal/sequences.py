@@ -68,10 +68,8 @@ def bad_news(events: Sequence[EventView], after: int) -> bool:
 
 
 def copy_sequence(text: str) -> str:
-    """The sequence that copies a text to the clipboard of the person's own machine, also through ssh (OSC 52).
-
-    Raises ValueError if the text is longer than terminals take.
-    """
+    """The sequence that copies a text to the clipboard of the person's own machine, also through ssh (OSC 52). Raises
+    ValueError if the text is longer than terminals take."""
     data = text.encode("utf-8", "replace")
     if len(data) > MOST_COPIED_BYTES:
         raise ValueError(f"{len(data) // 1000} kB are more than terminals take ({MOST_COPIED_BYTES // 1000} kB)")
