@@ -137,7 +137,8 @@ def show(session: Session, study: str | None, source: bool, at: str | None, as_j
         goal = ", ".join(f"{one['direction']} {one['metric']}" for one in shape["objectives"])
         spec = study_spec(found)
         pruner = "" if spec.pbt is not None else f" · pruner {spec.pruner.kind}"
-        say(f"{goal} · {spec.method}{pruner} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
+        on = "" if shape["target"] is None else f" · on {shape['target']}"
+        say(f"{goal} · {spec.method}{pruner}{on} · {units.gpu_hours(shape['gpu_hours'])} GPU-hours")
         best = {one["number"] for one in shape["best"]}
         rows = [
             (

@@ -185,7 +185,8 @@ def _head(findings: StudyFindings) -> Iterator[_Block]:
     )
     how = spec.method if spec.pbt is not None else f"{spec.method} sampler"
     how += "" if spec.pruner.kind == "none" else f", {spec.pruner.kind} pruner"
-    yield _Sentence(f"Goal: {goal}. Profile `{spec.profile}`, {how}, seed {spec.seed}.")
+    on = "" if spec.target is None else f" on `{spec.target['name']}`"
+    yield _Sentence(f"Goal: {goal}. Profile `{spec.profile}`{on}, {how}, seed {spec.seed}.")
     states = counted(findings.trials)
     counts = ", ".join(f"{states[state]} {state}" for state in TrialState if states.get(state))
     took = duration(findings.running_seconds)

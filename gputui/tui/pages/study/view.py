@@ -171,6 +171,7 @@ def study_head(page: StudyPage, width: int) -> list[Line]:
     parts: list[list[Span]] = [
         [(f" {clean(study.study_id)} ", "title"), (f"{sign.glyph} {sign.word}", sign.style)],
         [(f" · profile {clean(study.profile)}", "text")],
+        [] if spec.target is None else [(f" · on {clean(str(spec.target['name']))}", "text")],
     ]
     wanted = " and ".join(f"{one.direction} {clean(one.metric)}" for one in spec.objectives)
     parts.append([(f" · {wanted}", "text")])
