@@ -268,7 +268,9 @@ class Run:
         """
         wanted, problem = self.settings.export != "none", obstacle(session.built.model)
         if wanted and problem:
-            raise SettingsError(f"--export cannot write {session.built.name}: {problem}; use another model or none")
+            raise SettingsError(
+                f"--export cannot write {session.built.name}: {problem}; use --export none, or another model"
+            )
         if wanted:
             require_replaceable(self.settings.output_dir / "hf")
         if problem or not self.world.is_main:

@@ -126,12 +126,12 @@ class Tokenizer:
         """Tokens of a rendered text, and where each begins in it. What `_BREAK` separates is tokenized apart."""
         ids: list[int] = []
         starts: list[int] = []
-        begin = 0
+        offset = 0
         for piece in text.split(_BREAK):
             encoding = self._fast.encode(piece, add_special_tokens=False)
             ids += encoding.ids
-            starts += [begin + start for start, _ in encoding.offsets]
-            begin += len(piece) + 1
+            starts += [offset + start for start, _ in encoding.offsets]
+            offset += len(piece) + 1
         return ids, starts
 
     def beginning(self, text: str) -> list[int]:
