@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import astuple, replace
@@ -164,13 +164,36 @@ def of_run(connection: sqlite3.Connection, run_id: str) -> list[CheckpointRow]:
     return [replace(CheckpointRow(*row), is_settled=bool(row[7])) for row in rows]
 
 
+def former(connection: sqlite3.Connection, run_id: str, at: float) -> list[tuple[Any, ...]]:
+    """The path, attempt (None if unknown), step, size and time of each checkpoint that was there at a past time (UTC
+    unix seconds) and is no more."""
+    return connection.execute(
+        "SELECT path, attempt, step, size_bytes, modified_at FROM former_checkpoints "
+        "WHERE run_id = ?1 AND modified_at <= ?2 AND gone_at > ?2 ORDER BY modified_at",
+        (run_id, at),
+    ).fetchall()
+
+
 def save(
-    connection: sqlite3.Connection, run_id: str, before: Sequence[CheckpointRow], after: Sequence[CheckpointRow]
+    connection: sqlite3.Connection,
+    run_id: str,
+    before: Sequence[CheckpointRow],
+    after: Sequence[CheckpointRow],
+    now: float,
 ) -> None:
-    """Write the changed rows. Works inside the caller's transaction."""
+    """Write the changed rows, and keep what is gone or was written again. Works inside the caller's transaction."""
     former = {row.path: row for row in before}
     changed = [row for row in after if former.get(row.path) != row]
     gone = former.keys() - {row.path for row in after}
+    stamps = {row.stamp for row in after}
+    connection.executemany(
+        "INSERT OR REPLACE INTO former_checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [
+            (run_id, row.path, row.attempt if row.is_written else None, row.step, row.size_bytes, row.modified_at, now)
+            for row in before
+            if row.stamp not in stamps and (row.is_settled or row.path in gone)
+        ],
+    )
     marks = ", ".join("?" * 15)
     connection.executemany(
         f"INSERT OR REPLACE INTO checkpoints (run_id, {_COLUMNS}) VALUES ({marks})",  # noqa: S608 - names only

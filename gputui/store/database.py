@@ -20,7 +20,7 @@ from gputui.store.machine import other_machine
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
-SCHEMA_VERSION = 31
+SCHEMA_VERSION = 32
 """The `user_version` of the database: raised with every change of the schema."""
 
 
@@ -46,10 +46,8 @@ class StoreVersionError(StoreError):
 
 def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) -> sqlite3.Connection:
     """Open the agent's connection, and create the file (0600) with its schema. ``progress`` is called with a text
-    before a long check.
-
-    Raises StoreError (a network file system, no room, no permission), StoreCorruptError or StoreVersionError.
-    """
+    before a long check. Raises StoreError (a network file system, no room, no permission), StoreCorruptError or
+    StoreVersionError."""
     _refuse_network_file_system(path)
     refuse_other_machine(path.parent)
     try:
@@ -84,10 +82,8 @@ def open_writer(path: Path, progress: Callable[[str], None] = lambda _: None) ->
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open a view's read-only connection.
-
-    Raises StoreMissingError if nothing was recorded yet, StoreCorruptError, StoreVersionError or StoreError.
-    """
+    """Open a view's read-only connection. Raises StoreMissingError if nothing was recorded yet, StoreCorruptError,
+    StoreVersionError or StoreError."""
     connection = open_commander(path)
     connection.execute("PRAGMA query_only = ON")
     return connection

@@ -214,7 +214,10 @@ def _gpus_at(
     ).fetchall():
         if row[5] is None and first_seen_at > at:
             continue
-        view = _gpu_view(row, reported.get(row[0]), at, stale_after_seconds(_interval(connection, gpu_id, at)))
+        times = samples.times_up_to(connection, series.GPU, gpu_id, at, _PACE_SAMPLES)
+        # The interval is the shortest distance of a few samples, because there may be gaps.
+        interval = min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
+        view = _gpu_view(row, reported.get(row[0]), at, stale_after_seconds(interval))
         if view.at is None and at < limits.raw_since:
             # The samples of that time are deleted.
             means = rollups.gpu_then(connection, gpu_id, at, limits)
@@ -222,12 +225,13 @@ def _gpus_at(
                 view = replace(view, **means, age_seconds=0.0, state="lost" if view.state == "lost" else "ok")
         if view.state == "lost" and at - (view.at or view.last_seen_at) > LOST_SHOWN_SECONDS:
             continue
+        slow = samples.newest(connection, series.SLOW, gpu_id, tuple(series.SLOW.columns), at)
         holding_runs = holders.get(view.uuid, ())
         run_id, run_name = holding_runs[0] if holding_runs else (None, None)
         views.append(
             replace(
                 view,
-                slow=_slow(connection, gpu_id, at),
+                slow={} if slow is None else dict(zip(series.SLOW.columns, slow[1:], strict=True)),
                 run_id=run_id,
                 run_name=run_name,
                 rank=rank_among(view.processes, run_id),
@@ -235,18 +239,6 @@ def _gpus_at(
             )
         )
     return views
-
-
-def _slow(connection: sqlite3.Connection, gpu_id: int, at: float) -> Mapping[str, object]:
-    names = tuple(series.SLOW.columns)
-    row = samples.newest(connection, series.SLOW, gpu_id, names, at)
-    return {} if row is None else dict(zip(names, row[1:], strict=True))
-
-
-def _interval(connection: sqlite3.Connection, gpu_id: int, at: float) -> float | None:
-    """The sampling interval at that time: the shortest distance of a few samples, because there may be gaps."""
-    times = samples.times_up_to(connection, series.GPU, gpu_id, at, _PACE_SAMPLES)
-    return min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
 
 
 def stale_after_seconds(interval_seconds: float | None) -> float:

@@ -720,6 +720,18 @@ CREATE TABLE line_marks (
     PRIMARY KEY (source_id, block)
 ) STRICT;
 
+-- Checkpoints that are not there any more, or were written again, with when that was seen: a past moment shows them.
+CREATE TABLE former_checkpoints (
+    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+    path TEXT NOT NULL,
+    attempt INTEGER,
+    step INTEGER,
+    size_bytes INTEGER,
+    modified_at REAL NOT NULL,
+    gone_at REAL NOT NULL,
+    PRIMARY KEY (run_id, modified_at, path)
+) STRICT, WITHOUT ROWID;
+
 -- Studies: many runs, one question. A study's process is the only writer of its trials but for those that a person
 -- enqueued, for what a person wants of a trial, and for the run that the agent makes of it.
 -- state: running, paused, stopping, finished, stopped, failed. `spec` is what the study's file resolved to (JSON), `source`

@@ -105,7 +105,7 @@ def _neighbours(
 
 def write(connection: sqlite3.Connection, search: CheckpointSearch, rows: Sequence[CheckpointRow], now: float) -> None:
     """Store the changed rows of the ledger in the caller's transaction; warn if names and times contradict."""
-    checkpoints.save(connection, search.run_id, search.rows, rows)
+    checkpoints.save(connection, search.run_id, search.rows, rows, now)
     contradiction = ledger.out_of_order(rows, search.attempts)
     if contradiction is not None and ledger.out_of_order(search.rows, search.attempts) is None:
         older, newer = contradiction
@@ -131,7 +131,7 @@ def attempt_begins(connection: sqlite3.Connection, run: Run, number: int, folder
     spans = attempt_spans(rows, has_metrics=bool(spec_of(run).metrics), now=rows[-1].created_at)
     earlier = tuple(span for span in spans if span.number < number)
     after = ledger.attempt_begins(before, earlier, number, run.resume_from)
-    checkpoints.save(connection, run.run_id, before, after)
+    checkpoints.save(connection, run.run_id, before, after, rows[-1].created_at)
 
 
 def attempts_to_resume(connection: sqlite3.Connection, workspace: Workspace, run: Run) -> list[dict[str, Any]]:

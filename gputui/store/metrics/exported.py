@@ -82,10 +82,8 @@ class Piece(Struct, frozen=True):
 
 
 def read_piece(connection: sqlite3.Connection, run_id: str, after: ExportProgress, most_lines: int) -> Piece:
-    """Read at most ``most_lines`` lines, with the notes that belong before, between and after them.
-
-    Raises RunGoneError, HistoryLostError or sqlite3.Error.
-    """
+    """Read at most ``most_lines`` lines, with the notes that belong before, between and after them. Raises
+    RunGoneError, HistoryLostError or sqlite3.Error."""
     with one_moment(connection):
         row = connection.execute("SELECT state, ended_at FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         if row is None:

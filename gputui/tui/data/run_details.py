@@ -29,7 +29,7 @@ from gputui.store.runs import Run
 from gputui.tui.data.checkpoints import CheckpointReader, Facts, LedgerFact
 from gputui.tui.data.curves import CurveReader
 from gputui.tui.data.log_tail import LogReader
-from gputui.tui.data.snapshot import CheckpointList, LogTail, Progress, RunPage
+from gputui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, Progress, RunPage
 
 if TYPE_CHECKING:
     from gputui.tui.data.snapshot import Interest
@@ -189,12 +189,17 @@ class RunPageReader:
         sinks, data_events = self._data_events.read(connection, run)
         if at is None:
             self.checkpoints.note_ledger(connection, run, attempts)
-        checkpoints = self.checkpoints.read(run, interest.checkpoint_to_check)
+        listed = self.checkpoints.read(run, interest.checkpoint_to_check)
         if at is not None:
             incidents = tuple(one for one in incidents if one.at <= at)
             decisions = tuple(one for one in decisions if one.at <= at)
             data_events = tuple(one for one in data_events if one.at <= at)
-            checkpoints = None if checkpoints is None else checkpoints.written_by(at)
+            if listed is not None:
+                gone = [
+                    Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
+                    for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run.run_id, at)
+                ]
+                listed = listed.at(at, gone)
         log, request = self.log(run, interest), interest.charts
         if at is not None:
             from gputui.tui.data.past import past_tail  # most screens never show the past
@@ -211,7 +216,7 @@ class RunPageReader:
             log=log,
             charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
             costs=self._costs.read(connection, run, attempts, incidents, decisions),
-            checkpoints=checkpoints,
+            checkpoints=listed,
             intake=intake.intake(connection, run.run_id) if at is None else None,
             sinks=sinks,
             data_events=data_events,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -210,6 +210,7 @@ class Checkpoint(NamedTuple):
         why: what was checked, or what is wrong.
         attempt: the attempt that wrote it; None if unknown.
         refused: why the run will not resume from it.
+        is_gone: it was there at the past moment shown, and is no more.
     """
 
     name: str
@@ -220,6 +221,7 @@ class Checkpoint(NamedTuple):
     why: str = ""
     attempt: int | None = None
     refused: str = ""
+    is_gone: bool = False
 
 
 class CheckpointList(Struct, frozen=True):
@@ -231,10 +233,11 @@ class CheckpointList(Struct, frozen=True):
     is_known: bool = False
     is_elsewhere: bool = False
 
-    def written_by(self, at: float) -> CheckpointList:
-        """The checkpoints that had been written at a past moment and still exist."""
-        kept = tuple(each for each in self.newest if each.modified_at is not None and each.modified_at <= at)
-        return replace(self, newest=kept, count=self.count - len(self.newest) + len(kept))
+    def at(self, at: float, gone: Sequence[Checkpoint]) -> CheckpointList:
+        """The checkpoints of a past moment: those that had been written, and ``gone``, which were there then."""
+        kept = [each for each in self.newest if each.modified_at is not None and each.modified_at <= at]
+        shown = sorted((*kept, *gone), key=lambda each: each.modified_at or 0.0, reverse=True)
+        return replace(self, newest=tuple(shown), count=self.count - len(self.newest) + len(shown))
 
 
 class RunPage(Struct, frozen=True):

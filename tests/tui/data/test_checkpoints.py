@@ -5,9 +5,14 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from gputui.store import checkpoints
+from gputui.store.checkpoints import CheckpointRow
 from gputui.tui.data import checkpoints as checkpoint_list
 from gputui.tui.data.checkpoints import CheckpointReader, LedgerFact
 from gputui.tui.data.snapshot import Checkpoint, CheckpointList
+from tests.tui.filling import Filler
 
 
 class Clock:
@@ -61,7 +66,19 @@ def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
 
 def test_of_a_past_moment_only_what_was_there() -> None:
     found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
-    assert [each.name for each in found.written_by(15.0).newest] == ["a"] and found.written_by(15.0).count == 4
+    then = found.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
+    assert [each.name for each in then.newest] == ["c", "a"] and then.count == 5
+
+
+def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(filler: Filler) -> None:
+    rows = [CheckpointRow(f"/c/{name}", 1, "run", int(at * 1e9), 7, step, at, is_settled=True)
+            for name, at, step in (("step_1.pt", 10.0, 1), ("last.pt", 11.0, 1), ("kept.pt", 12.0, 2))]  # fmt: skip
+    again = replace(rows[1], modified_ns=int(30e9), step=3)
+    filler.run("a-1")
+    checkpoints.save(filler.connection, "a-1", (), rows, 12.0)
+    checkpoints.save(filler.connection, "a-1", rows, (again, rows[2]), 40.0)
+    then = {at: [row[0] for row in checkpoints.former(filler.connection, "a-1", at)] for at in (10.5, 39.0, 40.0)}
+    assert then == {10.5: ["/c/step_1.pt"], 39.0: ["/c/step_1.pt", "/c/last.pt"], 40.0: []}
 
 
 def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def _state(item: _Row, width: int) -> list[Span]:
     words: list[Span] = []
     if found.refused:
         words.append((f"✗ {found.refused}", "dim"))
+    elif found.is_gone:
+        words.append(("· removed since", "dim"))
     elif found.is_valid is None:
         words.append(("· not checked", "dim"))
     elif found.is_valid:
