@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
 
 import click
 
@@ -57,7 +56,11 @@ def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None
     if not found:
         say("no alert" if with_cleared or run is not None else "no active alerts")
     else:
-        print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), _rows(found, now))
+        rows = []
+        for one in found:
+            since = units.ago(max(0.0, now - one.raised_at))
+            rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
+        print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), rows)
     for line in [] if connection is None else _remarks(session, connection, now):
         say(line)
 
@@ -73,14 +76,6 @@ def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> li
         ago = units.duration(max(0.0, now - (agent.ended_at or agent.heartbeat_at)))
         lines.append(f"no agent runs: this is how it stood {ago} ago; gputui agent start looks again")
     return lines
-
-
-def _rows(found: Sequence[AlertView], now: float) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for one in found:
-        since = units.ago(max(0.0, now - one.raised_at))
-        rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
-    return rows
 
 
 def state_words(alert: AlertView, now: float) -> str:

@@ -25,8 +25,10 @@ def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> Non
     if folder.resolve() != here.resolve():
         fail("--out names a file in this folder: relative paths of the profile begin where it lies", EXIT_USAGE)
     chosen = next((known for known in PRESETS if known == preset), None)
+    # Without asking the driver.
+    gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     try:
-        made = draft(words, here, preset=chosen, gpus=_gpus())
+        made = draft(words, here, preset=chosen, gpus=gpus)
     except (DraftError, SurveyError) as error:
         fail(str(error), EXIT_USAGE)
     path = here / (out or f"{made.name}.yaml")
@@ -61,8 +63,3 @@ def _write_new(path: Path, text: str) -> None:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-
-
-def _gpus() -> int:
-    """How many NVIDIA GPUs there seem to be, without asking the driver."""
-    return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])

@@ -24,22 +24,13 @@ def slow(**values: Any) -> GpuSlowSample:
 def gpu(**values: Any) -> GpuMoment:
     """A healthy busy GPU, with what differs."""
     usual: dict[str, Any] = {
-        "uuid": "GPU-a",
-        "index": 3,
-        "utilization_percent": 95.0,
-        "busy_percent": 95.0,
-        "memory_used_bytes": 60 * GIB,
-        "memory_total_bytes": 80 * GIB,
-        "temperature_celsius": 64.0,
-        "slowdown_celsius": 90.0,
-        "throttle_reasons": (),
-        "throttled_percent": 0.0,
-        "power_watts": 600.0,
-        "power_before_watts": 600.0,
-        "training_run": "vit-1",
+        "uuid": "GPU-a", "index": 3, "utilization_percent": 95.0, "busy_percent": 95.0,
+        "memory_used_bytes": 60 * GIB, "memory_total_bytes": 80 * GIB, "temperature_celsius": 64.0,
+        "slowdown_celsius": 90.0, "throttle_reasons": (), "throttled_percent": 0.0,
+        "power_watts": 600.0, "power_before_watts": 600.0, "training_run": "vit-1",
         "slow": slow(row_remap_pending=False, row_remap_failed=False),
         "grown": {"ecc_uncorrected": 0},
-    }
+    }  # fmt: skip
     return GpuMoment(**{**usual, **values})
 
 

@@ -9,19 +9,9 @@ from hypothesis import strategies as st
 from gputui.charts import units
 
 ALL = [
-    units.bytes_text,
-    units.gibibytes,
-    units.byte_rate,
-    units.watts,
-    units.percent,
-    units.celsius,
-    units.short_number,
-    units.rate,
-    units.metric_value,
-    units.count,
-    units.duration,
-    units.age,
-]
+    units.bytes_text, units.gibibytes, units.byte_rate, units.watts, units.percent, units.celsius,
+    units.short_number, units.rate, units.metric_value, units.count, units.duration, units.age,
+]  # fmt: skip
 
 
 def test_unknown_and_non_finite() -> None:

@@ -63,15 +63,9 @@ def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     environment = {**os.environ, "GPUTUI_METRICS": str(metrics), "CUDA_VISIBLE_DEVICES": "0,1"}
     argv = [
-        sys.executable,
-        simulated_training.__file__,
-        "--out",
-        str(tmp_path),
-        "--steps",
-        "100000",
-        "--step-seconds",
-        "0.01",
-    ]
+        sys.executable, simulated_training.__file__, "--out", str(tmp_path), "--steps", "100000",
+        "--step-seconds", "0.01",
+    ]  # fmt: skip
     process = subprocess.Popen([*argv, "--loss", "6", "1"], env=environment, stdout=subprocess.DEVNULL)
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 20, 60, "steps of both ranks")
     process.terminate()

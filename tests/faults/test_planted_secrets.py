@@ -66,15 +66,9 @@ NAMED_IN_TEXT = {
 }
 HOOK_PATH = "hook-path-secret-19"
 SECRETS = (
-    *INHERITED.values(),
-    *ENVIRONMENT.values(),
-    *PARAMETERS.values(),
-    *OPTIONS.values(),
-    *IN_ADDRESSES.values(),
-    *BY_LOOK,
-    *NAMED_IN_TEXT.values(),
-    HOOK_PATH,
-)
+    *INHERITED.values(), *ENVIRONMENT.values(), *PARAMETERS.values(), *OPTIONS.values(),
+    *IN_ADDRESSES.values(), *BY_LOOK, *NAMED_IN_TEXT.values(), HOOK_PATH,
+)  # fmt: skip
 
 PROFILE = """
 name: blabs

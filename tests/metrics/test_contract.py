@@ -54,18 +54,9 @@ def test_whole_steps() -> None:
 
 def test_other_steps_are_refused() -> None:
     for text in [
-        "1.5",
-        "true",
-        '"7"',
-        "[1]",
-        "-1",
-        "-3.0",
-        "9007199254740992",
-        "9223372036854775807",
-        "1e30",
-        "NaN",
-        "Infinity",
-    ]:
+        "1.5", "true", '"7"', "[1]", "-1", "-3.0", "9007199254740992", "9223372036854775807",
+        "1e30", "NaN", "Infinity",
+    ]:  # fmt: skip
         assert reason(f'{{"step": {text}}}'.encode()).startswith("step is ")
 
 
@@ -87,22 +78,10 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
 
 def test_broken_lines_have_a_reason() -> None:
     for line in [
-        b"[1]",
-        b"7",
-        b'"step"',
-        b"null",
-        b"hello",
-        b"\xff\xfe{}",
-        b'{"step": 1',
-        b'{"step": 1}}',
-        b"{'step': 1}",
-        b'{"step": 1, "loss": nan}',
-        b"\x1b[31m",
-        b"\0\0\0",
-        b'{"step": \x01}',
-        b"{" * 10_000,
-        b'{"step": 1, "x": ' + b"9" * 5000 + b"}",
-    ]:
+        b"[1]", b"7", b'"step"', b"null", b"hello", b"\xff\xfe{}", b'{"step": 1', b'{"step": 1}}',
+        b"{'step': 1}", b'{"step": 1, "loss": nan}', b"\x1b[31m", b"\0\0\0", b'{"step": \x01}',
+        b"{" * 10_000, b'{"step": 1, "x": ' + b"9" * 5000 + b"}",
+    ]:  # fmt: skip
         assert reason(line)
 
 

@@ -40,21 +40,10 @@ def test_lines_of_a_training_script() -> None:
 
 def test_numbers_as_programs_print_them() -> None:
     for text, value in [
-        ("1e-3", 0.001),
-        ("-2.5E+2,", -250.0),
-        (".5", 0.5),
-        ("7", 7),
-        ("45%", 45),
-        ("nan,", "NaN"),
-        ("inf", "Infinity"),
-        ("-Inf", "-Infinity"),
-        ("1e999", "Infinity"),
-        ("n/a", "n/a"),
-        ("(0.5)", "(0.5)"),
-        ("12,029", 12029),
-        ("1,234,567.5,", 1234567.5),
-        ("0,531", "0,531"),
-    ]:
+        ("1e-3", 0.001), ("-2.5E+2,", -250.0), (".5", 0.5), ("7", 7), ("45%", 45), ("nan,", "NaN"),
+        ("inf", "Infinity"), ("-Inf", "-Infinity"), ("1e999", "Infinity"), ("n/a", "n/a"),
+        ("(0.5)", "(0.5)"), ("12,029", 12029), ("1,234,567.5,", 1234567.5), ("0,531", "0,531"),
+    ]:  # fmt: skip
         answer = OutputPatterns([r"iteration=(?P<iteration>\d+) x=(?P<x>\S+)"]).parse(f"iteration=3 x={text}".encode())
         assert values(answer) == {"step": 3, "x": value}
 
@@ -183,23 +172,12 @@ def test_a_named_step_wins_over_step() -> None:
 
 def test_units_that_stand_behind_a_number() -> None:
     for name, text, value in [
-        ("x", "17.4ms", 0.0174),
-        ("x", "17.4 ms", 0.0174),
-        ("x", "1.2k", 1200.0),
-        ("x", "3M,", 3e6),
-        ("x", "2GiB", 2.0**31),
-        ("x", "250MB/s", 2.5e8),
-        ("rate", "30.5it/s", 30.5),
-        ("rate", "2.00s/it", 0.5),
-        ("step_time", "2.00s/it", 2.0),
-        ("step_time", "4it/s", 0.25),
-        ("rate", "0s/it", "0s/it"),
-        ("rate", "12img/s", 12.0),
-        ("x", "3parrots", "3parrots"),
-        ("x", "0x1f", "0x1f"),
-        ("x", "1e3ms", 1.0),
-        ("x", "5m/x", "5m/x"),
-    ]:
+        ("x", "17.4ms", 0.0174), ("x", "17.4 ms", 0.0174), ("x", "1.2k", 1200.0), ("x", "3M,", 3e6),
+        ("x", "2GiB", 2.0**31), ("x", "250MB/s", 2.5e8), ("rate", "30.5it/s", 30.5),
+        ("rate", "2.00s/it", 0.5), ("step_time", "2.00s/it", 2.0), ("step_time", "4it/s", 0.25),
+        ("rate", "0s/it", "0s/it"), ("rate", "12img/s", 12.0), ("x", "3parrots", "3parrots"),
+        ("x", "0x1f", "0x1f"), ("x", "1e3ms", 1.0), ("x", "5m/x", "5m/x"),
+    ]:  # fmt: skip
         found = values(OutputPatterns([rf"step (?P<step>\d+) (?P<{name}>.+)"]).parse(f"step 1 {text}".encode()))[name]
         assert found == value or (isinstance(value, float) and math.isclose(found, value))
 

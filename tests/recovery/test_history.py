@@ -15,19 +15,10 @@ from gputui.store.run_history import DecisionView, IncidentView, TransitionView
 
 def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> Attempt:
     fields: dict[str, Any] = {
-        "run_id": "job-1",
-        "number": number,
-        "state": "failed",
-        "params": {},
-        "gpus": (),
-        "launch": {},
-        "created_at": at,
-        "started_at": at + 1,
-        "ended_at": at + 50,
-        "exit_code": 1,
-        "first_step": None if last is None else 1,
-        "last_step": last,
-    }
+        "run_id": "job-1", "number": number, "state": "failed", "params": {}, "gpus": (),
+        "launch": {}, "created_at": at, "started_at": at + 1, "ended_at": at + 50, "exit_code": 1,
+        "first_step": None if last is None else 1, "last_step": last,
+    }  # fmt: skip
     return Attempt(**fields | values)
 
 

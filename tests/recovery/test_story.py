@@ -18,18 +18,10 @@ NOW = 1000.0
 
 def run(state: str, **values: Any) -> Run:
     fields: dict[str, Any] = {
-        "run_id": "digits-1",
-        "sequence": 1,
-        "name": "digits",
-        "profile": "digits-ddp",
-        "state": RunState(state),
-        "attempt": 1,
-        "params": {},
-        "spec_json": json.dumps({"nproc": 2}),
-        "created_at": 1.0,
-        "queued_at": 1.0,
-        "started_at": 2.0,
-    }
+        "run_id": "digits-1", "sequence": 1, "name": "digits", "profile": "digits-ddp",
+        "state": RunState(state), "attempt": 1, "params": {}, "spec_json": json.dumps({"nproc": 2}),
+        "created_at": 1.0, "queued_at": 1.0, "started_at": 2.0,
+    }  # fmt: skip
     return Run(**fields | values)
 
 

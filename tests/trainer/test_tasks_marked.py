@@ -52,17 +52,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def flags(tokens: Path, model: str) -> list[str]:
     words = [
-        "--task",
-        "lm",
-        "--data",
-        "tokens",
-        "--data-dir",
-        str(tokens),
-        "--context",
-        str(CONTEXT),
-        "--device",
-        "cpu",
-    ]
+        "--task", "lm", "--data", "tokens", "--data-dir", str(tokens), "--context", str(CONTEXT), "--device", "cpu",
+    ]  # fmt: skip
     if not model.endswith(".json"):
         return [*words, "--width", "32", "--model", model, "--model-options", json.dumps(MODELS[model])]
     config = tokens.parent / model

@@ -6,15 +6,10 @@ import subprocess
 import sys
 
 PURE = (
-    "gputui.store.runs",
-    "gputui.store.json_shapes",
-    "gputui.tui.data.feed",
-    "gputui.tui.pages.overview.gpus",
-    "gputui.tui.pages.overview.runs",
-    "gputui.tui.pages.run.head",
-    "gputui.tui.pages.launch.view",
-    "gputui.tui.actions.footer",
-)
+    "gputui.store.runs", "gputui.store.json_shapes", "gputui.tui.data.feed",
+    "gputui.tui.pages.overview.gpus", "gputui.tui.pages.overview.runs", "gputui.tui.pages.run.head",
+    "gputui.tui.pages.launch.view", "gputui.tui.actions.footer",
+)  # fmt: skip
 
 
 def modules_after(*names: str) -> set[str]:

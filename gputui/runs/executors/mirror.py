@@ -37,9 +37,8 @@ class MirrorCourier(Courier):
 
     @property
     def keeps_code(self) -> bool:
-        """Whether the attempt runs the code of the previous one, as in recovery. A plan of an older gputui shows that
-        only by its course."""
-        return bool(self.plan.get("keeps_code", self.plan.get("course")))
+        """Whether the attempt runs the code of the previous one, as in recovery."""
+        return bool(self.plan.get("keeps_code"))
 
     def code_files(self, workdir: Path) -> list[str]:
         """The files of the working directory to send: those of git, and the target's ``files``. Raises

@@ -73,8 +73,9 @@ def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> 
     hardware = [key for key in HARDWARE if has_gpus or key.startswith("host/")]
     keys = by_interest([*names, *hardware])
     every = {
-        key: Panel(key, _title(key), number % 4, HARDWARE[key][0] if key in HARDWARE else None, key in settings.pins)
+        key: Panel(key, title, number % 4, field, key in settings.pins)
         for number, key in enumerate(keys)
+        for field, title in (HARDWARE.get(key, (None, metric_title(key))),)
     }
     found: NameFilter = filter_names(keys, settings.filter_text)
     pinned = [pin for pin in settings.pins if pin in every]
@@ -97,12 +98,6 @@ def by_interest(keys: Sequence[str]) -> list[str]:
         *(key for key in rest if is_of_events(key)),
         *(key for key in rest if key not in HARDWARE and is_set(key) and not is_of_events(key)),
     ]
-
-
-def _title(key: str) -> str:
-    if key in HARDWARE:
-        return HARDWARE[key][1]
-    return metric_title(key)
 
 
 def metric_title(name: str) -> str:

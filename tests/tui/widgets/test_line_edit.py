@@ -8,16 +8,11 @@ from gputui.tui.widgets.line_edit import LineEdit
 
 def test_editing_keys() -> None:
     edited = {
-        "backspace": ("one tw three", 6),
-        "delete": ("one twothree", 7),
-        "left": ("one two three", 6),
-        "right": ("one two three", 8),
-        "home": ("one two three", 0),
-        "end": ("one two three", 13),
-        "ctrl+u": (" three", 0),
-        "ctrl+k": ("one two", 7),
+        "backspace": ("one tw three", 6), "delete": ("one twothree", 7),
+        "left": ("one two three", 6), "right": ("one two three", 8), "home": ("one two three", 0),
+        "end": ("one two three", 13), "ctrl+u": (" three", 0), "ctrl+k": ("one two", 7),
         "ctrl+w": ("one  three", 4),
-    }
+    }  # fmt: skip
     assert {key: LineEdit("one two three", 7).press(key) for key in edited} == {
         key: LineEdit(*expected) for key, expected in edited.items()
     }

@@ -182,7 +182,8 @@ class RunScreen(ActionScreen):
         for name, pane in self._side_panes():
             room = self._rooms[name] = heights[name]
             lines = section_lines(sections, name, inner, room, is_titled=True)
-            pane.show(_beside(lines, room), height=room)
+            edge = ("│ ", "rule")
+            pane.show([[edge, *(lines[y] if y < len(lines) else [])] for y in range(room)], height=room)
         if not is_log_beside:
             self._draw_log(page, width, log_height)
 
@@ -451,9 +452,3 @@ class RunScreen(ActionScreen):
 def charts_width(width: int) -> int:
     """Cells of the charts on a screen of this width; the cell beside them stays free."""
     return width if width < WIDE else width - min(96, width * 9 // 20) - 1
-
-
-def _beside(lines: list[Line], height: int) -> list[Line]:
-    """Lines with a rule on their left edge."""
-    edge = ("│ ", "rule")
-    return [[edge, *(lines[y] if y < len(lines) else [])] for y in range(height)]
