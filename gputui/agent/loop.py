@@ -365,13 +365,12 @@ class Agent:
             self._shown_turn = parts.longest_seconds
 
     def _watch_sampler(self, now: float) -> None:
-        health, problem = self.sampler.check(now), self.sampler.problem
+        health, inventory = self.sampler.check(now), self.context.recorder.inventory
+        problem = self.sampler.problem or (inventory.problem if inventory is not None else None)
         shown = (health.state, 0 if health.state == "ok" else int(health.for_seconds))
         if shown != self._shown_health:
             self.context.connection.execute(
-                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, "
-                # A sampler that works sends what to put here.
-                "gpu_problem = coalesce(?, gpu_problem)",
+                "UPDATE agent SET sampler_state = ?, sampler_silent_seconds = ?, heartbeat_at = ?, gpu_problem = ?",
                 (health.state, None if health.state == "ok" else health.for_seconds, self.context.now(), problem),
             )
             self._shown_health = shown
