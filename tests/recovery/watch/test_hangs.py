@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputui.recovery.tracebacks import StackFrame, Stack
+from gputui.recovery.tracebacks import Stack, StackFrame
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.progress import (
     ProgressLine,
