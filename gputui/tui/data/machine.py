@@ -183,7 +183,7 @@ def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | N
         return None
     return (
         f"The disk of {state} is full: nothing is recorded until you free some space. The values shown are from "
-        f"{time.strftime('%a %H:%M', time.localtime(agent.heartbeat_at))}; runs continue."
+        f"{time.strftime('%a %H:%M:%S', time.localtime(agent.heartbeat_at))}; runs continue."
     )
 
 
