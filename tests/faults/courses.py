@@ -526,7 +526,7 @@ class History:
             before = tuple(checkpoints.of_run(run.home.connection, run.run_id))
             with transaction(run.home.connection) as connection:
                 after = ledger.rolled_back(before, path, "was left by a rollback")
-                checkpoints.save(connection, run.run_id, before, after)
+                checkpoints.save(connection, run.run_id, before, after, self.now)
             run.cut_to(self.contents[path])
             self.tell(f"{run.run_id} rolls back to {path}")
             return path

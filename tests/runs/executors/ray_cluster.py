@@ -71,7 +71,7 @@ class RayCluster:
 
     def names(self) -> list[str]:
         """Every job that was ever submitted."""
-        return [str(job["submission_id"]) for job in self.api().call("GET", "/api/jobs/").json()]
+        return [str(job["submission_id"]) for job in self.api().call("GET", "/api/jobs/").json(list)]
 
     def stop(self) -> None:
         if self.head is not None and self.head.poll() is None:
