@@ -56,10 +56,10 @@ _NOISE = re.compile(
 )
 _DUMP = re.compile(r"^Fatal Python error: ")
 # Stacks as Python's faulthandler writes them, and as py-spy does.
-_THREAD = re.compile(r"^(?:Current t|T)hread \S+ \(")
+_THREAD = re.compile(r"^(?:Current t|T)hread \S+(?: \[.*\])? \(")
 _MAIN_THREAD = re.compile(r'^(?:Current thread |Thread \S+ \([^)]*\): "MainThread")')
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>\S.*)$')
-_SPY_FRAME = re.compile(r"^    (?P<function>\S.*) \((?P<file>[^()]+):(?P<line>\d+)\)$")
+_SPY_FRAME = re.compile(r"^    (?P<function>\S.*?) \((?P<file>.+):(?P<line>\d+)\)$")
 _FOREIGN = ("site-packages", "dist-packages", "<frozen", "/lib/python")
 
 
@@ -205,9 +205,14 @@ def main_stacks(text: str) -> list[Stack]:
     return [tuple(stack) for stack in stacks if stack]
 
 
+def is_foreign(frame: StackFrame) -> bool:
+    """Whether a frame is of Python itself or of an installed package."""
+    return any(part in frame.file for part in _FOREIGN)
+
+
 def place(stack: Stack) -> str:
     """The innermost frame of the user's code, else the innermost frame: ``train.py:28 in main``."""
-    frame = next((frame for frame in stack if not any(part in frame.file for part in _FOREIGN)), stack[0])
+    frame = next((frame for frame in stack if not is_foreign(frame)), stack[0])
     return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
 
 

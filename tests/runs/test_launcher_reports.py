@@ -96,7 +96,7 @@ def test_the_fault_handlers_own_frames() -> None:
     text = (
         "Fatal Python error: Segmentation fault\n\n"
         'Thread 0x00007f (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n\n'
-        "Current thread 0x00007e (most recent call first):\n"
+        "Current thread 0x00007e [python] (most recent call first):\n"
         '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
         '  File "/home/me/train.py", line 35 in main\n'
     )
@@ -110,8 +110,8 @@ def test_the_fault_handlers_own_frames() -> None:
 
 def test_the_stack_of_the_main_thread_by_py_spy() -> None:
     text = (
-        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    Event.wait (/home/me/a b/train.py:6)\n'
+        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    Event.wait (/home/me/a (2)/train.py:6)\n'
         '    <module> (train.py:9)\nThread 9 (active+gil): "Feeder"\n    run (threading.py:982)\n'
     )
     (stack,) = main_stacks(text)
-    assert stack == (StackFrame("/home/me/a b/train.py", 6, "Event.wait"), StackFrame("train.py", 9, "<module>"))
+    assert stack == (StackFrame("/home/me/a (2)/train.py", 6, "Event.wait"), StackFrame("train.py", 9, "<module>"))

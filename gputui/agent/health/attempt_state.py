@@ -81,7 +81,7 @@ class AttemptState:
     reported: set[str] = field(default_factory=set)
     pending: list[Anomaly] = field(default_factory=list)
     ending: str | None = None
-    stack_dump: Job[tuple[int, str] | None] | None = None
+    stack_dump: Job[tuple[int | None, str] | None] | None = None
     metrics_search: Job[str | None] | None = None
     metrics_searched_at: float = -math.inf
     # The last check for a process group, and how many of them found ranks without connections.

@@ -385,15 +385,15 @@ class HealthMonitor:
                 dump, state.stack_dump = state.stack_dump, None
                 attempt.executor.ask_to_end(at_once=True)
                 try:
-                    absent = dump.result()
+                    where = dump.result()
                 except Exception:
                     log.exception("%s: its stacks were not kept", attempt.record.run_id)
                     continue
-                if absent is not None:
-                    self._name_rank(state, *absent)
+                if where is not None:
+                    self._add_places(state, *where)
 
-    def _name_rank(self, state: AttemptState, rank: int, text: str) -> None:
-        """Add the rank that the stacks of a hang show to the observation that named none."""
+    def _add_places(self, state: AttemptState, rank: int | None, text: str) -> None:
+        """Add what the stacks of a hang show to the observation, if that named no rank."""
         record = state.record
         with transaction(self.context.connection) as connection:
             named = connection.execute(
@@ -405,7 +405,7 @@ class HealthMonitor:
                 add_event(
                     connection,
                     "observation",
-                    f"no progress, rank {rank}: {clean(text)}",
+                    f"{_HEADS['hang']}{'' if rank is None else f', rank {rank}'}: {clean(text)}",
                     now=self.context.now(),
                     key="hang",
                     severity="error",

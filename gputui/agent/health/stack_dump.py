@@ -7,6 +7,7 @@ signal is sent only to processes that handle it. The dump is redacted and bounde
 
 from __future__ import annotations
 
+import linecache
 import logging
 import resource
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
 from gputui.config import PRIVATE_DIR_MODE
 from gputui.recovery.tracebacks import Stack, main_stacks
-from gputui.recovery.watch.verdict import absent_rank
+from gputui.recovery.watch.verdict import lagging_rank
 from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, is_alive, read_stat, send_signal
@@ -53,9 +54,9 @@ class StackDump:
         self._folder = folder
         self._stacks: dict[int, Stack] = {}
 
-    def write(self) -> tuple[int, str] | None:
-        """Write the dump, and return the rank that keeps the others waiting, as `absent_rank` does. Afterwards the
-        ranks have ended, unless they took longer than ABORT_SECONDS."""
+    def write(self) -> tuple[int | None, str] | None:
+        """Write the dump, and return the rank that holds up the others, as `lagging_rank` does. Afterwards the ranks
+        have ended, unless they took longer than ABORT_SECONDS."""
         ranks = [process for process in self._processes if process.rank is not None]
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ class StackDump:
             log.warning("%s: the evidence is incomplete: %s", self._folder, error)
         if not self._stacks or self._stacks.keys() != {process.rank for process in ranks}:
             return None
-        return absent_rank(self._stacks)
+        return lagging_rank(self._stacks, linecache.getline)
 
     def _keep(self, name: str, text: str, most: int = LOG_CHARACTERS) -> int:
         """Write the redacted end of a text; return its number of characters."""
@@ -124,7 +125,8 @@ class StackDump:
             name = "launcher" if entry.rank is None else f"rank{entry.rank}"
             if remaining_characters > 0:
                 text = tail_text(entry.path, READ_BYTES)
-                self._note_stack(entry.rank, text)
+                # Scripts may dump stacks on other occasions, too.
+                self._note_stack(entry.rank, text.partition("Fatal Python error: Aborted")[2])
                 remaining_characters -= self._keep(
                     f"{number:03d}-{name}-{entry.stream}.txt", text, min(LOG_CHARACTERS, remaining_characters)
                 )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.charts import units
-from gputui.recovery.tracebacks import Stack, place
+from gputui.recovery.tracebacks import Stack, is_foreign, place
 from gputui.recovery.watch.activity import Doing
 from gputui.recovery.watch.progress import ProgressSilence
 
@@ -20,8 +22,11 @@ LONE_WORKER_SECONDS = 1800.0
 LONE_WORKER_FACTOR = 10.0
 # How long a rank must be stopped before it counts as a hang.
 STOPPED_SECONDS = 10.0
-# Where a rank waits for the others: the innermost frame of a collective operation.
+# Where a rank waits for the others, and where for its data.
 _COLLECTIVES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/")
+_DATA = "/torch/utils/data/"
+# Functions of Python that wait without a frame of their own.
+_BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select|poll|recv|readline)\(")
 
 
 class Verdict(Struct, frozen=True):
@@ -111,15 +116,33 @@ def _hang(ranks: Mapping[int | None, Doing], stopped: list[int | None], quiet: s
     return Verdict("hang", None, f"no rank computes, reads or writes, {quiet}")
 
 
-def absent_rank(stacks: Mapping[int, Stack]) -> tuple[int, str] | None:
-    """The only rank of a hang that is not where all others wait, and words for both places; None if the ranks' stacks
-    do not show one."""
-    absent = [rank for rank, stack in stacks.items() if not any(part in stack[0].file for part in _COLLECTIVES)]
-    if len(absent) != 1:
-        # A wait in native code, such as that for a GPU, shows the same line of the script in all ranks that wait.
-        common, count = Counter(stack[0] for stack in stacks.values()).most_common(1)[0]
-        absent = [rank for rank in absent if stacks[rank][0] != common] if 1 < count == len(stacks) - 1 else []
-    if len(absent) != 1 or len(stacks) < 2:
+def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str]) -> tuple[int | None, str] | None:
+    """The rank that holds up all others of a hang, as their stacks show it, and words for where they are.
+
+    Only one that waits for something else is named: for Python's own input and locks, or for data. A line of the script
+    by itself says nothing, since waits for a tensor or a collective operation end there, too. Without such a rank the
+    words say where the ranks are; None if all are at one place. ``source`` gives a line of a file.
+    """
+    lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
+    places = {rank: place(stack) for rank, stack in stacks.items()}
+    if len(lagging) == 1 and len(stacks) > 1:
+        others = Counter(words for rank, words in places.items() if rank != lagging[0])
+        return lagging[0], f"it was at {places[lagging[0]]} while the others waited at {others.most_common(1)[0][0]}"
+    ranks: dict[str, list[str]] = {}
+    for rank, words in sorted(places.items()):
+        ranks.setdefault(words, []).append(str(rank))
+    if len(ranks) < 2:
         return None
-    others = next(stack for rank, stack in stacks.items() if rank != absent[0])
-    return absent[0], f"it is at {place(stacks[absent[0]])}, the others wait for it at {place(others)}"
+    return None, "; ".join(f"rank {', '.join(each)} was at {words}" for words, each in ranks.items())
+
+
+def _waits_elsewhere(stack: Stack, source: Callable[[str, int], str]) -> bool:
+    """Whether the stack of a rank shows that it waits, but not for the other ranks."""
+    library = list(takewhile(is_foreign, stack))
+    if any(part in frame.file for frame in library for part in _COLLECTIVES):
+        return False
+    if any(_DATA in frame.file for frame in library):
+        return True
+    if library:
+        return not any(part in library[0].file for part in ("site-packages", "dist-packages"))
+    return _BLOCKS.search(source(stack[0].file, stack[0].line)) is not None

@@ -84,11 +84,15 @@ def test_the_rank_that_the_others_wait_for_is_named_from_the_stacks_in_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gputui.agent.health.stack_dump.shutil.which", lambda *_, **__: None)
-    scripts = [tmp_path / "torch" / "distributed" / "all_reduce.py", tmp_path / "data.py"]
+    library = tmp_path / "site-packages" / "torch" / "distributed"
+    scripts = [library / "all_reduce.py", tmp_path / "data.py"]
     ranks = []
     for rank, script in enumerate(scripts):
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text("import time\ndef load():\n    print(flush=True)\n    time.sleep(600)\nload()\n")
+        script.write_text(
+            "import faulthandler, time\nfaulthandler.dump_traceback()\ndef load():\n"
+            "    print(flush=True), time.sleep(600)\nload()\n"
+        )
         stderr = tmp_path / "attempt" / "ranks" / "x" / "attempt_0" / str(rank) / "stderr.log"
         stderr.parent.mkdir(parents=True)
         command = [sys.executable, "-X", "faulthandler", str(script)]

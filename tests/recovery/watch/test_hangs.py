@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gputui.recovery.tracebacks import Stack, StackFrame
+from gputui.recovery.tracebacks import Stack, StackFrame, place
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.progress import (
     ProgressLine,
@@ -14,7 +14,7 @@ from gputui.recovery.watch.progress import (
     allowed_seconds,
     silence,
 )
-from gputui.recovery.watch.verdict import absent_rank, judge
+from gputui.recovery.watch.verdict import judge, lagging_rank
 from gputui.runs.process_readings import ProcessReading
 from tests.tables import table
 
@@ -149,26 +149,34 @@ def stack(*places: str) -> Stack:
     return tuple(StackFrame(file, int(line), function) for file, line, function in frames)
 
 
-BACKWARD = stack("/venv/lib/python3.12/site-packages/torch/autograd/graph.py:979:_engine_run_backward", "a.py:14:main")
-REDUCE = stack("/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3:all_reduce", "a.py:14:main")
-ASLEEP = stack("/usr/lib/python3.12/queue.py:17:get", "/home/me/data.py:6:load", "a.py:13:main")
-# The wait for a GPU shows no function of torch.
-ITEM = stack("a.py:15:main")
+LIBRARY = "/venv/lib/python3.12/site-packages/torch"
+BACKWARD = stack(f"{LIBRARY}/autograd/graph.py:979:_engine_run_backward", "a.py:14:main")
+REDUCE = stack(f"{LIBRARY}/_ops.py:3:__call__", f"{LIBRARY}/distributed/functional.py:9:wait", "a.py:14:main")
+LOADER = stack("/usr/lib/python3.12/queue.py:17:get", f"{LIBRARY}/utils/data/dataloader.py:8:_get_data", "a.py:13:main")
+REQUEST = stack("/usr/lib/python3.12/ssl.py:17:read", "/venv/lib/site-packages/requests/api.py:8:get", "a.py:13:main")
+OWN_COMMUNICATION = stack("/venv/lib/python3.12/site-packages/mpi4py/run.py:8:barrier", "a.py:13:main")
+# Waits in native code show the line of the script.
+SLEEP, ITEM, WORK = stack("a.py:15:main"), stack("a.py:16:main"), stack("a.py:17:main")
+SOURCE = {15: "time.sleep(600)", 16: "total += loss.item()", 17: "handle.wait()"}
 
 
 @table(
     "stacks, rank",
     [
-        ([BACKWARD, ASLEEP], 1),
-        ([ASLEEP, REDUCE, BACKWARD], 0),
-        ([ITEM, ITEM, ASLEEP, ITEM], 2),
-        ([ITEM, ASLEEP], None),
+        ([BACKWARD, LOADER], 1),
+        ([REQUEST, REDUCE, BACKWARD], 0),
+        ([ITEM, ITEM, LOADER, ITEM], 2),
+        ([BACKWARD, SLEEP], 1),
+        ([ITEM, SLEEP], 1),
+        ([WORK, BACKWARD], None),
+        ([ITEM, REDUCE, REDUCE], None),
+        ([OWN_COMMUNICATION, REDUCE], None),
+        ([LOADER, LOADER, BACKWARD], None),
         ([BACKWARD, BACKWARD], None),
-        ([ASLEEP, ASLEEP, BACKWARD], None),
-        ([ASLEEP, ITEM, BACKWARD], None),
-        ([ASLEEP], None),
+        ([LOADER], None),
     ],
 )
-def test_the_rank_that_is_not_where_all_others_wait(stacks: list[Stack], rank: int | None) -> None:
-    found = absent_rank(dict(enumerate(stacks)))
+def test_the_rank_that_holds_up_the_others(stacks: list[Stack], rank: int | None) -> None:
+    found = lagging_rank(dict(enumerate(stacks)), lambda _, line: SOURCE.get(line, ""))
     assert (found and found[0]) == rank
+    assert (found is None) == (len({place(stack) for stack in stacks}) == 1)
