@@ -61,7 +61,7 @@ AGAIN_SECONDS = 30.0
 
 
 class StudyProcess:
-    """Runs one study from its stored state. ``connection`` may write; ``now`` gives UTC unix seconds."""
+    """The work of one study. ``connection`` may write; ``now`` gives UTC unix seconds."""
 
     def __init__(
         self, workspace: Workspace, connection: sqlite3.Connection, study_id: str, now: Callable[[], float]
@@ -282,15 +282,18 @@ class StudyProcess:
             self.writer.move(study, StudyState.PAUSED, f"no line of trial {trial.number} reports {missing}")
             return
         well = (TrialState.COMPLETE, TrialState.PRUNED)
-        if any(other.state in well and other.origin != "warm" for other in trials):
+        others = [other for other in trials if other.state is not TrialState.FAILED and other.origin != "warm"]
+        if any(other.state in well for other in others):
             return
         failed = [other for other in trials if other.state is TrialState.FAILED]
         causes = [self._cause(spec, other) for other in sorted(failed, key=lambda other: other.ended_at or 0.0)]
-        if not decide.same_cause(causes):
+        # Trials that fail end before those that work.
+        stepped = (other for other in others if has_stepped(self.connection, other.run_id))
+        if not decide.same_cause(causes) or any(self._cause(spec, other) != causes[-1] for other in stepped):
             return
         if causes[-1] == decide.DIVERGED:
-            what = f"{decide.SAME_DIVERGED} trials in a row diverged and none was complete: narrow the space"
-            reason = f"{what}, or mend the script (gputui logs {trial.run_id})"
+            what = f"{decide.SAME_DIVERGED} trials in a row diverged and none was complete"
+            reason = f"{what}: give smaller ranges, or fix the script (gputui logs {trial.run_id})"
         else:
             explain = f"gputui explain {trial.run_id}"
             reason = f"{decide.SAME_ERRORS} trials failed alike at their start ({explain}): {end.reason}"
@@ -299,11 +302,10 @@ class StudyProcess:
         self.writer.move(study, StudyState.STOPPING if living else StudyState.FAILED, reason)
 
     def _cause(self, spec: StudySpec, trial: TrialRecord) -> str | None:
-        """The cause of a failed trial that may fail every other one, too; see `decide.same_cause`."""
-        incident = last_incident(self.connection, trial.run_id)
+        """The cause that failed a trial, or soon will, and may fail every other one; see `decide.same_cause`."""
+        kind, fingerprint = last_incident(self.connection, trial.run_id) or (None, None)
         values = self._values(spec, trial)
         self.courses.forget(trial.number)
-        kind, fingerprint = (None, None) if incident is None else incident
         if kind in NUMERIC_INCIDENTS or any(value is not None and not math.isfinite(value) for value in values):
             return decide.DIVERGED
         return None if has_stepped(self.connection, trial.run_id) else fingerprint
@@ -447,7 +449,7 @@ class StudyProcess:
                 )
 
     def _stop_trials(self, living: Sequence[TrialRecord], reason: str) -> None:
-        """Ask all active trials to stop, each once; withdraw launches that no agent has carried out."""
+        """Ask each active trial once to stop; withdraw launches that no agent has carried out."""
         for trial in living:
             if trial.state is TrialState.LAUNCHING:
                 with transaction(self.connection):

@@ -181,17 +181,11 @@ class Desk:
             source, offset = self.connection.execute(
                 "SELECT source_id, byte_offset FROM metric_sources WHERE run_id = ?", (run_id,)
             ).fetchone()
+            data = json.dumps({"step": step, "loss": "NaN" if math.isnan(loss) else loss})
             self.connection.execute(
                 "INSERT INTO metrics (source_id, generation, byte_offset, attempt, step, at, data) "
                 "VALUES (?, 0, ?, ?, ?, ?, ?)",
-                (
-                    source,
-                    offset,
-                    run.attempt,
-                    step,
-                    self.wall,
-                    json.dumps({"step": step, "loss": "NaN" if math.isnan(loss) else loss}),
-                ),
+                (source, offset, run.attempt, step, self.wall, data),
             )
             self.connection.execute(
                 "UPDATE metric_sources SET byte_offset = ? WHERE source_id = ?", (offset + 1, source)

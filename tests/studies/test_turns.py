@@ -93,7 +93,7 @@ def test_rungs_that_pass_between_two_looks_are_all_kept_and_judged(begin: Begin)
     assert found == [(1, 9, 0.9), (2, 19, 0.5), (3, 29, 0.5), (4, 39, 0.5)]
     finish(desk, 0)
     desk.process.turn()
-    # No process lives while the other one passes four rungs, of which the second is the first bad one.
+    # No process lives while the other passes four rungs, of which the second is the first bad one.
     desk.restart()
     for step in range(40):
         desk.report(1, step, 0.8)
@@ -165,12 +165,28 @@ def test_a_study_whose_first_trials_have_no_number_ends(begin: Begin, good: int 
         number = len(desk.trials) - 1
         if desk.states()[-1] == "running":
             desk.report(number, 99, 0.5 if number == good else math.nan)
-            is_failed = incident is not None and number != good
-            desk.end(
-                number, RunState.FAILED if is_failed else RunState.SUCCEEDED, incident=incident if is_failed else None
-            )
+            failure = None if number == good else incident
+            desk.end(number, RunState.FAILED if failure else RunState.SUCCEEDED, incident=failure)
     assert len(desk.trials) == (SAME_DIVERGED if good is None else 7)
     assert desk.study.state is (StudyState.FAILED if good is None else StudyState.FINISHED)
+
+
+@pytest.mark.parametrize("incident", ["nan_loss", "import_error"])
+@pytest.mark.parametrize("good", [True, False])
+def test_a_living_trial_that_steps_well_keeps_its_study(begin: Begin, good: bool, incident: str) -> None:
+    desk = begin(replace(RANDOM, budget=Budget(trials=5), pruner=PrunerSpec(), parallel=5))
+    desk.work()
+    desk.report(4, 7, 0.5)
+    for number in range(4):
+        desk.end(number, RunState.FAILED, incident=incident)
+    desk.work()
+    assert (desk.study.state, desk.states()[4]) == (StudyState.RUNNING, "running")
+    desk.report(4, 8, 0.5 if good else math.nan)
+    desk.end(4, RunState.SUCCEEDED)
+    desk.work()
+    is_failed = not good and incident == "nan_loss"
+    assert desk.study.state is (StudyState.FAILED if is_failed else StudyState.FINISHED)
+    assert desk.states()[4] == ("complete" if good else "failed")
 
 
 # --- pruning and keeping by hand --------------------------------------------------------------------------------------
