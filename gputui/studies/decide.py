@@ -65,18 +65,16 @@ class ObjectiveCourse:
 
 
 def objective_value(points: Sequence[ObjectivePoint], objective: Objective) -> float | None:
-    """The value that counts; None without values, NaN if no value that counts is a number."""
+    """The value that counts; None without values, the last one if it is not finite (diverged)."""
     values = [point.value for point in points]
     if not values:
         return None
-    if objective.over == "last":
+    if objective.over == "last" or not math.isfinite(values[-1]):
         return values[-1]
     if objective.over == "mean":
         newest = values[-objective.count :]
         return sum(newest) / len(newest)
     numbers = [value for value in values if not math.isnan(value)]
-    if not numbers:
-        return math.nan
     return min(numbers) if objective.direction == "minimize" else max(numbers)
 
 

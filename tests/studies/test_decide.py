@@ -77,6 +77,7 @@ def test_what_an_attempt_repeats_counts_once() -> None:
 )  # fmt: skip
 def test_the_best_the_last_or_a_mean_counts(objective: Objective, value: float) -> None:
     assert objective_value(points((1, 1.0, 1), (2, 4.0, 1), (3, 3.0, 1)), objective) == value
+    assert objective_value(points((1, 1.0, 1), (2, math.inf, 1)), objective) == math.inf
 
 
 FAULT = RunEnd(RunState.FAILED, "NCCL error", "nccl_error", has_stepped=True, has_checkpoints=True)
@@ -127,11 +128,10 @@ def test_a_trial_that_was_cut_short_is_pruned_however_its_run_ended() -> None:
 def test_a_broken_constraint_makes_a_point_infeasible() -> None:
     spec = study(constraints=Constraints(memory_bytes=100, step_seconds=0.5))
     assert constraint_values(spec, 150, None) == (0.5, 0.0)
-    broken = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (0.5, -0.1), spec)
-    kept = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (-0.5, -0.1), spec)
+    done = trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0]
+    broken, kept, slow = (ruling(*done, excess, spec) for excess in ((0.5, -0.1), (-0.5, -0.1), (-0.5, 0.1)))
     assert (broken.state, kept.state) == (TrialState.INFEASIBLE, TrialState.COMPLETE)
     assert broken.reason == "breaks a constraint: memory 150 B, at most 100 B"
-    slow = ruling(trial(0, TrialState.RUNNING), RunEnd(RunState.SUCCEEDED), [1.0], (-0.5, 0.1), spec)
     assert slow.reason == "breaks a constraint: step_time 0.5500 s, at most 0.5000 s"
 
 
