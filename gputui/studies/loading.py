@@ -27,6 +27,7 @@ from gputui.yaml_forms.forms import findings
 from gputui.yaml_forms.nearest import nearest
 from gputui.yaml_forms.problems import Problem, ProfileError, shown_path
 
+_TRIALS_ON_TARGET = "the number of trials at a time: the GPUs of a target are not known here"
 _ROLE_OF_ACTION = {
     "shrink_batch": "batch_size",
     "gradient_checkpointing": "gradient_checkpointing",
@@ -60,7 +61,7 @@ def study_folders(workspace: Workspace, cwd: Path) -> list[Path]:
 
 
 def list_study_files(workspace: Workspace, cwd: Path) -> list[Path]:
-    """Every study file that has a name; of files with the same name, the one that the name stands for."""
+    """Every study file that has a name; of those with the same name, the one that it stands for."""
     found: dict[str, Path] = {}
     for folder in study_folders(workspace, cwd):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -227,32 +228,31 @@ def cross_check(form: StudyForm, spec: StudySpec, profile: Profile) -> Iterator[
             yield from _check_dimension(dimension, profile.parameters[dimension.name])
     yield from _check_sampler(form, spec, profile)
     yield from _check_pruner(form, spec, profile)
-    if form.budget.gpu_hours is not None and profile.form.gpus.is_none and not form.gpus_per_trial:
+    if spec.target is not None:
+        yield from _check_target(spec)
+    elif form.budget.gpu_hours and profile.form.gpus.is_none and not form.gpus_per_trial:
         yield CrossFinding(("budget", "gpu_hours"), "its trials use no GPU; give trials or wall")
     if spec.sampler.kind != "grid" and spec.pbt is None and spec.budget == Budget():
         yield CrossFinding((), f"a budget is needed (trials, gpu_hours or wall): {spec.sampler.kind} has no end")
     if spec.trials_per_gpu > 1 and spec.gpus_per_trial != 1:
         yield CrossFinding(("trials_per_gpu",), "only trials with one GPU share it; write gpus_per_trial: 1")
-    for key, what in target_conflicts(spec):
-        yield CrossFinding((key,), what)
     named = [objective.metric for objective in spec.objectives]
     for number, metric in enumerate(named):
         if metric in named[:number]:
             yield CrossFinding(("objective", number, "metric"), f"{metric} is an objective already")
 
 
-def target_conflicts(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    """What trials on a target cannot have, by key."""
-    if spec.target is None:
-        return
+def _check_target(spec: StudySpec) -> Iterator[CrossFinding]:
+    """Find what trials on a target cannot have."""
     if spec.parallel is None:
-        yield "target", "a target needs parallel, the number of trials at a time: its GPUs are not known here"
+        yield CrossFinding(("target",), f"a target needs a line parallel: N, {_TRIALS_ON_TARGET}")
     if spec.trials_per_gpu > 1:
-        yield "trials_per_gpu", "the target chooses the GPUs of each trial; remove the line"
+        yield CrossFinding(("trials_per_gpu",), "a target chooses the GPUs of each trial; remove the line")
     if spec.budget.gpu_hours is not None:
-        yield "budget", "gpu_hours are not counted on a target; give trials or wall"
+        yield CrossFinding(("budget", "gpu_hours"), "not counted on a target; give trials or wall")
     if spec.pbt is not None:
-        yield "pbt", "members continue from each other's checkpoints, which are kept on this machine only"
+        what = "members continue from each other's checkpoints, which are kept on this machine only"
+        yield CrossFinding(("pbt",), what)
 
 
 def _check_dimension(dimension: Dimension, parameter: Parameter) -> Iterator[CrossFinding]:
@@ -364,7 +364,7 @@ def sweep_study(
     parallel: int | None,
     target: Mapping[str, Any] | None = None,
 ) -> StudySpec:
-    """A grid study over values of a profile's parameters. Raises ParameterError with every mistake."""
+    """A grid study over values of parameters. Raises ParameterError with every mistake."""
     problems: list[str] = []
     space: list[Dimension] = []
     for parameter_name, texts in values.items():
@@ -389,7 +389,9 @@ def sweep_study(
         parallel=parallel,
         target=target,
     )
-    problems += [f"{key}: {problem}" for key, problem in (*overlaps(values, profile), *target_conflicts(spec))]
+    problems += [f"{key}: {problem}" for key, problem in overlaps(values, profile)]
+    if target is not None and parallel is None:
+        problems.append(f"--on needs --parallel N, {_TRIALS_ON_TARGET}")
     if not problems and (spec.grid_size or 0) > MAX_POINTS:
         problems.append(f"the grid has {spec.grid_size} points; {MAX_POINTS} at most")
     if problems:

@@ -32,12 +32,13 @@ params:
   seed: 0
 """
 
-STUDY = """
+LR = "lr: {type: float, min: 1e-4, max: 1e-1, log: true}"
+STUDY = f"""
 profile: ./net.yaml
 space:
-  lr: {type: float, min: 1e-4, max: 1e-1, log: true}
-objective: {metric: loss}
-budget: {trials: 4}
+  {LR}
+objective: {{metric: loss}}
+budget: {{trials: 4}}
 """
 
 
@@ -104,10 +105,8 @@ budget: {wall: soon}
         (STUDY + "params: {lr: 0.2}\n", "params.lr"),
         (STUDY + "params: {steps: 0}\n", "params.steps"),
         (STUDY.replace("lr: {type: float", "steps: {type: float"), "space.steps.type"),
-        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "optimizer: [adam, lamb]"),
-         "space.optimizer"),
-        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "width: {type: int, min: 8, max: 64}"),
-         "space.width"),
+        (STUDY.replace(LR, "optimizer: [adam, lamb]"), "space.optimizer"),
+        (STUDY.replace(LR, "width: {type: int, min: 8, max: 64}"), "space.width"),
         (STUDY + "sampler: grid\n", "space.lr"),
         (STUDY + "sampler: cmaes\n", "sampler"),
         (STUDY + "sampler: nsga2\n", "sampler"),
@@ -122,10 +121,8 @@ budget: {wall: soon}
         (STUDY + "rerun: -1\n", "rerun"),
         (STUDY.replace("objective: {metric: loss}", "objective: loss"), "objective"),
         (STUDY.replace("{metric: loss}", "[{metric: loss}, {metric: loss}]"), "objective.1.metric"),
-        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "seed: {type: int, min: 0, max: 9999999}")
-         + "sampler: grid\n", "sampler"),
-        (STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "seed: [1, 2]").replace(
-            "budget: {trials: 4}", "sampler: random"), ""),
+        (STUDY.replace(LR, "seed: {type: int, min: 0, max: 9999999}") + "sampler: grid\n", "sampler"),
+        (STUDY.replace(LR, "seed: [1, 2]").replace("budget: {trials: 4}", "sampler: random"), ""),
         (STUDY + "pbt: {members: 4, every: 10, length: 10}\n", "pbt.every pbt"),
         (STUDY + "pbt: {members: 4, every: 10, length: lr}\n", "pbt.length pbt"),
         (STUDY + "pbt: {members: 4, every: 10, length: stepz}\n", "pbt.length pbt"),
@@ -141,6 +138,7 @@ def test_what_does_not_go_together_is_refused_where_it_stands(
 
 @table("text, keys", [
     ("target: lab\nparallel: 2\n", ""), ("target: gone\nparallel: 2\n", "target"), ("target: lab\n", "target"),
+    ("target: lab\nparallel: 2\nbudget: {gpu_hours: 4}\n", "budget.gpu_hours"),
     ("target: lab\nparallel: 2\npbt: {members: 4, every: 10}\n", "pbt"),
     ("target: far\nparallel: 2\ngpus_per_trial: 1\ntrials_per_gpu: 2\n", "trials_per_gpu"),
 ])  # fmt: skip
@@ -148,10 +146,11 @@ def test_a_study_on_a_target_has_what_a_target_can_keep(
     text: str, keys: str, folder: Path, workspace: Workspace
 ) -> None:
     workspace.targets.write_text("lab: {kind: slurm}\nfar: {kind: ssh, host: k}\n")
+    text = (STUDY.partition("budget")[0] if "budget" in text else STUDY) + text
     if keys:
-        assert {found for _, found in problems(STUDY + text, folder, workspace)} == {keys}
+        assert {found for _, found in problems(text, folder, workspace)} == {keys}
     else:
-        assert read(STUDY + text, folder, workspace).spec.target == find_target("lab", {}, workspace)
+        assert read(text, folder, workspace).spec.target == find_target("lab", {}, workspace)
 
 
 def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, workspace: Workspace) -> None:
@@ -159,9 +158,7 @@ def test_what_the_profiles_own_ladders_change_cannot_be_tuned(folder: Path, work
     own = "recovery: {ladders: {nan_loss: [{lower_lr: 10}]}}\n"
     (folder / "net.yaml").write_text(PROFILE + own)
     assert problems(STUDY, folder, workspace) == [(4, "space.lr")]
-    assert read(
-        STUDY.replace("lr: {type: float, min: 1e-4, max: 1e-1, log: true}", "batch_size: [8]"), folder, workspace
-    )
+    assert read(STUDY.replace(LR, "batch_size: [8]"), folder, workspace)
 
 
 @table(
