@@ -44,7 +44,7 @@ def list_studies(session: Session, at: str | None, *, as_json: bool) -> None:
         best = best_trials(trials, spec.objectives)
         value = units.metric_value(best[0].value) if best else "–"
         if len(spec.objectives) > 1:
-            value = f"front of {len(best)}"
+            value = f"Pareto front: {units.count_of(len(best), 'trial')}"
         wanted = spec.wanted_trials
         # Points that a person added, reruns and earlier runs count beyond the budget.
         progress = f"{over}/{max(wanted, len(trials))}" if wanted is not None else str(over)

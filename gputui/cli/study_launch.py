@@ -141,7 +141,7 @@ def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) 
         say(f"{study_id} {study.state}: {study.reason}")
         objectives = study_spec(study).objectives
         for trial in best_trials(trials, objectives):
-            say(f"{'front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
+            say(f"{'Pareto front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
     is_well = study.state is StudyState.FINISHED and any(one.state is TrialState.COMPLETE for one in trials)
     return EXIT_OK if is_well else EXIT_RUN_FAILED
 

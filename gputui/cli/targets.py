@@ -38,7 +38,7 @@ def command(context: click.Context, as_json: bool) -> None:
             for name, one in found.items()
         ]
         print_table(("TARGET", "KIND", ""), rows)
-        say(f"\nof {session.workspace.targets}")
+        say(f"from {session.workspace.targets}")
 
 
 @command.command("check")

@@ -141,11 +141,11 @@ def plan_head(plan: Mapping[str, Any]) -> str:
     """``vit-lr: 24 trials of vit-b16, 2 GPUs each, 4 at a time``."""
     count = "an open number of trials" if plan["trials"] is None else units.count_of(plan["trials"], "trial")
     gpus = plan["gpus_per_trial"]
-    on = f"{units.count_of(gpus, 'GPU')} each" if gpus else "on the CPU"
+    of = "" if plan["target"] is None else f" of {plan['target']}"
+    on = f", {units.count_of(gpus, 'GPU')}{of} each" if gpus else f" on the CPUs{of}"
     if plan["trials_per_gpu"] > 1:
-        on = f"{plan['trials_per_gpu']} sharing a GPU"
-    on += "" if plan["target"] is None else f" on {plan['target']}"
-    return f"{plan['name']}: {count} of {plan['profile']}, {on}, {plan['parallel'] or units.UNKNOWN} at a time"
+        on = f", {plan['trials_per_gpu']} sharing a GPU"
+    return f"{plan['name']}: {count} of {plan['profile']}{on}, {plan['parallel'] or units.UNKNOWN} at a time"
 
 
 def plan_cost(plan: Mapping[str, Any]) -> str:

@@ -104,7 +104,7 @@ def front(trials: Sequence[TrialRecord], objectives: Sequence[Objective], dot_he
     axis = YAxis()
     (dots,) = _dots([points], axis, dot_height)
     return Drawing(
-        _with_bins(Curve(dots, "series.0", "trials"), Curve(_line(best), "good", f"front of {len(best)}")),
+        _with_bins(Curve(dots, "series.0", "trials"), Curve(_line(best), "good", "Pareto front")),
         f"{clean(objectives[1].metric)} over {clean(objectives[0].metric)}",
         XAxis(clean(objectives[0].metric)),
         axis,

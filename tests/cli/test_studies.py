@@ -51,5 +51,6 @@ def test_a_sweep_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> 
     words = ("sweep", str(tmp_path / "small.yaml"), "--set", "lr=1,2,3", "--on", "lab", "--parallel", "3")
     plan = shape(workspace, *words, "--dry-run")
     assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
-    assert "parallel" in refused(workspace, *words[:-2], code=2)
+    assert "--parallel" in refused(workspace, *words[:-2], code=2)
+    assert f"\nfrom {workspace.targets}" in said(workspace, "targets")
     assert "gone" in refused(workspace, *words[:5], "gone", code=2)

@@ -128,7 +128,7 @@ def enqueue(supervisor: Supervisor, command: PendingCommand) -> None:
         params = {**({} if best is None else best.params), **changes}
         for dimension in spec.space:
             if dimension.name not in params:
-                raise RefusedError(f"there is no best trial to complete the point from: give {dimension.name}, too")
+                raise RefusedError(f"{dimension.name} needs a value: there is no best trial to copy it from")
             if not dimension.holds(params[dimension.name]):
                 raise RefusedError(f"{dimension.name}: {params[dimension.name]!r} is outside of the study's space")
         number = rows.next_number(connection, study.study_id)

@@ -16,7 +16,7 @@ from gputui.charts.chart import Line, chart
 from gputui.charts.picture import Drawing
 from gputui.charts.raster import Span
 from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, aligned, count, duration, gpu_hours, metric_value, percent
+from gputui.charts.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, percent
 from gputui.store.run_states import RunState
 from gputui.store.studies import StudyState, TrialRecord, TrialState
 from gputui.studies import pictures
@@ -199,7 +199,8 @@ def _results(page: StudyPage) -> list[list[Span]]:
             parts.append([(f" · {states[state]} {TRIAL_SIGNS[state].word}", TRIAL_SIGNS[state].style)])
     best = best_trial(page.trials, page.spec.objectives)
     if len(page.spec.objectives) > 1:
-        parts.insert(1, [(f" · front of {len(best_trials(page.trials, page.spec.objectives))}", "dim")])
+        front = best_trials(page.trials, page.spec.objectives)
+        parts.insert(1, [(f" · Pareto front: {count_of(len(front), 'trial')}", "dim")])
     elif best is not None:
         parts.insert(1, [(" · best ", "dim"), (metric_value(best.value), "accent"), (f" trial {best.number}", "dim")])
     if page.gpu_hours:
@@ -421,7 +422,7 @@ def _values(page: StudyPage, objective: Objective, cursor: TrialRecord | None, w
     below = 0 if height < 14 else 1 + len(spec.space)
     at = None if cursor is None else pictures.ended_places(page.trials).get(cursor.number)
     drawing = pictures.values_by_trial(page.trials, page.rungs, objective, DOT_HEIGHT)
-    lines = _drawn(drawing, at, width, height - below, "no trial is over yet")
+    lines = _drawn(drawing, at, width, height - below, "no trial has a value yet")
     if not below:
         return lines
     lines.append(rule("IMPORTANCE", width, f"for {clean(objective.metric)}, of complete trials"))

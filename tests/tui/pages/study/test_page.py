@@ -111,7 +111,7 @@ def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
     trials = tuple(replace(one, values=(*one.values, -one.values[0])) if one.values else one for one in found.trials)
     page = found._replace(spec=spec, trials=trials)
     head = " ".join(text_of(study_head(page, 170)))
-    assert "front of 8" in head and "best" not in head and "best" in " ".join(text_of(study_head(found, 170)))
+    assert "Pareto front: 8" in head and "best" not in head and "best" in " ".join(text_of(study_head(found, 170)))
     assert sum(row.is_best for row in trial_rows(page, {}, StudyTable())) == 8
     pictures = " ".join(text_of(picture_lines(page, StudyTable(), 100, 60)))
     assert "for val_loss" in pictures and "for seconds" in pictures
