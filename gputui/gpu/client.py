@@ -124,10 +124,11 @@ class SamplerClient:
 
     @property
     def problem(self) -> str | None:
-        """Why no GPU is read, if the sampler has ended several times in a row."""
-        if self._reason is None or self._backoff.failures < 2:
+        """Why no GPU is read, while there is no sampler and several have ended in a row."""
+        if self._child is not None or self._reason is None or self._backoff.failures < 2:
             return None
-        return f"{self._reason}, {self._backoff.failures} times in a row: no GPU is read; see {self._log_path}"
+        reason, times = self._reason.removeprefix("the sampler "), self._backoff.failures
+        return f"the GPU sampler has failed {times} times in a row ({reason}); its log is {self._log_path}"
 
     @property
     def malformed_lines(self) -> int:
