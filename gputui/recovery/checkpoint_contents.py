@@ -3,6 +3,7 @@ can run any code."""
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
 import zipfile
@@ -33,7 +34,7 @@ def steps_inside(path: Path) -> frozenset[int]:
             if len(names) != 1 or names[0].file_size > MOST_BYTES:
                 return frozenset()
             data = archive.read(names[0])
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError):
+    except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError):
         return frozenset()
     numbers = (b"".join(match.groups(b"")) for match in _NAMED_STEP.finditer(data))
     return frozenset(int.from_bytes(raw, "little", signed=len(raw) == 4) for raw in numbers)

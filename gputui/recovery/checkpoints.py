@@ -7,8 +7,10 @@ format of sha256sum; other files listed there belong to the checkpoint), else by
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
+import lzma
 import os
 import re
 import stat
@@ -230,11 +232,20 @@ def _recorded(path: Path) -> Checksums | None:
 def _check_zip(file: BufferedReader) -> str:
     try:
         with zipfile.ZipFile(file) as archive:
-            count = len(archive.infolist())
-            damaged = archive.testzip()
+            members = archive.infolist()
+            count, damaged = len(members), archive.testzip()
     # Besides damage: an unknown compression, an encrypted member, offsets outside of the file.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OverflowError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError, OverflowError) as error:
         raise _InvalidError(f"is damaged: {error or 'it is cut short'}") from None
+    except OSError as error:
+        # Not of the disk: a damaged bzip2 stream has no number, a negative offset this one.
+        if error.errno not in (None, errno.EINVAL):
+            raise
+        raise _InvalidError(f"is damaged: {error}") from None
+    # PyTorch does not read what it takes for a folder, and returns memory that was never written.
+    folders = (each for each in members if each.is_dir() or each.external_attr & 0x10)
+    if any(each.file_size for each in folders):
+        raise _InvalidError("is damaged: a member with content is marked as a folder")
     if damaged is not None or not count:
         raise _InvalidError(f"is damaged: {f'the CRC of {damaged} is wrong' if damaged else 'it has no content'}")
     return f"the CRC of {'its member' if count == 1 else f'each of its {count} members'} was checked"

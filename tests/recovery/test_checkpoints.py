@@ -108,6 +108,22 @@ def test_what_is_refused_says_why(name: str, data: bytes, why: str, tmp_path: Pa
     assert not info.valid and info.why.startswith(why)
 
 
+# A member marked as a folder, the offset of the directory, a block, the properties of a stream.
+@table("method, place, bits", [
+    (zipfile.ZIP_STORED, -31, 0x10), (zipfile.ZIP_STORED, -4, 1), (zipfile.ZIP_BZIP2, 35, 1),
+    (zipfile.ZIP_LZMA, 35, 0xBC),
+])  # fmt: skip
+def test_damage_to_a_zip_is_not_blamed_on_the_disk(method: int, place: int, bits: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("w", bytes(2000))
+    assert validate(path).valid
+    data = bytearray(path.read_bytes())
+    data[place] ^= bits
+    info = validate(write(path, bytes(data)))
+    assert not (info.valid or info.is_unreadable) and mentions(info.why, "damaged")
+
+
 def sharded(tmp_path: Path) -> Path:
     """A checkpoint whose hash file lists its shards, as the bundled trainer writes it."""
     path = write(tmp_path / "step_00000040.pt", archive())
