@@ -9,7 +9,7 @@ from gputui.charts.safe_text import clean
 from gputui.charts.units import UNKNOWN
 from gputui.store.events import EventView
 from gputui.tui.layout.columns import clip_line, fit_line, rule, selected
-from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, day_name
+from gputui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
 
 
 def events_lines(
@@ -22,11 +22,13 @@ def events_lines(
     lines = [rule("EVENTS", width, note)]
     if not events and height > 1:
         lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
-    for row in shown:
+    for number, row in enumerate(shown):
         if isinstance(row, str):
             lines.append(fit_line([(f" {row}", "dim")], width))
         else:
-            lines.append(event_line(row, width, is_current=row.event_id == cursor))
+            # The name of the day may be above the first row.
+            time = clock(row.at) if number else dated_clock(row.at, now)
+            lines.append(event_line(row, time, width, is_current=row.event_id == cursor))
     return lines[:height]
 
 
@@ -36,8 +38,7 @@ def event_rows(
     """The rows that fit below the heading: the newest events, or those around the event of that id, with the name of
     the day where it changes."""
     rows: list[EventView | str] = []
-    place, today = None, day_name(now)
-    day = today
+    place, day = None, day_name(now)
     for event in events:
         if day_name(event.at) != day:
             day = day_name(event.at)
@@ -48,15 +49,10 @@ def event_rows(
     room, end = max(0, height - 1), len(rows)
     if place is not None:
         end = min(end, max(room, place + room // 2 + 1))
-    start = max(0, end - room)
-    shown = rows[start:end]
-    first = shown[0] if len(shown) > 1 and start != place else ""
-    if not isinstance(first, str) and day_name(first.at) != today:
-        shown[0] = day_name(first.at)
-    return shown
+    return rows[max(0, end - room) : end]
 
 
-def event_line(event: EventView, width: int, *, is_current: bool) -> Line:
+def event_line(event: EventView, time: str, width: int, *, is_current: bool) -> Line:
     """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
     style = SEVERITY_STYLES.get(event.severity, "text")
     subject = event.subject or event.run_id
@@ -64,7 +60,7 @@ def event_line(event: EventView, width: int, *, is_current: bool) -> Line:
         clip_line(
             [
                 ("▸" if is_current else " ", "cursor"),
-                (f"{clock(event.at)}  ", "dim"),
+                (f"{time}  ", "dim"),
                 (SEVERITY_GLYPHS.get(event.severity, " ") + " ", style),
                 (f"{clean(subject)}  " if subject else "", "label"),
                 (clean(event.message) or UNKNOWN, "text"),

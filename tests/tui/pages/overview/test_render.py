@@ -22,7 +22,7 @@ from gputui.tui.data.snapshot import Interest, Snapshot
 from gputui.tui.layout.strips import head_line, host_line, notice_lines
 from gputui.tui.layout.words import dated_clock
 from gputui.tui.pages.overview.areas import share_rows
-from gputui.tui.pages.overview.events import event_rows
+from gputui.tui.pages.overview.events import event_rows, events_lines
 from gputui.tui.pages.overview.gpus import gpu_lines
 from gputui.tui.pages.overview.run_order import matching
 from gputui.tui.pages.overview.runs import RowContext, RunsState, runs_lines
@@ -187,6 +187,8 @@ def test_events_name_each_day_once() -> None:
         return [row if isinstance(row, str) else row.event_id for row in event_rows(events, NOW, height, cursor)]
 
     assert rows(9) == [days[0], 0, days[1], 1, 2, days[2], 3, 4]
-    # The first row always tells its day, unless that is today.
-    assert rows(6) == [days[1], 2, days[2], 3, 4] and rows(3) == [3, 4]
+    assert rows(6) == [1, 2, days[2], 3, 4] and rows(3) == [3, 4]
     assert rows(4, cursor=0) == [days[0], 0, days[1]]
+    # Unless it is of today, an event in the first row has its day.
+    tops = [text_of(events_lines(events, NOW, 40, *shown))[1][1:10] for shown in ((6,), (3,), (2, 2), (3, 3))]
+    assert tops == ["Thu 23:26", "03:11:44 ", "Thu 23:59", "03:11:44 "]
