@@ -300,7 +300,10 @@ def _number(value: float | None, width: int) -> list[Span]:
 
 
 def _curve(shown: _Shown, width: int) -> list[Span]:
-    return [(spark(shown.row.progress.losses, width), f"series.{run_colour(shown.row.run)}")]
+    progress = shown.row.progress
+    # Beside another metric it would be taken for the curve of that one.
+    losses = progress.losses if progress.listed_metric[0] == "loss" else ()
+    return [(spark(losses, width), f"series.{run_colour(shown.row.run)}")]
 
 
 def _time_left(shown: _Shown, width: int) -> list[Span]:
