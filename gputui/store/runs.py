@@ -67,7 +67,7 @@ class Run(Struct, frozen=True):
         usual_start_seconds: while it starts, the time to the first step of the profile's newest attempt.
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
-        metric: the objective of its study, or the metric that a parameter names as the one to judge by.
+        metric: the only objective of its study, or the metric that a parameter names as the one to judge by.
     """
 
     run_id: str
@@ -155,7 +155,8 @@ SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.
     CASE r.state WHEN 'stopping' THEN (
         SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck')) END,
     CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END,
-    t.state, (SELECT spec ->> '$.objectives[0].metric' FROM studies WHERE study_id = r.study_id AND json_valid(spec))
+    t.state, (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
+        FROM studies WHERE study_id = r.study_id AND json_valid(spec))
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt

@@ -75,6 +75,7 @@ def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
 
 def test_lists_show_the_metric_that_a_run_is_judged_by(filler: Filler) -> None:
     filler.study("acc-1", trials=1, objectives=(Objective("top1"),))
+    filler.study("two-1", trials=1, objectives=(Objective("top1"), Objective("seconds")))
     line = {"step": 3, "time": filler.now - 9, "loss": 2.5, "val/accuracy": 0.625, "top1": 61}
     filler.metrics("acc-1-t0", 1, [line])
     for run_id, ended_ago in (("own-1", None), ("own-2", 9.0)):
@@ -84,10 +85,12 @@ def test_lists_show_the_metric_that_a_run_is_judged_by(filler: Filler) -> None:
         filler.metrics(run_id, 1, [line])
     runs = {run["id"]: (run["loss"], run["metric"], run["metric_value"]) for run in shape(filler.workspace, "ps")}
     assert runs["own-1"] == runs["own-2"] == (2.5, "val/accuracy", 0.625)
-    assert runs["acc-1-t0"] == (2.5, "top1", 61) and runs["gpt2-124m-1"][1] is None
+    assert runs["acc-1-t0"] == (2.5, "top1", 61)
+    assert runs["gpt2-124m-1"][1] is None and runs["two-1-t0"][1] is None
     for text in (said(filler.workspace, "ps"), said(filler.workspace, "--once", "--readonly")):
         for words in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
-            assert any(all(word in row for word in words) for row in text.splitlines()), words
+            (row,) = (row for row in text.splitlines() if all(word in row for word in words))
+            assert not set(row) & set("▁▂▃▄▅▆▇█"), "the curve of the loss"
 
 
 def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> None:
