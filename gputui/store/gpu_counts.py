@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from gputui.store import json_columns
 from gputui.store.database import one_moment
 from gputui.store.rollups import bounds, span_seconds
 
@@ -35,23 +36,23 @@ class GpuCounts:
 
 def gpu_counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
     """Histograms over all stays; each sample counts once. Raises sqlite3.Error."""
-    with one_moment(connection):
-        return _counts(connection, stays)
-
-
-def _counts(connection: sqlite3.Connection, stays: Iterable[Stay]) -> GpuCounts:
     counts = GpuCounts()
-    limits = bounds(connection)
-    for stay in stays:
-        row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
-        if row is None:
-            continue
-        _count_samples(connection, counts, row[0], max(stay.begin, limits.raw_since), stay.end)
-        for name, since, until in (
-            ("minutes", limits.minutes_since, limits.raw_since),
-            ("hours", -math.inf, limits.minutes_since),
-        ):
-            _count_spans(connection, counts, name, row[0], stay, max(stay.begin, since), min(stay.end, until))
+    with one_moment(connection):
+        limits = bounds(connection)
+        for stay in stays:
+            row = connection.execute("SELECT gpu_id, facts FROM gpus WHERE uuid = ?", (stay.uuid,)).fetchone()
+            if row is None:
+                continue
+            most_bytes = counts.memory_used_bytes_most
+            _count_samples(connection, counts, row[0], max(stay.begin, limits.raw_since), stay.end)
+            for name, since, until in (
+                ("minutes", limits.minutes_since, limits.raw_since),
+                ("hours", -math.inf, limits.minutes_since),
+            ):
+                _count_spans(connection, counts, name, row[0], stay, max(stay.begin, since), min(stay.end, until))
+            if json_columns.mapping(row[1]).get("memory_is_unified"):
+                # What the whole host has in use is no peak of the GPU.
+                counts.memory_used_bytes_most = most_bytes
     return counts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.config import Workspace
-from gputui.store.gpu_counts import Stay, gpu_counts
+from gputui.store.gpu_counts import GpuCounts, Stay, gpu_counts
 from tests.tui.filling import GIB, NOW, Filler, uuid
 
 HOUR = 3600.0
@@ -41,6 +41,10 @@ def test_samples_of_its_own_gpus_while_it_had_them(filler: Filler) -> None:
     found = gpu_counts(filler.connection, [Stay(uuid(0), BASE + 10, BASE + 30), Stay("GPU-gone", 0.0, BASE)])
     assert found.utilization_percent == {90.0: 2} and found.power_watts == {300.0: 2}
     assert found.memory_used_bytes_most == 20 * GIB
+    filler.connection.execute("UPDATE gpus SET facts = json_set(facts, '$.memory_is_unified', 1)")
+    unified = gpu_counts(filler.connection, [Stay(uuid(0), BASE + 10, BASE + 30)])
+    assert unified.utilization_percent == {90.0: 2} and unified.memory_used_bytes_most is None
+    assert gpu_counts(filler.connection, [Stay(uuid(1), BASE + 60, BASE + 90)]) == GpuCounts()
 
 
 def test_where_samples_are_gone_minutes_and_hours_count_as_often_as_they_had_samples(filler: Filler) -> None:
@@ -55,11 +59,6 @@ def test_where_samples_are_gone_minutes_and_hours_count_as_often_as_they_had_sam
     assert found.utilization_percent == {20.0: 3600, 40.0: 60, 80.0: 1}
     assert found.power_watts == {400.0: 3660}
     assert found.memory_used_bytes_most == 9 * GIB
-
-
-def test_nothing_is_known_of_nothing(filler: Filler) -> None:
-    found = gpu_counts(filler.connection, [Stay(uuid(0), BASE, BASE + 60)])
-    assert not found.utilization_percent and found.memory_used_bytes_most is None
 
 
 def test_what_lies_partly_in_a_stay_counts_in_part(filler: Filler) -> None:
