@@ -27,6 +27,11 @@ class CheckpointError(TrainerError):
     """A checkpoint is missing, damaged or does not fit this model."""
 
 
+def one_line(error: Exception) -> str:
+    """The message of another library's error, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def show(text: str, *, error: bool = False) -> None:
     """Write a line to stdout, or stderr. Errors such as a full disk or a closed pipe are ignored.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoints import choose, files, hashes, load, names
-from trainer.errors import CheckpointError, SettingsError, TrainerError, show
+from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line, show
 from trainer.models.huggingface import library
 from trainer.models.weights import network_of
 from trainer.tokenizer import Tokenizer
@@ -36,29 +36,34 @@ def description_of(checkpoint_dir: Path) -> Path:
     return checkpoint_dir / "model"
 
 
-def obstacle(model: nn.Module) -> str:
-    """Rebuild the network from its description, without memory. Returns why that fails; empty if it succeeds."""
+def require_exportable(model: nn.Module) -> None:
+    """Raise SettingsError if transformers cannot rebuild the network from its description. Needs no memory."""
     network: Any = network_of(model)[0]
     kind = type(network).__name__
-    if not hasattr(network, "save_pretrained"):
-        return f"{kind} is no model of transformers"
+    if not _is_known(network):
+        raise SettingsError(f"{kind} is not a transformers model; choose another one or drop --export")
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            rebuilt = getattr(library(), kind)(_configuration(network))
-    except (ValueError, TypeError, AttributeError) as error:
-        return " ".join(str(error).split())
+            rebuilt = type(network)(_configuration(network))
+    except Exception as error:  # networks raise many types here
+        reason = one_line(error)
+        raise SettingsError(f"{kind} cannot be rebuilt: {reason}; choose another one or drop --export") from None
     ours, theirs = ({name: tensor.shape for name, tensor in one.state_dict().items()} for one in (network, rebuilt))
-    return "" if ours == theirs else f"it has other weights than the {kind} of transformers"
+    if ours != theirs:
+        raise SettingsError(f"{kind} has other weights than in transformers; choose another one or drop --export")
 
 
 def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> None:
-    """Write the description of a model without an `obstacle`.
+    """Write the description of a transformers model; of any other there is none.
 
-    `tokenizer` is the folder of the data's tokenizer. Raises OSError.
+    `tokenizer` is the folder of the data's tokenizer. Raises OSError and the errors of transformers.
     """
+    network = network_of(model)[0]
+    if not _is_known(network):
+        return
     folder = description_of(checkpoint_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    config = _configuration(network_of(model)[0])
+    config = _configuration(network)
     if tokenizer is not None:
         loaded = Tokenizer(tokenizer)
         loaded.copy_to(folder)
@@ -66,6 +71,12 @@ def describe(model: nn.Module, tokenizer: Path | None, checkpoint_dir: Path) -> 
         generation = {"bos_token_id": loaded.bos, "eos_token_id": list(loaded.stops), "pad_token_id": loaded.pad}
         _write_json(folder / "generation_config.json", generation)
     _write_json(folder / _CONFIG, json.loads(config.to_json_string()))
+
+
+def _is_known(network: nn.Module) -> bool:
+    """Whether transformers has this very class, and not only one of the same name or one that it is derived from."""
+    kind = type(network)
+    return hasattr(network, "save_pretrained") and getattr(library(), kind.__name__, None) is kind
 
 
 def _configuration(network: Any) -> Any:
@@ -104,7 +115,7 @@ def restore(source: Path, weights: Weights = "last") -> Restored:
     candidates = (description_of(folder) for folder in (path.parent, path.parent.parent))  # epochs lie one deeper
     folder = next((candidate for candidate in candidates if (candidate / _CONFIG).is_file()), None)
     if folder is None:
-        raise TrainerError(f"{path} has no model/{_CONFIG} beside it: only models of transformers can be used")
+        raise TrainerError(f"{path} has no model/{_CONFIG} beside it: only transformers models can be used")
     state = load(path)
     if weights == "ema" and not state["ema"]:
         raise CheckpointError(f"{path} has no averaged weights; train with --ema 0.999, or use --weights last")
@@ -113,13 +124,13 @@ def restore(source: Path, weights: Weights = "last") -> Restored:
     try:
         config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
         network = getattr(hf, config.architectures[0])(config)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise TrainerError(f"{folder} describes no model: {' '.join(str(error).split())}") from None
+    except Exception as error:  # networks raise many types here
+        raise TrainerError(f"{folder} describes no model: {one_line(error)}") from None
     stored: Mapping[str, Tensor] = state["model"]
     prefix = next((prefix for prefix in ("backbone.inner.", "inner.") if any(n.startswith(prefix) for n in stored)), "")
     try:
-        network.load_state_dict({name: stored[prefix + name] for name in network.state_dict()})
-    except (KeyError, RuntimeError):
+        network.load_state_dict({n.removeprefix(prefix): t for n, t in stored.items() if n.startswith(prefix)})
+    except RuntimeError:
         raise TrainerError(f"{path} is not of the model that {folder} describes") from None
     with torch.no_grad():
         # By parameter: tied ones have two names and one average.

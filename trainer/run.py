@@ -27,8 +27,8 @@ from trainer.config import Settings, phase_at, unfold
 from trainer.data import Text
 from trainer.data.paths import require_data_dir
 from trainer.data.tokens import prepared_folder
-from trainer.errors import CheckpointError, SettingsError, TrainerError
-from trainer.exporting import describe, export, obstacle, require_replaceable
+from trainer.errors import CheckpointError, SettingsError, TrainerError, one_line
+from trainer.exporting import describe, export, require_exportable, require_replaceable
 from trainer.faults import Injector
 from trainer.loop import Loop, PhaseEnd
 from trainer.parallel.build import check
@@ -266,22 +266,19 @@ class Run:
 
         Raises SettingsError if --export is impossible for this model.
         """
-        wanted, problem = self.settings.export != "none", obstacle(session.built.model)
-        if wanted and problem:
-            raise SettingsError(
-                f"--export cannot write {session.built.name}: {problem}; use --export none, or another model"
-            )
+        wanted = self.settings.export != "none"
         if wanted:
+            require_exportable(session.built.model)
             require_replaceable(self.settings.output_dir / "hf")
-        if problem or not self.world.is_main:
+        if not self.world.is_main:
             return
         tokenizer = session.data.tokenizer if isinstance(session.data, Text) else None
         try:
             describe(session.built.model, tokenizer, session.settings.checkpoint_dir)
-        except (OSError, TrainerError) as error:
+        except Exception as error:  # not only the disk's: transformers raises many types
             if wanted:
-                raise SettingsError(f"--export: {error}") from None
-            self.telemetry.say(f"checkpoints cannot be exported: {error}", error=True)
+                raise SettingsError(f"--export: {one_line(error)}") from None
+            self.telemetry.say(f"checkpoints cannot be exported: {one_line(error)}", error=True)
 
     # --- where to start -----------------------------------------------------------------------------------------------
 

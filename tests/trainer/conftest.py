@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainer.instructions import CHATS, CONTEXT, write_tokenizer
 from tests.trainer.ranks import Ranks
+from trainer.preparing import PreparationPlan, prepare
 
 HERE = Path(__file__).parent
 # The project's limit is shorter than ranks may take to start on a crowded machine. Ranks that hang end earlier.
@@ -60,3 +62,11 @@ def four_ranks() -> Iterator[Ranks]:
     """Four gloo ranks, shared by all tests of the session."""
     with Ranks(4) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's conversations as token files."""
+    place = tmp_path_factory.mktemp("chats")
+    prepare(PreparationPlan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
+    return place / "out"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 CHATS = Path(__file__).parent / "data" / "instructions.jsonl"
+CONTEXT = 64  # of the tokens that tests prepare from them
 
 # As SmolLM's instruct models have it.
 CHAT_TEMPLATE = (

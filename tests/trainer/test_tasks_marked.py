@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.tables import table
-from tests.trainer.instructions import CHATS, write_tokenizer
+from tests.trainer.instructions import CONTEXT
 from tests.trainer.ranks import Ranks
 from tests.trainer.running import settings, step_lines, train_on
 from trainer.__main__ import main
@@ -22,12 +22,10 @@ from trainer.data import load_data
 from trainer.data.sampler import order_for
 from trainer.errors import SettingsError, TrainerError
 from trainer.models import build_model
-from trainer.preparing import PreparationPlan, prepare
 from trainer.tasks import build_objective
 from trainer.tasks.language import LanguageObjective
 from trainer.world import World
 
-CONTEXT = 64
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 WINDOW = LLAMA | {"num_key_value_heads": 1, "head_dim": 16, "vocab_size": 512, "sliding_window": 4}
 MODELS: dict[str, dict[str, Any]] = {
@@ -40,14 +38,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3.json": {"model_type": "gemma3_text", "layer_types": ["sliding_attention", "full_attention"]} | WINDOW,
 }
 ALONE = World(rank=0, size=1, device=torch.device("cpu"), backend="")
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's conversations as token files."""
-    place = tmp_path_factory.mktemp("chats")
-    prepare(PreparationPlan((CHATS,), write_tokenizer(place / "in"), CONTEXT), place / "out", processes=1)
-    return place / "out"
 
 
 def flags(tokens: Path, model: str) -> list[str]:

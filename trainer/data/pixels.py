@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -63,7 +63,9 @@ def decode(content: bytes, size: int, shape: Shape | None = None) -> Tensor:
     except UndecodableError:
         raise
     except Exception as error:  # a decoder that is given damaged bytes may raise anything
-        raise UndecodableError(_one_line(error)) from error
+        text = one_line(error)
+        unknown = "cannot identify image file" in text
+        raise UndecodableError("no image of a known kind" if unknown else text) from error
     pixels = torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
     if shape is not None and tuple(pixels.shape) != shape:
         sizes = f"{pixels.shape[2]} x {pixels.shape[1]} pixels, but the first image has {shape[2]} x {shape[1]}"
@@ -79,11 +81,6 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "P":  # a palette may hold transparent colours
         image = image.convert("RGBA")
     return image.convert("RGB")
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return "no image of a known kind" if "cannot identify image file" in text else text
 
 
 def resize(images: Tensor, size: int) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from trainer.config.problems import nearest
-from trainer.errors import SettingsError, TrainerError
+from trainer.errors import SettingsError, TrainerError, one_line
 
 T = TypeVar("T")
 
@@ -71,4 +71,4 @@ def fitting(make: Callable[[], T], where: str = "model_options") -> T:
     try:
         return make()
     except (ValueError, TypeError, StrictDataclassError) as error:
-        raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
+        raise SettingsError(f"{where}: {one_line(error)}") from None
