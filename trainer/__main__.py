@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from trainer import run, world
+    from trainer.checkpoints.writer import still_writing
 
     try:
         # `record` leaves the error file that torchrun reads; it must have it before the group is torn down, because the
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record(run.run)(settings)
     except BaseException as error:
         code = _report(error) if isinstance(error, TrainerError) else None
-        if world.leaving_may_wait():
+        # Python aborts if a thread wakes up in C++ during its exit.
+        if world.leaving_may_wait() or still_writing():
             # Only the end of this process tells the others, and the launcher, that nothing more comes from it.
             _end_at_once(error, code)
         world.leave()

@@ -86,9 +86,3 @@ def events(output: Path, name: str) -> list[dict[str, Any]]:
 
 def checkpoints(output: Path) -> list[str]:
     return sorted(path.name for path in (output / "checkpoints").glob("step_*.pt"))
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from tests.tables import table
-from tests.trainer.running import checkpoints, events, flip_a_byte, lines, settings, step_lines, train
+from tests.trainer.checkpoint_files import flip_a_byte
+from tests.trainer.running import checkpoints, events, lines, settings, step_lines, train
 from trainer.checkpoints import State, existing, hashes, load
 from trainer.data.contract import Fields
 from trainer.data.feed import HeldOut

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.trainer.test_telemetry import gradients_of
 from trainer.telemetry.histograms import EDGES, Histogram, ValueCounts, blocks_of, gradients, watch_activations
 
 
@@ -62,10 +63,6 @@ class Network(nn.Module):
             x = block(x)
         result: Tensor = self.head(x)
         return result
-
-
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def test_gradients_per_block_with_their_norm() -> None:

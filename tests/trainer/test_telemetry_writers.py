@@ -12,18 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.running import lines
 from trainer.telemetry.writers import MetricsWriter, TextLog
-
-
-def read(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_line_is_one_json_object_with_step_and_time(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path / "deep" / "metrics.jsonl")
     writer.write(3, loss=0.5, event="start", nothing=None, **{"val/loss": math.nan})
     writer.close()
-    [line] = read(tmp_path / "deep" / "metrics.jsonl")
+    [line] = lines(tmp_path / "deep")
     assert (line["step"], line["loss"], line["event"], line["nothing"]) == (3, 0.5, "start", None)
     assert isinstance(line["time"], float)
     assert isinstance(line["val/loss"], float) and math.isnan(line["val/loss"])
@@ -54,7 +51,7 @@ def test_lines_of_several_writers_never_mix(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    seen = read(path)
+    seen = lines(tmp_path)
     for rank in range(4):
         assert [line["step"] for line in seen if line["rank"] == rank] == list(range(200))
 

@@ -104,9 +104,9 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
     except OSError:
-        shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
+        with source.open("rb") as read, target.open("wb", buffering=0) as raw:
+            shutil.copyfileobj(read, streams.HashingFile(raw))
+            os.fsync(raw.fileno())
 
 
 def read(path: Path) -> State:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from trainer.checkpoints import best, durable, files, names, rotation, sharded
+from trainer.checkpoints import best, durable, files, names, rotation, sharded, streams
 from trainer.checkpoints.snapshot import HostSnapshot
 from trainer.config import Settings
 from trainer.errors import RankError
@@ -106,14 +106,15 @@ class _CheckpointWrite:
     def _write_own_shard(self, pieces: sharded.Pieces) -> tuple[str, int]:
         self.job.snapshot.wait()
         first, *others = self._own_shards()
-        staged = files.stage(pieces, first)
-        with durable.removed_on_failure(staged.temporary):
-            staged.temporary.replace(first)
-        for other in others:
-            files.make_folder(other.parent)
-            files.link_or_copy(first, other)
-        for path in (first, *others):
-            files.sync_folder(path.parent)
+        with streams.writing():
+            staged = files.stage(pieces, first)
+            with durable.removed_on_failure(staged.temporary):
+                staged.temporary.replace(first)
+            for other in others:
+                files.make_folder(other.parent)
+                files.link_or_copy(first, other)
+            for path in (first, *others):
+                files.sync_folder(path.parent)
         return staged.sha256, staged.bytes
 
     def _write_main(self, shards: dict[str, str]) -> None:
@@ -121,16 +122,17 @@ class _CheckpointWrite:
         first, *others = job.paths
         state = {**self.state, "shards": shards} if shards else self.state
         step, before_write = job.step, self.before_write
-        staged = files.stage(
-            state, first, before_write=None if before_write is None else lambda path: before_write(step, path)
-        )
-        job.bytes += staged.bytes
-        files.publish(staged, first, shards)
-        for other in others:
-            files.publish_again(first, staged, other, shards)
         best_path = self._best_path()
-        if job.best_value is not None:
-            best.write_record(best_path, state, self.settings.best_metric, job.best_value)
+        with streams.writing():
+            staged = files.stage(
+                state, first, before_write=None if before_write is None else lambda path: before_write(step, path)
+            )
+            job.bytes += staged.bytes
+            files.publish(staged, first, shards)
+            for other in others:
+                files.publish_again(first, staged, other, shards)
+            if job.best_value is not None:
+                best.write_record(best_path, state, self.settings.best_metric, job.best_value)
         try:
             for path in job.paths:
                 # Former shards are needed as long as they are listed.

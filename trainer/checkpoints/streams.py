@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import os
 import time
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -15,18 +17,29 @@ import torch
 
 _GZIP_FORMAT = 31  # zlib's wbits for a gzip header, which then has no time in it
 _PIECE_BYTES = 1 << 20
+_SYNC_BYTES = 1 << 28  # a sync shows no progress, so one of more bytes could look like a hang
 
 
 class _Progress:
-    """Files that this process is writing, and the bytes of all files so far."""
+    """Threads of this process that are `writing`, and the bytes of all files so far."""
 
-    files = 0
+    threads = 0
     bytes = 0
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Inside, only bytes written count as progress. Also around opening and syncing, at which a disk can be stuck."""
+    _Progress.threads += 1
+    try:
+        yield
+    finally:
+        _Progress.threads -= 1
 
 
 def sign_of_life() -> float:
     """A number that changes while writing makes progress, and while nothing is being written."""
-    return _Progress.bytes if _Progress.files else -time.monotonic()
+    return _Progress.bytes if _Progress.threads else -time.monotonic()
 
 
 class _Sink(ABC):
@@ -55,7 +68,7 @@ class _Sink(ABC):
 
 
 class HashingFile(_Sink):
-    """Writes to an unbuffered file, and hashes what was written."""
+    """Writes to an unbuffered file, syncs it now and then, and hashes what was written."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -68,6 +81,8 @@ class HashingFile(_Sink):
             _Progress.bytes += written
             self.hash.update(view[:written])
             self.bytes += written
+            if self.bytes % _SYNC_BYTES < written:
+                os.fdatasync(self._raw.fileno())
             view = view[written:]
 
 
@@ -97,7 +112,6 @@ def save(content: Any, raw: Any, *, compress: bool) -> tuple[str, int]:
     """
     file = HashingFile(raw)
     sink: _Sink = CompressedFile(file) if compress else file
-    _Progress.files += 1
     try:
         torch.save(content, cast(IO[bytes], sink))
         sink.finish()
@@ -106,9 +120,6 @@ def save(content: Any, raw: Any, *, compress: bool) -> tuple[str, int]:
         if sink.error is not None:
             raise sink.error from None
         raise
-    finally:
-        _Progress.files -= 1
-    # Outside of the count: progress of fsync is not visible, so it must not look like a hang.
     os.fsync(raw.fileno())
     return file.hash.hexdigest(), file.bytes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +16,15 @@ from trainer.checkpoints.job import WriteJob
 from trainer.checkpoints.snapshot import HostBuffers
 from trainer.checkpoints.streams import sign_of_life
 from trainer.config import Settings
+from trainer.errors import RankError
 from trainer.world import World
+
+_THREAD = "checkpoint"
+
+
+def still_writing() -> bool:
+    """Whether a thread of a closed Checkpointer is stuck in this process."""
+    return any(thread.name == _THREAD for thread in threading.enumerate())
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,9 @@ class Checkpointer:
             # Set before the start: the thread may finish before this one continues.
             job.blocked_seconds = time.perf_counter() - began
         if self._writes:
-            self._thread = threading.Thread(target=job.write, args=(self._settings, self._writers, self._before_write))
+            arguments = (self._settings, self._writers, self._before_write)
+            # A daemon, because the process must be able to end while the disk is stuck.
+            self._thread = threading.Thread(target=job.write, args=arguments, name=_THREAD, daemon=True)
             self._thread.start()
         if background:
             return True
@@ -158,13 +170,18 @@ class Checkpointer:
 
         Raises RankError on all ranks if a writer makes no progress for --timeout seconds.
         """
-        self._world.wait_for_all(self._thread, sign_of_life, self._settings.timeout)
+        try:
+            self._world.wait_for_all(self._thread, sign_of_life, self._settings.timeout)
+        except RankError:
+            self._thread = None  # nothing waits for it any more
+            raise
         self._take_result()
 
     def close(self) -> None:
-        """Let this rank's writer finish; the others may have failed."""
-        if self._thread is not None:
-            self._thread.join()
+        """Let this rank's writer finish unless it is stuck; the others may have failed."""
+        alone = dataclasses.replace(self._world, backend="")
+        with contextlib.suppress(RankError):
+            alone.wait_for_all(self._thread, sign_of_life, self._settings.timeout)
 
     def poll(self) -> list[Outcome]:
         """The results since the last call, on rank 0; empty on the others. Never waits."""
