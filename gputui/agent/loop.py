@@ -245,8 +245,7 @@ class Agent:
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
 
     def _return_pages(self) -> bool:
-        """Return free pages of the database to the file system for some milliseconds; True if more may remain. Removing
-        a run of millions of lines leaves most of the file empty. Raises sqlite3.Error."""
+        """Return free pages of the database, which removed runs leave, to the file system; True if more may remain."""
         if pragma(self.context.connection, "freelist_count") <= KEPT_FREE_PAGES:
             return False
         # Not execute(): it steps the statement once, which frees one page.

@@ -133,8 +133,7 @@ class StackDump:
 
 
 def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
-    """Make processes write their stacks and end. Return when they have ended, or after ABORT_SECONDS for the ranks and
-    as long for the processes that ranks have started."""
+    """Make processes write their stacks and end; return when they have, or after at most twice ABORT_SECONDS."""
     # A launcher that sees one rank end would send SIGTERM to the others before they have written their stacks.
     for process in launchers:
         send_signal(process, signal.SIGSTOP)
