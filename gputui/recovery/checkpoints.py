@@ -243,7 +243,7 @@ def _check_zip(file: BufferedReader) -> str:
             raise
         raise _InvalidError(f"is damaged: {error}") from None
     # PyTorch does not read what it takes for a folder, and returns memory that was never written.
-    folders = (each for each in members if each.is_dir() or each.external_attr & 0x10)
+    folders = (each for each in members if each.filename.endswith("/") or each.external_attr & 0x10)
     if any(each.file_size for each in folders):
         raise _InvalidError("is damaged: a member with content is marked as a folder")
     if damaged is not None or not count:

@@ -269,6 +269,7 @@ def test_what_cannot_be_checked_and_what_cannot_be_read_is_told_from_damage(tmp_
         data[place] ^= bits
         found = validate(write(tmp_path / "a.pt", bytes(data)))
         assert not (found.valid or found.is_unknown or found.is_unreadable), method
+    assert validate(write(tmp_path / "nameless.pt", archive().replace(b"job/", b"\0ob/"))).valid
     assert validate(write(tmp_path / "step_1.raw", b"some format of its own")).is_unknown
     assert validate(folder(tmp_path / "step_2", weights__bin=b"some format of its own")).is_unknown
     assert validate(tmp_path / "gone.pt").is_missing
