@@ -99,9 +99,9 @@ def test_failures_are_told_and_tried_again_after_a_growing_pause(
 def test_the_presence_ends_with_the_keeper(keeper: AgentKeeper, agents: Agents, workspace: Workspace) -> None:
     agents.identity = ALIVE
     keeper.start()
-    wait_until(lambda: has_views(workspace), what="the presence")
+    assert wait_until(lambda: has_views(workspace), what="the presence")
     keeper.stop()
-    wait_until(lambda: not has_views(workspace), what="its end")
+    assert wait_until(lambda: not has_views(workspace), what="its end")
 
 
 def test_the_end_of_an_agent_is_noticed_without_looking(

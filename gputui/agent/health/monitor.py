@@ -340,24 +340,26 @@ class HealthMonitor:
         self, state: AttemptState, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool
     ) -> None:
         now, record = self.context.now(), state.record
-        who = "" if rank is None else f", rank {rank}"
-        head = f"{_HEADS[kind]}{who}: {clean(text)}"
         with transaction(self.context.connection) as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.run_id, record.number, now, kind, rank, step, text, ends),
             )
-            add_event(
-                connection,
-                "observation",
-                f"{head}; ending this attempt" if ends else head,
-                now=now,
-                key=kind,
-                severity="error" if ends else "warning",
-                run_id=record.run_id,
-                attempt=record.number,
-            )
+            self._add_event(state, kind, rank, f"{text}; ending this attempt" if ends else text, ends=ends)
+
+    def _add_event(self, state: AttemptState, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
+        who = "" if rank is None else f", rank {rank}"
+        add_event(
+            self.context.connection,
+            "observation",
+            f"{_HEADS[kind]}{who}: {clean(text)}",
+            now=self.context.now(),
+            key=kind,
+            severity="error" if ends else "warning",
+            run_id=state.record.run_id,
+            attempt=state.record.number,
+        )
 
     def _begin_end(self, attempt: LiveAttempt, state: AttemptState) -> None:
         record = state.record
@@ -402,16 +404,7 @@ class HealthMonitor:
                 (rank, text, record.run_id, record.number),
             )
             if named.rowcount:
-                add_event(
-                    connection,
-                    "observation",
-                    f"{_HEADS['hang']}{'' if rank is None else f', rank {rank}'}: {clean(text)}",
-                    now=self.context.now(),
-                    key="hang",
-                    severity="error",
-                    run_id=record.run_id,
-                    attempt=record.number,
-                )
+                self._add_event(state, "hang", rank, text, ends=True)
 
 
 def read_history(database: Path, record: Attempt, clock: float, wall: float) -> AttemptState:

@@ -87,7 +87,7 @@ def test_a_run_is_sent_there_with_its_code_and_comes_back_line_by_line(lab: Lab)
 def test_a_stop_saves(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
-    lab.stop(run_id, lab.run_dir(run_id))
+    assert lab.stop(run_id, lab.run_dir(run_id)) > 5
 
 
 @pytest.mark.long

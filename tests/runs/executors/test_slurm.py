@@ -95,13 +95,14 @@ def test_a_run_goes_there_by_a_login_node_that_greets(
         run_id = lab.launch("steps=100000")
         lab.wait_for_step(run_id, 5)
         lab.finish(run_id, *far.runs.glob(f"*/{run_id}"))
+        assert lab.placement(run_id)["state"] == "ended"
 
 
 @pytest.mark.long
 def test_a_stop_saves_and_the_job_is_gone(lab: Lab) -> None:
     run_id = lab.launch("steps=100000")
     lab.wait_for_step(run_id, 5)
-    lab.stop(run_id, lab.machine.workspace.run_dir(run_id))
+    assert lab.stop(run_id, lab.machine.workspace.run_dir(run_id)) > 5
     wait_until(lambda: not lab.cluster.run("squeue", "-h", "-o", "%i").split(), what="an empty queue")
 
 

@@ -86,7 +86,8 @@ def test_a_commit_arrives(feed: Feed, filler: Filler, listener: Listener) -> Non
     feed.start()
     listener.until(lambda snapshot: bool(snapshot.gpus))
     filler.event("something happened")
-    listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
+    arrived = listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
+    assert len(arrived.gpus) == 8
 
 
 def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
