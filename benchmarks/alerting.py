@@ -16,8 +16,8 @@ from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
-from gputui.config import Workspace, locate
-from gputui.gpu.model import FastTick, GpuFacts, GpuSample, Inventory
+from gputui.core.config import Workspace, locate
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.runs import repository
 from gputui.runs.command import Launch

@@ -20,8 +20,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks import ingest
-from gputui.curves.live_curves import RunCurves
-from gputui.curves.model import AXES, ChartData, ChartRequest
+from gputui.metrics.curves.live_curves import RunCurves
+from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
 from gputui.store.attempts import read_attempts
 from gputui.store.database import open_reader, open_writer
 

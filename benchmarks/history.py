@@ -6,7 +6,7 @@ import math
 import sqlite3
 from contextlib import closing
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.store.database import open_writer
 
 SWAY = {"utilization_percent": 8.0, "power_watts": 50.0, "temperature_celsius": 5.0, "cpu_percent": 5.0}

@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks import curves
 from benchmarks.percentiles import percentile
-from gputui.config import locate
-from gputui.curves.model import ChartRequest
+from gputui.core.config import locate
+from gputui.metrics.curves.model import ChartRequest
 from gputui.store.database import open_reader, open_writer
-from gputui.tui.data.reader import SnapshotReader
-from gputui.tui.data.snapshot import Interest, Moment
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest, Moment
 
 DAY_SECONDS = 86_400
 GPUS = 8

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from benchmarks.liverun import LiveRun
 from benchmarks.scene import wait_until
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.spec import GpuRequest, MetricsSpec, RunSpec
 from gputui.store.database import open_reader, open_writer
 

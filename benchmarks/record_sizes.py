@@ -16,9 +16,9 @@ from typing import Any
 from gputui.agent.recording import day_rollups
 from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.agent.recording.recorder import Message, Recorder
-from gputui.config import locate
-from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
-from gputui.gpu.tiers import SLOW_SECONDS
+from gputui.core.config import locate
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
+from gputui.machine.tiers import SLOW_SECONDS
 from gputui.store.database import open_writer
 from gputui.store.hardware import gpu_history
 from gputui.store.series import HostSample

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from benchmarks import history
 from benchmarks.fakenvml.build import FakeNvml, build
-from gputui.config import Workspace, locate
+from gputui.core.config import Workspace, locate
 from gputui.runs.agent_process import AgentUnreachableError, read_identity, stop_agent
 from gputui.store.database import open_reader
 

@@ -1,4 +1,4 @@
-"""Write the alert rules of `gputui.alerts.rules` into docs/alerts.md: ``python -m docs.alert_tables``.
+"""Write the alert rules of `gputui.recovery.alerts.rules` into docs/alerts.md: ``python -m docs.alert_tables``.
 
 It replaces the text between the markers; the rest of the page is written by hand.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gputui.alerts.rules import RULES, Rule, SubjectKind
-from gputui.alerts.sentences import in_unit
-from gputui.charts.units import duration
+from gputui.core.units import duration
+from gputui.recovery.alerts.rules import RULES, Rule, SubjectKind
+from gputui.recovery.alerts.sentences import in_unit
 
 PAGE = Path(__file__).resolve().parent / "alerts.md"
 

@@ -23,12 +23,12 @@ from typing import cast
 from PIL import Image
 from textual.pilot import Pilot
 
-from gputui.config import Workspace, locate
-from gputui.tui.app import GputuiApp
-from gputui.tui.pages.launch.page import LaunchScreen
-from gputui.tui.settings import Settings
-from tests.tui.conftest import StillFeed
-from tests.tui.filling import Filler
+from gputui.core.config import Workspace, locate
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.settings import Settings
+from tests.ui.tui.conftest import StillFeed
+from tests.ui.tui.filling import Filler
 
 IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH_PIXELS = 1400

@@ -17,11 +17,11 @@ from pathlib import Path
 import click
 
 from docs.screenshots import save, settle
-from gputui.tui.app import GputuiApp
+from gputui.ui.tui.app import GputuiApp
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster
-from tests.tui.conftest import StillFeed
+from tests.ui.tui.conftest import StillFeed
 
 TARGETS = """\
 lab:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gputui.config import Workspace, locate
+from gputui.core.config import Workspace, locate
 
 if TYPE_CHECKING:
-    from tests.machine import Machine
+    from tests.machines import Machine
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ def workspace(tmp_path: Path) -> Workspace:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     """A machine to break things on; whatever was started on it is ended."""
-    from tests.machine import Machine
+    from tests.machines import Machine
 
     made = Machine(tmp_path)
     yield made

@@ -7,7 +7,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.store.database import open_writer
 
 

@@ -22,12 +22,15 @@ def loaded_by(statement: str) -> set[str]:
     ("statement", "forbidden"),
     [
         ("import gputui.agent.startup", {*HEAVY, "pydantic", "yaml", "click", "psutil", "pynvml", "trainer"}),
-        ("import gputui.gpu.sampler", {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "watchdog", "trainer"}),
-        ("import gputui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
-        ("import gputui.cli.ps, gputui.cli.show, gputui.cli.gpus, gputui.cli.run_verbs", {*HEAVY, "pydantic", "yaml"}),
-        ("import gputui.cli.run, gputui.cli.check", {*HEAVY, "trainer"}),
-        ("import gputui.cli.once", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
-        ("import gputui.tui.app", {"torch", "pydantic", "numpy", "plotext", "psutil", "pynvml", "trainer"}),
+        ("import gputui.machine.sampler", {*HEAVY, "pydantic", "yaml", "click", "sqlite3", "watchdog", "trainer"}),
+        ("import gputui.ui.cli.main", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
+        (
+            "from gputui.ui.cli import ps, show, gpus, run_verbs",
+            {*HEAVY, "pydantic", "yaml"},
+        ),
+        ("import gputui.ui.cli.run, gputui.ui.cli.check", {*HEAVY, "trainer"}),
+        ("import gputui.ui.cli.once", {*HEAVY, "pydantic", "yaml", "psutil", "pynvml", "watchdog", "trainer"}),
+        ("import gputui.ui.tui.app", {"torch", "pydantic", "numpy", "plotext", "psutil", "pynvml", "trainer"}),
         ("import trainer.__main__", {"torch", "gputui"}),
     ],
 )
@@ -36,6 +39,6 @@ def test_heavy_packages_stay_where_they_belong(statement: str, forbidden: set[st
 
 
 def test_the_screen_does_not_reach_into_the_agent() -> None:
-    code = "import gputui.tui.app, sys; print([m for m in sys.modules if m.startswith('gputui.agent')])"
+    code = "import gputui.ui.tui.app, sys; print([m for m in sys.modules if m.startswith('gputui.agent')])"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert output.strip() == "[]"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
+from gputui.core.config import locate
 from gputui.runs.agent_process import stop_agent
 
 pytestmark = pytest.mark.long

@@ -189,7 +189,7 @@ _LOAD = (
     "    torch.cuda.synchronize()\n"
 )
 _READ = (
-    "import json, time; from gputui.gpu.nvml import NvmlSource\n"
+    "import json, time; from gputui.machine.nvml import NvmlSource\n"
     "source = NvmlSource(); facts = source.inventory(time.time())\n"
     "assert facts.problem is None, facts.problem\n"
     "source.fast(time.time()); time.sleep(1.0); tick = source.fast(time.time())\n"

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.scene import own_folder, wait_until
 from gputui.store.run_states import RunState
 from tests.faults.live import LIVE, REPORTED, Live, Provoked, heat_alert_at
-from tests.machine import Machine
+from tests.machines import Machine
 
 SECONDS = 90.0
 """The longest that any detection or next attempt may take."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Activity
 from gputui.agent.health.attempt_state import ProcessSnapshot
-from gputui.gpu.model import GpuSample
+from gputui.machine.gpu_model import GpuSample
 from gputui.runs.process_readings import ProcessReading
 
 USUAL_WATTS = 500.0

@@ -22,7 +22,7 @@ from benchmarks.percentiles import percentile
 from benchmarks.processes import memory
 from benchmarks.studies import planted
 from benchmarks.studies.simulated import LOSS, PLANTED_SPACE
-from gputui.config import locate
+from gputui.core.config import locate
 from gputui.runs.repository import transaction
 from gputui.store.database import open_writer
 from gputui.store.studies import TrialReader, TrialState, read_rungs

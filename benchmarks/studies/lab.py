@@ -14,7 +14,7 @@ from benchmarks.studies import moving, planted
 from gputui.runs import process_lock
 from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.studies.rows import LOCK_FILE
-from tests.machine import Machine
+from tests.machines import Machine
 
 PLANTED = f"""
 name: planted

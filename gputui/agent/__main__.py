@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gputui.agent.startup import run_in_background
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from gputui.redaction import Redactor, secrets_in
+from gputui.core.redaction import Redactor, secrets_in
 
 LIMIT_BYTES = 4 << 20
 KEPT = 3

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_FILE_MODE, own_python
-from gputui.host.child import signal_name
+from gputui.core.config import PRIVATE_FILE_MODE, own_python
+from gputui.machine.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
 from gputui.runs.identity import ProcessIdentity, has_open, is_alive, send_signal

@@ -16,7 +16,7 @@ from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.write_ahead_log import WriteAheadLog
 from gputui.agent.slices import Turn
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.metrics.background_reads import ReadContext
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.attempt_processes import ProcessScanner, files_written

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gputui.config import file_system_of, is_network_file_system
+from gputui.core.config import file_system_of, is_network_file_system
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver

@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 
-from gputui.yaml_forms.quantities import format_size
+from gputui.core.yaml_forms.quantities import format_size
 
 _RAISED = (resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_FILE_MODE
 
 
 class AgentRunningError(Exception):

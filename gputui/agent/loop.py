@@ -32,9 +32,9 @@ from gputui.agent.limits import why_unwritable
 from gputui.agent.lock import AgentLock
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.studies import Studies
-from gputui.config import Workspace
-from gputui.gpu.client import SamplerClient, SamplerCommand
-from gputui.gpu.model import FastTick
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import FastTick
+from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import boot_id, identify

@@ -17,8 +17,8 @@ from gputui.agent.lock import AgentLock, AgentRunningError
 from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, describe_failure, log_to_stderr
 from gputui.agent.recording.file_output import FileOutput
 from gputui.agent.recording.status_line import record_line, record_shape
-from gputui.charts.cells import clip
-from gputui.config import Workspace
+from gputui.core.cells import clip
+from gputui.core.config import Workspace
 from gputui.runs.agent_process import AgentUnreachableError, has_views, spawn_agent, stop_agent
 from gputui.store.database import StoreError, refuse_other_machine
 from gputui.store.machine import claim

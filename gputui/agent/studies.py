@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gputui.agent.child_processes import ChildProcess, adopt, forget_child, start
 from gputui.agent.context import AgentContext
-from gputui.config import PRIVATE_DIR_MODE
+from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.store.events import add_event
 from gputui.studies.rows import LOCK_FILE, LOG_FILE
 

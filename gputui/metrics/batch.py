@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec import Struct
 
+from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine
-from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, as_float, named_by_event
 

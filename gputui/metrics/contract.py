@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gputui.redaction import BY_LOOK, Redactor
+from gputui.core.redaction import BY_LOOK, Redactor
 
 MAX_LINE_BYTES = 1 << 20
 MAX_INTEGER = 2**63 - 1

@@ -21,6 +21,8 @@ from typing import Any
 
 import orjson
 
+from gputui.core.redaction import BY_LOOK, Redactor
+from gputui.core.regular_files import open_regular
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, parse_values
 from gputui.metrics.custody import Custody
@@ -28,8 +30,6 @@ from gputui.metrics.files import Matches
 from gputui.metrics.history_scan import HistoryScan
 from gputui.metrics.marks import KnownMarks, common, packed
 from gputui.metrics.source_reader import Boundary, owning_attempt
-from gputui.redaction import BY_LOOK, Redactor
-from gputui.regular_files import open_regular
 
 MAX_DAMAGED = 1000
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import orjson
 
+from gputui.core.regular_files import open_regular
 from gputui.metrics.contract import MAX_LINE_BYTES
-from gputui.regular_files import open_regular
 
 PIECE_BYTES = 256 << 10
 

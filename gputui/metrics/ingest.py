@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.background_reads import ReadContext
 from gputui.metrics.background_sources import BackgroundSources
 from gputui.metrics.batch import BATCH_BYTES, MIN_BATCH_BYTES, Batch, MetricsNote, SourceState
@@ -19,7 +20,6 @@ from gputui.metrics.report import IngestReport
 from gputui.metrics.source_ends import SourceEnds
 from gputui.metrics.source_table import SourceTable
 from gputui.metrics.step_order import STARTS_AGAIN
-from gputui.redaction import BY_LOOK, Redactor
 
 PUMP_BYTES = 4 << 20
 # The agent's loop has other work; the rest is read in its next turn.

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
+from gputui.core.redaction import Redactor
 from gputui.metrics import background_reads
 from gputui.metrics.background_reads import BackgroundRead, ReadContext
 from gputui.metrics.batch import SourceState
@@ -22,7 +23,6 @@ from gputui.metrics.source_reader import Boundary, SourceReader
 from gputui.metrics.source_table import ATTEMPT_OUTPUT, PRINTED, SourceRow, SourceTable
 from gputui.metrics.step_order import StepOrder
 from gputui.metrics.tailer import SourceTailer
-from gputui.redaction import Redactor
 from gputui.store.events import EventKind
 
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import ParsedLine, Rejected, parse_values
 from gputui.metrics.files import FileFollower
@@ -17,7 +18,6 @@ from gputui.metrics.source_reader import Boundary, owning_attempt
 from gputui.metrics.tensorboard_files import event_end, event_frames, event_scalars
 from gputui.metrics.tracker_files import LARGEST_READ_BYTES, DamagedRecordError, RecordFrame
 from gputui.metrics.wandb_files import wandb_end, wandb_frames, wandb_scalars
-from gputui.redaction import BY_LOOK, Redactor
 
 # Kind of a source → the glob of its files below the profile's folder, and functions that split data into records, find
 # the end of a record that is too large to read, and parse a record.

@@ -13,6 +13,7 @@ from itertools import compress, repeat
 
 from msgspec.structs import replace
 
+from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, Batch, MetricsNote, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, TOO_LONG, Parsed, ParsedLine, Rejected
 from gputui.metrics.earlier_lines import EarlierLines
@@ -20,7 +21,6 @@ from gputui.metrics.files import FileFollower, fingerprint, is_unchanged, marks,
 from gputui.metrics.formats import LineFormat
 from gputui.metrics.marks import LONG_LINE_MARK, KnownMarks, MarkComparison, Verdict
 from gputui.metrics.source_reader import Boundary, attempt_begin, owning_attempt
-from gputui.redaction import BY_LOOK, Redactor
 from gputui.store.events import EventKind
 
 HEADER_BYTES = 64 << 10

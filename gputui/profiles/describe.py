@@ -6,17 +6,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gputui.charts.safe_text import clean
-from gputui.gpu.model import GpuFacts
+from gputui.core.redaction import Redactor
+from gputui.core.safe_text import clean
+from gputui.core.yaml_forms.quantities import format_size
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.sink_checks import shown_sinks
-from gputui.redaction import Redactor
 from gputui.runs.command import Launch, build_launch, substitute, values_for
 from gputui.runs.executors import Executors
 from gputui.runs.launchers.base import Placement
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.spec import RunSpec
-from gputui.yaml_forms.quantities import format_size
 
 RUN_ID = "RUN"
 """A placeholder for the run's id, which is assigned at the launch."""

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gputui.gpu.model import GpuFacts
+from gputui.core.yaml_forms.nearest import did_you_mean
+from gputui.core.yaml_forms.problems import shorten
+from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.spec import GpuRequest
-from gputui.yaml_forms.nearest import did_you_mean
-from gputui.yaml_forms.problems import shorten
 
 MAX_GPUS = 1024
 

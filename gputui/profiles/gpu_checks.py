@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from gputui.charts.units import index_ranges
-from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.core.units import index_ranges
+from gputui.core.yaml_forms.quantities import format_sizes
+from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.yaml_forms.quantities import format_sizes
 
 
 class GpuSituation(Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.alerts.overrides import Overrides, overrides_from
+from gputui.recovery.alerts.overrides import Overrides, overrides_from
 from gputui.store.retention import Retention
 
 
@@ -17,8 +17,8 @@ def load_retention(path: Path) -> Retention:
     line."""
     if not path.exists():
         return Retention()
+    from gputui.core.yaml_forms.file import read_text
     from gputui.profiles.record_form import read_retention
-    from gputui.yaml_forms.file import read_text
 
     return read_retention(read_text(path, "file of settings for the record"), path)
 
@@ -27,16 +27,16 @@ def load_alerts(path: Path) -> Overrides:
     """The overrides in the file; none without a file. Raises ProfileError with every problem and its line."""
     if not path.exists():
         return Overrides()
-    from gputui.yaml_forms.file import read_text
+    from gputui.core.yaml_forms.file import read_text
 
     return read_alerts(read_text(path, "file of alert rules"), path)
 
 
 def read_alerts(text: str, path: Path) -> Overrides:
     """The overrides in a file's text. Raises ProfileError."""
+    from gputui.core.yaml_forms.file import parse_file
+    from gputui.core.yaml_forms.forms import validated
     from gputui.profiles.alerts_form import OF_MACHINE, MachineAlertsForm
-    from gputui.yaml_forms.file import parse_file
-    from gputui.yaml_forms.forms import validated
 
     document = parse_file(text, path, lambda place: place[:2] == ("notify", "command") and len(place) > 2)
     validated(document, path, MachineAlertsForm, OF_MACHINE)

@@ -10,18 +10,18 @@ import msgspec
 from msgspec import Struct
 from pydantic import ValidationError
 
-from gputui.charts.safe_text import clean
-from gputui.config import Workspace, shipped_profiles
+from gputui.core.config import Workspace, shipped_profiles
+from gputui.core.safe_text import clean
+from gputui.core.yaml_forms.document import KeyPath
+from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.core.yaml_forms.forms import findings
+from gputui.core.yaml_forms.nearest import did_you_mean, nearest_file
+from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.crosscheck import cross_check
 from gputui.profiles.params import Parameter
 from gputui.profiles.schema import ProfileForm, is_literal
 from gputui.profiles.targets import target_findings
 from gputui.runs.launchers import FOR_COMMAND
-from gputui.yaml_forms.document import KeyPath
-from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
-from gputui.yaml_forms.forms import findings
-from gputui.yaml_forms.nearest import did_you_mean, nearest_file
-from gputui.yaml_forms.problems import ProfileError, shown_path
 
 SUFFIXES = (".yaml", ".yml")
 

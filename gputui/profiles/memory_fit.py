@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from gputui.core.yaml_forms.quantities import format_size
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
 from gputui.store.memory_peaks import PastPeak
-from gputui.yaml_forms.quantities import format_size
 
 MARGIN = 0.95
 """The usable share of a GPU's memory; the CUDA context and fragmentation take the rest."""

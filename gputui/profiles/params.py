@@ -9,10 +9,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gputui.core.yaml_forms.nearest import not_one_of, one_of
+from gputui.core.yaml_forms.problems import shown_value
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
-from gputui.yaml_forms.nearest import not_one_of, one_of
-from gputui.yaml_forms.problems import shown_value
 
 Kind = Literal["bool", "int", "float", "str", "any"]
 

@@ -12,21 +12,21 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
+from gputui.core.redaction import redact_params
+from gputui.core.yaml_forms.nearest import nearest, nearest_file
+from gputui.core.yaml_forms.quantities import format_size
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
 from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.memory_fit import check_memory
 from gputui.profiles.params import NAME_PATTERN, RESERVED_NAMES, UNDECIDED
 from gputui.profiles.probe import DEADLINE_SECONDS
 from gputui.profiles.sink_checks import RUN_ID, check_sinks
-from gputui.redaction import redact_params
 from gputui.runs.checks import CheckResult
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
 from gputui.store.memory_peaks import PastPeak
-from gputui.yaml_forms.nearest import nearest, nearest_file
-from gputui.yaml_forms.quantities import format_size
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"

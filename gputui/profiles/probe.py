@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.host.child import ChildError, run_child
+from gputui.machine.child import ChildError, run_child
 
 DEADLINE_SECONDS = 20.0
 

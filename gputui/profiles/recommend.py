@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.gpu.model import GpuFacts
-from gputui.gpu.topology import GpuPair, closest_gpus
+from gputui.machine.gpu_model import GpuFacts
+from gputui.machine.topology import GpuPair, closest_gpus
 from gputui.profiles.gpu_checks import GpuSituation
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, create_model, model_validator
 
+from gputui.core.yaml_forms.forms import Model, NotEmpty, NotifyForm, expected, problem, within
 from gputui.recovery.actions import ACTIONS, ActionKind
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import ENDS_ON, POLICIES, kinds_with_ladders
-from gputui.yaml_forms.forms import Model, NotEmpty, NotifyForm, expected, problem, within
 
 MAX_RUNGS = 50
 # The largest argument of any action; in seconds it is eleven days.

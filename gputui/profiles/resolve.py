@@ -15,8 +15,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.config import shipped_profiles
-from gputui.gpu.model import GpuFacts
+from gputui.core.config import shipped_profiles
+from gputui.core.yaml_forms.nearest import nearest
+from gputui.core.yaml_forms.problems import shown_path
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import SelectionError, parse_selection, request_gpus
 from gputui.profiles.loading import Profile
 from gputui.profiles.params import ParameterError, apply, unknown_parameter
@@ -25,8 +27,6 @@ from gputui.reports.export.formats import FORMATS, is_format
 from gputui.runs.command import format_value, substitute, values_for
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, Phase, RunSpec, Scalar
-from gputui.yaml_forms.nearest import nearest
-from gputui.yaml_forms.problems import shown_path
 
 RUN_DIR = "{run_dir}"
 

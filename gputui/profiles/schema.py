@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gputui.core.yaml_forms.document import KeyPath
+from gputui.core.yaml_forms.forms import Model, Name, problem
 from gputui.metrics.formats import PRINTED_STREAMS, OutputPatterns
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
 from gputui.profiles.devices import Selection
@@ -32,8 +34,6 @@ from gputui.profiles.values import (
     Words,
 )
 from gputui.runs.launchers import FOR_RANKS, LAUNCHERS
-from gputui.yaml_forms.document import KeyPath
-from gputui.yaml_forms.forms import Model, Name, problem
 
 if TYPE_CHECKING:
     LauncherName = str

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gputui.core.yaml_forms.nearest import not_one_of
 from gputui.reports.export.formats import FORMATS, is_format, missing_package
 from gputui.runs.checks import CheckResult
 from gputui.runs.command import sink_target
 from gputui.runs.spec import RunSpec
-from gputui.yaml_forms.nearest import not_one_of
 
 if TYPE_CHECKING:
-    from gputui.yaml_forms.document import KeyPath
+    from gputui.core.yaml_forms.document import KeyPath
 
 RUN_ID = "run_id"
 """A placeholder of sinks only."""

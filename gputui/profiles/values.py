@@ -16,6 +16,9 @@ from pydantic import (
     WrapValidator,
 )
 
+from gputui.core.yaml_forms.forms import IN_QUOTES, expected, problem
+from gputui.core.yaml_forms.nearest import one_of
+from gputui.core.yaml_forms.quantities import SIZE_PATTERN, parse_size
 from gputui.metrics.formats import UNITS
 from gputui.profiles.alerts_form import AlertsForm
 from gputui.profiles.devices import EXPECTED as EXPECTED_GPUS
@@ -26,9 +29,6 @@ from gputui.recovery.policies import POLICIES
 from gputui.reports.export.formats import FORMATS
 from gputui.runs.command import PieceError, find_pieces
 from gputui.runs.spec import Scalar
-from gputui.yaml_forms.forms import IN_QUOTES, expected, problem
-from gputui.yaml_forms.nearest import one_of
-from gputui.yaml_forms.quantities import SIZE_PATTERN, parse_size
 
 # Variables that gputui sets. Another value would break leases, evidence of failures or metrics.
 _OWN_ENVIRONMENT = re.compile(r"GPUTUI_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_ERROR_FILE")

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.units import count
+from gputui.core.units import count
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_writers
 from gputui.recovery.attempt_steps import AttemptSteps

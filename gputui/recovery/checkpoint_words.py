@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gputui.charts.safe_text import clean
-from gputui.charts.units import count
+from gputui.core.safe_text import clean
+from gputui.core.units import count
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.ledger_inputs import AttemptSpan
 from gputui.runs.checkpoint_names import is_step_named, step_words

@@ -22,10 +22,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gputui.core.regular_files import open_regular
 from gputui.recovery import checkpoint_folders, safetensors_file
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
 from gputui.recovery.ledger_inputs import FoundCheckpoint
-from gputui.regular_files import open_regular
 from gputui.runs.checkpoint_names import step_in_name
 
 PIECE_BYTES = 1 << 20

@@ -11,14 +11,14 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.safe_text import clean
-from gputui.charts.units import bytes_text
-from gputui.host.child import signal_name
+from gputui.core.redaction import redact_text
+from gputui.core.safe_text import clean
+from gputui.core.units import bytes_text
+from gputui.machine.child import signal_name
 from gputui.recovery.evidence import Evidence
 from gputui.recovery.findings import Finding, gather, last_message, reports_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM, Tier
 from gputui.recovery.signatures import without_advice
-from gputui.redaction import redact_text
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.launchers.reports import LauncherReport
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.units import count, duration, gpu_hours
+from gputui.core.units import count, duration, gpu_hours
 from gputui.recovery.decide import Resumption
 from gputui.recovery.history import StepLines, resumptions
 from gputui.store.attempts import Attempt

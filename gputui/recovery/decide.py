@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.units import duration
+from gputui.core.units import duration
 from gputui.recovery.action_results import NO_EFFECT, Change, Effect, show, whole
 from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes, tuned_by_study
 from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, rolled_back

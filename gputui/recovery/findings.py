@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.safe_text import clean
-from gputui.host.child import signal_name
+from gputui.core.safe_text import clean
+from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier
 from gputui.recovery.signatures import match_chain, match_exception, match_lines, terminate_message

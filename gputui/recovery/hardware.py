@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.gpu.xid import XidClass, xid_class, xid_text
+from gputui.machine.xid import XidClass, xid_class, xid_text
 from gputui.recovery.evidence import Observation
 
 # A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gputui.charts.safe_text import clean
-from gputui.charts.units import duration
+from gputui.core.safe_text import clean
+from gputui.core.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.decide import Resumption
 from gputui.recovery.history import resumptions

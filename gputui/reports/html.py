@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN
+from gputui.core.safe_text import clean
+from gputui.core.units import UNKNOWN
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #202020; --dim: #606060; --line: #e4e4e4; --code: #f4f4f4;

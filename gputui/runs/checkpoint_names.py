@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
-from gputui.charts.units import count
+from gputui.core.units import count
 
 _MOST_DIGITS = 18
 # global_step500, step=900, step_2000_fp16, iter_0001000-of-8, iteration-7, checkpoint-40, ckpt_40

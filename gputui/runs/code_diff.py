@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gputui.redaction import Redactor
+from gputui.core.redaction import Redactor
 from gputui.runs.code_version import code_words, run_git
 from gputui.runs.redaction import secrets_of
 from gputui.runs.submission import SPEC_FILE, read_spec

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.runs.identity import environment_of
 from gputui.runs.shim import is_shared, open_lock, take_locks
 

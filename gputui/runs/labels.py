@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gputui.redaction import redact_text
+from gputui.core.redaction import redact_text
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.repository import fitting_name
 from gputui.runs.submission import write_private

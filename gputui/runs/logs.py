@@ -3,7 +3,7 @@
 Each node of the attempt has a folder, ``nodes/<number>``. torchrun writes each rank's streams there to
 ``ranks/<id>_<random>/attempt_0/<local rank>/{stdout,stderr}.log``. The output of the launcher, or of the only process
 of a run without torchrun, is in ``output.log``. The text is not sanitized: pass it through
-`gputui.charts.safe_text.clean` before it reaches a terminal.
+`gputui.core.safe_text.clean` before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputui.regular_files import open_regular
+from gputui.core.regular_files import open_regular
 from gputui.runs.foreign_json import read_foreign_json
 
 Stream = Literal["output", "stdout", "stderr"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.redaction import redact_command_line
+from gputui.core.redaction import redact_command_line
 from gputui.runs import shim
 from gputui.runs.attempt_processes import is_tagged
 from gputui.runs.identity import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_FILE_MODE
 from gputui.runs.identity import ProcessIdentity, boot_id, identify
 
 

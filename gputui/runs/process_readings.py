@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.redaction import redact_command_line
+from gputui.core.redaction import redact_command_line
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.redaction import redact_command_line
+from gputui.core.redaction import redact_command_line
 from gputui.runs.attempt_processes import is_tagged, rank_by_output
 from gputui.runs.identity import Owner, all_pids, environment_of, owner_in
 

@@ -1,4 +1,4 @@
-"""Redaction of launches and specifications; pure. `gputui.redaction` decides what is a secret."""
+"""Redaction of launches and specifications; pure. `gputui.core.redaction` decides what is a secret."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.redaction import BY_LOOK, REDACTED, Redactor, redact_argv, redact_params, secrets_in
+from gputui.core.redaction import BY_LOOK, REDACTED, Redactor, redact_argv, redact_params, secrets_in
 from gputui.runs.code_version import without_diff
 from gputui.runs.command import Launch
 from gputui.runs.spec import RunSpec, Scalar

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from gputui.redaction import BY_LOOK, redact_text
+from gputui.core.redaction import BY_LOOK, redact_text
 from gputui.runs.checkpoint_names import step_in_name
 from gputui.runs.command import Launch
 from gputui.runs.identity import ProcessIdentity

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_FILE_MODE
 
 
 class WithdrawnError(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
+from gputui.core.config import PRIVATE_FILE_MODE, file_system_of, is_network_file_system
 from gputui.store.machine import other_machine
 
 BUSY_TIMEOUT_SECONDS = 5.0

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from gputui.redaction import redact_text
+from gputui.core.redaction import redact_text
 from gputui.store.run_history import newest_rows
 
 # The meaning of ``key`` is in brackets; without brackets it is NULL.

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_FILE_MODE
 
 # With and without systemd: machine-id(5).
 MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from gputui.redaction import redact_text
+from gputui.core.redaction import redact_text
 from gputui.store import json_columns
 
 if TYPE_CHECKING:

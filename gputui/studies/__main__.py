@@ -14,8 +14,8 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gputui.config import PRIVATE_DIR_MODE, Workspace
-from gputui.redaction import redact_text
+from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.redaction import redact_text
 from gputui.runs import process_lock
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
 from gputui.runs.process_lock import HeldElsewhereError

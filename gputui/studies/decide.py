@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.units import bytes_text, count, duration, metric_value
+from gputui.core.units import bytes_text, count, duration, metric_value
+from gputui.core.yaml_forms.nearest import nearest
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.run_states import RunState
 from gputui.store.studies import TrialRecord, TrialState
 from gputui.studies.spec import Budget, Constraints, Objective, PrunerSpec, StudySpec
-from gputui.yaml_forms.nearest import nearest
 
 MOST_STARTS = 4
 """Starts of a point, the first included, if the machine and not the point causes the failures."""

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gputui.config import PRIVATE_DIR_MODE
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.regular_files import open_regular
 from gputui.recovery.checkpoints import measured, validate
-from gputui.regular_files import open_regular
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.charts import units
-from gputui.config import Workspace
+from gputui.core import units
+from gputui.core.config import Workspace
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.loading import Profile
 from gputui.profiles.preflight import check, check_elsewhere, quick_checks

@@ -11,7 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from gputui.config import Workspace, shipped_studies
+from gputui.core.config import Workspace, shipped_studies
+from gputui.core.yaml_forms.document import Document
+from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
+from gputui.core.yaml_forms.forms import findings
+from gputui.core.yaml_forms.nearest import nearest
+from gputui.core.yaml_forms.problems import Problem, ProfileError, shown_path
 from gputui.profiles.crosscheck import CrossFinding
 from gputui.profiles.loading import SUFFIXES, Profile, ProfileNotFoundError, load
 from gputui.profiles.loading import find as find_profile
@@ -21,11 +26,6 @@ from gputui.recovery.policies import policy_from
 from gputui.runs.spec import ROLE_NAMES, Scalar
 from gputui.studies.schema import MAX_POINTS, DimensionForm, StudyForm
 from gputui.studies.spec import Budget, Constraints, Dimension, Objective, PbtSpec, PrunerSpec, SamplerSpec, StudySpec
-from gputui.yaml_forms.document import Document
-from gputui.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
-from gputui.yaml_forms.forms import findings
-from gputui.yaml_forms.nearest import nearest
-from gputui.yaml_forms.problems import Problem, ProfileError, shown_path
 
 _TRIALS_ON_TARGET = "the number of trials at a time: the GPUs of a target are not known here"
 _ROLE_OF_ACTION = {

@@ -11,12 +11,12 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from gputui.charts.axes import AxisKind
-from gputui.charts.cells import cell_width
-from gputui.charts.chart import Curve, XAxis, YAxis
-from gputui.charts.envelope import Bin
-from gputui.charts.picture import Drawing
-from gputui.charts.safe_text import clean
+from gputui.core.cells import cell_width
+from gputui.core.safe_text import clean
+from gputui.metrics.draw.axes import AxisKind
+from gputui.metrics.draw.chart import Curve, XAxis, YAxis
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.picture import Drawing
 from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies.analysis import best_so_far, complete, pareto_front, ranked
 from gputui.studies.spec import Dimension, Objective, StudySpec

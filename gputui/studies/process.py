@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of

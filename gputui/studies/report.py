@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from gputui.charts.export import svg_text
-from gputui.charts.picture import Drawing, picture
-from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, duration, gpu_hours, metric_value, percent
+from gputui.core.safe_text import clean
+from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
+from gputui.metrics.draw.export import svg_text
+from gputui.metrics.draw.picture import Drawing, picture
 from gputui.reports import html
 from gputui.runs.command import assignments
 from gputui.runs.spec import Scalar

@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from gputui.core.yaml_forms.forms import Model, Name, expected, problem
+from gputui.core.yaml_forms.quantities import parse_duration
 from gputui.profiles.values import Bound, ParameterName, Size, Text, Value
 from gputui.studies.spec import (
     PRIORITY,
@@ -20,8 +22,6 @@ from gputui.studies.spec import (
     SamplerKind,
     SamplerSpec,
 )
-from gputui.yaml_forms.forms import Model, Name, expected, problem
-from gputui.yaml_forms.quantities import parse_duration
 
 MAX_POINTS = 10_000
 """The largest grid."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_FILE_MODE, Workspace
+from gputui.core.config import PRIVATE_FILE_MODE, Workspace
 from gputui.runs.repository import transaction
 from gputui.store import commands
 from gputui.store.studies import StudyRecord, StudyState, TrialRecord, get_study

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputui.agent.agent_log import HidingFormatter, rotate
-from gputui.redaction import REDACTED
+from gputui.core.redaction import REDACTED
 
 INHERITED, OWN = "inherited-secret", "of-the-run-alone"
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.config import Workspace, locate
+from gputui.core.config import Workspace, locate
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search, checkpoint_writers
 from gputui.recovery.attempt_steps import trouble_of

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

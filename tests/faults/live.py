@@ -22,7 +22,7 @@ from gputui.runs.spec import Scalar
 from tests.conftest import wait_until
 from tests.faults.drills import DRILLS
 from tests.faults.jobs import impatient_agent, leaks, meets, ranks, write_scenario
-from tests.machine import Machine
+from tests.machines import Machine
 
 How = Literal["real", "simulated GPU", "recorded text", "recorded exit"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.chaos import Chaos
 from tests.faults.chaos.studies import StudyChaos
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 @pytest.mark.long

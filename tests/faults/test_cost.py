@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from gputui.charts.units import duration
+from gputui.core.units import duration
 from tests.conftest import wait_until
-from tests.machine import STEPS_SCRIPT, Machine
+from tests.machines import STEPS_SCRIPT, Machine
 
 OOM = (
     'raise type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})("CUDA out of memory. Tried to allocate '

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import wait_until
 from tests.faults import courses
 from tests.faults.jobs import SCRIPTS
-from tests.machine import Machine
+from tests.machines import Machine
 
 SECONDS = 60.0
 

@@ -6,7 +6,7 @@ import os
 import signal
 
 from gputui.runs.identity import send_signal
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 def runs(machine: Machine) -> list[str]:

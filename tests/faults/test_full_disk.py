@@ -13,7 +13,7 @@ import pytest
 
 from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
-from tests.machine import Machine, on_small_disk
+from tests.machines import Machine, on_small_disk
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from gputui.recovery.kinds import KINDS
 from tests.conftest import wait_until
 from tests.faults.jobs import write_scenario
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.texts import mentions
 
 # Steps until a file appears; then, in the first attempt, it waits in vain as a rank does whose GPU is gone.

@@ -16,7 +16,7 @@ import pytest
 
 from gputui.runs import shim
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 pytestmark = pytest.mark.long
 

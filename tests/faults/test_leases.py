@@ -10,7 +10,7 @@ import pytest
 
 from gputui.runs.identity import environment_of
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.texts import mentions
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 # Saves at steps 10 and 20, and says that it was wrong from step 15 on.
 POISONED = """

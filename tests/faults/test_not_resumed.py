@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import wait_until
-from tests.machine import STEPS_SCRIPT, Machine
+from tests.machines import STEPS_SCRIPT, Machine
 from tests.texts import mentions
 
 

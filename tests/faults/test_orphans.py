@@ -18,7 +18,7 @@ from gputui.runs.identity import ProcessIdentity, identify
 from gputui.runs.orphans import MarkedProcess, RunStatus, orphans, without_ancestors
 from gputui.store.run_states import RunState
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.machine import Machine
+from tests.machines import Machine
 
 # What the run itself writes, with the umask of the shell that launched it; its folder is closed to others.
 OF_THE_RUN = ("metrics.jsonl", "enough", "checkpoints")

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.doctor.bundle import write_bundle
+from gputui.profiles.doctor.bundle import write_bundle
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS
-from tests.machine import Machine
+from tests.machines import Machine
 
 # By the name of a variable that the agent inherits and hands on.
 INHERITED = {

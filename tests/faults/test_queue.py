@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 @pytest.fixture

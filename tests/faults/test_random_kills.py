@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 STEPS = 60
 

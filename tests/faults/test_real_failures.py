@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.jobs import meets
-from tests.machine import Machine
+from tests.machines import Machine
 
 # kind → what its evidence says, and the data loader workers of the next attempt.
 RECOVERED = {

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.faults.live import reboot
-from tests.machine import Machine
+from tests.machines import Machine
 
 # Any signal that it can notice is written down.
 BYSTANDER = (

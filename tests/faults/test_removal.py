@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.machine import Machine, on_small_disk
+from tests.machines import Machine, on_small_disk
 
 LINES = 150_000
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.identity import ProcessIdentity, is_alive
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 PROFILE = """
     name: steps

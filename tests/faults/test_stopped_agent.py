@@ -10,7 +10,7 @@ import pytest
 
 from gputui.runs.identity import ProcessIdentity, is_alive, is_stopped
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 @pytest.fixture

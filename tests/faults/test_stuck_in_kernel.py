@@ -14,7 +14,7 @@ import pytest
 
 from gputui.runs.identity import is_alive
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 # linux/fuse.h: the header of a request begins with its length, opcode and unique number.
 _HEADER = struct.Struct("=IIQ")

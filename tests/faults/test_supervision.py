@@ -15,7 +15,7 @@ import pytest
 from gputui.runs.agent_process import read_identity
 from gputui.runs.identity import identify, is_alive
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 def assert_each_step_once(machine: Machine, run_id: str, steps: int) -> None:
@@ -275,7 +275,7 @@ def test_a_run_that_fails_while_no_agent_lives_is_recovered_with_nobody_there(ma
 def test_an_agent_that_is_killed_after_it_was_ended_on_purpose_is_followed_by_none(machine: Machine) -> None:
     machine.gputui("agent", "start")
     agent = wait_until(machine.agent)
-    (sampler,) = [pid for pid in machine.processes() if b"gputui.gpu.sampler" in command_of(pid)]
+    (sampler,) = [pid for pid in machine.processes() if b"gputui.machine.sampler" in command_of(pid)]
     identity = identify(sampler)
     assert identity is not None
     machine.workspace.agent_stopped.touch()

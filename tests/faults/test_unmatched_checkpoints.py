@@ -8,7 +8,7 @@ import pytest
 
 from gputui.recovery.checkpoint_search import unmatched
 from gputui.recovery.ledger_inputs import AttemptSpan, CheckpointSearch
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 def test_what_looks_like_a_checkpoint(tmp_path: Path) -> None:

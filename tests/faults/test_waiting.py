@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS, meets, write_scenario
-from tests.machine import Machine
+from tests.machines import Machine
 
 # --- a GPU that is hot ------------------------------------------------------------------------------------------------
 

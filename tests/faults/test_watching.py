@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.faults.jobs import SCRIPTS, meets, ranks
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 def observed(machine: Machine) -> list[tuple[str, int | None, int]]:

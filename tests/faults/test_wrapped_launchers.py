@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.jobs import SCRIPTS
-from tests.machine import Machine
+from tests.machines import Machine
 
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 wrapped.py"
 STAGES = f"""set -e

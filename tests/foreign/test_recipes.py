@@ -12,7 +12,7 @@ from gputui.profiles.preflight import quick_checks
 from gputui.profiles.resolve import resolve
 from tests.foreign.matrix import PAGE, PARTS, PLAYED, RESULTS, ROWS, can_be_tried, prepare
 from tests.foreign.matrix import table as results_table
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.tables import table
 
 RECIPES = re.findall(r"^# recipe: (.+)$", PAGE.read_text("utf-8"), re.MULTILINE)

@@ -6,9 +6,9 @@ import sqlite3
 
 import pytest
 
+from gputui.core.redaction import BY_LOOK, REDACTED, Redactor
 from gputui.metrics.batch_writer import MAX_REJECTED
 from gputui.metrics.ingest import MetricsIngest
-from gputui.redaction import BY_LOOK, REDACTED, Redactor
 
 from .conftest import RUN, Bench, line
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gputui.gpu.model import GpuFacts
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.devices import Selection, SelectionError, parse_selection, request_gpus
 from gputui.runs.spec import GpuRequest
 from tests.tables import table

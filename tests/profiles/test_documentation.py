@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.loading import load, read_profile
 from gputui.profiles.preflight import check
 from gputui.profiles.resolve import resolve
 from gputui.profiles.schema import Checkpoints, Metrics, ParameterForm, ProfileForm, Requires, json_schema
 from gputui.runs.command import build_launch
 from gputui.runs.launchers.base import Placement
-from gputui.yaml_forms.problems import ProfileError
 from tests.tables import table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text("utf-8")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.config import Workspace, shipped_profiles
+from gputui.core.config import Workspace, shipped_profiles
+from gputui.core.yaml_forms.document import MAX_BYTES
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles import loading
 from gputui.profiles.loading import ProfileNotFoundError, find, list_profiles, load, read_profile
 from gputui.profiles.params import Parameter
-from gputui.yaml_forms.document import MAX_BYTES
-from gputui.yaml_forms.problems import ProfileError
 from tests.tables import table
 
 FILE = Path("x.yaml")

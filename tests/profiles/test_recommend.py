@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gputui.gpu.model import GpuFacts, GpuSample, GpuSlowSample
-from gputui.gpu.topology import GpuPair
+from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.recommend import recommend, usable
 from gputui.runs.spec import GpuRequest

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gputui.core.yaml_forms.problems import Problem, ProfileError
 from gputui.profiles.loading import read_profile
-from gputui.yaml_forms.problems import Problem, ProfileError
 from tests.tables import table
 
 FILE = Path("mine.yaml")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.gpu.model import GpuFacts
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles import resolve as resolving
 from gputui.profiles.describe import preview_launch
 from gputui.profiles.loading import load

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import shipped_profiles
+from gputui.core.config import shipped_profiles
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
 from gputui.recovery.actions import AppliedAction, shrink_batch

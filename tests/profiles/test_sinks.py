@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.loading import load, read_profile
 from gputui.profiles.preflight import quick_checks
@@ -15,7 +16,6 @@ from gputui.profiles.resolve import resolve
 from gputui.reports.export.formats import FORMATS
 from gputui.runs.redaction import redact_spec
 from gputui.runs.spec import RunSpec
-from gputui.yaml_forms.problems import ProfileError
 from tests.tables import table
 from tests.texts import mentions
 

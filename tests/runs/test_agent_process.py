@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs import agent_process
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, exit_reason
 from tests.texts import mentions

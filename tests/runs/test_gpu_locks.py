@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 
 UUIDS = ("GPU-a", "GPU-b")

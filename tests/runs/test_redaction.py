@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.redaction import (
+from gputui.core.redaction import (
     REDACTED,
     Redactor,
     redact,

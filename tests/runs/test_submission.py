@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import submit_run
 from tests.stores import open_store

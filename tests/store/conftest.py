@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
+from gputui.core.config import locate
 from gputui.store.database import open_reader
-from tests.tui.filling import Filler
+from tests.ui.tui.filling import Filler
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs import notices
 from gputui.store import alerts
 from tests.stores import open_store

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import locate
+from gputui.core.config import locate
 from gputui.store.hardware import GpuView, Idleness, idleness, present_since, read_gpus
-from gputui.tui.data.machine import IdleReader
-from tests.tui.filling import GIB, NOW, Filler, uuid
+from gputui.ui.tui.data.machine import IdleReader
+from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.store.gpu_counts import GpuCounts, Stay, gpu_counts
-from tests.tui.filling import GIB, NOW, Filler, uuid
+from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
 HOUR = 3600.0
 BASE = NOW - NOW % HOUR

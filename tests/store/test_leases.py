@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store.hardware import read_gpus

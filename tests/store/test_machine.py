@@ -9,7 +9,7 @@ import sys
 import pytest
 from msgspec.structs import asdict, replace
 
-from gputui.config import Workspace, is_network_file_system
+from gputui.core.config import Workspace, is_network_file_system
 from gputui.store.database import StoreError, open_commander, open_reader, open_writer
 from gputui.store.machine import Machine, claim, other_machine, owner_file, read_owner, this_machine
 from tests.texts import mentions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gputui.store.memory_peaks import past_peaks, study_peaks
-from tests.tui.filling import GIB, NOW, Filler
+from tests.ui.tui.filling import GIB, NOW, Filler
 
 
 def test_the_largest_peak_of_each_attempt_and_where_memory_ran_out(filler: Filler) -> None:

@@ -12,8 +12,8 @@ from gputui.store.hardware import read_gpus
 from gputui.store.metrics import past, queries
 from gputui.store.run_history import read_decisions, read_incidents
 from gputui.store.runs import RunLookupError, find_run, holders, read_runs
-from gputui.tui.data.reader import in_order
-from tests.tui.filling import GIB, NOW, Filler, uuid
+from gputui.ui.tui.data.reader import in_order
+from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
 # --- hardware
 

@@ -16,7 +16,7 @@ from gputui.store.events import read_events
 from gputui.store.hardware import LOST_SHOWN_SECONDS, gpu_history, host_history, read_gpus, read_host
 from gputui.store.run_history import read_decisions, read_incidents, read_transitions
 from gputui.store.runs import RunLookupError, find_run, read_runs, runs_mark
-from tests.tui.filling import GIB, NOW, Filler, uuid
+from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
 
 def test_an_empty_store_answers_with_nothing(reader: sqlite3.Connection) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.store.database import open_reader, open_writer
 from gputui.store.series import GPU, HOST, SLOW
 

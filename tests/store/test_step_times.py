@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.store.metrics.step_times import StepTimes
 from tests.stores import open_store
 

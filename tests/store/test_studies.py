@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.store.database import open_writer
 from gputui.store.studies import (
     StudyNotFoundError,

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from gputui.store import timeline
-from tests.tui.filling import NOW, Filler
+from tests.ui.tui.filling import NOW, Filler
 
 
 def sampled(filler: Filler, first_ago: int, last_ago: int, every: int = 1) -> None:

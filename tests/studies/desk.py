@@ -17,7 +17,7 @@ from gputui.agent.commands import dispatch
 from gputui.agent.commands.answers import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, RunSpec

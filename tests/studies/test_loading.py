@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
+from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.loading import load
 from gputui.profiles.params import ParameterError
 from gputui.profiles.targets import find_target
 from gputui.studies.launch import impossible_budget
 from gputui.studies.loading import StudyFile, read_study, source_of, sweep_study
 from gputui.studies.spec import Budget, Dimension, Objective, StudySpec
-from gputui.yaml_forms.problems import ProfileError
 from tests.tables import table
 
 PROFILE = """

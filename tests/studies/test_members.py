@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
 from gputui.runs.spec import Phase

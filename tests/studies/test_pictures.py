@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gputui.charts.chart import chart
+from gputui.metrics.draw.chart import chart
 from gputui.store.studies import RungValue, TrialState
 from gputui.studies import pictures
 from gputui.studies.spec import Dimension, Objective, StudySpec

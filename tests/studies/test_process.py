@@ -11,7 +11,7 @@ from gputui.runs import process_lock
 from gputui.runs.identity import is_alive
 from gputui.studies.rows import LOCK_FILE
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 # Reports a value that its parameters decide, a line a step; fails as asked. Before its last step it waits while the
 # file `hold` has a number that is not above its trial's: tests decide when a trial ends, not the machine's pace.

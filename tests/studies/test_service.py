@@ -13,7 +13,7 @@ from gputui.agent import studies
 from gputui.agent.child_processes import Ended
 from gputui.agent.context import AgentContext
 from gputui.agent.studies import AGAIN_SECONDS, STEADY_SECONDS, Studies
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.repository import transaction
 from gputui.studies import rows
 from tests.stores import open_store

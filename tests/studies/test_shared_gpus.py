@@ -9,7 +9,7 @@ import pytest
 
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 WAIT_SECONDS = 150.0
 """Of no meaning but that a test that fails ends."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.config import Workspace, shipped_studies
+from gputui.core.config import Workspace, shipped_studies
 from gputui.studies.loading import load_study
 
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.commands.answers import RefusedError
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.spec import spec_of
 from gputui.store import commands
 from gputui.store.run_states import RunState

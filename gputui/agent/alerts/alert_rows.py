@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from gputui.alerts.engine import AlertChange
-from gputui.alerts.resolved_rules import ResolvedRule
-from gputui.alerts.rules import RULES
-from gputui.alerts.sentences import sentence
-from gputui.charts import units
+from gputui.core import units
+from gputui.recovery.alerts.engine import AlertChange
+from gputui.recovery.alerts.resolved_rules import ResolvedRule
+from gputui.recovery.alerts.rules import RULES
+from gputui.recovery.alerts.sentences import sentence
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.events import add_event

@@ -21,13 +21,13 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import NcclLogs
 from gputui.agent.lifecycle.run_files import alerts_of
 from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
-from gputui.alerts.engine import Engine, Key
-from gputui.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
-from gputui.alerts.overrides import Overrides
-from gputui.alerts.resolved_rules import ResolvedRule, RuleSet
-from gputui.alerts.rules import SubjectKind
-from gputui.charts.safe_text import clean
+from gputui.core.safe_text import clean
 from gputui.metrics.report import IngestReport
+from gputui.recovery.alerts.engine import Engine, Key
+from gputui.recovery.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment
+from gputui.recovery.alerts.overrides import Overrides
+from gputui.recovery.alerts.resolved_rules import ResolvedRule, RuleSet
+from gputui.recovery.alerts.rules import SubjectKind
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs.repository import transaction
 from gputui.runs.spec import known_spec

@@ -12,11 +12,11 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.agent.context import AgentContext
-from gputui.alerts.moments import GpuMoment, HostMoment, RunMoment
-from gputui.alerts.run_trends import PATIENCE_STEPS, RunTrend
-from gputui.alerts.schedules import RateSchedule, expected_rate
-from gputui.alerts.trends import GpuTrend, Growth
 from gputui.metrics.report import IngestReport
+from gputui.recovery.alerts.moments import GpuMoment, HostMoment, RunMoment
+from gputui.recovery.alerts.run_trends import PATIENCE_STEPS, RunTrend
+from gputui.recovery.alerts.schedules import RateSchedule, expected_rate
+from gputui.recovery.alerts.trends import GpuTrend, Growth
 from gputui.store.attempts import Attempt
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.alerts.overrides import Delivery, Overrides
-from gputui.alerts.resolved_rules import RuleSet, standard, with_overrides
-from gputui.config import file_identity
+from gputui.core.config import file_identity
+from gputui.recovery.alerts.overrides import Delivery, Overrides
+from gputui.recovery.alerts.resolved_rules import RuleSet, standard, with_overrides
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class AlertSettings:
         if found == self.read:
             return False
         # A machine without the file needs no YAML parser.
+        from gputui.core.yaml_forms.problems import ProfileError
         from gputui.profiles.home_files import load_alerts
-        from gputui.yaml_forms.problems import ProfileError
 
         try:
             overrides = load_alerts(self.path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.alerts.overrides import MAX_SECONDS
-from gputui.alerts.rules import RULES
-from gputui.charts import units
+from gputui.core import units
+from gputui.recovery.alerts.overrides import MAX_SECONDS
+from gputui.recovery.alerts.rules import RULES
 from gputui.runs.repository import transaction
 from gputui.store import alerts
 from gputui.store.alerts import ANY_SUBJECT, AlertView

@@ -31,11 +31,11 @@ from gputui.agent.lifecycle.removal import move_to_removed
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.limits import why_unwritable
-from gputui.charts.units import bytes_text
-from gputui.config import PRIVATE_DIR_MODE
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.redaction import REDACTED, redact_params
+from gputui.core.units import bytes_text
 from gputui.recovery.checkpoint_search import CheckpointChoice, NotUsableError, for_person, passed_over
 from gputui.recovery.ledger_inputs import CheckpointSearch
-from gputui.redaction import REDACTED, redact_params
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_elsewhere, is_gone

@@ -6,8 +6,8 @@ from typing import Any
 
 from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.charts.safe_text import clean
-from gputui.redaction import redact_text
+from gputui.core.redaction import redact_text
+from gputui.core.safe_text import clean
 from gputui.runs.repository import transaction
 from gputui.store.commands import PendingCommand
 from gputui.store.events import add_event

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gputui.agent.commands.answers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.config import PRIVATE_DIR_MODE
+from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.submission import read_ticket

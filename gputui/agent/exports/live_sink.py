@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gputui.agent.child_processes import ChildProcess, Ended, adopt, forget_child, start
 from gputui.agent.context import AgentContext
-from gputui.charts.units import duration
+from gputui.core.units import duration
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
 from gputui.store.events import SINK_KINDS, EventKind, Severity, add_event, last_kind

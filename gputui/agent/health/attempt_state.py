@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.jobs import Job
-from gputui.gpu.model import GpuSample
+from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import GpuProgress, LiveAttempt
-from gputui.gpu.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
+from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
 from gputui.recovery.evidence import Observation
 from gputui.recovery.hardware import Sighting, observations
 from gputui.runs.repository import transaction

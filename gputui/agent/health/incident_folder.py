@@ -22,11 +22,11 @@ import msgspec
 from msgspec import Struct
 
 from gputui.agent.jobs import Jobs
-from gputui.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
+from gputui.core.redaction import redact_params, redact_text
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import RecoveryPlan
 from gputui.recovery.evidence import Evidence, EvidenceLog
-from gputui.redaction import redact_params, redact_text
 from gputui.store.database import StoreError, open_reader
 from gputui.store.json_shapes import iso
 from gputui.store.samples import WINDOW_COLUMNS, samples_between

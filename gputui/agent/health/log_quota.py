@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from gputui.agent.context import AgentContext
 from gputui.agent.health.log_trimming import Quota, Trimmed, trim_all
 from gputui.agent.jobs import Job
-from gputui.charts.units import bytes_text
+from gputui.core.units import bytes_text
 from gputui.runs.logs import rank_logs
 from gputui.store.events import add_event
 from gputui.store.metrics import intake

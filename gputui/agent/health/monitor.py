@@ -22,15 +22,15 @@ from gputui.agent.health.unread_metrics import makes_group, missing_metrics, tra
 from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.charts import units
-from gputui.charts.safe_text import clean
-from gputui.gpu.model import GpuSample
+from gputui.core import units
+from gputui.core.redaction import BY_LOOK
+from gputui.core.safe_text import clean
+from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.history import resumptions
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Anomaly
 from gputui.recovery.watch.progress import EARLY_LINES, silence
-from gputui.redaction import BY_LOOK
 from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes, is_connected
 from gputui.runs.repository import transaction

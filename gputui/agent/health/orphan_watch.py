@@ -7,7 +7,7 @@ from functools import partial
 
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
-from gputui.charts.units import bytes_text
+from gputui.core.units import bytes_text
 from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity
 from gputui.store.events import add_event, has_event

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gputui.agent.health.incident_folder import ALL_LOGS_CHARACTERS, LOG_CHARACTERS, write_text
-from gputui.config import PRIVATE_DIR_MODE
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.redaction import Redactor
 from gputui.recovery.tracebacks import Stack, main_stacks
 from gputui.recovery.watch.verdict import lagging_rank
-from gputui.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, is_alive, read_stat, send_signal
 from gputui.runs.logs import rank_logs, tail_text

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gputui.core.regular_files import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
-from gputui.regular_files import open_regular
 from gputui.runs.command import checkpoint_directory, in_run
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.logs import node_folder

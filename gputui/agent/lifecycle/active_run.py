@@ -17,11 +17,11 @@ from msgspec import Struct
 from gputui.agent.health.attempt_state import AttemptState
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
+from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Evidence, Observation
 from gputui.recovery.ledger_inputs import CheckpointSearch, Rows
-from gputui.redaction import BY_LOOK, Redactor
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, send_signal

@@ -24,7 +24,7 @@ from gputui.agent.lifecycle.scheduler import (
     schedule,
 )
 from gputui.agent.recording.recorder import Recorder
-from gputui.gpu.model import BUSY_BYTES, GpuProcess, unseen_use
+from gputui.machine.gpu_model import BUSY_BYTES, GpuProcess, unseen_use
 from gputui.recovery.action_results import SkippedAction, apply_changes
 from gputui.recovery.kinds import SHARED_OOM
 from gputui.recovery.machine_actions import go_on_with_fewer

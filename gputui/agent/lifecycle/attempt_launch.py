@@ -14,9 +14,9 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from gputui.agent.lifecycle import checkpoint_survey
-from gputui.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.redaction import Redactor
 from gputui.metrics.ingest import MetricsIngest
-from gputui.redaction import Redactor
 from gputui.runs import next_attempt, repository
 from gputui.runs.agent_process import agent_for_executor
 from gputui.runs.command import Launch, build_launch, checkpoint_directory, in_run, without_gpus

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.active_run import CheckpointScan, CheckpointWatch, LiveAttempt
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_writers
 from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS

@@ -15,9 +15,10 @@ from gputui.agent.lifecycle import checkpoint_survey, profile_phases
 from gputui.agent.lifecycle.active_run import PostmortemResult, PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
-from gputui.charts import units
-from gputui.charts.safe_text import clean
-from gputui.config import Workspace
+from gputui.core import units
+from gputui.core.config import Workspace
+from gputui.core.redaction import redact_text
+from gputui.core.safe_text import clean
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
 from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident, outcome
@@ -28,7 +29,6 @@ from gputui.recovery.kinds import KINDS, SHARED_OOM
 from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import NoticeTarget
-from gputui.redaction import redact_text
 from gputui.runs import next_attempt, notices, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_of_another_user

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gputui.agent.context import AgentContext
 from gputui.agent.slices import TURN_SECONDS, SliceSize
-from gputui.config import PRIVATE_DIR_MODE, Workspace
+from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.runs.executors import EXECUTORS, Executors
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec

@@ -11,14 +11,14 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.alerts.overrides import Overrides, of_profile
-from gputui.config import Workspace
+from gputui.core.config import Workspace
+from gputui.core.redaction import Redactor, secrets_in
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.records import TRACKERS
 from gputui.metrics.walk import has_wildcards
+from gputui.recovery.alerts.overrides import Overrides, of_profile
 from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
-from gputui.redaction import Redactor, secrets_in
 from gputui.runs.command import in_run
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import RunSpec, SpecError, spec_of

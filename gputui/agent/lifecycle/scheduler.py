@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.units import index_ranges
+from gputui.core.units import index_ranges
 from gputui.runs.spec import spec_of
 from gputui.store.runs import Run
 

@@ -41,7 +41,7 @@ from gputui.agent.lifecycle.removal import Removal
 from gputui.agent.lifecycle.run_files import resolved_run
 from gputui.agent.lifecycle.waiting import Preconditions, RecoveryWaits, ResumeChecks
 from gputui.agent.notify.outbox import Outbox
-from gputui.gpu.model import Occupant
+from gputui.machine.gpu_model import Occupant
 from gputui.recovery.checkpoint_search import CheckpointChoice
 from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.runs import notices, repository

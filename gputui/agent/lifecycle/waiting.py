@@ -18,7 +18,7 @@ from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.active_run import ActiveRuns, DiskCheck, ResumeCheck, Waiting
 from gputui.agent.lifecycle.admission import give_up
 from gputui.agent.lifecycle.checkpoint_survey import search_of, write
-from gputui.charts import units
+from gputui.core import units
 from gputui.recovery.checkpoint_removal import prune
 from gputui.recovery.checkpoint_search import CheckpointChoice, choose, is_unchanged, surveyed
 from gputui.recovery.ledger_inputs import CheckpointSearch

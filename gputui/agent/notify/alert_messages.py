@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
-from gputui.alerts.overrides import Delivery
-from gputui.alerts.rules import SEVERITIES
-from gputui.charts.safe_text import clean
+from gputui.core.safe_text import clean
+from gputui.recovery.alerts.overrides import Delivery
+from gputui.recovery.alerts.rules import SEVERITIES
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices
 from gputui.runs.notices import Way

@@ -13,9 +13,9 @@ from gputui.agent.context import AgentContext
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import notice_of
 from gputui.agent.notify.delivery import describe, post, run_command
-from gputui.charts.units import duration
+from gputui.core.redaction import Redactor, secrets_in
+from gputui.core.units import duration
 from gputui.recovery.policies import NoticeTarget
-from gputui.redaction import Redactor, secrets_in
 from gputui.runs import notices
 from gputui.runs.notices import Owed
 from gputui.runs.repository import transaction

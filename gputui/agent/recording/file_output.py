@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gputui.agent.recording.sample_lines import CSV_COLUMNS, Format, Message, csv_row, encoded, lines
-from gputui.config import PRIVATE_FILE_MODE
+from gputui.core.config import PRIVATE_FILE_MODE
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from gputui.agent.recording.event_expiry import EventExpiry
 from gputui.agent.recording.pruning import Pruning
 from gputui.agent.recording.recorder import Recorder
 from gputui.agent.recording.sample_rollups import Rollups
-from gputui.charts.units import bytes_text
-from gputui.config import file_identity
+from gputui.core.config import file_identity
+from gputui.core.units import bytes_text
 from gputui.store.database import room
 from gputui.store.events import add_event
 from gputui.store.retention import Retention
@@ -109,8 +109,8 @@ class HistoryRetention:
             return
         self._read = found
         # A machine without the file needs no YAML parser.
+        from gputui.core.yaml_forms.problems import ProfileError
         from gputui.profiles.home_files import load_retention
-        from gputui.yaml_forms.problems import ProfileError
 
         try:
             self.retention = load_retention(self.settings)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from gputui.gpu.model import (
+from gputui.machine.gpu_model import (
     FastTick,
     GpuEvent,
     GpuFacts,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msgspec.structs import asdict
 
-from gputui.gpu.model import FastTick, GpuEvent, GpuSample, GpuSlowSample, Inventory, ProcessTick, SlowTick
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuSample, GpuSlowSample, Inventory, ProcessTick, SlowTick
 from gputui.store.json_shapes import iso
 from gputui.store.series import HostSample
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from gputui.agent.recording import day_rollups
-from gputui.gpu.tiers import SLOW_SECONDS
+from gputui.machine.tiers import SLOW_SECONDS
 from gputui.runs.repository import transaction
 from gputui.store import samples
 from gputui.store.costs import energy_between

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gputui.agent.recording.recorder import Recorder
-from gputui.charts import units
-from gputui.gpu.aggregate import totals
+from gputui.core import units
+from gputui.machine.aggregate import totals
 
 Shape = dict[str, Any]
 

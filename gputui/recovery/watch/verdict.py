@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts import units
+from gputui.core import units
 from gputui.recovery.tracebacks import Stack, is_foreign, place
 from gputui.recovery.watch.activity import Doing
 from gputui.recovery.watch.progress import ProgressSilence

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from gputui.config import Workspace
-from gputui.redaction import redact_text
+from gputui.core.config import Workspace
+from gputui.core.redaction import redact_text
 from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import FORMATS, Format
 from gputui.reports.export.line_file import cannot_write

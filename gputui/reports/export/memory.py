@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.config import PRIVATE_DIR_MODE
+from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import Position
 from gputui.runs import process_lock

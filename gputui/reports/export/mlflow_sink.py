@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from gputui.config import PRIVATE_DIR_MODE
-from gputui.redaction import redact_text
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.core.redaction import redact_text
 from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.sink import (
     NOTE,

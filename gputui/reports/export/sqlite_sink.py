@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from msgspec import Struct
 
-from gputui.redaction import redact_params
+from gputui.core.redaction import redact_params
 from gputui.reports.export.sink import cleaned
 from gputui.reports.export.subject import Subject
 from gputui.reports.export.whole_file import WholeFileSink

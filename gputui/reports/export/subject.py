@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.redaction import redact_params
+from gputui.core.redaction import redact_params
 from gputui.reports.export.sink import About, StudyOfRun
 from gputui.store import json_columns
 from gputui.store.metrics import queries

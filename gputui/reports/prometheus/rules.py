@@ -1,8 +1,8 @@
 """Alert rules for Prometheus, as data.
 
-A rule that corresponds to one of `gputui.alerts.rules` takes its limits, duration and severity from there, as shipped:
-``alerts.yaml`` does not change them. Others have their own numbers; some report what only another machine can notice,
-that gputui itself is gone.
+A rule that corresponds to one of `gputui.recovery.alerts.rules` takes its limits, duration and severity from there, as
+shipped: ``alerts.yaml`` does not change them. Others have their own numbers; some report what only another machine can
+notice, that gputui itself is gone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 import yaml
 from msgspec import Struct
 
-from gputui.alerts import rules as own
+from gputui.recovery.alerts import rules as own
 
 Severity = Literal["warning", "critical"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from gputui.charts.picture import Drawing
+from gputui.metrics.draw.picture import Drawing
 from gputui.store.costs import RunCost
 
 IDLE_PERCENT = 5.0

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from gputui.charts.units import short_number
+from gputui.core.units import short_number
 from gputui.reports.summary.facts import RunFacts, number
 from gputui.reports.summary.thresholds import GATE_THRESHOLDS
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.charts.chart import XAxis
-from gputui.charts.export import svg_text
-from gputui.charts.picture import Drawing, picture
-from gputui.charts.safe_text import clean
-from gputui.charts.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
+from gputui.core.safe_text import clean
+from gputui.core.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
+from gputui.metrics.draw.chart import XAxis
+from gputui.metrics.draw.export import svg_text
+from gputui.metrics.draw.picture import Drawing, picture
 from gputui.reports import html
 from gputui.reports.html import plain
 from gputui.reports.summary.costs import CostFigures, Prices, cost_of, together

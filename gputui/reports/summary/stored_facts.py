@@ -8,11 +8,11 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gputui.charts.picture import Drawing
-from gputui.charts.safe_text import clean
-from gputui.curves.drawing import drawing, hardware_drawing
-from gputui.curves.live_curves import read_charts
-from gputui.curves.model import ChartRequest
+from gputui.core.safe_text import clean
+from gputui.metrics.curves.drawing import drawing, hardware_drawing
+from gputui.metrics.curves.live_curves import read_charts
+from gputui.metrics.curves.model import ChartRequest
+from gputui.metrics.draw.picture import Drawing
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import known_spec

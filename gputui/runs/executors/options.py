@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from gputui.yaml_forms.forms import Model, expected
+from gputui.core.yaml_forms.forms import Model, expected
 
 
 def matching(pattern: str, what: str) -> AfterValidator:

@@ -12,7 +12,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.redaction import Redactor
+from gputui.core.redaction import Redactor
 from gputui.runs.command import build_launch
 from gputui.runs.executors.mirror import moved
 from gputui.runs.launchers.base import ANY_PORT, Placement

@@ -1,7 +1,7 @@
 """Queries of the stored metrics, for screens, the command line and reports.
 
-The connection may be read-only. Charts are read by `gputui.curves`. ``at`` (UTC unix seconds) asks for a past time,
-whose values come from the newest `past.NEWEST_LINES` lines before it; None for now.
+The connection may be read-only. Charts are read by `gputui.metrics.curves`. ``at`` (UTC unix seconds) asks for a past
+time, whose values come from the newest `past.NEWEST_LINES` lines before it; None for now.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
-from gputui.config import Workspace, locate
-from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.core.config import Workspace, locate
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
@@ -24,7 +24,7 @@ from gputui.store.series import HostSample
 from tests.agent.conftest import attempt_of
 from tests.stores import open_store
 from tests.texts import mentions
-from tests.tui.filling import GIB, Filler
+from tests.ui.tui.filling import GIB, Filler
 
 NOW = 1_795_230_764.0
 FACTS = GpuFacts("GPU-a", 0, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)

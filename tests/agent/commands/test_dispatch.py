@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.config import Workspace
-from gputui.gpu.model import GpuFacts, Inventory
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import GpuFacts, Inventory
 from gputui.recovery.checkpoint_search import CheckpointChoice
 from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.runs import repository

@@ -16,13 +16,13 @@ from gputui.agent.context import AgentContext
 from gputui.agent.exports import live_sink
 from gputui.agent.exports.live_sink import PATIENCE_SECONDS, RETRY_SECONDS
 from gputui.agent.exports.sinks import Sinks
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.metrics.exported import ExportProgress, read_piece
 from tests.texts import mentions
-from tests.tui.filling import NOW, Filler
+from tests.ui.tui.filling import NOW, Filler
 
 
 class Fake(ChildProcess):

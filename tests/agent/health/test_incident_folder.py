@@ -10,7 +10,7 @@ import stat
 import pytest
 
 from gputui.agent.health.incident_folder import AROUND_SECONDS, LOG_CHARACTERS, IncidentArchive, incident_folder, write
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import RecoveryPlan
 from gputui.recovery.evidence import ErrorFile, Evidence, EvidenceLog, ExitRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 from gputui.agent.context import AgentContext
 from gputui.agent.health.log_quota import LOOK_SECONDS, AttemptFolder, LogBounds
 from gputui.agent.health.log_trimming import Quota, trim
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.runs.logs import read_window, tail_text

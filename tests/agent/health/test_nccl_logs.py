@@ -6,7 +6,7 @@ import sqlite3
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import NcclLogs
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
 from gputui.store.attempts import Attempt
 

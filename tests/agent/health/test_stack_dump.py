@@ -12,7 +12,7 @@ import pytest
 
 from gputui.agent.health.incident_folder import LOG_CHARACTERS
 from gputui.agent.health.stack_dump import StackDump
-from gputui.redaction import Redactor
+from gputui.core.redaction import Redactor
 from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, identify
 from tests.conftest import wait_until

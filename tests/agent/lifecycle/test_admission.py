@@ -13,8 +13,8 @@ from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, PEAKS_SECONDS, Admission
 from gputui.agent.lifecycle.release import GpuRelease
-from gputui.config import Workspace
-from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import transaction

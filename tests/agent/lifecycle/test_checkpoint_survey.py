@@ -20,14 +20,14 @@ from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, Postmorte
 from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
 from gputui.agent.lifecycle.postmortem import examine
 from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ResumeChecks
-from gputui.config import Workspace
+from gputui.core.config import Workspace
+from gputui.core.redaction import Redactor
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery import checkpoint_search
 from gputui.recovery.checkpoint_removal import prune
 from gputui.recovery.checkpoint_search import for_person, surveyed
 from gputui.recovery.checkpoints import look_in
 from gputui.recovery.ledger_inputs import CheckpointSearch, FoundCheckpoint
-from gputui.redaction import Redactor
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors

@@ -7,8 +7,8 @@ import sqlite3
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.admission import gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
-from gputui.config import Workspace
-from gputui.gpu.model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store.hardware import quarantine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gputui.agent.lifecycle.active_run import PostmortemTask
 from gputui.agent.lifecycle.postmortem import examine
-from gputui.redaction import REDACTED, Redactor
+from gputui.core.redaction import REDACTED, Redactor
 from gputui.store.attempts import Attempt
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.rebuild import rebuild
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.spec import RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from gputui.store.attempts import read_attempts

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
-from gputui.config import Workspace
-from gputui.gpu.model import GpuSample
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import GpuSample
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import identify

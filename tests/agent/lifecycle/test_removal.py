@@ -11,7 +11,7 @@ from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.removal import move_to_removed
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store import commands

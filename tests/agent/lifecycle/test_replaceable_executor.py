@@ -17,9 +17,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.execution import ALIVE_LOOK_SECONDS, REPLACE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.cli.context import Session
-from gputui.cli.ps import command as ps
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs.executors import EXECUTORS
 from gputui.runs.executors.base import Executor
 from gputui.runs.spec import GpuRequest
@@ -27,7 +25,9 @@ from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.placements import UNKNOWN_AFTER_SECONDS, PlacementView
 from gputui.store.runs import read_runs
-from gputui.tui.layout.run_words import placement_words
+from gputui.ui.cli.context import Session
+from gputui.ui.cli.ps import command as ps
+from gputui.ui.tui.layout.run_words import placement_words
 from tests.agent import conftest as agent
 from tests.agent.conftest import add_run, attempt_of
 from tests.conftest import wait_until

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.lifecycle.run_files import open_metrics, redactor_of
-from gputui.config import Workspace
+from gputui.core.config import Workspace
+from gputui.core.redaction import REDACTED
 from gputui.metrics.ingest import MetricsIngest
-from gputui.redaction import REDACTED
 from gputui.runs.spec import MetricsSpec, RunSpec
 from gputui.runs.submission import SPEC_FILE, write_spec
 from tests.agent.conftest import SPEC, add_run

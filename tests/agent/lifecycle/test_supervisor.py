@@ -17,7 +17,7 @@ from gputui.agent.lifecycle import postmortem
 from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem
 from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.notify.outbox import AGAIN_SECONDS, Outbox
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import notices
 from gputui.runs.submission import SPEC_FILE, write_spec

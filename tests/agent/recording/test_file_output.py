@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from gputui.agent.recording.file_output import KEPT_FILES, FileOutput, RotatedFile
-from gputui.gpu.model import FastTick, GpuEvent, GpuProcess, GpuSample, GpuSlowSample, ProcessTick, SlowTick
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuProcess, GpuSample, GpuSlowSample, ProcessTick, SlowTick
 from gputui.store.series import HostSample
 
 NOW = 1_790_000_000.5

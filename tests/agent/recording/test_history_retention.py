@@ -11,8 +11,8 @@ import pytest
 
 from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.agent.recording.recorder import Recorder
-from gputui.config import Workspace
-from gputui.gpu.model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.store.database import room
 from gputui.store.retention import Retention
 from gputui.store.series import HostSample

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.agent.recording.recorder import Recorder
-from gputui.config import Workspace
-from gputui.gpu.model import (
+from gputui.core.config import Workspace
+from gputui.machine.gpu_model import (
     FastTick,
     GpuEvent,
     GpuFacts,

@@ -7,7 +7,7 @@ import time
 
 from gputui.agent.jobs import Jobs
 from gputui.agent.recording.write_ahead_log import LONG_BYTES, MOVED_AT_BYTES, WriteAheadLog
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from tests.conftest import wait_until
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.chaos import disk
 from tests.faults.chaos.drill import Chaos
 from tests.faults.chaos.studies import StudyChaos
-from tests.machine import Machine
+from tests.machines import Machine
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from subprocess import CompletedProcess
 from typing import Any
 
-from tests.machine import Machine
+from tests.machines import Machine
 
 SENT_AT_ONCE = 4
 # Longer than a command waits for its answer.

@@ -15,7 +15,7 @@ from tests.faults.chaos.disk import Disk
 from tests.faults.chaos.evidence import check_run
 from tests.faults.chaos.victims import Victims
 from tests.faults.jobs import SCRIPTS
-from tests.machine import Machine
+from tests.machines import Machine
 
 OVER = ("succeeded", "failed", "stopped")
 AT_ONCE = 3

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.machine import Machine
+from tests.machines import Machine
 
 # What the drill does may be taken for: never for something that the program did.
 DONE_HERE = frozenset({"killed", "shim_lost", "peer_lost"})

@@ -19,7 +19,7 @@ from gputui.studies.rows import LOCK_FILE
 from tests.faults.chaos.evidence import check_courses, check_lines, notes
 from tests.faults.chaos.victims import Victims
 from tests.faults.jobs import SCRIPTS
-from tests.machine import Machine
+from tests.machines import Machine
 
 GPUS = 4
 PEAK_BYTES = 10 << 30

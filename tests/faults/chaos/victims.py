@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pexpect
 
 from gputui.runs.identity import ProcessIdentity, identify, is_alive, send_signal
-from tests.machine import Machine
+from tests.machines import Machine
 
 # Longer than a command waits for its answer: what it is told is refused must not be done afterwards.
 LONG_STOP_SECONDS = 26.0

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gputui.cli.main import command
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.reports.export.formats import Format
 from gputui.reports.export.once import export
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.subject import read_subject
-from tests.tui.filling import NOW, Filler
+from gputui.ui.cli.main import command
+from tests.ui.tui.filling import NOW, Filler
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
 from gputui.reports.export.sink import ExportError
 from gputui.runs.process_lock import HeldElsewhereError
-from tests.tui.filling import NOW, Filler
+from tests.ui.tui.filling import NOW, Filler
 
 
 class Killed(BaseException):

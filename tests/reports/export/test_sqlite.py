@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.reports.export.once import export
 from gputui.reports.export.sqlite_sink import TABLES
 from gputui.reports.export.subject import read_subject
 from gputui.store.events import add_event
-from tests.tui.filling import NOW, Filler
+from tests.ui.tui.filling import NOW, Filler
 
 PAGE = Path(__file__).parents[3] / "docs" / "schema.md"
 RUN = "vit-b16-1"

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
-from gputui.config import Workspace
+from gputui.core.config import Workspace
 from gputui.reports.prometheus.dashboard import dashboard
 from gputui.reports.prometheus.families import families
 from gputui.reports.prometheus.moment import ScrapeMoment, read_moment
 from gputui.reports.prometheus.rules import RULES
 from gputui.reports.prometheus.server import Address, AddressError, parse_address
-from tests.tui.filling import NOW, Filler
+from tests.ui.tui.filling import NOW, Filler
 
 
 @pytest.fixture

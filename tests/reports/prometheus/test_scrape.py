@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.program import refused
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
+from tests.ui.cli.program import refused
 
 # Debian's package prometheus has both programs.
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from gputui.runs.identity import identify
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 
 _NUMBERS = itertools.count()
 

@@ -14,7 +14,7 @@ from gputui.runs.executors.courier import UNSEEN_LOOKS
 from gputui.runs.executors.ray.jobs_api import CALL_SECONDS, HttpAnswer, JobsApi
 from gputui.runs.executors.ray.ray_courier import RayCourier
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.runs.executors.ray_cluster import RayCluster, program
 from tests.runs.executors.target_home import TargetHome
 

@@ -18,7 +18,7 @@ from gputui.runs.executors.slurm.survey import judge_partitions, probe
 from gputui.runs.executors.slurm.survey import survey as slurm_survey
 from gputui.runs.executors.ssh.survey import survey as ssh_survey
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
 from tests.runs.executors.ssh_machine import far_machine
 from tests.runs.executors.target_home import TargetHome

@@ -12,7 +12,7 @@ import pytest
 from gputui.recovery.evidence import collect
 from gputui.runs.logs import rank_logs
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.runs.executors.slurm_cluster import PATH, SlurmCluster, skip_without_slurm
 from tests.runs.executors.target_home import TargetHome
 

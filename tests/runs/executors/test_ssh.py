@@ -14,7 +14,7 @@ import pytest
 from gputui.runs.executors.ssh.ssh_courier import START
 from gputui.runs.identity import identify
 from tests.conftest import wait_until
-from tests.machine import Machine
+from tests.machines import Machine
 from tests.runs.executors.ssh_machine import Far, far_machine
 from tests.runs.executors.target_home import TargetHome
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gputui.runs.manifests import MANIFESTS
-from tests.machine import Machine
+from tests.machines import Machine
 
 SCHEMA = json.loads(Path(__file__).with_name("rayjob_schema.json").read_text())["schema"]
 TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}

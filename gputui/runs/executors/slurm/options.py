@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from gputui.core.yaml_forms.forms import expected
+from gputui.core.yaml_forms.quantities import parse_size
 from gputui.runs.executors.options import Folder, Host, Inside, Line, TargetOptions, Word, matching
-from gputui.yaml_forms.forms import expected
-from gputui.yaml_forms.quantities import parse_size
 
 _TIME = matching(r"(\d+-)?\d{1,4}(:\d{1,2}){0,2}|\d+(m|h|d)", "a time such as 4h, 30m, 2d or 1-12:00:00")
 

@@ -1,0 +1,1 @@
+"""What every room may use: where things are, redaction, safe text, units and YAML."""

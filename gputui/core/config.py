@@ -1,0 +1,213 @@
+"""Where things live: one home per user and machine, and what it is made of."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+from pathlib import Path
+
+from msgspec import Struct
+
+PRIVATE_DIR_MODE = 0o700
+PRIVATE_FILE_MODE = 0o600
+
+# File systems on which SQLite's WAL does not work: its shared-memory index needs one machine's memory.
+# https://www.sqlite.org/wal.html, "Overview", disadvantage 2. Names as in /proc/self/mountinfo.
+NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "9p", "afs", "coda", "ceph", "glusterfs", "davfs",
+        "lustre", "beegfs", "beegfs_nodev", "fhgfs", "gpfs", "mmfs", "wekafs", "panfs", "pvfs2", "orangefs", "vast",
+        "daos", "quobyte", "gfs", "gfs2", "ocfs2", "acfs", "cvfs", "snfs", "mfs", "moosefs",
+    }
+)  # fmt: skip
+# Most of what is mounted through FUSE is a service or another machine (fuse.sshfs, .juicefs, .s3fs, .gcsfuse, .rclone,
+# .glusterfs, .ceph-fuse, .mountpoint-s3, plain "fuse" …), and new ones come every year; these show a local disk.
+LOCAL_FUSE_FILE_SYSTEMS = frozenset(
+    {
+        "fuse.fuse-overlayfs", "fuse.bindfs", "fuse.mergerfs", "fuse.unionfs", "fuse.unionfs-fuse", "fuse.encfs",
+        "fuse.gocryptfs", "fuse.cryfs", "fuse.securefs", "fuse.ntfs-3g", "fuse.exfat", "fuse.ext2", "fuse.fuse-ext2",
+        "fuse.ext4", "fuse.apfs", "fuse.zfs-fuse", "fuse.lxcfs",
+    }
+)  # fmt: skip
+
+
+def file_identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written again or replaced; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def own_python() -> tuple[str, dict[str, str]]:
+    """The interpreter of this installation, and what a child that it starts with gputui's modules needs in its
+    environment. Where its file was removed under this living process, that is the program that this process runs, which
+    the kernel keeps, with the paths that it has."""
+    if Path(sys.executable).exists():
+        return sys.executable, {}
+    paths = os.pathsep.join(path for path in sys.path if path)
+    return f"/proc/{os.getpid()}/exe", {"PYTHONPATH": paths, "PYTHONHOME": sys.base_prefix}
+
+
+def is_network_file_system(kind: str | None) -> bool:
+    """Whether a file system, by its name in /proc/self/mountinfo, may be shared with other machines; what is not known
+    counts as local, but for FUSE."""
+    if kind is None:
+        return False
+    is_fuse = kind == "fuse" or kind.startswith("fuse.")
+    return kind in NETWORK_FILE_SYSTEMS or (is_fuse and kind not in LOCAL_FUSE_FILE_SYSTEMS)
+
+
+class Workspace(Struct, frozen=True):
+    """The two directories that make a home, and the names of what is in them."""
+
+    profiles: Path
+    state: Path
+
+    @property
+    def database(self) -> Path:
+        return self.state / "gputui.db"
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @property
+    def alerts(self) -> Path:
+        """This machine's changes to alert rules and notifications; may be missing."""
+        return self.profiles.parent / "alerts.yaml"
+
+    @property
+    def record(self) -> Path:
+        """How long this machine keeps what is recorded; may be missing."""
+        return self.profiles.parent / "record.yaml"
+
+    @property
+    def study_files(self) -> Path:
+        """Study files of this home, found by name; may be missing."""
+        return self.profiles.parent / "studies"
+
+    @property
+    def studies(self) -> Path:
+        """A folder for each study: its specification, its process's lock and log."""
+        return self.state / "studies"
+
+    @property
+    def targets(self) -> Path:
+        """Where else runs may run; may be missing."""
+        return self.profiles.parent / "targets.yaml"
+
+    @property
+    def agent_lock(self) -> Path:
+        """Held exclusively by the one agent of this state directory; its text says who it is."""
+        return self.state / "agent.lock"
+
+    @property
+    def agent_stopped(self) -> Path:
+        """Present once a person ended the agent on purpose, until the next one starts: no shim starts one then."""
+        return self.state / "agent.stopped"
+
+    @property
+    def views_lock(self) -> Path:
+        """Held shared by every open view, so that the agent knows whether anybody looks."""
+        return self.state / "views.lock"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.state / "agent.log"
+
+    @property
+    def doorbell(self) -> Path:
+        """Touched by whoever wrote a command row, so that the agent, which listens there, looks at once."""
+        return self.runs / ".doorbell"
+
+    @property
+    def settings(self) -> Path:
+        """What a person chose about the screen; beside the profiles, among what is configuration."""
+        return self.profiles.parent / "settings.json"
+
+    @property
+    def scenario(self) -> Path:
+        """Present in a demo workspace: the simulated GPUs and the faults planned for them."""
+        return self.state / "simulated.yaml"
+
+    def run_dir(self, run_id: str) -> Path:
+        return self.runs / run_id
+
+    def create(self) -> None:
+        """Make the directories, private to the user.
+
+        Raises OSError when they cannot be made.
+        """
+        for directory in (self.profiles, self.state, self.runs):
+            # Whoever may write into a folder above could put another in its place.
+            for folder in reversed((directory, *directory.parents)):
+                if not folder.is_dir():
+                    folder.mkdir(exist_ok=True, mode=PRIVATE_DIR_MODE)
+        for directory in (self.state, self.runs):
+            directory.chmod(PRIVATE_DIR_MODE)
+
+
+def locate(
+    home: str | os.PathLike[str] | None = None,
+    environ: dict[str, str] | None = None,
+    *,
+    checkout: Path | None = None,
+) -> Workspace:
+    """The workspace meant by ``--home``, else ``$GPUTUI_HOME``, else ``checkout``, else the XDG directories.
+
+    Symbolic links are followed: a run's processes are known by its folder, whichever way led there.
+    """
+    env = dict(os.environ) if environ is None else environ
+    chosen = home or env.get("GPUTUI_HOME") or checkout
+    if chosen:
+        base = Path(os.path.realpath(Path(chosen).expanduser()))
+        return Workspace(profiles=base / "profiles", state=base / "state")
+    user_home = Path(env.get("HOME") or Path.home())
+    config_home = Path(env.get("XDG_CONFIG_HOME") or user_home / ".config")
+    state_home = Path(env.get("XDG_STATE_HOME") or user_home / ".local" / "state")
+    return Workspace(profiles=config_home / "gputui" / "profiles", state=Path(os.path.realpath(state_home / "gputui")))
+
+
+def own_checkout(prefix: str = sys.prefix) -> Path | None:
+    """The checkout that this gputui is run from by a ``.venv`` of its own, as ``make run`` makes it; else None.
+
+    Such a checkout is its own home: its command shows the runs that its ``make run`` shows, whoever else on the machine
+    has a gputui.
+    """
+    checkout = Path(__file__).resolve().parents[2]
+    is_own = Path(prefix).name == ".venv" and Path(prefix).parent.resolve() == checkout
+    return checkout if is_own and (checkout / "state" / "README.md").is_file() else None
+
+
+def shipped_profiles() -> Path:
+    """The folder of the profiles that come with gputui: inside the wheel, or the checkout's own."""
+    return _shipped("profiles")
+
+
+def shipped_studies() -> Path:
+    """The folder of the study files that come with gputui."""
+    return _shipped("studies")
+
+
+def _shipped(name: str) -> Path:
+    packaged = Path(str(resources.files("gputui"))) / f"shipped_{name}"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / name
+
+
+def file_system_of(path: Path, mountinfo: str) -> str | None:
+    """The type of the file system that holds ``path``, from the text of /proc/self/mountinfo (proc(5))."""
+    best, best_type = "", None
+    target = str(path)
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if len(fields) < 5 or not tail:
+            continue
+        mount = fields[4].replace("\\040", " ")
+        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, best_type = mount, tail[0]
+    return best_type

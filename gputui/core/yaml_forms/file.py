@@ -1,0 +1,77 @@
+"""A YAML file that a person wrote: its text, its data with places, and its problems by line."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from gputui.core.yaml_forms.document import MAX_BYTES, Document, KeyPath, Mark, YamlError, parse
+from gputui.core.yaml_forms.problems import Problem, ProfileError, shown_path
+
+
+def read_text(path: Path, what: str = "profile") -> str:
+    """The file's text; ``what`` is what it should be. Only regular files are opened, because a pipe could block for
+    ever.
+
+    Raises ProfileError.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise whole_file(path, f"is a folder; a {what} is a YAML file")
+        if not stat.S_ISREG(status.st_mode):
+            raise whole_file(path, "is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise whole_file(path, f"cannot be read: {error.strerror or error}".lower()) from error
+    except ValueError as error:
+        raise whole_file(path, "is no file's name") from error
+    if len(content) > MAX_BYTES:
+        raise whole_file(path, f"is larger than {MAX_BYTES >> 20} MiB, which no {what} is")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        text = "not UTF-8; save it in that encoding"
+        raise ProfileError([Problem(shown_path(path), line, None, "", text)]) from error
+
+
+def whole_file(path: Path, text: str) -> ProfileError:
+    """A problem of the file as a whole."""
+    return ProfileError([Problem(shown_path(path), None, None, "", text)])
+
+
+def parse_file(text: str, path: Path, is_literal: Callable[[KeyPath], bool] = lambda _: False) -> Document:
+    """`document.parse` of a file's text. Raises ProfileError."""
+    try:
+        return parse(text, is_literal)
+    except YamlError as error:
+        mark = error.mark or Mark(1, 1)
+        raise ProfileError([Problem(shown_path(path), mark.line, mark.column, "", str(error))]) from error
+
+
+def problem_at(
+    path: Path,
+    document: Document,
+    place: KeyPath,
+    problem: str | None = None,
+    *,
+    mark: Mark | None = None,
+    expected: str | None = None,
+    found: str | None = None,
+    nearest: str | None = None,
+) -> Problem:
+    """A problem at a place, with its line. ``mark`` is the place of a duplicate key."""
+    at = mark or document.mark(place)
+    while place and place not in document.marks:
+        place = place[:-1]  # a key that is not in the file, such as the default of a parameter's short form
+    return Problem(shown_path(path), at.line, at.column, ".".join(map(str, place)), problem, expected, found, nearest)
+
+
+def given_twice(path: Path, document: Document) -> list[Problem]:
+    """The duplicate keys of every mapping."""
+    return [
+        problem_at(path, document, place, "the key is given twice", mark=mark) for place, mark in document.duplicates
+    ]

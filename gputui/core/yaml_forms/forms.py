@@ -1,0 +1,200 @@
+"""Shared parts of pydantic models for YAML, and pydantic's errors as readable messages with places."""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from gputui.core.yaml_forms.document import Document, KeyPath
+from gputui.core.yaml_forms.file import given_twice, problem_at
+from gputui.core.yaml_forms.nearest import nearest, not_one_of, one_of
+from gputui.core.yaml_forms.problems import ProfileError, shown_value
+
+_EXPECTED = "gputui_expected"
+_PROBLEM = "gputui_problem"
+# A bound of this size is no bound.
+UNBOUNDED = 1e12
+# More options are not listed if one of them is suggested.
+_OPTIONS_SHOWN = 8
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+IN_QUOTES = "put it in quotes, for braces without them begin a mapping"
+
+_EXPECTATIONS = {
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "string_too_long": "text of at most {max_length} characters",
+    "float_type": "a number of seconds",
+    "int_type": "a whole number",
+    "none_required": "no number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "too_short": "at least {min_length} of them",
+    "dict_type": "a mapping (name: value)",
+    "model_type": "a mapping (key: value)",
+    "greater_than": "a number greater than {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "less_than_equal": "a number of at most {le:g}",
+}
+_PATTERNS = {
+    "name": "a name of at most 64 letters, digits, '_', '.' and '-'",
+    "module": "a module's dotted name such as package.train",
+}
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+"""The name of a profile, a study or a target."""
+
+
+class Model(BaseModel):
+    """Accepts exactly the keys of its fields, with exactly their types. ``called`` is the noun for its keys;
+    ``other_names`` maps names of other tools to keys."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+    called: ClassVar[str] = "key"
+    other_names: ClassVar[Mapping[str, str]] = {}
+
+
+def expected(what: str) -> PydanticCustomError:
+    """An error of a validator that says what a value should be."""
+    return PydanticCustomError(_EXPECTED, "{what}", {"what": what})
+
+
+def problem(what: str, *, at: KeyPath = ()) -> PydanticCustomError:
+    """An error of a validator as a sentence; ``at`` is the place inside the value."""
+    return PydanticCustomError(_PROBLEM, "{what}", {"what": what, "at": at})
+
+
+def within(least: float, most: float = UNBOUNDED, *, whole: bool = False, what: str = "") -> BeforeValidator:
+    """The bounds of a finite number; ``what`` describes it more precisely than "a number"."""
+    what = what or ("a whole number" if whole else "a number")
+    sentence = f"{what} from {least:.12g}" + ("" if most >= UNBOUNDED else f" to {most:.12g}")
+
+    def check(given: Any) -> object:
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not (is_number and least <= given <= most and math.isfinite(given)) or (whole and given % 1):
+            raise expected(sentence)
+        return given
+
+    return BeforeValidator(check)
+
+
+def _words(given: object) -> object:
+    if not isinstance(given, list) or not all(isinstance(word, str) and "\0" not in word for word in given):
+        # A command may contain a secret, so it is not shown.
+        raise problem("expected a list of words such as [notify-send, gputui]")
+    return given
+
+
+def _webhook(given: object) -> object:
+    if given is not None and not (isinstance(given, str) and re.fullmatch(r"https?://[^\s/]\S*", given)):
+        # An address may contain a secret, so it is not shown.
+        raise problem("expected an address that begins with http:// or https://")
+    return given
+
+
+F = TypeVar("F", bound=Model)
+
+
+class NotifyForm(Model):
+    """How to notify somebody: a command, an address, or both."""
+
+    command: Annotated[list[str], BeforeValidator(_words)] = []
+    webhook: Annotated[str | None, BeforeValidator(_webhook)] = None
+
+
+def _not_empty(given: object) -> object:
+    if given == {}:
+        raise expected("a mapping with command or webhook")
+    return given
+
+
+NotEmpty = BeforeValidator(_not_empty)
+
+
+def validated(document: Document, path: Path, form: type[F], context: str | None = None) -> F:
+    """The content of a file as its model. Raises ProfileError with every problem and its place."""
+    problems = given_twice(path, document)
+    try:
+        found = form.model_validate({} if document.data is None else document.data, context=context)
+    except ValidationError as error:
+        problems += [problem_at(path, document, place, **what) for place, what in findings(error, form)]
+    if problems:
+        raise ProfileError(problems)
+    return found
+
+
+def findings(
+    error: ValidationError, form: type[Model], *, empty: Collection[KeyPath] = (), has_one_source: bool = False
+) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """The place of each error of ``form``, and the fields of a Problem: problem, expected, found, nearest.
+
+    Keys in ``empty`` have been reported and do not count as missing. With ``has_one_source``, ``metrics`` was no list
+    in the file.
+    """
+    for detail in error.errors(include_url=False):
+        place = written = tuple(part for part in detail["loc"] if part != "[key]")
+        if has_one_source and place[:2] == ("metrics", 0):
+            place = ("metrics", *place[2:])
+        if detail["type"] == "missing" and place in empty:
+            continue
+        if detail["type"] == "extra_forbidden":
+            model = _model_at(form, written[:-1])
+            keys = [one.alias or name for name, one in model.model_fields.items()]
+            sentence, meant = not_one_of(model.called, str(place[-1]), keys, model.other_names)
+            yield place, {"problem": sentence, "nearest": meant}
+        else:
+            yield _finding(detail, place)
+
+
+def _model_at(form: Any, place: KeyPath) -> type[Model]:
+    """The model of the mapping at a place inside ``form``."""
+    for part in place:
+        form = _inside(form)
+        if isinstance(form, type) and issubclass(form, Model):
+            fields = form.model_fields
+            form = next(one.annotation for name, one in fields.items() if (one.alias or name) == part)
+        else:
+            form = get_args(form)[-1]
+    found: type[Model] = _inside(form)
+    return found
+
+
+def _inside(kind: Any) -> Any:
+    """A type without annotations and without None."""
+    while get_origin(kind) in (Annotated, Union, types.UnionType):
+        kind = get_args(kind)[0]
+    return kind
+
+
+def _finding(detail: ErrorDetails, place: KeyPath) -> tuple[KeyPath, dict[str, Any]]:
+    kind, context, given = detail["type"], detail.get("ctx") or {}, detail["input"]
+    # A value of the environment may be a secret.
+    found = None if place[:1] == ("env",) and len(place) > 1 else shown_value(given)
+    if kind == "missing":
+        return place[:-1], {"problem": f"the key {place[-1]} is missing"}
+    if kind == _PROBLEM:
+        return (*place, *context["at"]), {"problem": context["what"]}
+    if kind == _EXPECTED:
+        return place, {"expected": context["what"], "found": found}
+    if kind == "literal_error":
+        options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        meant = nearest(given, options) if isinstance(given, str) else None
+        if meant is not None and len(options) > _OPTIONS_SHOWN:
+            return place, {"problem": f"there is no {found}", "nearest": meant}
+        return place, {"expected": one_of(options), "found": found, "nearest": meant}
+    if kind == "string_pattern_mismatch":
+        return place, {"expected": _PATTERNS[str(place[-1])], "found": found}
+    if kind == "string_type" and isinstance(given, bool | int | float):
+        return place, {"expected": "text (put it in quotes)", "found": found}
+    if kind == "string_type" and isinstance(given, dict):
+        return place, {"expected": f"text ({IN_QUOTES})", "found": found}
+    if kind in _EXPECTATIONS:
+        return place, {"expected": _EXPECTATIONS[kind].format(**context), "found": found}
+    return place, {"problem": detail["msg"]}

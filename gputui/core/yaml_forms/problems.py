@@ -1,0 +1,81 @@
+"""Problems of a YAML file, as one readable line each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from gputui.core.safe_text import clean
+
+_SHOWN_CHARACTERS = 60
+
+
+class Problem(Struct, frozen=True):
+    """A problem at a place. ``line`` and ``column`` count from 1 and are None for the file as a whole; ``key`` is
+    dotted (``params.lr``), "" for the whole file. ``expected`` and ``found`` describe a value of a wrong type;
+    ``nearest`` is a suggestion."""
+
+    file: str
+    line: int | None
+    column: int | None
+    key: str
+    problem: str | None = None
+    expected: str | None = None
+    found: str | None = None
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        parts = [where, self.key] if self.key else [where]
+        return clean(": ".join([*parts, self._message()]))
+
+    def _message(self) -> str:
+        what = self.problem or f"expected {self.expected}"
+        if self.problem and self.expected:
+            what += f": expected {self.expected}"
+        if self.found is not None:
+            what += f", found {self.found}"
+        if self.nearest is not None:
+            what += f"; did you mean {self.nearest}?"
+        return what
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ProfileError(Exception):
+    """A file cannot be used. ``problems`` are sorted by line; the text has one line for each."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def shown_path(path: Path) -> str:
+    """A path for a person: relative if it lies below the current directory."""
+    try:
+        return str(path.relative_to(Path.cwd())) if path.is_absolute() else str(path)
+    except (ValueError, OSError):
+        return str(path)
+
+
+def shown_value(value: object) -> str:
+    """A value in a few words; text in quotes, shortened."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return "not a number" if isinstance(value, float) and math.isnan(value) else shorten(str(value))
+    if isinstance(value, str):
+        return f"'{shorten(value)}'" if value else "an empty text"
+    return "a list" if isinstance(value, list) else "a mapping"
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,202 @@
+"""The repeated readings of one GPU, one function for each tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample, GpuState
+from gputui.machine.nvml_calls import Calls
+from gputui.machine.nvml_facts import FIELD_POWER_INSTANT, UnifiedMemory, read_memory, watts
+from gputui.machine.throttle import throttle_words
+
+# nvml.h: nvmlTemperatureSensors_t, nvmlClockType_t, nvmlPcieUtilCounter_t; P32 of nvmlPstates_t means unknown.
+_SENSOR_GPU = 0
+_CLOCK_SM = 1
+_CLOCK_MEMORY = 2
+_PCIE_SENT = 0
+_PCIE_RECEIVED = 1
+_LAST_PERFORMANCE_STATE = 15
+
+# Field IDs of nvml.h with their scope: one link, or all.
+_ECC_CORRECTED = 3
+_ECC_UNCORRECTED = 4
+_MEMORY_TEMPERATURE = 82
+_ENERGY_MILLIJOULES = 83
+_PCIE_REPLAYS = 94
+_NVLINK_SENT_KIB = 138
+_NVLINK_RECEIVED_KIB = 139
+_REMAP_PENDING = 144
+_REMAP_FAILED = 145
+_ALL_LINKS = 0xFFFFFFFF
+_SLOW_FIELDS = (
+    (_ECC_CORRECTED, 0),
+    (_ECC_UNCORRECTED, 0),
+    (_MEMORY_TEMPERATURE, 0),
+    (_ENERGY_MILLIJOULES, 0),
+    (_PCIE_REPLAYS, 0),
+    (_REMAP_PENDING, 0),
+    (_REMAP_FAILED, 0),
+    (_NVLINK_SENT_KIB, _ALL_LINKS),
+    (_NVLINK_RECEIVED_KIB, _ALL_LINKS),
+)
+
+
+class Link(Struct, frozen=True):
+    """The PCIe link of one GPU. Rates are measured over 20 ms."""
+
+    generation: int | None = None
+    width: int | None = None
+    received_bytes_per_second: float | None = None
+    sent_bytes_per_second: float | None = None
+
+
+@dataclass(slots=True)
+class Gpu:
+    """A GPU that was seen at least once, and its state between readings. Without a handle it is not read."""
+
+    facts: GpuFacts
+    handle: Any
+    state: GpuState = "ok"
+    detail: str | None = None
+    memory_clock_mhz: int | None = None
+    performance_state: int | None = None
+    power_limit_watts: float | None = None
+    link: Link = field(default_factory=Link)
+    encoder_percent: float | None = None
+    decoder_percent: float | None = None
+    _power_fields: list[tuple[int, int]] = field(default_factory=lambda: [(FIELD_POWER_INSTANT, 0)])
+    _slow_fields: list[tuple[int, int]] = field(default_factory=lambda: list(_SLOW_FIELDS))
+    _counters: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def uuid(self) -> str:
+        return self.facts.uuid
+
+    def read_fast(self, calls: Calls) -> GpuSample:
+        """Raises GpuGoneError, DriverGoneError."""
+        uuid, handle = self.facts.uuid, self.handle
+        calls.last_error.pop(uuid, None)
+        utilization = calls.ask(uuid, "nvmlDeviceGetUtilizationRates", handle)
+        memory = read_memory(calls, uuid, handle)
+        temperature = calls.number(uuid, "nvmlDeviceGetTemperature", handle, _SENSOR_GPU)
+        power = self._power_watts(calls)
+        clock = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_SM)
+        reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None and not calls.answers(uuid, "nvmlDeviceGetCurrentClocksEventReasons"):
+            reasons = calls.number(uuid, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        own_memory = None if isinstance(memory, UnifiedMemory) else memory
+        silent = all(value is None for value in (utilization, own_memory, temperature, power, clock, reasons))
+        error = calls.last_error.get(uuid) if silent else None
+        return GpuSample(
+            uuid=uuid,
+            state="error" if error else "ok",
+            detail=error,
+            utilization_percent=_percent(utilization.gpu) if utilization is not None else None,
+            memory_utilization_percent=_percent(utilization.memory) if utilization is not None else None,
+            memory_used_bytes=memory.used if memory is not None else None,
+            memory_reserved_bytes=getattr(memory, "reserved", None),
+            memory_total_bytes=memory.total if memory is not None else None,
+            temperature_celsius=None if temperature is None else float(temperature),
+            power_watts=power,
+            power_limit_watts=self.power_limit_watts,
+            sm_clock_mhz=clock,
+            memory_clock_mhz=self.memory_clock_mhz,
+            performance_state=self.performance_state,
+            throttle_reasons=None if reasons is None else throttle_words(reasons),
+        )
+
+    def read_slow(self, calls: Calls) -> GpuSlowSample:
+        """Raises GpuGoneError, DriverGoneError."""
+        uuid, handle = self.facts.uuid, self.handle
+        self._read_clocks(calls)
+        fan = calls.number(uuid, "nvmlDeviceGetFanSpeed", handle)
+        fields = calls.fields(uuid, handle, self._slow_fields)
+
+        def value(field_id: int) -> float | None:
+            return fields[field_id][0] if field_id in fields else None
+
+        def whole(field_id: int) -> int | None:
+            return int(fields[field_id][0]) if field_id in fields else None
+
+        def flag(field_id: int) -> bool | None:
+            return bool(fields[field_id][0]) if field_id in fields else None
+
+        energy = value(_ENERGY_MILLIJOULES)
+        return GpuSlowSample(
+            uuid=uuid,
+            fan_percent=None if fan is None else float(fan),
+            memory_temperature_celsius=value(_MEMORY_TEMPERATURE) or None,  # some boards report 0 without a sensor
+            pcie_generation=self.link.generation,
+            pcie_width=self.link.width,
+            pcie_received_bytes_per_second=self.link.received_bytes_per_second,
+            pcie_sent_bytes_per_second=self.link.sent_bytes_per_second,
+            nvlink_received_bytes_per_second=self._rate(_NVLINK_RECEIVED_KIB, fields),
+            nvlink_sent_bytes_per_second=self._rate(_NVLINK_SENT_KIB, fields),
+            ecc_corrected=whole(_ECC_CORRECTED),
+            ecc_uncorrected=whole(_ECC_UNCORRECTED),
+            row_remap_pending=flag(_REMAP_PENDING),
+            row_remap_failed=flag(_REMAP_FAILED),
+            energy_joules=None if energy is None else energy / 1000.0,
+            pcie_replays=whole(_PCIE_REPLAYS),
+            encoder_percent=self.encoder_percent,
+            decoder_percent=self.decoder_percent,
+        )
+
+    def read_settings(self, calls: Calls) -> None:
+        """Read what the fast tier reports but does not read. Raises GpuGoneError, DriverGoneError."""
+        self._read_clocks(calls)
+        self._read_power_limit(calls)
+
+    def read_link(self, calls: Calls) -> None:
+        """Read the PCIe link, and values that change or matter seldom: the video engines and the power limit. Blocks
+        for 2 x 20 ms, the window of the throughput. Raises GpuGoneError, DriverGoneError."""
+        uuid, handle = self.facts.uuid, self.handle
+        self._read_power_limit(calls)
+        encoder = calls.ask(uuid, "nvmlDeviceGetEncoderUtilization", handle)
+        decoder = calls.ask(uuid, "nvmlDeviceGetDecoderUtilization", handle)
+        # Each comes with the time over which it was measured.
+        self.encoder_percent = None if encoder is None else _percent(encoder[0])
+        self.decoder_percent = None if decoder is None else _percent(decoder[0])
+        received = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_RECEIVED)
+        sent = calls.number(uuid, "nvmlDeviceGetPcieThroughput", handle, _PCIE_SENT)
+        self.link = Link(
+            generation=calls.number(uuid, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            width=calls.number(uuid, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+            received_bytes_per_second=None if received is None else received * 1000.0,
+            sent_bytes_per_second=None if sent is None else sent * 1000.0,
+        )
+
+    def _read_clocks(self, calls: Calls) -> None:
+        uuid, handle = self.facts.uuid, self.handle
+        self.memory_clock_mhz = calls.number(uuid, "nvmlDeviceGetClockInfo", handle, _CLOCK_MEMORY)
+        state = calls.number(uuid, "nvmlDeviceGetPerformanceState", handle)
+        self.performance_state = state if state is not None and state <= _LAST_PERFORMANCE_STATE else None
+
+    def _read_power_limit(self, calls: Calls) -> None:
+        self.power_limit_watts = watts(calls.number(self.facts.uuid, "nvmlDeviceGetEnforcedPowerLimit", self.handle))
+
+    def _power_watts(self, calls: Calls) -> float | None:
+        if self._power_fields:
+            answer = calls.fields(self.facts.uuid, self.handle, self._power_fields).get(FIELD_POWER_INSTANT)
+            if answer is not None:
+                return watts(answer[0])
+        return watts(calls.number(self.facts.uuid, "nvmlDeviceGetPowerUsage", self.handle))
+
+    def _rate(self, field_id: int, fields: dict[int, tuple[float, int]]) -> float | None:
+        """Bytes per second since the previous reading of a counter in KiB, by the driver's timestamps. None for the
+        first reading and after the counter decreased."""
+        now = fields.get(field_id)
+        before = self._counters.get(field_id)
+        if now is None:
+            return None
+        self._counters[field_id] = now
+        if before is None or now[1] <= before[1] or now[0] < before[0]:
+            return None
+        return (now[0] - before[0]) * 1024.0 / ((now[1] - before[1]) / 1e6)
+
+
+def _percent(value: int) -> float | None:
+    return float(value) if 0 <= value <= 100 else None

@@ -1,0 +1,360 @@
+"""The agent's end of the sampler: starts, reads and supervises it, and never waits for it.
+
+The sampler may hang in the driver at any moment. So every descriptor here is non-blocking, the child is polled with
+WNOHANG, and a command that cannot be sent now is replaced by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.config import PRIVATE_FILE_MODE, own_python
+from gputui.machine.child import signal_name
+from gputui.machine.gpu_model import FastTick, Occupant
+from gputui.machine.gpu_source import LOG_PREFIX
+from gputui.machine.tiers import ReadBackoff, bounded_interval
+from gputui.machine.wire import Message, decode, encode_interval, encode_occupants
+
+HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
+
+SILENT_MIN_SECONDS = 3.0
+SILENT_INTERVALS = 3
+STARTING_SECONDS = 10.0
+GIVE_UP_SECONDS = 60.0
+UNKILLABLE_SECONDS = 5.0
+CLOSE_SECONDS = 0.9
+_RESTART_FIRST_SECONDS = 1.0
+_RESTART_LONGEST_SECONDS = 60.0
+_STABLE_SECONDS = 60.0
+_FRESH_PROCESS = 75
+_LINE_MAX_BYTES = 8 << 20
+_READ_BYTES = 1 << 16
+_READS_AT_ONCE = 64
+_NOTES_MAX = 100
+_LOG_TAIL_BYTES = 4096
+_REASON_MAX_CHARACTERS = 300
+
+
+class SamplerCommand(Struct, frozen=True):
+    """How to start the sampler. ``successor`` are the arguments of the agent that the sampler starts if this process
+    dies without ending it; empty for none."""
+
+    source: Literal["nvml", "simulated"]
+    state_dir: Path
+    interval_seconds: float = 1.0
+    scenario: Path | None = None
+    gpu_count: int | None = None
+    python: str | None = None
+    successor: tuple[str, ...] = ()
+
+    def argv(self, epoch: float) -> list[str]:
+        """The command line. ``epoch`` is the start of the session in UTC unix seconds."""
+        argv = [self.python or own_python()[0], "-P", "-m", "gputui.machine.sampler", "--source", self.source]
+        argv += ["--interval", str(self.interval_seconds), "--state-dir", str(self.state_dir.absolute())]
+        argv += ["--epoch", str(epoch)]
+        if self.scenario is not None:
+            argv += ["--scenario", str(self.scenario.absolute())]
+        if self.gpu_count is not None:
+            argv += ["--gpus", str(self.gpu_count)]
+        if self.successor:
+            argv += ["--agent", str(os.getpid()), "--successor", json.dumps(self.successor)]
+        return argv
+
+
+class SamplerHealth(Struct, frozen=True):
+    """The state of the sampler. ``for_seconds`` counts since its last GPU tick, or its start; ``reason`` is one line if
+    something is wrong. A ``dead`` process was killed but does not end. No other is started, because it would also hang
+    in the driver."""
+
+    state: HealthState
+    for_seconds: float
+    reason: str | None = None
+    pid: int | None = None
+    restarts: int = 0
+
+
+class SamplerClient:
+    """A sampler and its restarts. Their standard error is appended to the log at ``log_path``.
+
+    Call ``read`` and ``check`` whenever ``fileno`` is readable, and at least once a second. If the host's messages
+    continue without the GPUs', the driver hangs.
+    """
+
+    def __init__(self, command: SamplerCommand, log_path: Path) -> None:
+        self._command = command
+        self._log_path = log_path
+        self._interval = bounded_interval(command.interval_seconds)
+        self._epoch = time.time()
+        self._read_fd = self._write_fd = -1
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stdin_fd = -1
+        self._log_from = 0
+        self._partial = b""
+        self._lines: list[bytes] = []
+        self._malformed = 0
+        self._occupants: bytes | None = None
+        self._outbox: dict[str, bytes] = {}
+        self._sending = b""
+        self._started_at = 0.0
+        self._tick_at: float | None = None
+        self._killed_at: float | None = None
+        self._reason: str | None = None
+        self._restarts = 0
+        self._backoff = ReadBackoff(_RESTART_FIRST_SECONDS, _RESTART_LONGEST_SECONDS)
+
+    def start(self, now: float | None = None) -> None:
+        """Start the sampler. `check` reports a failure and tries again. Raises OSError if no pipe can be created."""
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._spawn(time.monotonic() if now is None else now)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when messages have arrived. Restarts of the sampler do not change it."""
+        return self._read_fd
+
+    @property
+    def problem(self) -> str | None:
+        """Why no GPU is read, while there is no sampler and several have ended in a row."""
+        if self._child is not None or self._reason is None or self._backoff.failures < 2:
+            return None
+        reason, times = self._reason.removeprefix("the sampler "), self._backoff.failures
+        return f"the GPU sampler has failed {times} times in a row ({reason}); its log is {self._log_path}"
+
+    @property
+    def malformed_lines(self) -> int:
+        """The number of invalid lines; the first are described in the log."""
+        return self._malformed
+
+    def read(self, now: float | None = None) -> list[Message]:
+        """The messages that have arrived, oldest first. Never waits."""
+        self._pull()
+        lines, self._lines = self._lines, []
+        messages = []
+        for line in lines:
+            try:
+                messages.append(decode(line))
+            except ValueError as error:
+                self._note(str(error))
+        if any(isinstance(message, FastTick) for message in messages):
+            self._tick_at = time.monotonic() if now is None else now
+        self._flush()
+        return messages
+
+    def send_occupants(self, occupants: Sequence[Occupant]) -> None:
+        """Send the processes on the GPUs, in place of an unsent earlier list."""
+        self._occupants = self._outbox["occupants"] = encode_occupants(occupants)
+        self._flush()
+
+    def set_interval(self, seconds: float) -> None:
+        """Change the time between ticks."""
+        self._interval = bounded_interval(seconds)
+        self._outbox["interval"] = encode_interval(self._interval)
+        self._flush()
+
+    def check(self, now: float) -> SamplerHealth:
+        """The state of the sampler at ``now`` (monotonic). Kills, reaps and restarts it as needed."""
+        if self._read_fd < 0:
+            return SamplerHealth("dead", 0.0, "the sampler was closed", restarts=self._restarts)
+        child = self._child
+        if child is not None and child.poll() is not None:
+            self._note_exit(child.returncode, now)
+            child = None
+        if child is None:
+            if not self._backoff.due(now):
+                return self._health("restarting", now)
+            self._restarts += 1
+            self._spawn(now)
+            if self._child is None:
+                return self._health("restarting", now)
+        self._flush()
+        return self._judge(now)
+
+    def close(self) -> None:
+        """End the sampler by SIGTERM, then SIGKILL, in about a second. One that hangs in the driver ends when the
+        driver returns."""
+        child, self._child = self._child, None
+        self._close_stdin()
+        if child is not None and child.poll() is None:
+            with contextlib.suppress(OSError):
+                child.terminate()
+            if not _gone_within(child, CLOSE_SECONDS * 0.75):
+                with contextlib.suppress(OSError):
+                    child.kill()
+                _gone_within(child, CLOSE_SECONDS * 0.25)
+        for fd in (self._read_fd, self._write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._read_fd = self._write_fd = -1
+
+    def _spawn(self, now: float) -> None:
+        """Start a process. An incomplete last line of its predecessor is dropped."""
+        self._pull()
+        self._partial = b""
+        self._started_at = now
+        self._tick_at = self._killed_at = None
+        self._outbox = {} if self._occupants is None else {"occupants": self._occupants}
+        self._sending = b""
+        command = replace(self._command, interval_seconds=self._interval)
+        # A single malloc arena, not one per thread, saves some MB.
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1", **own_python()[1]}
+        try:
+            self._child = self._started(command.argv(self._epoch), environment)
+        except OSError as error:
+            self._reason = f"the sampler cannot be started: {error}"
+            self._backoff.fail(now)
+            return
+        self._flush()
+
+    def _started(self, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Raises OSError."""
+        log = self._open_log()
+        theirs, ours = os.pipe()
+        try:
+            self._log_from = os.fstat(log).st_size
+            child = subprocess.Popen(
+                argv, stdin=theirs, stdout=self._write_fd, stderr=log, env=environment, start_new_session=True
+            )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(log)
+        os.set_blocking(ours, False)
+        self._stdin_fd = ours
+        return child
+
+    def _note_exit(self, status: int, now: float) -> None:
+        """Note how the process ended and when the next one may start."""
+        self._close_stdin()
+        self._child = None
+        if status == _FRESH_PROCESS:
+            self._reason = "the driver was updated; starting a fresh sampler"
+            self._backoff.reset()
+            return
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+        stderr_tail = self._stderr_tail() if status > 0 else None
+        self._reason = f"the sampler {how}" + (f": {stderr_tail}" if stderr_tail else "")
+        self._backoff.fail(now)
+
+    def _judge(self, now: float) -> SamplerHealth:
+        assert self._child is not None
+        if self._killed_at is not None:
+            if now - self._killed_at > UNKILLABLE_SECONDS:
+                self._reason = f"sampler process {self._child.pid} was killed but hangs in the driver and does not end"
+                return self._health("dead", now)
+            return self._health("silent", now)
+        age = self._age(now)
+        if self._tick_at is None:
+            if age <= STARTING_SECONDS:
+                return self._health("starting", now)
+        elif age <= max(SILENT_INTERVALS * self._interval, SILENT_MIN_SECONDS):
+            self._reason = None
+            if self._tick_at - self._started_at > _STABLE_SECONDS:
+                self._backoff.reset()
+            return self._health("ok", now)
+        self._reason = "the driver does not answer"
+        if age > max(GIVE_UP_SECONDS, 2 * SILENT_INTERVALS * self._interval):
+            if _is_in_kernel(self._child.pid):
+                # SIGKILL would take effect only when the driver returns, but would end the readings of the host.
+                self._reason = f"the driver does not answer; sampler process {self._child.pid} waits inside it"
+            else:
+                with contextlib.suppress(OSError):
+                    self._child.kill()
+                self._killed_at = now
+        return self._health("silent", now)
+
+    def _health(self, state: HealthState, now: float) -> SamplerHealth:
+        pid = self._child.pid if self._child is not None else None
+        return SamplerHealth(state, max(0.0, self._age(now)), self._reason, pid, self._restarts)
+
+    def _age(self, now: float) -> float:
+        return now - (self._started_at if self._tick_at is None else self._tick_at)
+
+    def _pull(self) -> None:
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = os.read(self._read_fd, _READ_BYTES)
+            except BlockingIOError:
+                break
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            self._lines += lines
+        if len(self._partial) > _LINE_MAX_BYTES:
+            self._partial = b""
+            self._note("a line without end was dropped")
+
+    def _flush(self) -> None:
+        """Send what can be sent without waiting. A partly sent line is completed first."""
+        while self._stdin_fd >= 0 and (self._sending or self._outbox):
+            if not self._sending:
+                self._sending = self._outbox.pop(next(iter(self._outbox)))
+            try:
+                sent = os.write(self._stdin_fd, self._sending)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended; `check` finds out how
+                self._close_stdin()
+                return
+            self._sending = self._sending[sent:]
+
+    def _close_stdin(self) -> None:
+        if self._stdin_fd >= 0:
+            os.close(self._stdin_fd)
+            self._stdin_fd = -1
+
+    def _open_log(self) -> int:
+        """Raises OSError."""
+        return os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+
+    def _note(self, text: str) -> None:
+        """Count an invalid line; the first are written to the log."""
+        self._malformed += 1
+        if self._malformed <= _NOTES_MAX:
+            with contextlib.suppress(OSError):
+                log = self._open_log()
+                try:
+                    os.write(log, f"{LOG_PREFIX}line not understood: {text}\n".encode())
+                finally:
+                    os.close(log)
+
+    def _stderr_tail(self) -> str | None:
+        """The process's last line in the log, which others also write to."""
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(self._log_from, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return None
+        own = [line.removeprefix(LOG_PREFIX) for line in lines if line.startswith(LOG_PREFIX)]
+        if not own:
+            return None
+        return "".join(character for character in own[-1] if character.isprintable())[:_REASON_MAX_CHARACTERS]
+
+
+def _gone_within(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while child.poll() is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _is_in_kernel(pid: int) -> bool:
+    """Whether a thread of the process is in uninterruptible sleep (state D of proc(5)), as in a hung driver call."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            text = stat.read_bytes()
+            if text[text.rfind(b")") + 2 :][:1] == b"D":
+                return True
+    return False

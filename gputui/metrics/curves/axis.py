@@ -1,0 +1,201 @@
+"""The x axis of a run: from a step and a moment of an attempt to an x."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from gputui.metrics.curves.model import Axis, Window
+from gputui.store.attempts import Attempt
+
+Pairs = Sequence[tuple[float, float]]
+"""(x, y) pairs of an increasing function in order of x, linear in between."""
+
+
+class AxisTimeline(Struct, frozen=True):
+    """The times of a run's attempts. ``begins`` and ``ends`` are UTC unix seconds by attempt, ``trained_before`` the
+    seconds of training before each, without pauses between attempts."""
+
+    origin_at: float | None
+    begins: Mapping[int, float] = msgspec.field(default_factory=dict)
+    ends: Mapping[int, float] = msgspec.field(default_factory=dict)
+    trained_before: Mapping[int, float] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempts: Sequence[Attempt]) -> AxisTimeline:
+        begins: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        before: dict[int, float] = {}
+        trained = 0.0
+        for attempt in sorted(attempts, key=lambda each: each.number):
+            begin = attempt.started_at if attempt.started_at is not None else attempt.created_at
+            begins[attempt.number] = begin
+            before[attempt.number] = trained
+            if attempt.ended_at is not None:
+                ends[attempt.number] = attempt.ended_at
+                trained += max(0.0, attempt.ended_at - begin)
+        return cls(next(iter(begins.values()), None), begins, ends, before)
+
+    def is_like(self, earlier: AxisTimeline) -> bool:
+        """Whether everything keeps its place on the axis that it had with an earlier timeline."""
+        if self.origin_at != earlier.origin_at or self.begins.keys() != earlier.begins.keys():
+            return False
+        return self.begins == earlier.begins and self.trained_before == earlier.trained_before
+
+    def attempt_at(self, at: float) -> int | None:
+        """The attempt that was running at this moment."""
+        for number in sorted(self.begins, reverse=True):
+            if self.begins[number] <= at:
+                return number if at <= self.ends.get(number, math.inf) else None
+        return None
+
+
+class Reach(NamedTuple):
+    """A window as steps of one attempt, or as moments (UTC unix seconds); the other is None."""
+
+    steps: tuple[float, float] | None = None
+    moments: tuple[float, float] | None = None
+
+    def touches(
+        self, min_step: float | None, max_step: float | None, min_at: float | None, max_at: float | None
+    ) -> bool:
+        """Whether a stretch of these steps and moments overlaps the window."""
+        window, low, high = self.steps, min_step, max_step
+        if window is None:
+            window, low, high = self.moments, min_at, max_at
+        return window is not None and low is not None and high is not None and low <= window[1] and high >= window[0]
+
+
+MOST_MOMENTS = 256
+"""Most moments per attempt that are kept for `Frame.moment_at`."""
+
+
+class AxisMap(Struct, frozen=True):
+    """Places on an axis. ``epochs`` are (step, epoch) pairs by attempt, needed on the axis of epochs; ``paces`` are
+    (moment, step) pairs by attempt, needed for what has a moment and no step."""
+
+    axis: Axis
+    timeline: AxisTimeline
+    epochs: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
+    paces: Mapping[int, Pairs] = msgspec.field(default_factory=dict)
+
+    def place(self, attempt: int, step: int | None, at: float | None) -> float | None:
+        """The x of a line; None if it has none."""
+        if self.axis == "step":
+            return None if step is None else float(step)
+        if self.axis == "epoch":
+            return None if step is None else interpolate(self.epochs.get(attempt, ()), step)
+        return None if at is None else self._of_moment(attempt, at)
+
+    def place_moment(self, at: float, attempt: int | None = None) -> float | None:
+        """The x of a moment: over steps and epochs, where the run was then; None if no attempt was running."""
+        if attempt is None:
+            attempt = self.timeline.attempt_at(at)
+        if self.axis == "time":
+            return None if self.timeline.origin_at is None else at - self.timeline.origin_at
+        if attempt is None:
+            return None
+        if self.axis == "trained":
+            return self._of_moment(attempt, at)
+        step = interpolate(self.paces.get(attempt, ()), at)
+        if step is None or self.axis == "step":
+            return step
+        return interpolate(self.epochs.get(attempt, ()), step)
+
+    def moments(self, cuts: Mapping[int, float]) -> tuple[tuple[float, float], ...]:
+        """(x, moment) pairs in order of x, without redone steps; ``cuts`` are from `cuts_of`."""
+        found: list[tuple[float, float]] = []
+        for attempt, pairs in self.paces.items():
+            if not pairs:
+                continue
+            end = cuts.get(attempt, math.inf)
+            every = len(pairs) // MOST_MOMENTS + 1
+            for at, step in [*pairs[: len(pairs) - 1 : every], pairs[-1]]:
+                x = self.place(attempt, int(step), at) if step < end else None
+                if x is not None:
+                    found.append((x, at))
+        return tuple(sorted(found))
+
+    def reach(self, attempt: int, window: Window) -> Reach:
+        """The part of an attempt that may lie in a window."""
+        if self.axis == "step":
+            return Reach(steps=window)
+        if self.axis == "epoch":
+            pairs = self.epochs.get(attempt, ())
+            inside = [place for place, pair in enumerate(pairs) if window[0] <= pair[1] <= window[1]]
+            if not inside:
+                inside = [place for place, pair in enumerate(pairs) if pair[1] <= window[0]][-1:]
+            if not inside:
+                return Reach()
+            # Steps after the last pair have its place.
+            behind = inside[-1] + 1
+            end = pairs[behind][0] if behind < len(pairs) else math.inf
+            return Reach(steps=(pairs[max(0, inside[0] - 1)][0], end))
+        offset = self._of_moment(attempt, 0.0)
+        return Reach() if offset is None else Reach(moments=(window[0] - offset, window[1] - offset))
+
+    def _of_moment(self, attempt: int, at: float) -> float | None:
+        timeline = self.timeline
+        if timeline.origin_at is None:
+            return None
+        if self.axis == "time":
+            return at - timeline.origin_at
+        begin = timeline.begins.get(attempt)
+        return None if begin is None else timeline.trained_before[attempt] + at - begin
+
+
+def cuts_of(attempts: Sequence[Attempt]) -> dict[int, float]:
+    """For each attempt, the first step that a later one did again; infinite if none."""
+    cuts: dict[int, float] = {}
+    lowest = math.inf
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        cuts[attempt.number] = lowest
+        if attempt.first_step is not None:
+            lowest = min(lowest, attempt.first_step)
+    return cuts
+
+
+def interpolate(pairs: Pairs, x: float) -> float | None:
+    """The function at ``x``; beyond an end, the value at the end. None without pairs."""
+    if not pairs:
+        return None
+    place = bisect_right(pairs, x, key=lambda pair: pair[0])
+    if place == 0:
+        return pairs[0][1]
+    if place == len(pairs):
+        return pairs[-1][1]
+    (x0, y0), (x1, y1) = pairs[place - 1], pairs[place]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0) if x1 > x0 else y1
+
+
+def growing(pairs: Pairs) -> list[tuple[float, float]]:
+    """The pairs of a function that never falls: pairs that go back are left out."""
+    kept: list[tuple[float, float]] = []
+    for x, y in pairs:
+        if not kept or (x > kept[-1][0] and y >= kept[-1][1]):
+            kept.append((x, y))
+    return kept
+
+
+def epoch_pairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(step, epoch with fraction) pairs from (step, epoch as written) pairs.
+
+    Whole epochs are interpolated between their first steps; the running one is assumed to be as long as the last. Empty
+    while no epoch has ended and no fraction was written.
+    """
+    known = [(step, epoch) for step, epoch in points if math.isfinite(epoch)]
+    if any(epoch != math.floor(epoch) for _, epoch in known):
+        return growing(known)
+    begins: list[tuple[float, float]] = []
+    for step, epoch in known:
+        if not begins or epoch > begins[-1][1]:
+            begins.append((step, epoch))
+    if len(begins) < 2:
+        return []
+    (s0, e0), (s1, e1) = begins[-2:]
+    return [*begins, (2 * s1 - s0, 2 * e1 - e0)]

@@ -1,0 +1,66 @@
+"""Curves as a drawing for a file: colours, axes and markers, the same for the screen and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gputui.metrics.curves.model import Axis, ChartData, HardwareCurve, MarkerKind, MetricCurve
+from gputui.metrics.draw.parts import Curve as DrawnCurve
+from gputui.metrics.draw.parts import Marker, XAxis, YAxis
+from gputui.metrics.draw.picture import Drawing
+
+COLOURS = 6
+
+X_AXES: Mapping[Axis, XAxis] = {
+    "step": XAxis("step", kind="count"),
+    "time": XAxis("time since the start", kind="time"),
+    "trained": XAxis("time of training", kind="time"),
+    "epoch": XAxis("epoch"),
+}
+
+_LINES: frozenset[MarkerKind] = frozenset({"restart", "incident", "alert"})
+"""Markers drawn as a line with a word; the others are notches."""
+
+
+def drawing(data: ChartData, title: str, names: Sequence[str] | None = None, *, is_log: bool = False) -> Drawing:
+    """A drawing of the curves of ``names``, or of all. ``title`` is harmless text."""
+    wanted = [curve for name, curve in data.curves.items() if names is None or name in names]
+    return Drawing(
+        [drawn for number, curve in enumerate(wanted) for drawn in _drawn(curve, f"series.{number % COLOURS}")],
+        title,
+        _axis(data),
+        YAxis("log" if is_log else "linear"),
+        _markers(data),
+    )
+
+
+def hardware_drawing(data: ChartData, title: str, curves: Sequence[HardwareCurve], labels: Sequence[str]) -> Drawing:
+    """A drawing of hardware curves of one field, each with its label."""
+    drawn = [
+        DrawnCurve(curve.bins, f"series.{number % COLOURS}", label, curve.last)
+        for number, (curve, label) in enumerate(zip(curves, labels, strict=True))
+    ]
+    return Drawing(drawn, title, _axis(data), YAxis(), _markers(data))
+
+
+def _drawn(curve: MetricCurve, style: str) -> list[DrawnCurve]:
+    """A curve, behind it the redone steps and, for an average, the measured curve."""
+    shadows = []
+    if curve.redone:
+        shadows.append(DrawnCurve(curve.redone, style, f"{curve.name} (redone)", is_shadow=True))
+    if curve.smooth:
+        shadows.append(DrawnCurve(curve.bins, style, f"{curve.name} (measured)", is_shadow=True))
+    return [*shadows, DrawnCurve(curve.smooth or curve.bins, style, curve.name, curve.last)]
+
+
+def _axis(data: ChartData) -> XAxis:
+    axis, window = X_AXES[data.request.axis], data.request.window
+    start, end = window or (None, None)
+    return replace(axis, start=start, end=end, scale="log" if data.request.is_log else "linear")
+
+
+def _markers(data: ChartData) -> list[Marker]:
+    shown = (marker for marker in data.markers if marker.kind not in ("start", "end"))
+    return [Marker(marker.x, marker.word, is_line=marker.kind in _LINES) for marker in shown]

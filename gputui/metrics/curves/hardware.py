@@ -1,0 +1,262 @@
+"""Curves of GPUs and host over the axis of a run, while its attempts used them."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct
+
+from gputui.metrics.curves.axis import AxisMap, interpolate
+from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
+from gputui.metrics.draw.envelope import Bin
+from gputui.store.attempts import Attempt
+from gputui.store.sample_spans import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
+
+SAMPLES_AT_ONCE = 200_000
+"""Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each span is read."""
+
+APART_SECONDS = 10.0
+"""Least distance of samples that are not joined by a line."""
+
+APART_INTERVALS = 2.0
+"""The same, in distances of the samples around them: old samples are kept as means of minutes and hours."""
+
+_AROUND = 4
+"""Spans on each side from which the usual distance of samples is taken."""
+
+LEAST_SECONDS = 60.0
+
+_GPU: Mapping[HardwareField, str] = {
+    "utilization": "utilization_percent",
+    "memory": "memory_used_bytes",
+    "power": "power_watts",
+    "temperature": "temperature_celsius",
+    "sm_clock": "sm_clock_mhz",
+}
+_HOST: Mapping[HardwareField, str] = {"host_cpu": "cpu_percent", "host_memory": "memory_used_bytes"}
+
+
+class GpuHold(Struct, frozen=True):
+    """The time that an attempt used a GPU, or the host (``uuid`` is None), in UTC unix seconds; ``end`` is infinite for
+    a running attempt."""
+
+    uuid: str | None
+    attempt: int
+    begin: float
+    end: float
+
+
+@dataclass(slots=True)
+class _Device:
+    """One GPU or the host: its spans, and the final bins of each field."""
+
+    placed: list[list[Bin]]
+    spans: dict[int, SampleSpan] = field(default_factory=dict)
+    placed_until: int | None = None
+    last_placed: int | None = None
+
+
+class HardwareCurves:
+    """Reads the hardware curves of one run, and follows them; one per run and reader."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[object, ...] | None = None
+        self._seconds = 1.0
+        self._looked_at = 1.0
+        self._devices: dict[str | None, _Device] = {}
+
+    def reset(self) -> None:
+        """Read everything again next time: places on the axis have changed."""
+        self._asked = None
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        attempts: Sequence[Attempt],
+        axis_map: AxisMap,
+        cuts: Mapping[int, float],
+        request: ChartRequest,
+    ) -> tuple[HardwareCurve, ...]:
+        """A curve for each field and GPU of the run, and one for each field of the host.
+
+        The first and last value of a bin are its mean. Over steps and epochs, samples before the first line of an
+        attempt, after its last, and of redone steps have no place. Raises sqlite3.Error.
+        """
+        stays = _stays(attempts, axis_map)
+        gpu_fields = [name for name in request.hardware if name in _GPU]
+        host_fields = [name for name in request.hardware if name in _HOST]
+        on = {stay.uuid for stay in stays if stay.uuid is not None} if gpu_fields else set()
+        uuids: list[str | None] = [*sorted(on), *([None] if host_fields else [])]
+        if not uuids:
+            return ()
+        moments = self._moments(connection, stays, uuids, axis_map, request.window)
+        if moments is None:
+            return ()
+        timeline = (axis_map.timeline.begins, axis_map.timeline.ends)
+        self._settle(moments, len(uuids), request, timeline)
+        curves = []
+        for uuid in uuids:
+            fields = host_fields if uuid is None else gpu_fields
+            device = self._devices.setdefault(uuid, _Device([[] for _ in fields]))
+            self._bring_up(connection, device, uuid, fields, moments)
+            own = [stay for stay in stays if stay.uuid == uuid]
+            drawn = _bins(device, own, axis_map, cuts, request.window, self._seconds)
+            for name, bins in zip(fields, drawn, strict=True):
+                curves.append(HardwareCurve(name, uuid, bins, bins[-1].last if bins else None))
+        order = {name: place for place, name in enumerate(request.hardware)}
+        return tuple(sorted(curves, key=lambda curve: order[curve.field]))
+
+    def _moments(
+        self,
+        connection: sqlite3.Connection,
+        stays: Sequence[GpuHold],
+        uuids: Sequence[str | None],
+        axis_map: AxisMap,
+        window: Window | None,
+    ) -> Window | None:
+        """The stretch of time that is shown; None if nothing was sampled in it."""
+        begins, ends = [], []
+        for stay in stays:
+            reach = (stay.begin, stay.end) if window is None else _moments_of(axis_map, stay, window)
+            if reach is not None and stay.uuid in uuids:
+                begins.append(max(stay.begin, reach[0]))
+                ends.append(min(stay.end, reach[1]))
+        sampled = [
+            newest_host_sample(connection) if uuid is None else newest_gpu_sample(connection, uuid) for uuid in uuids
+        ]
+        newest = max((at for at in sampled if at is not None), default=None)
+        if newest is None or not begins:
+            return None
+        begin, end = min(begins), min(max(ends), newest)
+        return (begin, end) if end >= begin else None
+
+    def _settle(self, moments: Window, sources: int, request: ChartRequest, timeline: object) -> None:
+        """Choose the length of a span; it is kept until there are too many spans."""
+        bins = max(2, request.bins)
+        length = max(1.0, moments[1] - moments[0])
+        asked = (request.axis, request.window, request.bins, request.hardware, timeline)
+        if asked == self._asked and length / self._seconds <= 2 * bins:
+            return
+        self._asked = asked
+        self._devices.clear()
+        self._seconds = 2.0 ** math.ceil(math.log2(length / bins))
+        # For one sample a second; a slower recorder still has samples in each part.
+        share = min(1.0, SAMPLES_AT_ONCE / (length * sources))
+        self._looked_at = min(self._seconds, max(self._seconds * share, LEAST_SECONDS))
+
+    def _bring_up(
+        self,
+        connection: sqlite3.Connection,
+        device: _Device,
+        uuid: str | None,
+        fields: Sequence[HardwareField],
+        moments: Window,
+    ) -> None:
+        """Read new spans, and the newest known one, which may have grown."""
+        first = max(device.spans, default=math.floor(moments[0] / self._seconds))
+        last = math.floor(moments[1] / self._seconds)
+        grid = (self._seconds, first, last, self._looked_at)
+        if uuid is None:
+            found = host_spans(connection, [_HOST[name] for name in fields], *grid)
+        else:
+            found = gpu_spans(connection, uuid, [_GPU[name] for name in fields], *grid)
+        for span in found:
+            device.spans[span.number] = span
+
+
+def _bins(
+    device: _Device,
+    stays: Sequence[GpuHold],
+    axis_map: AxisMap,
+    cuts: Mapping[int, float],
+    window: Window | None,
+    seconds: float,
+) -> list[tuple[Bin, ...]]:
+    """The bins of each field, from spans of ``seconds``. Final spans with a known place are placed once."""
+    if not device.spans:
+        return [() for _ in device.placed]
+    newest = max(device.spans)
+    begin = min(device.spans) if device.placed_until is None else device.placed_until
+    later: list[list[Bin]] = [[] for _ in device.placed]
+    before, into = device.last_placed, device.placed
+    numbers = sorted(device.spans)
+    for at in range(bisect_left(numbers, begin), len(numbers)):
+        number = numbers[at]
+        span = device.spans[number]
+        if number == newest or not _is_settled(axis_map, span):
+            into = later
+        stay = next((each for each in stays if each.begin <= span.last_at and span.first_at <= each.end), None)
+        if stay is not None:
+            start = _place(axis_map, cuts, max(span.first_at, stay.begin), stay.attempt)
+            end = _place(axis_map, cuts, min(span.last_at, stay.end), stay.attempt)
+            if start is not None and end is not None and not (window and (end < window[0] or start > window[1])):
+                is_apart = (
+                    before is not None
+                    and (number - before) * seconds > max(seconds, APART_SECONDS)
+                    and _is_unusual(device, numbers, at, span.first_at - device.spans[before].last_at)
+                )
+                for bins, (count, low, high, mean) in zip(into, span.values, strict=True):
+                    if count:
+                        bins.append(Bin(start, end, low, high, mean, mean, count, gap_before=is_apart))
+                before = number
+        if into is device.placed:
+            device.placed_until, device.last_placed = number + 1, before
+    return [(*done, *rest) for done, rest in zip(device.placed, later, strict=True)]
+
+
+def _is_unusual(device: _Device, numbers: Sequence[int], at: int, apart: float) -> bool:
+    """Whether ``apart`` seconds before the span at place ``at`` are more than the distance of the samples around."""
+    spans = [device.spans[number] for number in numbers[max(0, at - 1 - _AROUND) : at + 1 + _AROUND]]
+    gaps = [later.first_at - earlier.last_at for earlier, later in pairwise(spans)]
+    here = min(at - 1, _AROUND)
+    sides = [median(side) for side in (gaps[:here], gaps[here + 1 :]) if side]
+    return apart > APART_INTERVALS * max(sides, default=0.0)
+
+
+def _is_settled(axis_map: AxisMap, span: SampleSpan) -> bool:
+    """Whether the place of a span is final: over steps, not before a later step is known."""
+    if axis_map.axis in ("time", "trained"):
+        return True
+    return any(pairs and pairs[-1][0] > span.last_at for pairs in axis_map.paces.values())
+
+
+def _stays(attempts: Sequence[Attempt], axis_map: AxisMap) -> list[GpuHold]:
+    timeline = axis_map.timeline
+    found = []
+    for attempt in attempts:
+        begin = timeline.begins.get(attempt.number)
+        if begin is None:
+            continue
+        end = timeline.ends.get(attempt.number, math.inf)
+        found += [GpuHold(uuid, attempt.number, begin, end) for uuid in (*attempt.gpus, None)]
+    return found
+
+
+def _moments_of(axis_map: AxisMap, stay: GpuHold, window: Window) -> Window | None:
+    """The moments of an attempt that a window shows."""
+    reach = axis_map.reach(stay.attempt, window)
+    if reach.moments is not None:
+        return reach.moments
+    pairs = axis_map.paces.get(stay.attempt, ())
+    if reach.steps is None or not pairs or reach.steps[1] < pairs[0][1] or reach.steps[0] > pairs[-1][1]:
+        return None
+    by_step = [(step, at) for at, step in pairs]
+    begin, end = interpolate(by_step, reach.steps[0]), interpolate(by_step, reach.steps[1])
+    return None if begin is None or end is None else (begin, end)
+
+
+def _place(axis_map: AxisMap, cuts: Mapping[int, float], at: float, attempt: int) -> float | None:
+    if axis_map.axis in ("step", "epoch"):
+        pairs = axis_map.paces.get(attempt, ())
+        if not pairs or not pairs[0][0] <= at <= pairs[-1][0]:
+            return None
+        step = interpolate(pairs, at)
+        if step is None or step >= cuts.get(attempt, math.inf):
+            return None
+    return axis_map.place_moment(at, attempt)

@@ -1,0 +1,300 @@
+"""The curves of one run, followed as it grows: each request reads only new lines."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gputui.core.safe_text import clean
+from gputui.metrics.curves import run_lines
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Pairs, cuts_of
+from gputui.metrics.curves.bins import RESOLUTION, Followed
+from gputui.metrics.curves.clocks import EPOCH, Epochs, Paces
+from gputui.metrics.curves.hardware import HardwareCurves
+from gputui.metrics.curves.markers import EVENTS_KEPT, event_lines, event_marker, markers
+from gputui.metrics.curves.model import (
+    ChartData,
+    ChartMarker,
+    ChartRequest,
+    Frame,
+    HardwareCurve,
+    MetricCurve,
+    RankCurves,
+    Window,
+)
+from gputui.metrics.curves.ranks import RankReader
+from gputui.metrics.curves.run_lines import CurveLine, Layout, Part
+from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.metrics import envelopes, queries
+from gputui.store.metrics.envelopes import Stretch
+from gputui.store.metrics.queries import FilePosition
+
+LINES_AT_ONCE = 8192
+"""With more new lines than these, starting over is quicker than following."""
+
+
+class RunCurves:
+    """The curves of one run. One per reader; not thread-safe."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self._shown: tuple[Window | None, int, bool] | None = None
+        self._layout: Layout | None = None
+        self._cuts: Mapping[int, float] = {}
+        self._map = AxisMap("step", AxisTimeline(None))
+        self._epochs = Epochs()
+        self._paces = Paces()
+        self._hardware = HardwareCurves()
+        self._events: list[ChartMarker] = []
+        self._followed: dict[str, Followed] = {}
+        self._newest: Mapping[str, float] = {}
+        self._names: tuple[str, ...] = ()
+        self._rank_names: frozenset[str] = frozenset()
+        self._ranks = RankReader(run_id)
+        self._until: dict[int, FilePosition] = {}
+        self._line_count = 0
+        self._start, self._end = math.inf, -math.inf
+
+    def has_news(self, connection: sqlite3.Connection) -> bool:
+        """Whether there are new lines since the last read. Raises sqlite3.Error."""
+        return run_lines.sources(connection, self.run_id)[0] != self._until
+
+    def pace(self, attempt: int) -> Pairs:
+        """(moment, step) pairs of an attempt in the order of time, as far as was read."""
+        return self._paces.pairs.get(attempt, ())
+
+    def read(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> ChartData:
+        """The answer to ``request``. The connection must be in a read transaction. Raises sqlite3.Error."""
+        curves = self.curves(connection, attempts, request)
+        hardware = self._hardware.read(connection, attempts, self._map, self._cuts, request) if request.hardware else ()
+        start, end = self._reach(hardware)
+        frame = Frame(
+            request.axis,
+            None if start > end else start,
+            None if start > end else end,
+            self._map.timeline.origin_at,
+            () if request.axis == "time" else self._map.moments(self._cuts),
+            {attempt: tuple(pairs) for attempt, pairs in self._map.epochs.items()},
+        )
+        happened = markers(connection, self.run_id, attempts, self._events, self._map)
+        ranked: Mapping[str, RankCurves] = {}
+        if request.ranked:
+            written = {asked: self._written_as(asked) for asked in request.ranked}
+            ranked = self._ranks.read(connection, written, self._map, self._cuts, request)
+        return ChartData(request, frame, self._names, curves, hardware, happened, self._rank_names, ranked)
+
+    def _reach(self, hardware: Sequence[HardwareCurve]) -> Window:
+        """Both ends of the axis. Over time, a run starts before its first line and ends after its last one."""
+        if self._map.axis not in ("time", "trained"):
+            return self._start, self._end
+        timeline = self._map.timeline
+        moments = [(number, at) for ends in (timeline.begins, timeline.ends) for number, at in ends.items()]
+        found = [x for number, at in moments if (x := self._map.place_moment(at, number)) is not None]
+        found += [curve.bins[-1].last_x for curve in hardware if curve.bins]
+        return min([self._start, *found]), max([self._end, *found])
+
+    def curves(
+        self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest
+    ) -> dict[str, MetricCurve]:
+        """The metrics alone, by requested name. Raises sqlite3.Error."""
+        self._advance(connection, attempts, request)
+        wanted = {asked: self._written_as(asked) for asked in request.names}
+        for name in [name for name in self._followed if name not in wanted.values()]:
+            del self._followed[name]
+        new = [name for name in dict.fromkeys(wanted.values()) if name not in self._followed]
+        if new:
+            if self._layout is None or self._layout.until != self._until:
+                self._layout = run_lines.layout(connection, self.run_id)
+            self._begin(connection, new, request, self._layout)
+        curves: dict[str, MetricCurve] = {}
+        for asked, name in wanted.items():
+            curves[asked] = self._followed[name].curve(request, self._newest.get(name))
+        return curves
+
+    def _written_as(self, asked: str) -> str:
+        """The stored name of a metric that is requested by its name or by its harmless text."""
+        if asked in self._newest:
+            return asked
+        return next((name for name in self._newest if clean(name) == asked), asked)
+
+    # --- new lines
+
+    def _advance(self, connection: sqlite3.Connection, attempts: Sequence[Attempt], request: ChartRequest) -> None:
+        """Read new lines; or start over if known lines have moved on the axis, or if that is quicker."""
+        timeline = AxisTimeline.of(attempts)
+        cuts = cuts_of(attempts) if request.axis in ("step", "epoch") else {}
+        until, line_count = run_lines.sources(connection, self.run_id)
+        if until != self._until:
+            self._newest = queries.latest(connection, self.run_id)
+            self._names = tuple(clean(name) for name in queries.metric_names(connection, self.run_id))
+            reporting = queries.ranks_by_metric(connection, self.run_id)
+            self._rank_names = frozenset(clean(name) for name, ranks in reporting.items() if len(ranks) > 1)
+        is_same = (
+            self._layout is not None
+            and request.axis == self._map.axis
+            and cuts == self._cuts
+            and timeline.is_like(self._map.timeline)
+            and until.keys() == self._until.keys()
+            and line_count - self._line_count <= LINES_AT_ONCE
+        )
+        shown = (request.window, request.bins, request.is_log)
+        if shown != self._shown:
+            self._shown = shown
+            self._followed.clear()
+        if is_same and until != self._until:
+            since, self._until, self._line_count = self._until, until, line_count
+            new = (
+                run_lines.lines(connection, source_id, since[source_id], end)
+                for source_id, end in until.items()
+                if since[source_id] != end
+            )
+            is_same = self._take(itertools.chain.from_iterable(new))
+        if is_same:
+            self._map = replace(self._map, timeline=timeline)
+        else:
+            self._start_over(connection, request, timeline, cuts)
+
+    def _take(self, lines: Iterable[CurveLine]) -> bool:
+        """Add lines to all curves; False if they change the axis."""
+        is_epoch = self._map.axis == EPOCH
+        followed = list(self._followed.values())
+        for line in lines:
+            self._paces.add(line)
+            if is_epoch and not self._epochs.add(line):
+                return False
+            if "event" in line.values and (event := event_marker(line, self._map)) is not None:
+                self._events = [*self._events[1 - EVENTS_KEPT :], event]
+            x = self._place(line)
+            for each in followed:
+                each.take(line, x)
+        return True
+
+    def _place(self, line: CurveLine) -> float | None:
+        x = self._map.place(line.attempt, line.step, line.at)
+        if x is not None:
+            self._start, self._end = min(self._start, x), max(self._end, x)
+        return x
+
+    # --- from the beginning
+
+    def _start_over(
+        self, connection: sqlite3.Connection, request: ChartRequest, timeline: AxisTimeline, cuts: Mapping[int, float]
+    ) -> None:
+        self._cuts = cuts
+        self._followed.clear()
+        self._paces = Paces()
+        self._epochs = Epochs()
+        self._start, self._end = math.inf, -math.inf
+        self._hardware.reset()
+        self._ranks.reset()
+        found = self._layout = run_lines.layout(connection, self.run_id)
+        self._until, self._line_count = dict(found.until), found.line_count
+        for stretch in found.stretches:
+            self._paces.add_stretch(stretch)
+        axis = request.axis
+        if axis == EPOCH:
+            for attempt, step, epoch in run_lines.epoch_points(connection, found.stretches, EPOCH, request.bins):
+                self._epochs.add_pair(attempt, step, epoch)
+        edges: dict[int, tuple[CurveLine, CurveLine]] = {}
+        for line in _unreduced(connection, found):
+            self._paces.add(line)
+            if axis == EPOCH:
+                self._epochs.add(line)
+            edges[line.attempt] = _wider(edges.get(line.attempt), line)
+        self._map = AxisMap(axis, timeline, self._epochs.settle() if axis == EPOCH else {}, self._paces.pairs)
+        for stretch in found.stretches:
+            self._place(CurveLine(stretch.attempt, stretch.min_step, stretch.min_at, {}))
+            self._place(CurveLine(stretch.attempt, stretch.max_step, stretch.max_at, {}))
+        for line in itertools.chain.from_iterable(edges.values()):
+            self._place(line)
+        placed = (event_marker(line, self._map) for line in event_lines(connection, self.run_id))
+        self._events = [event for event in placed if event is not None]
+
+    def _begin(
+        self, connection: sqlite3.Connection, names: Sequence[str], request: ChartRequest, found: Layout
+    ) -> None:
+        """Read new metrics up to where the others are."""
+        parts = run_lines.parts(found.stretches, self._map, request.window, self._cuts)
+        reduced = sum(part.line_count for part in parts)
+        # Half as many entries suffice: each has four values to draw, and the level below takes sixteen times as long.
+        level = envelopes.level_for(reduced, max(1, request.bins // 2))
+        in_full = reduced <= run_lines.LINES_IN_FULL
+        # Lines beside entries get bins as wide as theirs.
+        resolution = 0.0 if in_full or request.is_log else self._entry_width(parts, level)
+        new = [Followed(name, request, self._cuts, resolution) for name in names]
+        self._followed |= {each.name: each for each in new}
+        level_of = self._log_level_of(request) if request.is_log else lambda _: level
+        for part, at in run_lines.by_level(parts, level_of):
+            if in_full or at is None or part.share == "mixed":
+                self._read_lines(run_lines.lines(connection, *part.place), new)
+            else:
+                for each in new:
+                    entries = part.entries(connection, each.name, at)
+                    each.take_entries(part.stretches[0].attempt, entries, self._map, is_redone=part.share == "redone")
+        self._read_lines(_unreduced(connection, found), new)
+
+    def _log_level_of(self, request: ChartRequest) -> Callable[[Stretch], int | None]:
+        """The level of each stretch for a logarithmic axis: the further along the axis, the more lines one bin holds.
+        None is line by line."""
+        start, end = request.window or (self._start, self._end)
+        start = max(start, RESOLUTION[request.axis])
+        share = (end / start) ** (1 / max(1, request.bins)) - 1 if end > start else 0.0
+
+        def level_of(stretch: Stretch) -> int | None:
+            begin = self._map.place(stretch.attempt, stretch.min_step, stretch.min_at)
+            until = self._map.place(stretch.attempt, stretch.max_step, stretch.max_at)
+            if begin is None or until is None or not until > begin:
+                return None
+            lines = max(0.0, begin) * share * stretch.line_count / (until - begin)
+            return None if lines < envelopes.BLOCK_LINES else envelopes.level_for(int(lines), 1)
+
+        return level_of
+
+    def _entry_width(self, parts: Sequence[Part], level: int) -> float:
+        """The mean width of an entry on the axis."""
+        span, entries = 0.0, 0.0
+        for part in parts:
+            first, last = part.stretches[0], part.stretches[-1]
+            start = self._map.place(first.attempt, first.min_step, first.min_at)
+            end = self._map.place(last.attempt, last.max_step, last.max_at)
+            if start is not None and end is not None and end > start:
+                span += end - start
+                entries += part.line_count / (envelopes.BLOCK_LINES * envelopes.FAN**level)
+        return span / entries if entries else 0.0
+
+    def _read_lines(self, lines: Iterable[CurveLine], followed: Sequence[Followed]) -> None:
+        place = self._map.place
+        for line in lines:
+            x = place(line.attempt, line.step, line.at)
+            for each in followed:
+                each.take(line, x)
+
+
+def read_charts(connection: sqlite3.Connection, run_id: str, request: ChartRequest) -> ChartData:
+    """The answer to a single request. The connection must be in no transaction. Raises sqlite3.Error."""
+    connection.execute("BEGIN")
+    try:
+        return RunCurves(run_id).read(connection, read_attempts(connection, run_id), request)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _unreduced(connection: sqlite3.Connection, found: Layout) -> Iterator[CurveLine]:
+    for source_id, begin, end in found.unreduced():
+        yield from run_lines.lines(connection, source_id, begin, end)
+
+
+def _wider(edges: tuple[CurveLine, CurveLine] | None, line: CurveLine) -> tuple[CurveLine, CurveLine]:
+    """Two lines with the lowest and the highest step and moment."""
+    if edges is None:
+        return line, line
+    low, high = edges
+    moments = [at for at in (low.at, high.at, line.at) if at is not None]
+    return (
+        CurveLine(line.attempt, min(low.step, line.step), min(moments, default=None), {}),
+        CurveLine(line.attempt, max(high.step, line.step), max(moments, default=None), {}),
+    )

@@ -1,0 +1,130 @@
+"""The events of a run as markers on its axis."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+import orjson
+
+from gputui.core.safe_text import clean
+from gputui.metrics.curves.axis import AxisMap
+from gputui.metrics.curves.model import ChartMarker, MarkerKind
+from gputui.metrics.curves.run_lines import CurveLine
+from gputui.store import alerts
+from gputui.store.attempts import Attempt
+from gputui.store.run_history import IncidentView, read_incidents
+from gputui.store.runs import RunLookupError, find_run
+
+EVENTS_KEPT = 1000
+"""Most events of the training with a marker, the newest; no chart has room for more."""
+
+WORD_CHARACTERS = 20
+CHECKPOINT = "checkpoint"
+
+_TOLD_OTHERWISE = frozenset({"start", "resume", "stop", "end", "validation", "bottleneck"})
+"""Events of the training that attempts tell of already, or that come all the time."""
+
+
+def event_marker(line: CurveLine, axis_map: AxisMap) -> ChartMarker | None:
+    """The marker of a line with an event; None if it is not worth one, or has no place on the axis."""
+    name = line.values.get("event")
+    if not isinstance(name, str) or name in _TOLD_OTHERWISE:
+        return None
+    keys = ("error", "reason", "cause")
+    text = next((value for key in keys if isinstance(value := line.values.get(key), str)), "")
+    path = line.values.get("path")
+    if not text and isinstance(path, str):
+        # All paths have the same folder.
+        text = f"{name.replace('_', ' ')} {PurePath(path).name}"
+    kind: MarkerKind = "checkpoint" if name == CHECKPOINT else "event"
+    word = "ckpt" if name == CHECKPOINT else clean(name[:80]).replace("_", " ")
+    x = axis_map.place(line.attempt, line.step, line.at)
+    return _marker(x, kind, word, line.at, line.attempt, clean(text[:200]))
+
+
+def event_lines(connection: sqlite3.Connection, run_id: str) -> list[CurveLine]:
+    """The newest lines of a run with an event, oldest first. Raises sqlite3.Error."""
+    rows = connection.execute(
+        "SELECT m.attempt, m.step, m.at, m.data FROM metric_sources AS s CROSS JOIN metrics AS m "
+        "INDEXED BY metrics_with_event ON m.source_id = s.source_id AND instr(m.data, '\"event\"') > 0 "
+        "WHERE s.run_id = ? AND (m.rank IS NULL OR m.rank = 0) AND m.step IS NOT NULL "
+        "ORDER BY m.source_id DESC, m.at DESC LIMIT ?",
+        (run_id, EVENTS_KEPT),
+    )
+    lines = [CurveLine(attempt, step, at, orjson.loads(data)) for attempt, step, at, data in rows.fetchall()]
+    lines.reverse()
+    return lines
+
+
+def markers(
+    connection: sqlite3.Connection,
+    run_id: str,
+    attempts: Sequence[Attempt],
+    events: Iterable[ChartMarker],
+    axis_map: AxisMap,
+) -> tuple[ChartMarker, ...]:
+    """All markers with a place on the axis, the training's own ``events`` among them, in order of x, for any window.
+    Raises sqlite3.Error."""
+    found: list[ChartMarker | None] = [*events, *(_begin(attempt, axis_map) for attempt in attempts)]
+    by_number = {attempt.number: attempt for attempt in attempts}
+    for incident in read_incidents(connection, run_id):
+        found.append(_incident(incident, by_number.get(incident.attempt), axis_map))
+    for alert in alerts.of_run(connection, run_id):
+        word = clean(alert.rule).replace("_", " ")
+        x = axis_map.place_moment(alert.raised_at)
+        found.append(
+            _marker(
+                x, "alert", word, alert.raised_at, axis_map.timeline.attempt_at(alert.raised_at), clean(alert.sentence)
+            )
+        )
+    found += [_end(connection, run_id, attempts, axis_map)]
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: (each.x, each.at or 0.0)))
+
+
+def _marker(
+    x: float | None, kind: MarkerKind, word: str, at: float | None, attempt: int | None, text: str = ""
+) -> ChartMarker | None:
+    return None if x is None else ChartMarker(x, kind, word[:WORD_CHARACTERS], at, attempt, text)
+
+
+def _begin(attempt: Attempt, axis_map: AxisMap) -> ChartMarker | None:
+    begin = axis_map.timeline.begins.get(attempt.number)
+    step = attempt.resumed_step if attempt.resumed_step is not None else attempt.first_step
+    x = _of_step_or_moment(axis_map, attempt.number, step, begin)
+    if attempt.number == 1:
+        return _marker(x, "start", "start", begin, 1)
+    text = f"attempt {attempt.number}" + (f" from step {step}" if step is not None else "")
+    return _marker(x, "restart", f"↻{attempt.number - 1}", begin, attempt.number, text)
+
+
+def _incident(incident: IncidentView, attempt: Attempt | None, axis_map: AxisMap) -> ChartMarker | None:
+    step = incident.step
+    if step is None and attempt is not None:
+        step = attempt.last_step
+    x = _of_step_or_moment(axis_map, incident.attempt, step, incident.at)
+    return _marker(
+        x, "incident", clean(incident.kind).replace("_", " "), incident.at, incident.attempt, clean(incident.summary)
+    )
+
+
+def _end(
+    connection: sqlite3.Connection, run_id: str, attempts: Sequence[Attempt], axis_map: AxisMap
+) -> ChartMarker | None:
+    if not attempts:
+        return None
+    try:
+        run = find_run(connection, run_id)
+    except RunLookupError:
+        return None
+    if run.ended_at is None:
+        return None
+    last = attempts[-1]
+    x = _of_step_or_moment(axis_map, last.number, last.last_step, last.ended_at or run.ended_at)
+    return _marker(x, "end", run.state, run.ended_at, last.number, clean(run.reason or ""))
+
+
+def _of_step_or_moment(axis_map: AxisMap, attempt: int, step: int | None, at: float | None) -> float | None:
+    x = axis_map.place(attempt, step, at)
+    return axis_map.place_moment(at, attempt) if x is None and at is not None else x

@@ -1,0 +1,163 @@
+"""Chart requests and answers: frozen values, made by the feed's thread and drawn by the screen.
+
+Names in an answer are harmless text; a request may use these, or the names as written.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from gputui.metrics.draw.envelope import Bin
+
+Axis = Literal["step", "time", "trained", "epoch"]
+"""The quantity along x.
+
+``step``: the step of the line. ``time``: seconds since the run's first attempt began, pauses included, so that
+``Frame.origin_at + x`` is the moment in UTC unix seconds. ``trained``: the same without the time between attempts.
+``epoch``: epochs, with a fraction inside an epoch, from the metric of that name.
+"""
+
+AXES: tuple[Axis, ...] = ("step", "time", "trained", "epoch")
+
+Window = tuple[float, float]
+"""Both ends of a stretch of x."""
+
+HardwareField = Literal["utilization", "memory", "power", "temperature", "sm_clock", "host_cpu", "host_memory"]
+"""In percent, bytes, watts, degrees Celsius, MHz; percent and bytes of the host."""
+
+MarkerKind = Literal["start", "restart", "checkpoint", "incident", "alert", "event", "end"]
+
+
+class ChartRequest(Struct, frozen=True):
+    """The curves that the charts of a run need.
+
+    Attributes:
+        names: the metrics.
+        window: the stretch of x; None is the whole run, followed as it grows.
+        bins: most bins of a curve; twice the columns of a chart show all that braille can.
+        smoothing: the weight of the past in a moving average, from 0 (none) to below 1.
+        hardware: fields of the run's GPUs and of the host.
+        is_log: whether bins are equally wide on a logarithmic x axis, which has no place for x ≤ 0.
+        ranked: metrics with a curve for each rank.
+    """
+
+    names: tuple[str, ...] = ()
+    axis: Axis = "step"
+    window: Window | None = None
+    bins: int = 480
+    smoothing: float = 0.0
+    hardware: tuple[HardwareField, ...] = ()
+    is_log: bool = False
+    ranked: tuple[str, ...] = ()
+
+
+class AttemptCurve(Struct, frozen=True):
+    """One metric of one attempt, including steps that a later attempt did again."""
+
+    attempt: int
+    bins: tuple[Bin, ...]
+
+
+class MetricCurve(Struct, frozen=True):
+    """One metric over the axis.
+
+    Over steps and epochs an attempt that continues from an older step does some steps again: ``bins`` hold what the
+    newest attempt that did a step measured there, ``redone`` what earlier ones had measured, to be drawn behind it.
+    Over time nothing is done twice and ``redone`` is empty. ``smooth`` is the moving average of ``bins``, a place in
+    the middle of each that has a finite value; empty when none was asked for, or when the metric is set rather than
+    measured (a learning rate). ``last`` is the newest value, finite or not, in any window.
+    """
+
+    name: str
+    bins: tuple[Bin, ...] = ()
+    redone: tuple[Bin, ...] = ()
+    smooth: tuple[Bin, ...] = ()
+    attempts: tuple[AttemptCurve, ...] = ()
+    last: float | None = None
+    problem: str | None = None
+    """Why the curve is empty, in words; None if it is not."""
+
+
+class RankCurve(Struct, frozen=True):
+    """One metric of one rank, smoothed if requested; ``last`` is its newest value."""
+
+    rank: int
+    bins: tuple[Bin, ...] = ()
+    last: float | None = None
+
+
+class RankCurves(Struct, frozen=True):
+    """One metric of all ranks. ``is_sampled``: the run is so long that only a part of its lines was read."""
+
+    curves: tuple[RankCurve, ...] = ()
+    is_sampled: bool = False
+
+
+class HardwareCurve(Struct, frozen=True):
+    """One field of one GPU, or of the host (``uuid`` is None), while the run used it."""
+
+    field: HardwareField
+    uuid: str | None
+    bins: tuple[Bin, ...] = ()
+    last: float | None = None
+
+
+class ChartMarker(Struct, frozen=True):
+    """An event on the axis, as harmless text: a short word (``↻2``, ``ckpt``, ``cuda oom``), the moment (``at``, UTC
+    unix seconds) if known, and perhaps a sentence."""
+
+    x: float
+    kind: MarkerKind
+    word: str
+    at: float | None = None
+    attempt: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The x axis of the curves.
+
+    Attributes:
+        start, end: the ends of the whole run, in any window; None while it is empty.
+        origin_at: over time, the moment of x = 0, UTC unix seconds.
+        moments: pairs of x and the moment when the run was there, in order of x.
+        epochs: over epochs, the pairs of step and x of each attempt, in order of the steps.
+    """
+
+    axis: Axis
+    start: float | None = None
+    end: float | None = None
+    origin_at: float | None = None
+    moments: tuple[tuple[float, float], ...] = field(default=(), compare=False)
+    epochs: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict, compare=False)
+
+    def moment_at(self, x: float) -> float | None:
+        """When the run was at ``x``, in UTC unix seconds; None if unknown."""
+        if self.axis == "time":
+            return None if self.origin_at is None else self.origin_at + x
+        place = bisect_left(self.moments, (x,))
+        if not self.moments or place == len(self.moments):
+            return self.moments[-1][1] if self.moments else None
+        (x0, at0), (x1, at1) = self.moments[max(0, place - 1)], self.moments[place]
+        return at0 + (at1 - at0) * (x - x0) / (x1 - x0) if x0 <= x < x1 and at1 >= at0 else at1
+
+
+class ChartData(Struct, frozen=True):
+    """The answer to a request. ``names`` are all metrics of the run in the order of their first appearance,
+    ``rank_names`` those that several ranks report."""
+
+    request: ChartRequest
+    frame: Frame
+    names: tuple[str, ...] = ()
+    curves: Mapping[str, MetricCurve] = msgspec.field(default_factory=dict)
+    hardware: tuple[HardwareCurve, ...] = ()
+    markers: tuple[ChartMarker, ...] = ()
+    rank_names: frozenset[str] = frozenset()
+    ranked: Mapping[str, RankCurves] = msgspec.field(default_factory=dict)

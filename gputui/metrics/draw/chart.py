@@ -1,0 +1,238 @@
+"""A chart as lines of styled text: title and legend, value labels, curves, markers, x axis.
+
+The result is plain data, `(text, style key)` pieces that fill every line exactly; the screen gives the keys colours,
+the command line drops them. Keys: "title", "text", "dim", "axis", "marker", "bad", and the names of curves,
+usually "series.0", "series.1", …
+"""
+
+from collections.abc import Sequence
+
+from gputui.core.cells import cell_width, fit
+from gputui.metrics.draw import glyphs
+from gputui.metrics.draw.axes import (
+    LinearScale,
+    LogScale,
+    Scale,
+    bounds,
+    log_bounds,
+    round_outward,
+    value_scale,
+    x_bounds,
+)
+from gputui.metrics.draw.edges import axis_line, label_line, legend
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, YAxis
+from gputui.metrics.draw.raster import Canvas, Span
+from gputui.metrics.draw.ticks import even_ticks, linear_ticks, log_ticks, tick_labels
+
+__all__ = ["Curve", "Line", "Marker", "XAxis", "YAxis", "chart"]
+
+_MOST_VALUE_TICKS = 6
+_LEAST_PLOT_COLUMNS = 8
+
+
+def chart(
+    curves: Sequence[Curve],
+    *,
+    width: int,
+    height: int,
+    title: str = "",
+    x_axis: XAxis | None = None,
+    y_axis: YAxis | None = None,
+    markers: Sequence[Marker] = (),
+    cursor: float | None = None,
+    least_gutter: int = 0,
+    end_gutter: int = 0,
+    note: str = "",
+    empty_text: str = "no data yet",
+) -> list[Line]:
+    """Draw curves as exactly `height` lines of exactly `width` cells.
+
+    If there is too little room, marker labels go first, then the title, the x axis, the curves' ends, and the value
+    labels. All texts must be harmless (`gputui.core.safe_text.clean`).
+
+    Args:
+        curves: later ones lie above earlier ones.
+        width, height: size in cells.
+        title: text at the left of the first line.
+        x_axis, y_axis: by default, linear axes that hold all values.
+        markers: places on the x axis.
+        cursor: x of a line over the whole height.
+        least_gutter: least cells of the value labels, so that columns of charts below each other match.
+        end_gutter: cells at the right for the curves' ends.
+        note: text at the right of the first line.
+        empty_text: what a chart without values says.
+    """
+    if width < 1 or height < 1:
+        return []
+    x_axis, y_axis = x_axis or XAxis(), y_axis or YAxis()
+    bins = [each for curve in curves for each in curve.bins]
+    x_scale = x_scale_of(bins, x_axis)
+
+    has_legend = bool(title) or any(curve.label or curve.value is not None for curve in curves)
+    axis_rows = 1 if height >= 4 else 0
+    title_rows = 1 if has_legend and height >= 3 else 0
+    label_rows = 1 if height >= 6 and any(marker.label and marker.is_line for marker in markers) else 0
+    rows = height - axis_rows - title_rows - label_rows
+
+    y_scale, as_asked = y_scale_of(bins, y_axis)
+    ticks: dict[int, str] = {}
+    if isinstance(y_scale, LinearScale):
+        y_scale, ticks = _even(y_scale, bins, y_axis, rows)
+    elif bins:
+        ticks = _value_labels(y_scale, rows, y_axis)
+    gutter = ticks if bins else {}
+    gutter_width = max((cell_width(text) for text in gutter.values()), default=0) + 1
+    gutter_width = max(gutter_width, least_gutter + 1)
+    if width - gutter_width - 1 < _LEAST_PLOT_COLUMNS:
+        gutter, gutter_width = {}, -1
+    room = width - gutter_width - 1
+    end_width = end_gutter if end_gutter <= room // 3 and rows >= 3 else 0
+    canvas = Canvas(room - end_width, rows)
+
+    marker_columns = [
+        (column, marker) for marker in markers if (column := canvas.column(marker.x, x_scale)) is not None
+    ]
+    for column, marker in marker_columns:
+        if marker.is_line:
+            canvas.mark(column, marker.style)
+    for curve in curves:
+        canvas.draw(
+            curve.bins, x_scale, y_scale, curve.style, is_shadow=curve.is_shadow, is_strong=curve.is_strong,
+            area=curve.area, shape=curve.shape,
+        )  # fmt: skip
+    pointed = None if cursor is None else canvas.column(cursor, x_scale)
+    if pointed is not None:
+        canvas.point(pointed)
+    plot = canvas.lines() if bins else _empty(canvas.width, rows, empty_text)
+
+    lines: list[Line] = []
+    if title_rows:
+        lines.append(legend(title, curves, bins, y_axis, as_asked, width, note))
+    if end_width:
+        end_labels = _end_labels(curves, canvas, y_scale, end_width)
+        plot = [[*plot_line, end_labels[row]] for row, plot_line in enumerate(plot)]
+    for row, plot_line in enumerate(plot):
+        if gutter_width < 0:
+            lines.append(plot_line)
+            continue
+        text = fit(gutter.get(row, ""), gutter_width - 1, ">")
+        edge = glyphs.VALUE_TICK if row in gutter else glyphs.VERTICAL
+        lines.append([(f"{text} {edge}", "axis"), *plot_line])
+    if axis_rows:
+        line = axis_line(canvas, x_scale, x_axis, marker_columns, pointed, gutter_width, bool(bins))
+        lines.append([*line, (glyphs.HORIZONTAL * end_width, "axis")] if end_width else line)
+    if label_rows:
+        lines.append(label_line(marker_columns, canvas.width + end_width, gutter_width + 1))
+    return lines
+
+
+def y_scale_of(bins: Sequence[Bin], axis: YAxis) -> tuple[Scale, bool]:
+    """The value scale, and whether it is of the requested kind."""
+    as_asked = True
+    if axis.kind == "log":
+        low, high = log_bounds(bins)
+        low = axis.low if axis.low is not None and axis.low > 0 else low
+        high = axis.high if axis.high is not None and axis.high > 0 else high
+        if low is not None and high is not None and low <= high:
+            scale = value_scale(low, high, "log")
+            if axis.low is None and axis.high is None and isinstance(scale, LogScale):
+                scale = LogScale(*round_outward(scale.low, scale.high, "log"))
+            return scale, True
+        as_asked = not bins
+    low, high = bounds(bins)
+    low = low if axis.low is None else axis.low
+    high = high if axis.high is None else axis.high
+    if low is not None and high is not None and low > high:
+        # All values lie beyond the given end.
+        low = high = axis.low if axis.low is not None else axis.high
+    scale = value_scale(low, high)
+    start, end = (value * axis.unit for value in round_outward(scale.low / axis.unit, scale.high / axis.unit))
+    start = start if axis.low is None else scale.low
+    end = end if axis.high is None else scale.high
+    return LinearScale(start, end), as_asked
+
+
+def x_scale_of(bins: Sequence[Bin], axis: XAxis) -> Scale:
+    """The scale of the x axis; open ends are those of the bins. A logarithmic axis without an x above 0 is linear."""
+    start, end = x_bounds(bins)
+    start = start if axis.start is None else axis.start
+    end = end if axis.end is None else axis.end
+    if axis.scale == "log" and end > 0:
+        if start <= 0:
+            start = min((x for each in bins for x in (each.first_x, each.last_x) if x > 0), default=end)
+        return value_scale(start, end, "log")
+    if not end / 2 - start / 2 > 0:
+        # A single place is drawn in the middle.
+        return value_scale(start, start)
+    return LinearScale(start, end)
+
+
+def value_ticks(scale: Scale, axis: YAxis, most: int) -> tuple[list[float], list[str]]:
+    """At most ``most`` ticks of a value axis, and their labels."""
+    if isinstance(scale, LogScale):
+        ticks = log_ticks(scale.low, scale.high, most)
+    else:
+        ticks = [tick * axis.unit for tick in linear_ticks(scale.low / axis.unit, scale.high / axis.unit, most)]
+    return ticks, [axis.label(tick) for tick in ticks] if axis.label else tick_labels(ticks)
+
+
+def _even(scale: LinearScale, bins: Sequence[Bin], axis: YAxis, rows: int) -> tuple[LinearScale, dict[int, str]]:
+    """The scale with ends at which ticks are in equally distant rows, and the labels by row."""
+    low, high = bounds(bins)
+    if axis.low is not None or low is None or low < scale.low:
+        low = scale.low
+    if axis.high is not None or high is None or high > scale.high:
+        high = scale.high
+    if not high / 2 - low / 2 > 1e-9 * max(abs(low), abs(high)):
+        low, high = scale.low, scale.high
+    start, end, ticks = even_ticks(
+        low / axis.unit, high / axis.unit, rows, max(2, min(_MOST_VALUE_TICKS, rows // 2 + 1)),
+        is_low_fixed=axis.low is not None, is_high_fixed=axis.high is not None,
+    )  # fmt: skip
+    values = [value * axis.unit for _, value in ticks]
+    labels = [axis.label(value) for value in values] if axis.label else tick_labels(values)
+    texts = {rows - 1 - row: label for (row, _), label in zip(ticks, labels, strict=True)}
+    return LinearScale(start * axis.unit, end * axis.unit), texts
+
+
+def _end_labels(curves: Sequence[Curve], canvas: Canvas, scale: Scale, width: int) -> list[Span]:
+    """The text at the right of each row: the curves' ends, moved apart if they overlap."""
+    wanted: list[tuple[int, Curve]] = []
+    for curve in curves:
+        last = next((each.last for each in reversed(curve.bins) if each.last is not None), None)
+        row = None if last is None or not curve.end else canvas.row(last, scale)
+        if row is not None:
+            wanted.append((row, curve))
+    wanted.sort(key=lambda each: each[0])
+    wanted = wanted[: canvas.rows]
+    found: list[Span] = [(" " * width, "dim")] * canvas.rows
+    free = 0
+    for number, (row, curve) in enumerate(wanted):
+        # Those that come below need a row each.
+        row = min(max(row, free), canvas.rows - len(wanted) + number)
+        found[row] = (fit(f" {curve.end}", width), curve.style)
+        free = row + 1
+    return found
+
+
+def _value_labels(scale: Scale, rows: int, axis: YAxis) -> dict[int, str]:
+    """Labels by row of the plotting area."""
+    most = min(_MOST_VALUE_TICKS, rows // 2 + 1)
+    ticks, labels = value_ticks(scale, axis, most)
+    if len(ticks) < 2 and most < rows:
+        # A single label shows no scale: closer labels are better.
+        ticks, labels = value_ticks(scale, axis, most + 1)
+    canvas = Canvas(1, rows)
+    placed: dict[int, str] = {}
+    for tick, label in zip(ticks, labels, strict=True):
+        row = canvas.row(tick, scale)
+        if row is not None:
+            placed.setdefault(row, label)
+    return placed
+
+
+def _empty(width: int, rows: int, text: str) -> list[Line]:
+    middle = (rows - 1) // 2
+    blank = " " * width
+    return [[(fit(text, width, "^") if row == middle else blank, "dim")] for row in range(rows)]

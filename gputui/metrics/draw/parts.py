@@ -1,0 +1,93 @@
+"""The parts of a chart: curves, markers, axes."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from gputui.metrics.draw.axes import AxisKind, LogScale, Scale
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.raster import Span
+
+XKind = Literal["number", "count", "time"]
+"""The quantity of an x axis: numbers, whole numbers, or seconds."""
+
+Line = list[Span]
+"""One line of text: pieces with the keys of their styles."""
+
+
+class Curve(Struct, frozen=True):
+    """One series of a chart.
+
+    Attributes:
+        style: style key of the line.
+        label, value: the text and the newest value, or that under the cursor, in the legend; it leaves out a curve
+            with neither.
+        is_shadow: whether the curve, such as the raw values of an average, is drawn only where no other curve is.
+        is_strong: whether the line is twice as thick.
+        area: style key of the area below the line; empty for none.
+        shape: a sign drawn along the line, to distinguish curves without colour.
+        end: the text to the right of the newest value.
+    """
+
+    bins: Sequence[Bin]
+    style: str = "series.0"
+    label: str = ""
+    value: float | None = None
+    is_shadow: bool = False
+    is_strong: bool = False
+    area: str = ""
+    shape: str = ""
+    end: str = ""
+
+
+class Marker(Struct, frozen=True):
+    """A place on the x axis, such as a restart: a vertical line with a short label below the axis or, if not `is_line`,
+    a notch in the axis."""
+
+    x: float
+    label: str = ""
+    style: str = "marker"
+    is_line: bool = True
+
+
+class XAxis(Struct, frozen=True):
+    """The horizontal axis; without a value above 0, a logarithmic one is drawn linear.
+
+    Attributes:
+        start, end: the ends; None follows the curves, at the right end in round steps.
+        kind: the quantity; time is in seconds.
+        newest: the x of the newest value, labelled beside the ticks.
+        names: labels at 0, 1, 2 … in place of numbers, of characters one cell wide.
+    """
+
+    name: str = ""
+    start: float | None = None
+    end: float | None = None
+    kind: XKind = "number"
+    scale: AxisKind = "linear"
+    newest: float | None = None
+    names: tuple[str, ...] = ()
+
+    def words(self, scale: Scale) -> str:
+        """The axis' name as it is drawn, with its scale if that is not linear."""
+        if self.scale == "linear":
+            return self.name
+        is_log = isinstance(scale, LogScale)
+        return ", ".join(filter(None, [self.name, "log" if is_log else "linear: nothing above 0"]))
+
+
+class YAxis(Struct, frozen=True):
+    """The value axis; without a value above 0, a logarithmic one is drawn linear, and the legend says so.
+
+    Attributes:
+        low, high: the ends; None follows the curves in round steps.
+        unit: ticks of a linear axis are at round multiples of it: 2³⁰ for values in bytes.
+    """
+
+    kind: AxisKind = "linear"
+    low: float | None = None
+    high: float | None = None
+    label: Callable[[float], str] | None = msgspec.field(default=None)
+    unit: float = 1.0

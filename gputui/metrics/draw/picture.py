@@ -1,0 +1,224 @@
+"""A chart as shapes on a white sheet, for files, with the same curves, axes and markers as in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from gputui.core.units import metric_value, short_number
+from gputui.metrics.draw.axes import Scale
+from gputui.metrics.draw.chart import Curve, Marker, XAxis, YAxis, value_ticks, x_scale_of, y_scale_of
+from gputui.metrics.draw.edges import x_ticks
+from gputui.metrics.draw.envelope import Bin
+
+WIDTH, HEIGHT = 1200, 600
+_LEFT, _RIGHT, _TOP, _BOTTOM = 90, 20, 50, 60
+_TEXT_SIZE, _TITLE_SIZE = 14, 18
+_LEGEND_APART = 18
+_DOT_WIDTH = 7.0
+
+# Okabe and Ito's colours, which the colour-blind tell apart (jfly.uni-koeln.de/color).
+COLOURS: Mapping[str, str] = {
+    "series.0": "#0072b2",
+    "series.1": "#d55e00",
+    "series.2": "#009e73",
+    "series.3": "#cc79a7",
+    "series.4": "#e69f00",
+    "series.5": "#56b4e9",
+    "good": "#009e73",
+    "dim": "#9a9a9a",
+    "shadow": "#b0b0b0",
+    "marker": "#707070",
+    "bad": "#c00000",
+    "axis": "#505050",
+    "text": "#202020",
+    "grid": "#e4e4e4",
+}
+
+Point = tuple[float, float]
+
+
+class Path(Struct, frozen=True):
+    """A line through points; `is_area` fills what they enclose, faintly."""
+
+    points: tuple[Point, ...]
+    colour: str
+    width: float = 1.5
+    is_area: bool = False
+    is_dashed: bool = False
+
+
+class Label(Struct, frozen=True):
+    """Text whose baseline begins, ends or has its middle at a point."""
+
+    at: Point
+    text: str
+    colour: str
+    size: int = _TEXT_SIZE
+    anchor: Literal["start", "middle", "end"] = "start"
+
+
+class Drawing(Struct, frozen=True):
+    """The content of a chart for a file. A shadow is grey and not in the legend. All texts must be harmless."""
+
+    curves: Sequence[Curve]
+    title: str = ""
+    x_axis: XAxis = msgspec.field(default_factory=XAxis)
+    y_axis: YAxis = msgspec.field(default_factory=YAxis)
+    markers: Sequence[Marker] = ()
+
+
+class Picture(Struct, frozen=True):
+    """Shapes in the order in which they are drawn, in a coordinate system that grows down from the upper left."""
+
+    width: int
+    height: int
+    shapes: tuple[Path | Label, ...]
+
+
+def picture(drawing: Drawing, width: int = WIDTH, height: int = HEIGHT) -> Picture:
+    """Lay a chart out on a sheet of at least 200 × 150."""
+    sheet = _Sheet(drawing, max(200, width), max(150, height))
+    return Picture(sheet.width, sheet.height, tuple(sheet.shapes()))
+
+
+class _Sheet:
+    def __init__(self, drawing: Drawing, width: int, height: int) -> None:
+        self.drawing = drawing
+        self.width, self.height = width, height
+        bins = [each for curve in drawing.curves for each in curve.bins]
+        self.is_empty = not bins
+        self.y, self.as_asked = y_scale_of(bins, drawing.y_axis)
+        self.x = x_scale_of(bins, drawing.x_axis)
+
+    def shapes(self) -> Iterator[Path | Label]:
+        yield from self._grid()
+        yield from self._markers()
+        for curve in self.drawing.curves:
+            yield from self._curve(curve)
+        yield from self._legend()
+        if self.is_empty:
+            middle = ((_LEFT + self.width - _RIGHT) / 2, self.height / 2)
+            yield Label(middle, "no data yet", COLOURS["axis"], _TITLE_SIZE, "middle")
+
+    def _across(self, x: float) -> float | None:
+        return _on(self.x, x, _LEFT, self.width - _RIGHT)
+
+    def _down(self, value: float) -> float | None:
+        return _on(self.y, value, self.height - _BOTTOM, _TOP)
+
+    def _grid(self) -> Iterator[Path | Label]:
+        axis, bottom, right = COLOURS["axis"], self.height - _BOTTOM, self.width - _RIGHT
+        y_axis = self.drawing.y_axis
+        ticks, labels = value_ticks(self.y, y_axis, 8)
+        for tick, text in zip(ticks, labels, strict=True):
+            if (y := self._down(tick)) is not None:
+                yield Path(((_LEFT, y), (right, y)), COLOURS["grid"], 1.0)
+                yield Label((_LEFT - 8, y + _TEXT_SIZE / 3), text, axis, anchor="end")
+        x_axis, most = self.drawing.x_axis, max(2, (right - _LEFT) // 110)
+        for tick, text in zip(*x_ticks(self.x, x_axis, most), strict=True):
+            if (x := self._across(tick)) is not None:
+                yield Path(((x, bottom), (x, bottom + 6)), axis, 1.0)
+                yield Label((x, bottom + 22), text, axis, anchor="middle")
+        yield Path(((_LEFT, _TOP), (_LEFT, bottom), (right, bottom)), axis, 1.0)
+        if words := x_axis.words(self.x):
+            yield Label((right, bottom + 44), words, axis, anchor="end")
+
+    def _markers(self) -> Iterator[Path | Label]:
+        """Lines and notches; of overlapping labels, the first."""
+        bottom = self.height - _BOTTOM
+        free = 0.0
+        for marker in sorted(self.drawing.markers, key=lambda each: each.x):
+            x = self._across(marker.x)
+            if x is None:
+                continue
+            colour = COLOURS.get(marker.style, COLOURS["marker"])
+            if not marker.is_line:
+                yield Path(((x, bottom - 6), (x, bottom)), colour, 2.0)
+                continue
+            yield Path(((x, _TOP), (x, bottom)), colour, 1.0, is_dashed=True)
+            width = _width(marker.label)
+            start = max(free, x - width / 2)
+            if marker.label and start <= x:
+                yield Label((start, bottom + 40), marker.label, colour)
+                free = start + width + _LEGEND_APART / 2
+
+    def _curve(self, curve: Curve) -> Iterator[Path]:
+        colour = COLOURS["shadow"] if curve.is_shadow else COLOURS.get(curve.style, COLOURS["text"])
+        for stretch in _stretches(curve.bins):
+            upper: list[Point] = []
+            lower: list[Point] = []
+            line: list[Point] = []
+            for each in stretch:
+                for x, value, into in (
+                    (each.first_x, each.high, upper), (each.last_x, each.high, upper),
+                    (each.first_x, each.low, lower), (each.last_x, each.low, lower),
+                    (each.first_x, each.first, line), (each.last_x, each.last, line),
+                ):  # fmt: skip
+                    point = None if value is None else self._point(x, value)
+                    if point is not None:
+                        into.append(point)
+            if upper != lower and len(upper) == len(lower):
+                yield Path((*upper, *reversed(lower)), colour, is_area=True)
+            if line:
+                places = tuple(dict.fromkeys(line))
+                # A single place is a dot: a line of no length with a round end.
+                yield Path(places, colour) if len(places) > 1 else Path(places * 2, colour, _DOT_WIDTH)
+        for each in curve.bins:
+            place = self._across(each.first_x) if each.non_finite else None
+            if place is not None:
+                yield Path(((place, _TOP), (place, _TOP + 10)), COLOURS["bad"], 2.0)
+
+    def _point(self, x: float, value: float) -> Point | None:
+        across, down = self._across(min(max(x, self.x.low), self.x.high)), self._down(value)
+        return None if across is None or down is None else (across, down)
+
+    def _legend(self) -> Iterator[Label]:
+        right = float(self.width - _RIGHT)
+        non_finite = sum(each.non_finite for curve in self.drawing.curves for each in curve.bins)
+        notes = [(f"{short_number(non_finite)} not finite", "bad")] if non_finite else []
+        if self.drawing.y_axis.kind == "log":
+            notes.append(("log" if self.as_asked else "nothing above 0: linear", "axis"))
+        for text, key in notes:
+            yield Label((right, 30), text, COLOURS[key], anchor="end")
+            right -= _width(text) + _LEGEND_APART
+        x = float(_LEFT)
+        if self.drawing.title:
+            yield Label((x, 30), self.drawing.title, COLOURS["text"], _TITLE_SIZE)
+            x += _width(self.drawing.title, _TITLE_SIZE) + _LEGEND_APART
+        for curve in self.drawing.curves:
+            words = " ".join(filter(None, [curve.label, "" if curve.value is None else metric_value(curve.value)]))
+            if not words or curve.is_shadow or x + _width(words) > right:
+                continue
+            yield Label((x, 30), words, COLOURS.get(curve.style, COLOURS["text"]))
+            x += _width(words) + _LEGEND_APART
+
+
+def _on(scale: Scale, value: float, start: float, end: float) -> float | None:
+    """A value as a place between two ends; None for one beyond them."""
+    place = scale.place(value)
+    if place is None or not -1e-9 <= place <= 1 + 1e-9:
+        return None
+    return round(start + (end - start) * place, 2)
+
+
+def _stretches(bins: Sequence[Bin]) -> Iterator[list[Bin]]:
+    """The bins between gaps; what is not finite breaks a curve too."""
+    stretch: list[Bin] = []
+    for each in bins:
+        if each.gap_before or each.low is None:
+            if stretch:
+                yield stretch
+            stretch = []
+        if each.low is not None:
+            stretch.append(each)
+    if stretch:
+        yield stretch
+
+
+def _width(text: str, size: int = _TEXT_SIZE) -> float:
+    """About how wide text is in a common typeface."""
+    return len(text) * size * 0.6

@@ -1,0 +1,263 @@
+"""Curves as characters: dots become cells; areas and markers are drawn below the curves, signs and cursor above."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gputui.metrics.draw import glyphs
+from gputui.metrics.draw.axes import Scale
+from gputui.metrics.draw.dots import Layer, merged, top_row
+from gputui.metrics.draw.envelope import Bin
+
+Span = tuple[str, str]
+"""A piece of text and the key of its style."""
+
+BAD_STYLE = "bad"
+"""Style key of the signs of values without a place: NaN, infinities, and on a log axis values up to 0."""
+
+CURSOR_STYLE = "cursor"
+"""Style key of the crosshair."""
+
+SHAPE_APART = 24
+"""Cells from one sign of a curve's shape to the next."""
+
+_SHAPE_FIRST = 3
+"""Cells left of the first sign, so that it does not touch the axis."""
+
+_SHAPE_PHASES = 3
+"""Number of curves with signs in different columns: each starts a third of `SHAPE_APART` after the previous one."""
+
+
+class Canvas:
+    """A plotting area of `columns` × `rows` cells."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.width = columns
+        self.rows = rows
+        self._across = columns * glyphs.DOTS_ACROSS
+        self._down = rows * glyphs.DOTS_DOWN
+        self._layers: list[Layer] = []
+        # Signs by column and row of their cell: of bad values, and of curves' shapes.
+        self._signs: dict[tuple[int, int], Span] = {}
+        self._shapes: dict[tuple[int, int], Span] = {}
+        self._shape_count = 0
+        self._markers: dict[int, str] = {}
+        self._cursor: int | None = None
+
+    def column(self, x: float, scale: Scale) -> int | None:
+        """The cell column of `x`, or `None` when it lies outside."""
+        column = self._dot_column(x, scale)
+        return None if column is None else column // glyphs.DOTS_ACROSS
+
+    def row(self, value: float, scale: Scale) -> int | None:
+        """The cell row of `value`, from the top, or `None` when it lies outside."""
+        place = scale.place(value)
+        if place is None or not 0 <= place <= 1 or self.rows < 1:
+            return None
+        return self._dot_row(place) // glyphs.DOTS_DOWN
+
+    def mark(self, column: int, style: str) -> None:
+        """Draw a vertical marker line behind the curves, in a column from 0 to `width` - 1."""
+        self._markers[column] = style
+
+    def point(self, column: int) -> None:
+        """Draw the crosshair in a column from 0 to `width` - 1; it gives its style to curves that it meets."""
+        self._cursor = column
+
+    def draw(
+        self,
+        bins: Sequence[Bin],
+        x_scale: Scale,
+        y_scale: Scale,
+        style: str,
+        *,
+        is_shadow: bool = False,
+        is_strong: bool = False,
+        area: str = "",
+        shape: str = "",
+    ) -> None:
+        """Draw a curve above those drawn before: every bin from its low to its high, bins joined unless broken.
+
+        Args:
+            bins: the series, in order of x.
+            x_scale: where an x lies between the left end and the right.
+            y_scale: where a value lies between the bottom and the top.
+            style: style key of the curve.
+            is_shadow: draw only in cells that no other curve goes through.
+            is_strong: two dots thick.
+            area: style key of the cells below the curve, empty for none.
+            shape: a sign drawn along the curve, empty for none.
+        """
+        if not self.width or not self.rows:
+            return
+        layer = Layer(self._across, self._down, style, is_shadow=is_shadow, area=area)
+        self._layers.append(layer)
+        self._trace(layer, bins, x_scale, y_scale)
+        if is_strong:
+            layer.thicken()
+        if shape:
+            self._sign_shape(layer, shape)
+
+    def lines(self) -> list[list[Span]]:
+        """The rows of the area, each in as few pieces as its styles allow, exactly `width` cells wide."""
+        return [self._line(row) for row in range(self.rows)]
+
+    # --- from values to dots
+
+    def _trace(self, layer: Layer, bins: Sequence[Bin], x_scale: Scale, y_scale: Scale) -> None:
+        """Draw the bins and the lines between them."""
+        before: tuple[int, int] | None = None  # where the last bin ended, None where nothing is joined to it
+        for each in bins:
+            column = self._dot_column(each.first_x / 2 + each.last_x / 2, x_scale)
+            if column is None:
+                before = None
+                continue
+            # A value beside NaN is not its neighbour.
+            is_bad = bool(each.nan or each.positive_infinite or each.negative_infinite)
+            if is_bad:
+                self._sign_non_finite(each, column)
+            if is_bad or each.gap_before:
+                before = None
+            ends = self._spread(layer, each, column, y_scale)
+            if ends is None:
+                continue
+            first_row, last_row = ends
+            if before is not None and first_row is not None:
+                layer.join(before[0], before[1], column, first_row)
+            before = None if last_row is None or is_bad else (column, last_row)
+
+    def _spread(self, layer: Layer, each: Bin, column: int, y_scale: Scale) -> tuple[int | None, int | None] | None:
+        """Draw a bin from its low to its high, or the sign of what the axis cannot hold.
+
+        Returns the dot rows of its first and its last value, either `None` where the axis cannot hold it; `None` for a
+        bin without a finite value.
+        """
+        if each.low is None or each.high is None or each.first is None or each.last is None:
+            return None
+        low = y_scale.place(each.low)
+        if low is None:
+            self._sign(column, self.rows - 1, glyphs.BELOW)
+        high = low if each.high == each.low else y_scale.place(each.high)
+        if high is None:
+            return None, None
+        layer.stroke(column, self._dot_row(high), self._down - 1 if low is None else self._dot_row(low))
+        if each.high == each.low:
+            return (row := self._dot_row(high)), row
+        first, last = y_scale.place(each.first), y_scale.place(each.last)
+        return None if first is None else self._dot_row(first), None if last is None else self._dot_row(last)
+
+    def _dot_column(self, x: float, scale: Scale) -> int | None:
+        """The dot column of `x`, or `None` when it lies outside."""
+        place = scale.place(x)
+        if place is None or not 0 <= place <= 1 or self.width < 1:
+            return None
+        return min(int(place * self._across), self._across - 1)
+
+    def _dot_row(self, place: float) -> int:
+        """The dot row, from the top, of a place on the value axis; outside the area for one beyond its ends."""
+        if 0 <= place <= 1:
+            return int((1 - place) * (self._down - 1) + 0.5)
+        # Far outside is as good as just outside, and stays within what an integer row needs.
+        if place < 0:
+            return self._down + int(min(-place, 8.0) * self._down)
+        return -1 - int(min(place - 1, 8.0) * self._down)
+
+    def _sign(self, column: int, row: int, sign: str) -> None:
+        """Put a sign of a bad value into the cell of a dot column."""
+        self._signs[column // glyphs.DOTS_ACROSS, row] = (sign, BAD_STYLE)
+
+    def _sign_non_finite(self, each: Bin, column: int) -> None:
+        """Put the signs of infinities at the top and bottom, that of NaN at the bottom or between infinities."""
+        if each.positive_infinite:
+            self._sign(column, 0, glyphs.ABOVE)
+        if each.negative_infinite:
+            self._sign(column, self.rows - 1, glyphs.BELOW)
+        if each.nan:
+            row = self.rows // 2 if each.positive_infinite or each.negative_infinite else self.rows - 1
+            self._sign(column, row, glyphs.NAN)
+
+    def _sign_shape(self, layer: Layer, shape: str) -> None:
+        """Put a shape's sign on the curve at regular intervals."""
+        phase = self._shape_count % _SHAPE_PHASES
+        self._shape_count += 1
+        columns = layer.by_cell()
+        for cell in range(_SHAPE_FIRST + SHAPE_APART * phase // _SHAPE_PHASES, self.width, SHAPE_APART):
+            if columns[cell]:
+                self._shapes[cell, top_row(columns[cell]) // glyphs.DOTS_DOWN] = (shape, layer.style)
+
+    # --- from dots to characters
+
+    def _line(self, row: int) -> list[Span]:
+        masks = [layer.masks(row) for layer in self._layers]
+        if len(masks) == 1 and not self._has_more_than_curves(row):
+            return [("".join(map(glyphs.CELLS.__getitem__, masks[0])), self._layers[0].style)]
+        chars, styles = self._curves(masks)
+        self._draw_behind(row, masks, chars, styles)
+        self._draw_over(row, chars, styles)
+        return spans(chars, styles)
+
+    def _has_more_than_curves(self, row: int) -> bool:
+        return (
+            bool(self._markers)
+            or self._cursor is not None
+            or any(sign_row == row for _, sign_row in (*self._signs, *self._shapes))
+            or any(layer.area for layer in self._layers)
+        )
+
+    def _curves(self, masks: Sequence[Sequence[int]]) -> tuple[list[str], list[str]]:
+        """The characters of a row and their styles, from all curves but shadows; a cell has the style of the last."""
+        styles = [""] * self.width
+        solid = [(layer, mask) for layer, mask in zip(self._layers, masks, strict=True) if not layer.is_shadow]
+        for layer, layer_masks in solid:
+            for column, mask in enumerate(layer_masks):
+                if mask:
+                    styles[column] = layer.style
+        cells = glyphs.CELLS
+        return [cells[mask] for mask in merged([mask for _, mask in solid], self.width)], styles
+
+    def _draw_behind(self, row: int, masks: Sequence[Sequence[int]], chars: list[str], styles: list[str]) -> None:
+        """Fill areas and shadows into cells without a curve."""
+        # A cell lies below a curve that has a dot in its row or above.
+        here_or_above = (1 << (row + 1) * glyphs.DOTS_DOWN) - 1
+        for layer, layer_masks in zip(self._layers, masks, strict=True):
+            if layer.area:
+                for column, bits in enumerate(layer.by_cell()):
+                    if bits & here_or_above and not styles[column]:
+                        chars[column], styles[column] = glyphs.AREA, layer.area
+            if layer.is_shadow:
+                for column, mask in enumerate(layer_masks):
+                    if mask and not styles[column]:
+                        chars[column], styles[column] = glyphs.CELLS[mask], layer.style
+
+    def _draw_over(self, row: int, chars: list[str], styles: list[str]) -> None:
+        """Put shapes, markers, the cursor and the signs of bad values into a row, the later over the earlier."""
+        for (column, sign_row), (sign, style) in self._shapes.items():
+            if sign_row == row:
+                chars[column], styles[column] = sign, style
+        for column, style in self._markers.items():
+            if chars[column] in (" ", glyphs.AREA):
+                chars[column], styles[column] = glyphs.MARKER, style
+        if self._cursor is not None:
+            is_free = chars[self._cursor] in (" ", glyphs.MARKER, glyphs.AREA)
+            chars[self._cursor] = glyphs.VERTICAL if is_free else chars[self._cursor]
+            styles[self._cursor] = CURSOR_STYLE
+        for (column, sign_row), (sign, style) in self._signs.items():
+            if sign_row == row:
+                chars[column], styles[column] = sign, style
+
+
+def spans(chars: Sequence[str], styles: Sequence[str]) -> list[Span]:
+    """Characters and their styles as pieces; a blank takes the style before it, so that it starts no piece."""
+    result: list[Span] = []
+    start = 0
+    style: str | None = None  # of the piece from `start` on, None before the first visible character
+    for index, (char, own) in enumerate(zip(chars, styles, strict=True)):
+        if own == style or char == " ":
+            continue
+        if style is not None:
+            result.append(("".join(chars[start:index]), style))
+            start = index
+        style = own
+    if chars:
+        result.append(("".join(chars[start:]), style or ""))
+    return result

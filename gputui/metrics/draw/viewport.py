@@ -1,0 +1,141 @@
+"""The visible stretch of the x axis, and steps of the crosshair. Immutable: each key gives a new value."""
+
+import bisect
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.metrics.draw.axes import AxisKind, round_outward, stable_end
+from gputui.metrics.draw.envelope import Bin
+
+ZOOM_FACTOR = 2.0
+PAN_SHARE = 0.25
+"""The fraction of its span that the window is moved by."""
+
+_FOLLOW_SHARE = 0.25
+"""A window that follows the newest point moves by this fraction of its span at once, not with every point."""
+
+
+class Extent(Struct, frozen=True):
+    """The first and the newest x of the data, and the smallest useful stretch. On a logarithmic axis, x is positive."""
+
+    first: float
+    newest: float
+    resolution: float = 1.0
+    kind: AxisKind = "linear"
+
+    def logarithmic(self) -> "Extent":
+        """The extent on a logarithmic axis, which begins at the resolution at the earliest; unchanged if all x lie
+        below it."""
+        if not self.newest > self.resolution:
+            return self
+        return replace(self, first=max(self.first, self.resolution), kind="log")
+
+    @property
+    def whole(self) -> tuple[float, float]:
+        """The window that shows everything, with an end that seldom moves."""
+        if self.kind == "log":
+            return round_outward(self.first, self.newest, "log")
+        start = 0.0 if 0 <= self.first <= 0.1 * self.newest else self.first
+        end = stable_end(self.newest)
+        return (start, end) if end > start else (start, start + self.resolution)
+
+    def along(self, x: float) -> float:
+        """The position of an x along the axis, in which equal distances look equal."""
+        return math.log10(max(x, 1e-300)) if self.kind == "log" else x
+
+    def at(self, along: float) -> float:
+        """The x at a position along the axis."""
+        return float(10.0 ** min(along, 300.0)) if self.kind == "log" else along
+
+    def beside(self, x: float, window: tuple[float, float], share: float) -> float:
+        """The x that is ``share`` of the window further along the axis than ``x``."""
+        start, end = (self.along(each) for each in window)
+        return self.at(self.along(x) + share * (end - start))
+
+    def between(self, window: tuple[float, float], share: float) -> float:
+        """The x at ``share`` of the way through a window, from 0 to 1."""
+        start, end = (self.along(x) for x in window)
+        return self.at(start + share * (end - start))
+
+
+class Viewport(Struct, frozen=True):
+    """A window, as positions along the axis (`Extent.along`). `span` None shows everything; `end` None follows the
+    newest point."""
+
+    span: float | None = None
+    end: float | None = None
+
+    def window(self, extent: Extent) -> tuple[float, float]:
+        """The ends of the x axis now."""
+        if self.span is None:
+            return extent.whole
+        start, end = self._ends(extent)
+        return extent.at(start), extent.at(end)
+
+    def _ends(self, extent: Extent) -> tuple[float, float]:
+        """The ends of the window, along the axis."""
+        if self.span is None:
+            start, end = extent.whole
+            return extent.along(start), extent.along(end)
+        if self.end is not None:
+            return self.end - self.span, self.end
+        pace = self.span * _FOLLOW_SHARE
+        end = (math.floor(extent.along(extent.newest) / pace) + 1) * pace
+        return end - self.span, end
+
+    def zoomed_in(self, extent: Extent, about: float | None) -> "Viewport":
+        """Half the span around `about` (an x); without it, the end of the window stays."""
+        start, end = self._ends(extent)
+        span = (end - start) / ZOOM_FACTOR
+        place = None if about is None else extent.along(about)
+        if place is None or not start <= place <= end:
+            zoomed = replace(self, span=span)
+        else:
+            zoomed = Viewport(span, end=place + (end - place) / ZOOM_FACTOR)
+        first, last = zoomed.window(extent)
+        return self if last - first < 4 * extent.resolution else zoomed
+
+    def zoomed_out(self, extent: Extent, about: float | None) -> "Viewport":
+        """Twice the span around `about` (an x), at most everything."""
+        start, end = self._ends(extent)
+        whole_start, whole_end = Viewport()._ends(extent)
+        span = (end - start) * ZOOM_FACTOR
+        if self.span is None or span >= whole_end - whole_start:
+            return Viewport()
+        if self.end is None:
+            return Viewport(span)
+        place = None if about is None else extent.along(about)
+        at = place if place is not None and start <= place <= end else (start + end) / 2
+        return Viewport(span, min(max(at + (end - at) * ZOOM_FACTOR, whole_start + span), whole_end))
+
+    def panned(self, extent: Extent, by: int) -> "Viewport":
+        """Moved by `by` quarters of the span; at the right end, the window follows the newest point."""
+        if self.span is None:
+            return self
+        whole_start, _ = Viewport()._ends(extent)
+        _, end = self._ends(extent)
+        moved = max(end + by * PAN_SHARE * self.span, whole_start + self.span)
+        follows = by > 0 and moved >= extent.along(extent.newest)
+        return Viewport(self.span, None if follows else moved)
+
+    def holding(self, extent: Extent, x: float) -> "Viewport":
+        """Moved to have `x` in the middle, if it is outside."""
+        start, end = self._ends(extent)
+        place = extent.along(x)
+        if self.span is None or start <= place <= end:
+            return self
+        return Viewport(self.span, place + self.span / 2)
+
+
+def stepped(bins: Sequence[Bin], x: float, by: int, least: float) -> float:
+    """The x of the next point in direction `by`, at least `least` away, within the data."""
+    if not bins:
+        return x
+    if by > 0:
+        place = bisect.bisect_left(bins, x + by * least, key=lambda each: each.last_x)
+        return max(bins[min(place, len(bins) - 1)].last_x, x)
+    place = bisect.bisect_right(bins, x + by * least, key=lambda each: each.last_x) - 1
+    return min(bins[max(place, 0)].last_x, x) if place >= 0 else bins[0].first_x

@@ -1,0 +1,202 @@
+"""The bandwidth between host and GPUs and among GPUs, measured by the training environment's torch under its torchrun,
+in processes that end at a deadline."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from gputui.machine.child import ChildError, run_child
+from gputui.profiles.doctor.gpu_probe import GpuReading
+from gputui.runs.agent_process import RANK_MARKS
+from gputui.runs.checks import CheckResult
+
+TORCHRUN_MODULE = "torch.distributed.run"
+DEADLINE_SECONDS = 120.0
+# Per direction and lane, encoding deducted (PCI-SIG): generation → GB/s.
+PCIE_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+# Pinned copies reach 80 to 90 % of the link. Less than half of it is a fault.
+SLOW_COPY_FRACTION = 0.5
+FREE_MEMORY_BYTES = 2**30
+FREE_PERCENT = 5.0
+CPU_PROCESSES = 2
+
+_MARK = "gputui-bandwidth:"
+
+# Runs under another environment's torchrun, which starts ranks in new sessions. So each rank asks the kernel to end it
+# with its parent and at the deadline, which works inside a call that hangs.
+_SCRIPT = r"""
+import ctypes, json, os, signal, sys, time
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+signal.alarm(int(sys.argv[1]))
+import torch
+import torch.distributed as dist
+
+on_gpus = sys.argv[2] == "nccl"
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
+if on_gpus:
+    torch.cuda.set_device(device)
+dist.init_process_group(sys.argv[2])
+
+def settle():
+    if on_gpus:
+        torch.cuda.synchronize()
+
+def seconds_of(action, times):
+    for _ in range(3):
+        action()
+    settle()
+    took = []
+    for _ in range(times):
+        began = time.perf_counter()
+        action()
+        settle()
+        took.append(time.perf_counter() - began)
+    return sorted(took)[len(took) // 2]
+
+copies = None
+if on_gpus:
+    size = 256 * 2**20
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    for turn in range(world):
+        if turn == rank:
+            copies = {
+                "to_gpu_bytes_per_second": size / seconds_of(lambda: there.copy_(host, non_blocking=True), 9),
+                "from_gpu_bytes_per_second": size / seconds_of(lambda: host.copy_(there, non_blocking=True), 9),
+            }
+        dist.barrier()
+    del host, there
+gathered = [None] * world
+dist.all_gather_object(gathered, copies)
+bus = latency = None
+if world > 1:
+    large = torch.zeros((256 if on_gpus else 16) * 2**20 // 4, device=device)
+    small = torch.zeros(1, device=device)
+    algorithm = large.numel() * 4 / seconds_of(lambda: dist.all_reduce(large), 9)
+    bus = algorithm * 2 * (world - 1) / world
+    latency = seconds_of(lambda: dist.all_reduce(small), 101)
+if rank == 0:
+    found = {"backend": sys.argv[2], "world": world, "copies": [each for each in gathered if each]}
+    found.update({"bus_bytes_per_second": bus, "latency_seconds": latency})
+    sys.stdout.write("\n" + sys.argv[3] + json.dumps(found) + "\n")
+    sys.stdout.flush()
+dist.destroy_process_group()
+"""
+
+
+class Bandwidth(Struct, frozen=True):
+    """Measured values. ``copies``: per GPU (to it, from it) in bytes per second. ``bus_bytes_per_second`` is the bus
+    bandwidth of the all-reduce as nccl-tests define it (PERFORMANCE.md), ``latency_seconds`` the median of all-reduces
+    of one number; both are None with a single process."""
+
+    backend: str
+    world: int
+    copies: tuple[tuple[float, float], ...] = ()
+    bus_bytes_per_second: float | None = None
+    latency_seconds: float | None = None
+
+
+def free_gpus(reading: GpuReading, leased: Sequence[str]) -> tuple[int, ...] | None:
+    """The idle GPUs, as indices of ``reading.facts``. None if there are no GPUs, so that CPU processes are measured."""
+    if reading.source != "nvml" or not reading.facts:
+        return None
+    free = []
+    for number, gpu in enumerate(reading.facts):
+        sample = reading.samples.get(gpu.uuid)
+        if gpu.mig_mode or gpu.uuid in leased or sample is None or sample.state != "ok":
+            continue
+        used, busy = sample.memory_used_bytes, sample.utilization_percent
+        if used is not None and used < FREE_MEMORY_BYTES and (busy is None or busy < FREE_PERCENT):
+            free.append(number)
+    return tuple(free)
+
+
+def measure(
+    python: str, environ: Mapping[str, str], uuids: Sequence[str] | None, *, deadline_seconds: float = DEADLINE_SECONDS
+) -> Bandwidth | str:
+    """Measure on these GPUs, or between CPU processes (gloo) for None. A failure is the end of a sentence."""
+    clean = {
+        name: value
+        for name, value in environ.items()
+        if name not in RANK_MARKS and not name.startswith("TORCHELASTIC_")
+    }
+    clean |= {"CUDA_VISIBLE_DEVICES": ",".join(uuids or ()), "OMP_NUM_THREADS": "1"}
+    backend, count = ("gloo", CPU_PROCESSES) if uuids is None else ("nccl", len(uuids))
+    with tempfile.TemporaryDirectory(prefix="gputui-bandwidth-") as folder:
+        script = Path(folder) / "measure.py"
+        script.write_text(_SCRIPT)
+        argv = [python, "-m", TORCHRUN_MODULE, "--standalone", f"--nproc-per-node={count}", str(script)]
+        argv += [str(max(1, int(deadline_seconds))), backend, _MARK]
+        try:
+            answered = run_child(argv, deadline_seconds=deadline_seconds, environ=clean, workdir=folder)
+        except ChildError as error:
+            return str(error)
+    for line in answered.output.splitlines():
+        if line.startswith(_MARK):
+            return decode(json.loads(line.removeprefix(_MARK)))
+    errors = [line.strip() for line in answered.errors.splitlines() if "Error" in line]
+    return f"ended without figures: {(errors[0] if errors else answered.stderr_tail)[:160]}"
+
+
+def decode(data: Mapping[str, Any]) -> Bandwidth:
+    """Parse the output of the script."""
+    copies = ((each["to_gpu_bytes_per_second"], each["from_gpu_bytes_per_second"]) for each in data["copies"])
+    return Bandwidth(
+        data["backend"], data["world"], tuple(copies), data["bus_bytes_per_second"], data["latency_seconds"]
+    )
+
+
+def judge_bandwidth(measured: Bandwidth | str, reading: GpuReading, gpus: Sequence[int] | None) -> list[CheckResult]:
+    """Judge a measurement. Pure. ``gpus`` is the result of `free_gpus`."""
+    if isinstance(measured, str):
+        remedy = "try it by hand with NCCL_DEBUG=INFO, or see whether the interpreter's torch works at all"
+        return [CheckResult("bandwidth", "fail", f"the measurement {measured}", remedy)]
+    return [_copies(measured, reading, gpus), _all_reduce(measured, reading, gpus)]
+
+
+def _copies(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
+    if not measured.copies or gpus is None:
+        return CheckResult("copy bandwidth", "skip", "no GPU to copy to")
+    words, slow = [], []
+    for number, (to_gpu, from_gpu) in zip(gpus, measured.copies, strict=True):
+        gpu = reading.facts[number]
+        words.append(f"GPU {gpu.index} {to_gpu / 1e9:.1f} GB/s to it, {from_gpu / 1e9:.1f} from it")
+        link = pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max)
+        if link is not None and min(to_gpu, from_gpu) < link * SLOW_COPY_FRACTION:
+            slow.append(f"GPU {gpu.index} of {link / 1e9:.0f} GB/s")
+    detail = "; ".join(words)
+    if slow:
+        remedy = "see the pcie check while a run works, and numactl --hardware: the far socket's memory is slower"
+        return CheckResult("copy bandwidth", "warn", f"{detail}; less than half of the link: {', '.join(slow)}", remedy)
+    return CheckResult("copy bandwidth", "pass", detail)
+
+
+def _all_reduce(measured: Bandwidth, reading: GpuReading, gpus: Sequence[int] | None) -> CheckResult:
+    bus, latency = measured.bus_bytes_per_second, measured.latency_seconds
+    if bus is None or latency is None:
+        return CheckResult("all-reduce", "skip", "needs two free GPUs")
+    where = f"{measured.world} {'GPUs' if gpus is not None else 'processes on the CPU'} by {measured.backend}"
+    detail = f"{bus / 1e9:.1f} GB/s bus bandwidth, {latency * 1e6:.0f} µs latency; {where}"
+    if gpus is not None:
+        measured_gpus = [reading.facts[number] for number in gpus]
+        indices = {gpu.index for gpu in measured_gpus}
+        pairs = [pair for pair in reading.pairs if {pair.first, pair.second} <= indices]
+        links = [pcie_bytes_per_second(gpu.pcie_generation_max, gpu.pcie_width_max) for gpu in measured_gpus]
+        slowest_link = min((link for link in links if link is not None), default=0.0)
+        if pairs and all(pair.nvlink for pair in pairs) and bus < slowest_link:
+            remedy = "NVLink seems unused: look for NCCL_P2P_DISABLE, and at NCCL_DEBUG=INFO for the path it took"
+            return CheckResult("all-reduce", "warn", f"{detail}; slower than PCIe", remedy)
+    return CheckResult("all-reduce", "pass", detail)
+
+
+def pcie_bytes_per_second(generation: int | None, width: int | None) -> float | None:
+    """The throughput of a link in one direction; None if unknown."""
+    lane = PCIE_LANE_BYTES_PER_SECOND.get(generation) if generation is not None else None
+    return None if lane is None or width is None else lane * width

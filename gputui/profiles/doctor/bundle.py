@@ -1,0 +1,157 @@
+"""The bundle for a bug report: versions, checks, the end of the agent's log, settings and the last incidents, without
+secrets. It contains no metrics and no output of runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import sqlite3
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from gputui.core.config import PRIVATE_FILE_MODE, Workspace
+from gputui.core.redaction import secrets_in
+from gputui.profiles.doctor.bundle_redaction import Scrubber
+from gputui.runs.checks import CheckResult
+from gputui.runs.redaction import secrets_of
+from gputui.runs.spec import SpecError
+from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store.database import StoreError, open_reader
+from gputui.store.run_history import read_incidents
+from gputui.version import VERSION
+
+LOG_TAIL_BYTES = 256 * 2**10
+INCIDENTS = 30
+_SPECS = 200
+_SPEC_MAX_BYTES = 2**20
+_PACKAGES = ("textual", "rich", "click", "psutil", "pydantic", "pyyaml", "nvidia-ml-py", "plotext", "watchdog")
+_SHOWN_ENVIRONMENT = (
+    "GPUTUI_", "CUDA_", "NCCL_", "TORCH", "NVIDIA_", "OMP_", "TERM", "COLORTERM", "LANG", "LC_", "SSH_TTY", "TMUX",
+)  # fmt: skip
+
+
+def write_bundle(
+    path: Path, workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], now: float
+) -> list[str]:
+    """Write the bundle, readable only by its owner, and return the names of its files.
+
+    Raises OSError if it cannot be written, FileExistsError if the file exists.
+    """
+    scrubber = Scrubber(known_secrets(workspace, environ), str(Path.home()))
+    members = dict(_members(workspace, results, environ, scrubber))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, text in members.items():
+                data = text.encode("utf-8", "replace")
+                member = tarfile.TarInfo(f"gputui-bundle/{name}")
+                member.size, member.mtime, member.mode = len(data), int(now), PRIVATE_FILE_MODE
+                archive.addfile(member, io.BytesIO(data))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return list(members)
+
+
+def known_secrets(workspace: Workspace, environ: Mapping[str, str]) -> set[str]:
+    """Secret values of the environment and of the newest runs, whose files hold them in plain text."""
+    found = secrets_in(environ, {})
+    specs = sorted(workspace.runs.glob(f"*/{SPEC_FILE}"), key=_changed_at, reverse=True)
+    for path in specs[:_SPECS]:
+        try:
+            found |= secrets_of(read_spec(path))
+        except SpecError:
+            continue
+    return found
+
+
+def _members(
+    workspace: Workspace, results: Sequence[CheckResult], environ: Mapping[str, str], scrubber: Scrubber
+) -> Iterator[tuple[str, str]]:
+    yield "versions.json", _dump(_versions(workspace), scrubber)
+    yield "doctor.json", _dump([result.to_json() for result in results], scrubber)
+    shown = {name: value for name, value in environ.items() if name.startswith(_SHOWN_ENVIRONMENT)}
+    yield "environment.json", _dump(dict(sorted(shown.items())), scrubber)
+    for path in (workspace.settings, workspace.alerts, workspace.record):
+        if path.exists():
+            parsed = _parsed(path)
+            text = "not readable as YAML or JSON, left out" if parsed is None else parsed
+            yield f"{path.stem}.json", _dump(text, scrubber)
+    yield "incidents.json", _dump(_incidents(workspace), scrubber)
+    if workspace.agent_log.exists():
+        yield "agent.log", scrubber.text(_tail(workspace.agent_log))
+
+
+def _dump(value: Any, scrubber: Scrubber) -> str:
+    return json.dumps(scrubber.value(value), indent=1, ensure_ascii=False, default=str) + "\n"
+
+
+def _versions(workspace: Workspace) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "gputui": VERSION,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "libc": " ".join(platform.libc_ver()),
+        "sqlite": sqlite3.sqlite_version,
+        "schema": None,
+        "packages": {},
+    }
+    for name in _PACKAGES:
+        try:
+            found["packages"][name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found["packages"][name] = None
+    try:
+        with closing(open_reader(workspace.database)) as connection:
+            found["schema"] = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    except (StoreError, sqlite3.Error) as error:
+        found["schema_problem"] = str(error)
+    return found
+
+
+def _incidents(workspace: Workspace) -> Any:
+    try:
+        with closing(open_reader(workspace.database)) as connection:
+            return [
+                msgspec.to_builtins(incident) | {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(incident.at))}
+                for incident in read_incidents(connection, limit=INCIDENTS)
+            ]
+    except (StoreError, sqlite3.Error) as error:
+        return str(error)
+
+
+def _tail(path: Path) -> str:
+    """The end of a text file, from the start of a line."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LOG_TAIL_BYTES))
+        data = file.read(LOG_TAIL_BYTES)
+    text = data.decode("utf-8", "replace")
+    return text if size <= LOG_TAIL_BYTES else text.partition("\n")[2]
+
+
+def _parsed(path: Path) -> Any:
+    """A small YAML or JSON file; None if it is neither."""
+    try:
+        if path.stat().st_size > _SPEC_MAX_BYTES:
+            return None
+        return yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

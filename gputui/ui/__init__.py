@@ -1,0 +1,1 @@
+"""The screen, the command line and the demonstration."""

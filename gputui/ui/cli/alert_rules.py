@@ -1,0 +1,111 @@
+"""`gputui alerts rules` and `gputui alerts test`: the effective rules, and a test message."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+from gputui.agent.notify.delivery import describe, post, run_command
+from gputui.core import units
+from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.profiles.home_files import load_alerts
+from gputui.recovery.alerts.overrides import Overrides, of_profile
+from gputui.recovery.alerts.resolved_rules import ResolvedRule, standard, with_overrides
+from gputui.recovery.alerts.sentences import changed_by, in_unit, thresholds
+from gputui.recovery.policies import NoticeTarget
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, print_table, say
+from gputui.ui.cli.launch_spec import load_profile, refuse
+
+
+def machine_overrides(session: Session) -> Overrides:
+    """The overrides in alerts.yaml; ends the command with one line per problem."""
+    try:
+        return load_alerts(session.workspace.alerts)
+    except ProfileError as error:
+        refuse(str(error).splitlines(), EXIT_USAGE)
+
+
+def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
+    path = session.workspace.alerts
+    machine = with_overrides(standard(), machine_overrides(session).rules, path.name)
+    if profile is not None:
+        machine = with_overrides(machine, of_profile(load_profile(session, profile).form.alerts).rules, "profile")
+    if as_json:
+        print_json([rule_shape(rule) for rule in machine.values()])
+        return
+    rows = [
+        (
+            rule.rule.id,
+            rule.rule.subject,
+            rule.severity if rule.enabled else "off",
+            units.duration(rule.for_seconds) if rule.for_seconds else "at once",
+            thresholds(rule) or "when it is reported",
+            changed_by(rule),
+        )
+        for rule in machine.values()
+    ]
+    print_table(("RULE", "OF", "SEVERITY", "FOR", "THRESHOLDS", "FROM"), rows)
+    say("")
+    where = shown_path(path)
+    missing = "" if path.exists() else " (it is not there yet)"
+    say(f"{where} changes them for this machine{missing}, alerts: in a profile for its runs")
+
+
+def rule_shape(rule: ResolvedRule) -> dict[str, Any]:
+    """A rule of ``gputui alerts rules --json``."""
+    return {
+        "id": rule.rule.id,
+        "title": rule.rule.title,
+        "subject": rule.rule.subject,
+        "enabled": rule.enabled,
+        "severity": rule.severity,
+        "below": rule.rule.below,
+        "thresholds": [
+            {
+                "name": threshold.name,
+                "value": rule.limits[threshold.name],
+                "unit": threshold.unit,
+                "meaning": threshold.help,
+                "source": rule.source(threshold.name),
+            }
+            for threshold in rule.rule.thresholds
+        ],
+        "for_seconds": rule.for_seconds,
+        "hysteresis": rule.hysteresis,
+        "hysteresis_words": in_unit(rule.hysteresis, rule.rule.unit),
+        "clear_seconds": rule.clear_seconds,
+        "cooldown_seconds": rule.cooldown_seconds,
+        "sources": dict(rule.sources),
+        "remedy": rule.rule.remedy,
+    }
+
+
+def send_test(session: Session, as_json: bool) -> None:
+    """Send a message by every configured way."""
+    delivery = machine_overrides(session).delivery
+    if delivery is None or not (delivery.command or delivery.webhook):
+        fail(f"{shown_path(session.workspace.alerts)} names no command and no webhook under notify", EXIT_REFUSED)
+    message = {
+        "text": f"gputui on {socket.gethostname()}: this is a test, all is well",
+        "kind": "test",
+        "at": time.time(),
+    }
+    notice = NoticeTarget(delivery.command, delivery.webhook)
+    ways = [("command", run_command)] * bool(delivery.command) + [("webhook", post)] * bool(delivery.webhook)
+    results = []
+    for name, send in ways:
+        problem = None
+        try:
+            send(notice, message)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            problem = describe(error)
+        results.append({"way": name, "sent": problem is None, "problem": problem})
+        if not as_json:
+            say(f"✓ {name}: sent" if problem is None else f"✗ {name}: {problem}")
+    if as_json:
+        print_json(results)
+    if any(not result["sent"] for result in results):
+        sys.exit(EXIT_RUN_FAILED)

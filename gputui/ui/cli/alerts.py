@@ -1,0 +1,147 @@
+"""`gputui alerts`: what is wrong now, and what was."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import click
+
+from gputui.core import units
+from gputui.runs.agent_process import read_identity
+from gputui.store import alerts
+from gputui.store.agent import read_agent
+from gputui.store.alerts import AlertView
+from gputui.store.json_shapes import alert_shape
+from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
+
+MOST = 1000
+
+
+@click.group("alerts", cls=JsonGroup, invoke_without_command=True)
+@click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
+@click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, with_cleared: bool, run: str | None, as_json: bool) -> None:
+    """What is wrong now, the severest first."""
+    if ctx.invoked_subcommand is None:
+        show(ctx.obj, as_json, with_cleared=with_cleared, run=run)
+    elif with_cleared or run is not None:
+        fail("--all and --run go with gputui alerts alone, or with gputui alerts list", EXIT_USAGE)
+
+
+@command.command("list")
+@click.option("--all", "with_cleared", is_flag=True, help="Those that are over, too.")
+@click.option("--run", metavar="RUN", help="Those of one run, those that are over too.")
+@json_option
+@click.pass_obj
+def list_alerts(session: Session, with_cleared: bool, run: str | None, as_json: bool) -> None:
+    """The same as gputui alerts."""
+    show(session, as_json, with_cleared=with_cleared, run=run)
+
+
+def show(session: Session, as_json: bool, *, with_cleared: bool, run: str | None) -> None:
+    connection = session.reader_or_none()
+    now = time.time()
+    if connection is None:
+        found: list[AlertView] = []
+    elif run is not None:
+        found = alerts.of_run(connection, session.find_run(connection, run).run_id)[::-1]
+    else:
+        found = alerts.lasting(connection) + (alerts.cleared(connection, MOST) if with_cleared else [])
+    if as_json:
+        print_json([alert_shape(one, now) for one in found])
+        return
+    if not found:
+        say("no alert" if with_cleared or run is not None else "no active alerts")
+    else:
+        rows = []
+        for one in found:
+            since = units.ago(max(0.0, now - one.raised_at))
+            rows.append((str(one.alert_id), one.severity, since, state_words(one, now), one.sentence))
+        print_table(("", "SEVERITY", "SINCE", "STATE", "ALERT"), rows)
+    for line in [] if connection is None else _remarks(session, connection, now):
+        say(line)
+
+
+def _remarks(session: Session, connection: sqlite3.Connection, now: float) -> list[str]:
+    """Rules that are silenced everywhere, and the age of the list if no agent runs."""
+    lines = []
+    for (rule, _, subject), (until, actor) in sorted(alerts.silences(connection, now).items()):
+        if subject == alerts.ANY_SUBJECT:
+            lines.append(f"{rule} is silenced everywhere by {actor} for {units.duration(until - now)}")
+    agent = read_agent(connection)
+    if agent is not None and read_identity(session.workspace) is None:
+        ago = units.duration(max(0.0, now - (agent.ended_at or agent.heartbeat_at)))
+        lines.append(f"no agent runs: this is how it stood {ago} ago; gputui agent start looks again")
+    return lines
+
+
+def state_words(alert: AlertView, now: float) -> str:
+    """The state of an alert in a few words."""
+    if alert.cleared_at is not None:
+        return f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
+    if alert.silenced_until is not None and alert.silenced_until > now:
+        return f"silenced for {units.duration(alert.silenced_until - now)}"
+    if alert.acknowledged_at is not None:
+        return f"acked by {alert.acknowledged_by}"
+    return "lasts"
+
+
+@command.command("ack")
+@click.argument("ids", nargs=-1, type=int, metavar="[ALERT]…")
+@click.option("--all", "everything", is_flag=True, help="All that last.")
+@json_option
+@click.pass_obj
+def acknowledge(session: Session, ids: tuple[int, ...], everything: bool, as_json: bool) -> None:
+    """Note that somebody has seen alerts, by their numbers."""
+    if bool(ids) == everything:
+        fail("name alerts by their numbers (gputui alerts lists them), or give --all", EXIT_USAGE)
+    _answer(session.command("alert_ack", None, ids=None if everything else list(ids)), as_json)
+
+
+@command.command("silence")
+@click.argument("what", metavar="ALERT|RULE")
+@click.option(
+    "--for", "how_long", default="1h", show_default=True, metavar="TIME", help="Such as 30min, 2h, 1d; 0 ends it."
+)
+@json_option
+@click.pass_obj
+def silence(session: Session, what: str, how_long: str, as_json: bool) -> None:
+    """Silence notifications for a while: of an alert's rule for its subject, or of a rule. Recording continues."""
+    from gputui.recovery.alerts.overrides import parse_seconds
+
+    seconds = 0.0 if how_long == "0" else parse_seconds(how_long)
+    if seconds is None:
+        fail(f"--for {how_long}: expected a time such as 30min, 2h or 1d, of at most 30 days", EXIT_USAGE)
+    target = {"id": int(what)} if what.isdecimal() else {"rule": what}
+    _answer(session.command("alert_silence", None, seconds=seconds, **target), as_json)
+
+
+@command.command("rules")
+@click.argument("profile", required=False)
+@json_option
+@click.pass_obj
+def rules(session: Session, profile: str | None, as_json: bool) -> None:
+    """The rules with the thresholds in force here, or for a PROFILE, and where each comes from."""
+    from gputui.ui.cli.alert_rules import show_rules
+
+    show_rules(session, profile, as_json)
+
+
+@command.command("test")
+@json_option
+@click.pass_obj
+def test(session: Session, as_json: bool) -> None:
+    """Send a test message by the command and the webhook of alerts.yaml, and say what came of it."""
+    from gputui.ui.cli.alert_rules import send_test
+
+    send_test(session, as_json)
+
+
+def _answer(result: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        say(str(result.get("text") or "done"))

@@ -1,0 +1,171 @@
+"""`gputui bench`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+from msgspec.structs import replace
+
+from gputui.core import units
+from gputui.ui.cli.context import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    Session,
+    fail,
+    json_option,
+    print_json,
+    print_table,
+    say,
+)
+
+if TYPE_CHECKING:
+    from gputui.reports.summary.losses import ScaledRun, ScalingRow
+    from gputui.runs.spec import RunSpec
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure what this machine makes of a profile."""
+
+
+@command.command("scaling")
+@click.argument("profile")
+@click.option("--gpus", metavar="1,2,4", help="Numbers of GPUs to compare.")
+@click.option("--processes", metavar="1,2", help="Numbers of CPU processes instead, on a machine without GPUs.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter, such as steps=200.")
+@json_option
+@click.pass_obj
+def scaling(
+    session: Session, profile: str, gpus: str | None, processes: str | None, changes: tuple[str, ...], as_json: bool
+) -> None:
+    """Launch a profile with different numbers of GPUs, one run after the other, and tell how it scales.
+
+    They are ordinary runs, called PROFILE-x2 and so on: supervised, recovered and kept. The batch size is that of each
+    rank, so that more ranks do more work in a step.
+    """
+    if (gpus is None) == (processes is None):
+        fail("say --gpus 1,2,4, or --processes 1,2 on the CPU", EXIT_USAGE)
+    option = "--gpus" if gpus is not None else "--processes"
+    counts = _counts(option, gpus or processes or "")
+    specs = _specs(session, profile, changes, counts, on_gpus=gpus is not None)
+    what = "GPUs" if gpus is not None else "processes"
+    runs = [_measure(session, spec, count, what, quiet=as_json) for spec, count in zip(specs, counts, strict=True)]
+    from gputui.reports.summary.losses import scaling_rows
+
+    rows = scaling_rows(runs)
+    if as_json:
+        print_json([row.to_json() for row in rows])
+    else:
+        _print(rows, what)
+        if gpus is None or session.workspace.scenario.exists():
+            cores = len(os.sched_getaffinity(0))
+            simulated = "" if gpus is None else "the GPUs here are simulated; "
+            noun = "core" if cores == 1 else "cores"
+            say(f"{simulated}these were processes that share {cores} {noun}: it says nothing of GPUs")
+
+
+def _counts(option: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    counts = sorted({int(part) for part in parts if part.isascii() and part.isdigit() and 0 < int(part) <= 1024})
+    if len(counts) < 2 or len(counts) != len(parts):
+        fail(f"{option}: expected at least two different numbers, such as 1,2,4", EXIT_USAGE)
+    return counts
+
+
+def _specs(session: Session, name: str, changes: tuple[str, ...], counts: list[int], *, on_gpus: bool) -> list[RunSpec]:
+    """What is launched for each number; ends the command where one of them could never run, before the first does."""
+    from gputui.runs.launchers import LAUNCHERS
+    from gputui.ui.cli import launch_spec
+    from gputui.ui.cli.gpus import wait_for_gpus
+
+    session.need_agent()
+    if on_gpus:
+        with closing(session.reader()) as connection:
+            gpus, problem = wait_for_gpus(connection)
+        if len(gpus) < counts[-1]:
+            seen = f"this machine shows {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}" if gpus else problem
+            hint = "" if gpus else f"; gputui bench scaling {name} --processes 1,2 compares processes on the CPU"
+            fail(f"--gpus {counts[-1]}: {seen or 'no GPU is visible on this machine'}{hint}", EXIT_REFUSED)
+    chosen = launch_spec.load_profile(session, name)
+    situation = launch_spec.gpu_situation(session)
+    specs = [launch_spec.resolve_spec(chosen, changes, str(count) if on_gpus else "0", situation) for count in counts]
+    if not LAUNCHERS[specs[0].launcher].starts_ranks:
+        text = f"{specs[0].name} starts one process only (launcher: {specs[0].launcher}); there is nothing to compare"
+        fail(text, EXIT_USAGE)
+    return specs if on_gpus else [replace(spec, nproc=count) for spec, count in zip(specs, counts, strict=True)]
+
+
+def _measure(session: Session, spec: RunSpec, count: int, what: str, *, quiet: bool) -> ScaledRun:
+    """Launch one run, wait for its end and read what it measured; ends the command where it fails."""
+    from gputui.reports.summary.losses import ScaledRun
+    from gputui.reports.summary.stored_facts import read_facts
+    from gputui.store.runs import find_run
+    from gputui.ui.cli.run import submit
+    from gputui.ui.cli.wait import wait_until_over
+
+    run_id = submit(session, spec, f"{spec.name}-x{count}")
+    if not quiet:
+        say(f"{run_id}: {count} {what}" if count > 1 else f"{run_id}: 1 {'GPU' if what == 'GPUs' else 'process'}")
+    if wait_until_over(session, run_id, as_json=False, is_quiet=quiet) != EXIT_OK:
+        fail(f"{run_id} did not succeed; gputui explain {run_id} says why", EXIT_RUN_FAILED)
+    with closing(session.reader()) as connection:
+        facts = read_facts(
+            connection,
+            find_run(connection, run_id),
+            now=time.time(),
+            lost=None,
+            expected=lambda _attempt, _step, _values: None,
+            with_pictures=False,
+        )
+    return ScaledRun(run_id, count, facts.measured)
+
+
+def _print(rows: list[ScalingRow], what: str) -> None:
+    def share(value: float | None) -> str:
+        return units.percent(None if value is None else 100 * value)
+
+    def milliseconds(value: float | None) -> str:
+        return units.UNKNOWN if value is None else f"{1000 * value:+.1f} ms"
+
+    table = [
+        (
+            str(row.ranks),
+            units.short_number(row.speed),
+            units.UNKNOWN if row.speed_up is None else f"{row.speed_up:.2f}×",
+            share(row.efficiency),
+            units.UNKNOWN if row.step_seconds is None else f"{1000 * row.step_seconds:.1f} ms",
+            share(row.comm_share),
+            share(row.data_share),
+            milliseconds(row.extra_comm_seconds),
+            milliseconds(row.extra_data_seconds),
+            milliseconds(row.extra_other_seconds),
+            row.run_id,
+        )
+        for row in rows
+    ]
+    head = (
+        what.upper(), "PER SECOND", "SPEED-UP", "EFFICIENCY", "STEP", "COMM", "DATA", "+COMM", "+DATA", "+REST", "RUN",
+    )  # fmt: skip
+    print_table(head, table)
+    last = rows[-1]
+    if last.extra_other_seconds is None:
+        say("where it is lost is unknown: the runs report no step_time, comm_time or data_time")
+        return
+    lost = [
+        (seconds, words)
+        for seconds, words in (
+            (last.extra_comm_seconds, "in collectives"),
+            (last.extra_data_seconds, "waiting for data"),
+            (last.extra_other_seconds, "in the computation itself: clocks, uneven ranks, shared processors or memory"),
+        )
+        if seconds is not None and seconds > 0
+    ]
+    if lost:
+        seconds, words = max(lost)
+        say(f"most is lost {words}: {1000 * seconds:.1f} ms a step with {last.ranks} {what}")

@@ -1,0 +1,101 @@
+"""`gputui check`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gputui.core.redaction import Redactor
+from gputui.runs.checks import CheckResult
+from gputui.runs.redaction import redact_launch, secrets_of
+from gputui.runs.spec import RunSpec
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, print_json, say
+
+if TYPE_CHECKING:
+    from gputui.profiles.gpu_checks import GpuSituation
+
+GPUS_CHECK = "gpus"
+_MARKS = {"pass": "✓", "warn": "▲", "fail": "✗", "skip": "–"}
+
+
+@click.command("check")
+@click.argument("profile")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
+@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option(
+    "--log",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Only read an old log as the profile would have it read, and show what would be drawn.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The checks, machine-readable.")
+@click.pass_obj
+def command(
+    session: Session, profile: str, changes: tuple[str, ...], gpus: str | None, log: Path | None, as_json: bool
+) -> None:
+    """Check a profile, and show the exact command, environment and GPUs that it would start with."""
+    from gputui.profiles.preflight import check
+    from gputui.ui.cli import launch_spec
+
+    chosen = launch_spec.load_profile(session, profile)
+    if log is not None:
+        from gputui.ui.cli.log_trial import show_trial
+
+        show_trial(chosen, log, as_json=as_json)
+        return
+    situation = launch_spec.gpu_situation(session)
+    spec, missing = launch_spec.resolve_without_gpus(chosen, changes, gpus, situation)
+    past = launch_spec.earlier_peaks(session, spec)
+    results = check(spec, state=session.workspace.state, gpus=situation, past=past)
+    if missing:
+        problem = "; ".join(missing).removeprefix("gpus: ")
+        results = [CheckResult(GPUS_CHECK, "fail", problem) if one.name == GPUS_CHECK else one for one in results]
+    if as_json:
+        print_json([result.to_json() for result in results])
+    else:
+        print_plan(session, spec, situation, as_json=False)
+        say("")
+        for result in results:
+            say(result_line(result))
+        say("")
+        set_words = [word for change in changes for word in ("--set", change)]
+        gpu_words = [] if gpus is None else ["--gpus", gpus]
+        say(verdict(results, shlex.join(["gputui", "run", profile, *set_words, *gpu_words])))
+    if any(result.status == "fail" for result in results):
+        raise SystemExit(EXIT_REFUSED if missing else EXIT_USAGE)
+
+
+def result_line(result: CheckResult) -> str:
+    """A check for a person, such as ``✗ gpus: 1 of 2 GPUs can be used; ask for others with --gpus``."""
+    remedy = f"; {result.remedy}" if result.remedy and result.status in ("warn", "fail") else ""
+    return f"{_MARKS[result.status]} {result.name}: {result.detail}{remedy}"
+
+
+def verdict(results: Sequence[CheckResult], launch: str) -> str:
+    """The result of all checks for the command ``launch``."""
+    failed = [result.name for result in results if result.status == "fail"]
+    if failed:
+        return f"✗ {launch} would be refused: {', '.join(failed)}"
+    warned = [result.name for result in results if result.status == "warn"]
+    if warned:
+        return f"▲ ready but for {len(warned)} warning{'s' if len(warned) > 1 else ''} ({', '.join(warned)}): {launch}"
+    return f"✓ ready: {launch}"
+
+
+def print_plan(session: Session, spec: RunSpec, situation: GpuSituation | None, as_json: bool) -> None:
+    """Print command, environment and GPUs, without secrets."""
+    from gputui.profiles.describe import describe, preview_launch
+    from gputui.profiles.gpu_checks import likely_gpus
+
+    likely = () if situation is None else likely_gpus(spec.gpus, situation)
+    launch = preview_launch(spec, runs=session.workspace.runs, gpus=likely)
+    if as_json:
+        shown = redact_launch(launch, Redactor(secrets_of(spec))).to_json()
+        print_json({**shown, "gpus": list(spec.gpus.uuids), "gpu_count": spec.gpus.count, "nproc": spec.nproc})
+        return
+    for line in describe(spec, launch, situation):
+        say(line)

@@ -1,0 +1,212 @@
+"""Shared by all commands: the workspace, the store, questions to the agent, exit codes and output."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, NoReturn
+
+import click
+from msgspec import Struct
+
+from gputui.core.config import Workspace
+from gputui.core.safe_text import clean
+from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
+from gputui.runs.identity import asker
+from gputui.store import commands
+from gputui.store.database import StoreError, StoreMissingError, is_locked, open_commander, open_reader
+from gputui.store.runs import Run, RunLookupError, find_run, read_runs
+
+EXIT_OK = 0
+EXIT_RUN_FAILED = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_UNREACHABLE = 4
+EXIT_INTERRUPTED = 130
+
+
+def report_progress(doing: str) -> None:
+    """Show what the agent does first, on standard error."""
+    click.echo(f"The agent is {doing} …", err=True)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+
+
+class JsonGroup(click.Group):
+    """A command group whose own ``--json`` also applies to its subcommand."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.params.get("as_json"):
+            ctx.default_map = {name: {"as_json": True} for name in self.commands}
+        return super().resolve_command(ctx, args)
+
+
+class Session(Struct, frozen=True):
+    """The workspace of one command, with access to its store and agent."""
+
+    workspace: Workspace
+
+    def reader(self) -> sqlite3.Connection:
+        """A read-only connection; ends the command if there is nothing to read. Warns about a stopped agent."""
+        if (stopped := stopped_agent(self.workspace)) is not None:
+            click.echo(f"gputui: {stopped}", err=True)
+        try:
+            return open_reader(self.workspace.database)
+        except StoreMissingError as error:
+            fail(str(error), EXIT_REFUSED)
+        except StoreError as error:
+            fail(str(error), EXIT_UNREACHABLE)
+
+    def reader_or_none(self) -> sqlite3.Connection | None:
+        """As `reader`, but None if nothing has been recorded yet."""
+        return self.reader() if self.workspace.database.exists() else None
+
+    def note_missing_agent(self, *, is_active: bool) -> None:
+        """Warn if something is active and no agent supervises it."""
+        if is_active and read_identity(self.workspace) is None:
+            click.echo("gputui: no agent runs, so nothing is supervised or recorded; gputui agent start", err=True)
+
+    def need_agent(self) -> None:
+        """Start an agent if none runs; ends the command if that fails."""
+        try:
+            ensure_agent(self.workspace, report=report_progress)
+        except AgentUnreachableError as error:
+            fail(str(error), EXIT_UNREACHABLE)
+
+    def command(self, verb: str, run_id: str | None, *, meanwhile: str = "", **args: Any) -> dict[str, Any]:
+        """Send a command to the agent and wait for the answer; ends the command if it is refused. ``meanwhile`` is a
+        remedy while nothing can be written."""
+        self.need_agent()
+        with closing(self.commander()) as connection, self.writing(meanwhile):
+            words = {**args, "asker": asker()}
+            command_id = commands.submit(
+                connection, verb, run_id, words, actor(), now=time.time(), doorbell=self.workspace.doorbell
+            )
+            return self.wait(connection, command_id, commands.patience_seconds(verb))
+
+    @contextmanager
+    def writing(self, meanwhile: str = "") -> Iterator[None]:
+        """End the command with one line if the state directory cannot be written."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            words = error.strerror if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError) and error.errno == errno.E2BIG:
+                fail(str(words), EXIT_REFUSED)
+            remedy = (
+                "another program holds it, try again"
+                if is_locked(error)
+                else "free some disk space or check permissions" + (f"; {meanwhile}" if meanwhile else "")
+            )
+            fail(f"cannot write {self.workspace.state}: {words}; {remedy}", EXIT_REFUSED)
+
+    def commander(self) -> sqlite3.Connection:
+        try:
+            return open_commander(self.workspace.database)
+        except StoreError as error:
+            fail(str(error), EXIT_UNREACHABLE)
+
+    def wait(
+        self, connection: sqlite3.Connection, command_id: int, seconds: float = commands.ANSWER_SECONDS
+    ) -> dict[str, Any]:
+        try:
+            answer = commands.wait_for_answer(connection, command_id, seconds, is_in_vain=self._is_in_vain)
+        except commands.NotWithdrawnError as error:
+            remedy = "it may still be carried out; see gputui ps"
+            fail(
+                f"the agent does not answer, and the command cannot be taken back ({error}): {remedy}", EXIT_UNREACHABLE
+            )
+        if answer is None:
+            if (stopped := stopped_agent(self.workspace)) is not None:
+                fail(str(stopped), EXIT_UNREACHABLE)
+            fail(f"the agent does not answer; its log is {self.workspace.agent_log}", EXIT_UNREACHABLE)
+        if answer.state == "refused":
+            fail(answer.reason or "refused", EXIT_REFUSED)
+        return answer.result or {}
+
+    def _is_in_vain(self) -> bool:
+        """Whether no agent will answer. One that ended while the command was written, because no client needed it, is
+        started again."""
+        if stopped_agent(self.workspace) is not None:
+            return True
+        if read_identity(self.workspace) is None and not self.workspace.agent_stopped.exists():
+            try:
+                ensure_agent(self.workspace, report=report_progress)
+            except AgentUnreachableError:
+                return True
+        return False
+
+    def find_run(self, connection: sqlite3.Connection, wanted: str | None, *, only: bool = False) -> Run:
+        """The run named ``wanted``, the newest for None; ends the command if there is none, or not the ``only`` one."""
+        if wanted is None:
+            newest = read_runs(connection, limit=1)
+            if not newest:
+                fail(f"no run yet in {self.workspace.state}; gputui profiles lists what can be launched", EXIT_REFUSED)
+            return newest[0]
+        try:
+            return find_run(connection, wanted, only=only)
+        except RunLookupError as error:
+            fail(str(error), EXIT_REFUSED)
+
+
+def actor() -> str:
+    """The name of the user, for the history."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print one line on standard error, and exit with a documented code."""
+    click.echo(f"gputui: {clean(message)}", err=True)
+    sys.exit(code)
+
+
+def typed_moment(text: str) -> float:
+    """The moment of ``--at`` in UTC unix seconds; ends the command if it is invalid."""
+    from gputui.ui.tui.dialogs.typed_time import TypedTimeError, parse_moment
+
+    try:
+        return parse_moment(text, time.time())
+    except TypedTimeError as error:
+        fail(f"--at: {error}", EXIT_USAGE)
+
+
+def print_json(value: Any) -> None:
+    # Standard output is None if it was closed.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    click.echo(json.dumps(value, indent=2 if is_terminal else None, ensure_ascii=False))
+
+
+def print_json_list(values: Iterable[Any]) -> None:
+    """Print a JSON list, one element per line, without building it: it may have millions."""
+    before = "["
+    for value in values:
+        click.echo(before + json.dumps(value, ensure_ascii=False), nl=False)
+        before = ",\n"
+    click.echo("[]" if before == "[" else "]")
+
+
+def say(text: str) -> None:
+    """Print a line for a person, with control characters removed."""
+    click.echo(clean(text))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print left-aligned columns, two spaces apart."""
+    table = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(row[index]) for row in table) for index in range(len(header) - 1)]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        say("  ".join([*cells, row[-1]]).rstrip())

@@ -1,0 +1,127 @@
+"""`gputui explain`."""
+
+from __future__ import annotations
+
+import sqlite3
+import textwrap
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from gputui.core import units
+from gputui.metrics.intake_words import intake_words
+from gputui.store import alerts, checkpoints
+from gputui.store.alerts import AlertView
+from gputui.store.attempts import read_attempts
+from gputui.store.events import SINK_KINDS, EventView, read_data_events
+from gputui.store.metrics import intake
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.run_history import read_decisions, read_incidents, read_transitions
+from gputui.store.runs import Run
+from gputui.ui.cli.context import EXIT_REFUSED, Session, fail, say
+from gputui.ui.tui.layout.words import dated_clock
+
+WIDTH = 100
+MAX_ALERTS = 8
+
+
+@click.command("explain")
+@click.argument("run", required=False)
+@click.option("--evidence", is_flag=True, help="Only name the folders where the evidence is kept, one a line.")
+@click.pass_obj
+def command(session: Session, run: str | None, evidence: bool) -> None:
+    """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
+    from gputui.recovery.checkpoint_words import checkpoints_sentence
+    from gputui.recovery.ledger_inputs import spans_of
+
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        kept = evidence_folders(session.workspace.run_dir(view.run_id))
+        if evidence:
+            if not kept:
+                fail(f"no evidence is kept of {view.run_id}; it met no incident, or its folder is gone", EXIT_REFUSED)
+            for folder in kept:
+                say(str(folder))
+            return
+        story = story_of(connection, view)
+        raised = alerts.of_run(connection, view.run_id)
+        if rows := checkpoints.of_run(connection, view.run_id):
+            spans = spans_of(view, read_attempts(connection, view.run_id), time.time())
+            story.append(checkpoints_sentence(rows, spans))
+        story += [f"{event.message[:1].upper()}{event.message[1:]}." for event in data_events(connection, view.run_id)]
+        if trouble := intake_words(intake.intake(connection, view.run_id)):
+            story.append(f"{trouble}.")
+    if raised:
+        story.append(alerts_sentence(raised))
+    if kept:
+        attempts_word = "attempt " if len(kept) == 1 else "attempts "
+        story.append(f"Evidence of {attempts_word}{', '.join(folder.name for folder in kept)}: {kept[0].parent}")
+    print_paragraphs(story)
+
+
+def story_of(connection: sqlite3.Connection, view: Run) -> list[str]:
+    """The history of a run, one paragraph per attempt."""
+    from gputui.recovery.cost import costs
+    from gputui.recovery.history import resumptions
+    from gputui.recovery.story import tell
+    from gputui.runs.executors import chooses_start
+    from gputui.runs.spec import known_spec
+
+    attempts = read_attempts(connection, view.run_id)
+    incidents = read_incidents(connection, view.run_id)
+    decisions = read_decisions(connection, view.run_id)
+    clock = StepTimes(connection, view.run_id)
+    return tell(
+        view,
+        attempts,
+        incidents,
+        decisions,
+        read_transitions(connection, view.run_id),
+        now=time.time(),
+        costs=costs(attempts, incidents, decisions, clock, start_is_chosen_there=chooses_start(known_spec(view))),
+        went_on=resumptions(attempts, clock, checkpoints.of_run(connection, view.run_id)),
+    )
+
+
+def data_events(connection: sqlite3.Connection, run_id: str) -> list[EventView]:
+    """A run's events of DATA_KINDS, except about sinks, whose state is shown elsewhere."""
+    return [event for event in read_data_events(connection, run_id) if event.kind not in SINK_KINDS]
+
+
+def print_paragraphs(paragraphs: Sequence[str]) -> None:
+    """Print wrapped paragraphs, with an empty line between them."""
+    for index, paragraph in enumerate(paragraphs):
+        if index:
+            say("")
+        for line in textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False):
+            say(line)
+
+
+def alerts_sentence(raised: Sequence[AlertView]) -> str:
+    """The alerts of a run, newest last."""
+    shown = []
+    for alert in raised[-MAX_ALERTS:]:
+        end = (
+            "active"
+            if alert.cleared_at is None
+            else f"resolved after {units.duration(alert.cleared_at - alert.raised_at)}"
+        )
+        sentence = alert.sentence.removeprefix(f"{alert.run_id}: ")
+        shown.append(f"{dated_clock(alert.raised_at, time.time())} {sentence} ({end})")
+    left = len(raised) - len(shown)
+    more = f"; {left} earlier ones: gputui alerts --run {raised[0].run_id}" if left else ""
+    return f"Alerts: {'; '.join(shown)}{more}"
+
+
+def evidence_folders(run_dir: Path) -> list[Path]:
+    """The folders with evidence of the run's incidents, by attempt."""
+    try:
+        found = [entry for entry in (run_dir / "incidents").iterdir() if entry.is_dir()]
+    except OSError:
+        return []
+    return sorted(
+        found, key=lambda entry: (int(digits) if (digits := entry.name.split("-")[0]).isdigit() else 0, entry.name)
+    )

@@ -1,0 +1,128 @@
+"""`gputui gpus`."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+
+import click
+
+from gputui.core import units
+from gputui.store import json_shapes
+from gputui.store.agent import read_agent
+from gputui.store.hardware import GpuView, Quarantined, quarantined, read_gpus, xid_counts
+from gputui.store.metrics import queries
+from gputui.store.runs import find_run
+from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.tui.layout.gpu_words import is_free
+
+FIRST_SAMPLE_SECONDS = 10.0
+XID_SECONDS = 86_400.0
+
+
+@click.command("gpus")
+@json_option
+@click.option("--clear", metavar="GPU", help="Let runs have a GPU again that is in quarantine (index or UUID).")
+@click.option(
+    "--recommend", type=click.IntRange(1, 1024), metavar="N", help="Print the N best free GPUs as CUDA_VISIBLE_DEVICES."
+)
+@click.option("--memory", metavar="SIZE", help="Only GPUs with so much free memory, such as 16GiB (--recommend).")
+@click.pass_obj
+def command(session: Session, as_json: bool, clear: str | None, recommend: int | None, memory: str | None) -> None:
+    """The GPUs now, who is on them, and which are in quarantine because they failed.
+
+    In a script: CUDA_VISIBLE_DEVICES=$(gputui gpus --recommend 2 --memory 16GiB) python train.py
+    """
+    if memory is not None and recommend is None:
+        fail("--memory goes with --recommend", EXIT_USAGE)
+    session.need_agent()
+    connection = session.reader()
+    gpus, problem = wait_for_gpus(connection)
+    if clear is not None:
+        uuid = next((gpu.uuid for gpu in gpus if clear in (gpu.uuid, str(gpu.index))), clear)
+        session.command("clear_gpu", None, uuid=uuid)
+    if recommend is not None:
+        from gputui.ui.cli.recommended_gpus import print_recommended
+
+        print_recommended(connection, gpus, recommend, memory, as_json)
+        return
+    failed = quarantined(connection)
+    if as_json:
+        print_json(shapes(connection, gpus, failed))
+        return
+    if not gpus:
+        say(problem or "no GPUs have been reported yet")
+        return
+    rows = [
+        (
+            str(gpu.index),
+            "quarantine" if gpu.uuid in failed else gpu.state,
+            units.percent(gpu.utilization_percent),
+            f"{units.gibibytes(gpu.memory_used_bytes)} / {units.gibibytes(gpu.memory_total_bytes)}"
+            + (" unified" if gpu.facts.get("memory_is_unified") else ""),
+            units.celsius(gpu.temperature_celsius),
+            units.watts(gpu.power_watts),
+            gpu.name,
+            failed[gpu.uuid].reason if gpu.uuid in failed else gpu_user(gpu),
+        )
+        for gpu in gpus
+    ]
+    print_table(("GPU", "STATE", "UTIL", "MEMORY GiB", "TEMP", "POWER", "NAME", "WHO"), rows)
+    if problem:
+        say(problem)
+
+
+def shapes(
+    connection: sqlite3.Connection, gpus: list[GpuView], failed: dict[str, Quarantined]
+) -> list[json_shapes.Shape]:
+    """The JSON of the GPUs."""
+    now = time.time()
+    xids = xid_counts(connection, now - XID_SECONDS, now)
+    paces: dict[tuple[str, int | None], tuple[float | None, float | None]] = {}
+    for run_id in {gpu.run_id for gpu in gpus if gpu.run_id is not None}:
+        attempt = find_run(connection, run_id).attempt
+        for line in queries.ranks(connection, run_id, attempt):
+            step, data = (
+                value if value is not None and math.isfinite(value) else None
+                for value in (line.values.get("step_time"), line.values.get("data_time"))
+            )
+            paces[run_id, line.rank or 0] = (step, data / step if step and data is not None else None)
+    found = []
+    for gpu in gpus:
+        # On a shared GPU no run has its pace alone.
+        pace = None if gpu.shared_with else paces.get((gpu.run_id or "", gpu.rank))
+        step, wait = pace or (None, None)
+        found.append(
+            json_shapes.gpu_shape(
+                gpu, failed.get(gpu.uuid), xids=xids.get(gpu.uuid, 0), step_seconds=step, data_wait_fraction=wait
+            )
+        )
+    return found
+
+
+def wait_for_gpus(connection: sqlite3.Connection) -> tuple[list[GpuView], str | None]:
+    """The GPUs once a new agent has read them, and why there are none."""
+    deadline = time.monotonic() + FIRST_SAMPLE_SECONDS
+    while True:
+        agent = read_agent(connection)
+        gpus = read_gpus(connection, time.time())
+        is_failing = agent is not None and agent.gpu_problem is not None
+        sampled = not gpus or any(gpu.at is not None for gpu in gpus)
+        if is_failing or (agent is not None and agent.source is not None and sampled) or time.monotonic() > deadline:
+            return gpus, agent.gpu_problem if agent else None
+        time.sleep(0.05)
+
+
+def gpu_user(gpu: GpuView) -> str:
+    """The user of a GPU."""
+    if gpu.shared_with:
+        return f"{len(gpu.run_ids)} runs: {', '.join(gpu.run_ids)}"
+    if gpu.run_id is not None:
+        return gpu.run_id + (f" rank {gpu.rank}" if gpu.rank is not None else "")
+    names = [f"{process.user or '–'}:{process.command or process.pid}" for process in gpu.processes or ()]
+    if not names and gpu.state in ("lost", "error"):
+        return "–"
+    if not names:
+        return "MIG" if gpu.facts.get("mig_mode") else "free" if is_free(gpu) else "no visible process"
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

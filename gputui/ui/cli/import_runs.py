@@ -1,0 +1,56 @@
+"""`gputui import`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gputui.metrics.tracker_copy import TrackedRun, tracked_runs
+from gputui.runs.repository import fitting_name
+from gputui.runs.spec import MetricsSpec, RunSpec
+from gputui.ui.cli.context import EXIT_USAGE, Session, fail, json_option, print_json, say
+from gputui.ui.cli.run import submit
+
+MAX_RUNS = 50
+
+
+@click.command("import")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--name", help="What the run is called (else as the folder, or the W&B run).")
+@json_option
+@click.pass_obj
+def command(session: Session, folder: Path, name: str | None, as_json: bool) -> None:
+    """Import what TensorBoard or W&B (offline) wrote into a folder, as finished runs to compare with.
+
+    Scalars are copied into the home; the folder is left as it is.
+    """
+    found = tracked_runs(folder.absolute())
+    if not found:
+        fail(f"{folder} holds no events.out.tfevents.* and no run-*.wandb file", EXIT_USAGE)
+    if len(found) > MAX_RUNS:
+        fail(f"{folder} holds {len(found)} runs; import at most {MAX_RUNS} at once", EXIT_USAGE)
+    session.need_agent()
+    ids = [submit(session, copy_spec(each), name or each.name) for each in found]
+    if as_json:
+        print_json([{"id": run_id} for run_id in ids])
+        return
+    for run_id, each in zip(ids, found, strict=True):
+        say(f"{run_id} is imported from {each.source} ({each.kind}); gputui metrics {run_id} shows it")
+
+
+def copy_spec(run: TrackedRun) -> RunSpec:
+    """A run that copies the metrics of another tracker."""
+    source, output = str(run.source), "{run_dir}/metrics.jsonl"
+    return RunSpec(
+        name=fitting_name(run.name),
+        launcher="command",
+        # -P: modules in the folder must not be imported.
+        program=(sys.executable, "-P", "-m", "gputui.metrics.tracker_copy", run.kind, source, output),
+        workdir=str(run.source if run.source.is_dir() else run.source.parent),
+        args=(),
+        metrics=(MetricsSpec("jsonl", output),),
+        recovery={"policy": "off"},
+        alerts="off",
+    )

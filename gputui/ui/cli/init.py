@@ -1,0 +1,65 @@
+"""`gputui init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gputui.core.yaml_forms.problems import ProfileError, shown_path
+from gputui.profiles.draft import PRESETS, draft
+from gputui.profiles.loading import read_profile
+from gputui.profiles.script_survey import SurveyError
+from gputui.profiles.typed_command import DraftError
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, fail, say
+
+
+@click.command("init", context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT | -- COMMAND…")
+@click.option("--preset", type=click.Choice(PRESETS), help="What the script is built on, where that cannot be seen.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it.")
+def command(words: tuple[str, ...], preset: str | None, out: Path | None) -> None:
+    """Write a profile, with comments, for a script or a command that trains already. The script is read, not run."""
+    here = Path.cwd()
+    folder = here if out is None else (here / out).parent
+    if folder.resolve() != here.resolve():
+        fail("--out names a file in this folder: relative paths of the profile begin where it lies", EXIT_USAGE)
+    chosen = next((known for known in PRESETS if known == preset), None)
+    # Without asking the driver.
+    gpus = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+    try:
+        made = draft(words, here, preset=chosen, gpus=gpus)
+    except (DraftError, SurveyError) as error:
+        fail(str(error), EXIT_USAGE)
+    path = here / (out or f"{made.name}.yaml")
+    try:
+        read_profile(made.text, path)
+    except ProfileError as error:
+        fail(
+            f"no valid profile could be drafted: {error.problems[0]}; write one by hand (docs/profiles.md)", EXIT_USAGE
+        )
+    try:
+        _write_new(path, made.text)
+    except FileExistsError:
+        fail(f"{shown_path(path)} is there already; choose another with --out, or remove it", EXIT_REFUSED)
+    except OSError as error:
+        fail(f"{shown_path(path)} cannot be written: {error.strerror}", EXIT_REFUSED)
+    for line in made.found:
+        say(f"✓ {line}")
+    for line in made.guesses:
+        say(f"~ {line}")
+    for line in made.open_points:
+        say(f"▲ {line}")
+    named = f"./{shown_path(path)}"
+    say(f"wrote {named}; look through it, then: gputui check {named}, gputui run {named}")
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet, and leave none if that fails. Raises OSError."""
+    with path.open("x", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise

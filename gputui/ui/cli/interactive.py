@@ -1,0 +1,66 @@
+"""The bare `gputui`: the screen, in the user's workspace or in a temporary one of simulated GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from gputui.core.config import Workspace
+from gputui.runs.agent_process import AgentUnreachableError
+from gputui.store.database import StoreError
+from gputui.ui.cli.context import EXIT_UNREACHABLE, EXIT_USAGE, Session, fail, typed_moment
+
+
+def open_screen(session: Session, *, demo: bool, readonly: bool, at: str | None = None) -> int:
+    """Open the screen, at the present or at the moment ``at``. Needs a terminal."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        fail("the screen needs a terminal; gputui --once and gputui --record work without one", EXIT_USAGE)
+    if not sys.stderr.isatty():
+        # Textual draws on the standard error output.
+        fail("the screen is drawn on the standard error output; leave it to the terminal (no 2>FILE)", EXIT_USAGE)
+    if demo:
+        return open_demo(readonly=readonly, settings=session.workspace.settings, at=at)
+    moment_at = None if at is None else typed_moment(at)
+    return show(session.workspace, readonly=readonly, demo=False, moment_at=moment_at)
+
+
+def show(workspace: Workspace, *, readonly: bool, demo: bool, moment_at: float | None = None) -> int:
+    try:
+        workspace.create()
+    except OSError as error:
+        fail(f"cannot use {workspace.state}: {error.strerror}; choose another --home", EXIT_UNREACHABLE)
+    # Imported modules are no garbage; collecting now would only delay the first frame.
+    gc.disable()
+    from gputui.ui.tui.data.feed import Feed
+    from gputui.ui.tui.data.snapshot import Moment
+
+    # The first snapshot is read while the screen is still being imported.
+    feed = Feed(workspace)
+    feed.look_back(None if moment_at is None else Moment(moment_at))
+    feed.start()
+    from gputui.ui.tui.app import run
+
+    gc.freeze()
+    gc.enable()
+    return run(workspace, feed, readonly=readonly, demo=demo)
+
+
+def open_demo(*, readonly: bool, settings: Path, at: str | None) -> int:
+    """Open the screen in a home of simulated GPUs and past runs, which is removed at the end. The user's ``settings``
+    (a file) apply to it, and remain as they are."""
+    from gputui.ui.demo.home import demo_home
+
+    click.echo("preparing the demo: eight simulated GPUs with a week of past runs …", err=True)
+    try:
+        with demo_home() as workspace:
+            with contextlib.suppress(OSError):
+                shutil.copyfile(settings, workspace.settings)
+            moment_at = None if at is None else typed_moment(at)
+            return show(workspace, readonly=readonly, demo=True, moment_at=moment_at)
+    except (StoreError, AgentUnreachableError, OSError) as error:
+        fail(f"the demo cannot start: {error}", EXIT_UNREACHABLE)

@@ -1,0 +1,125 @@
+"""Resolve the command line to a run's specification, reporting every error at once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from gputui.core.safe_text import clean
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.gpu_checks import GpuSituation
+from gputui.profiles.loading import Profile, ProfileNotFoundError, find, load
+from gputui.profiles.params import ParameterError, split_assignments
+from gputui.profiles.resolve import ResolveError, resolve
+from gputui.profiles.situation import situation_of
+from gputui.runs.checks import CheckResult
+from gputui.runs.spec import RunSpec
+from gputui.store import alerts
+from gputui.store.agent import read_agent
+from gputui.store.database import StoreError, open_reader
+from gputui.store.hardware import quarantined, read_gpus
+from gputui.store.memory_peaks import PastPeak, past_peaks
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session
+
+
+def load_profile(session: Session, wanted: str) -> Profile:
+    """The profile of a path or name; ends the command with one line per problem."""
+    try:
+        return load(find(wanted, session.workspace, Path.cwd()))
+    except (ProfileNotFoundError, ProfileError) as error:
+        refuse(str(error).splitlines(), EXIT_USAGE)
+
+
+def resolve_spec(
+    profile: Profile,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    situation: GpuSituation | None,
+    target: Mapping[str, Any] | None = None,
+) -> RunSpec:
+    """The specification of a run; ends the command with one line per problem."""
+    inventory = None if situation is None else situation.facts
+    try:
+        given = split_assignments(changes)
+        return resolve(profile, overrides=given, gpus_override=gpus, inventory=inventory, target=target)
+    except ParameterError as error:
+        refuse(list(error.problems), EXIT_USAGE)
+    except ResolveError as error:
+        refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
+
+
+def resolve_on_target(
+    session: Session, profile: Profile, changes: tuple[str, ...], gpus: str | None, target: str
+) -> RunSpec:
+    """The specification of a run on a target; ends the command with one line per problem. The target itself is not
+    asked, so that nothing waits for a network."""
+    from gputui.profiles.preflight import check_elsewhere
+
+    spec = resolve_spec(profile, changes, gpus, None, target_of(session, profile, target))
+    refuse_failed(check_elsewhere(spec, session.workspace.state))
+    return spec
+
+
+def target_of(session: Session, profile: Profile, name: str) -> dict[str, Any]:
+    """The target that ``--on`` names; ends the command with one line per problem."""
+    from gputui.profiles.targets import TargetNotFoundError, find_target
+
+    try:
+        return find_target(name, profile.form.targets, session.workspace)
+    except (TargetNotFoundError, ProfileError) as error:
+        refuse(str(error).splitlines(), EXIT_USAGE)
+
+
+def resolve_without_gpus(
+    profile: Profile, changes: tuple[str, ...], gpus: str | None, situation: GpuSituation | None
+) -> tuple[RunSpec, list[str]]:
+    """As `resolve_spec`, but GPUs that this machine cannot provide do not end the command: they are requested all the
+    same, with one line per problem."""
+    inventory = None if situation is None else situation.facts
+    try:
+        return resolve(profile, overrides=split_assignments(changes), gpus_override=gpus, inventory=inventory), []
+    except ResolveError as error:
+        if not error.is_refusal:
+            refuse(list(error.problems), EXIT_USAGE)
+        return resolve_spec(profile, changes, gpus, None), list(error.problems)
+    except ParameterError as error:
+        refuse(list(error.problems), EXIT_USAGE)
+
+
+def gpu_situation(session: Session) -> GpuSituation | None:
+    """The GPUs as the agent last saw them; None if no agent has read them."""
+    try:
+        with closing(open_reader(session.workspace.database)) as connection:
+            gpus = read_gpus(connection, time.time())
+            return situation_of(read_agent(connection), gpus, quarantined(connection), alerts.lasting(connection))
+    except StoreError:
+        return None
+
+
+def earlier_peaks(session: Session, spec: RunSpec) -> list[PastPeak]:
+    """The GPU memory of earlier runs of the profile; none if nothing was recorded."""
+    try:
+        with closing(open_reader(session.workspace.database)) as connection:
+            return past_peaks(connection, spec.name)
+    except StoreError:
+        return []
+
+
+def refuse_failed(results: Iterable[CheckResult]) -> None:
+    """End the command if a check failed, with one line per failure."""
+    failed = [f"{result.name}: {result.detail}; {result.remedy}" for result in results if result.status == "fail"]
+    if failed:
+        refuse(failed, EXIT_REFUSED)
+
+
+def refuse(problems: list[str], code: int) -> NoReturn:
+    """Print one line per problem, and exit."""
+    for problem in problems:
+        click.echo(f"gputui: {clean(problem)}", err=True)
+    sys.exit(code)

@@ -1,0 +1,90 @@
+"""`gputui check --log`: try a profile's metrics on an existing log."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from gputui.core import units
+from gputui.core.safe_text import clean
+from gputui.metrics.draw.bars import sparkline
+from gputui.metrics.draw.envelope import reduce
+from gputui.metrics.draw.plot import plot_text
+from gputui.metrics.formats import Reading, line_format
+from gputui.metrics.trial import Trial, try_log
+from gputui.profiles.loading import Profile
+from gputui.ui.cli.context import EXIT_USAGE, fail, print_json, print_table, say
+
+MAX_BYTES = 64 << 20
+PLOT_HEIGHT = 12
+SPARK_WIDTH = 24
+
+
+def show_trial(profile: Profile, log: Path, *, as_json: bool) -> None:
+    """Parse the log with the patterns of the profile, or as CSV or JSON lines, and print what would be drawn. Ends the
+    command with EXIT_USAGE if nothing would."""
+    sources = [source for source in profile.form.metrics if source.is_printed or source.source in ("csv", "jsonl")]
+    source = next((source for source in sources if source.is_printed), sources[0] if sources else None)
+    if source is None:
+        elsewhere = ", ".join(dict.fromkeys(source.source for source in profile.form.metrics))
+        state = f"has its metrics read from elsewhere ({elsewhere})" if elsewhere else "says metrics: off"
+        fail(
+            f"{profile.name} {state}; to have lines of a log read, write in it, with the words of such a line: "
+            r"metrics: {source: output, patterns: ['step (?P<step>\d+) loss (?P<loss>\S+)']}",
+            EXIT_USAGE,
+        )
+    patterns = tuple(source.patterns or ())
+    kind = "stdout" if source.is_printed else source.source
+    with log.open("rb") as file:
+        content = file.read(MAX_BYTES)
+    trial = try_log(content, line_format(kind, Reading(patterns, source.step, source.units)), patterns)
+    if as_json:
+        print_json(trial.to_json())
+    else:
+        _print(trial, log)
+    if not trial.points:
+        raise SystemExit(EXIT_USAGE)
+
+
+def _print(trial: Trial, log: Path) -> None:
+    total = "" if trial.total_steps is None else f" of {units.count(int(trial.total_steps))}"
+    last = "" if trial.last_step is None else f", the last at step {units.count(trial.last_step)}{total}"
+    say(f"{clean(str(log))}: {units.count(trial.taken)} of {units.count(trial.lines)} lines are metrics{last}")
+    rows = [
+        (
+            name,
+            str(len(found)),
+            units.metric_value(found[0][1]),
+            units.metric_value(found[-1][1]),
+            sparkline([bin_.last for bin_ in reduce(found, SPARK_WIDTH)], SPARK_WIDTH).strip(),
+        )
+        for name, found in trial.points.items()
+    ]
+    if rows:
+        say("")
+        print_table(("METRIC", "VALUES", "FIRST", "LAST", ""), rows)
+        name = "loss" if "loss" in trial.points else next(iter(trial.points))
+        width = min(shutil.get_terminal_size((80, PLOT_HEIGHT)).columns, 100)
+        bins = reduce(trial.points[name], 2 * width)
+        say("")
+        for line in plot_text([(name, bins)], width, PLOT_HEIGHT, title=name, x_label="step").splitlines()[1:]:
+            say(line)
+    if trial.backwards is not None:
+        number, before, after = trial.backwards
+        say("")
+        say(
+            f"▲ steps go back, from {before} to {after} in line {number}: steps of each pass lie over each other; name "
+            "the groups epoch and iter, or say step: epoch"
+        )
+    for number, reason, text in trial.rejected[:3]:
+        say(f"▲ line {number} cannot be used ({reason}): {clean(text)}")
+    if trial.near:
+        say("")
+        say("nearly matched:")
+        for near in trial.near:
+            say(f"  line {near.number}: {clean(near.text)}")
+            say(f"    fits {clean(near.fits)}")
+            say(f"    then expected {clean(near.expected)}, found {clean(near.found) or 'the end of the line'}")
+    if not trial.points:
+        say("")
+        say("nothing would be drawn; docs/metrics.md says what patterns understand")

@@ -1,0 +1,108 @@
+"""`gputui logs`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from gputui.core.safe_text import clean
+from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
+from gputui.runs.stop_reports import stop_report
+from gputui.store.attempts import get_attempt
+from gputui.store.runs import find_run
+from gputui.ui.cli.context import EXIT_REFUSED, Session, fail
+
+TAIL_BYTES = 256 << 10
+WINDOW_BYTES = 256 << 10
+FOLLOW_SECONDS = 0.2
+STOP_BYTES = 8 << 10
+
+
+@click.command("logs")
+@click.argument("run", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Follow over attempts until the run ends.")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank (else everything).")
+@click.option("--attempt", type=click.IntRange(1), help="An earlier attempt (else the newest).")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=200, show_default=True, help="Lines per file; 0 for all."
+)
+@click.pass_obj
+def command(session: Session, run: str | None, follow: bool, rank: int | None, attempt: int | None, lines: int) -> None:
+    """What a run printed (the newest, if none is named): the launcher's output, then each rank's."""
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        number = attempt or view.attempt
+        if number < 1:
+            fail(f"{view.run_id} has not started yet ({view.waiting_for or view.state})", EXIT_REFUSED)
+        folder = session.workspace.run_dir(view.run_id) / "attempts" / str(number)
+        files = chosen(folder, rank)
+        if not files and not follow:
+            where = f"attempt {number}" + ("" if rank is None else f", rank {rank}")
+            fail(f"{view.run_id} has no output of {where} in {folder}", EXIT_REFUSED)
+        positions: dict[Path, int] = {}
+        for log in files:
+            positions[log.path] = log.path.stat().st_size
+            for line in last_lines(log.path, lines):
+                click.echo(label(log, len(files) > 1) + clean(line))
+        while follow:
+            fresh = find_run(connection, view.run_id)
+            number = fresh.attempt
+            folder = session.workspace.run_dir(view.run_id) / "attempts" / str(number)
+            printed = follow_once(folder, rank, positions)
+            if not printed and fresh.state.is_over:
+                break
+            if not printed:
+                time.sleep(FOLLOW_SECONDS)
+        ended = get_attempt(connection, view.run_id, number)
+        if ended is not None and ended.state == "stopped" and (name := stop_traceback(chosen(folder, rank))):
+            # On standard error, so that a pipe gets only lines of the log.
+            click.echo(f"(attempt {number} was stopped: the {name} above is how its launcher reports that)", err=True)
+
+
+def stop_traceback(files: Sequence[RankLog]) -> str | None:
+    """The exception by which a launcher reports that it was stopped, if one of these logs ends with it."""
+    reports = (stop_report(tail_text(log.path, STOP_BYTES).splitlines()) for log in files)
+    return next((report.exception for report in reports if report is not None), None)
+
+
+def chosen(folder: Path, rank: int | None) -> list[RankLog]:
+    """The requested log files that are not empty."""
+    return [log for log in rank_logs(folder) if rank is None or log.rank == rank]
+
+
+def last_lines(path: Path, count: int) -> Iterator[str]:
+    """The last lines of a file, all for 0."""
+    if count:
+        yield from tail_text(path, TAIL_BYTES).splitlines()[-count:]
+        return
+    offset = 0
+    while True:
+        window = read_window(path, offset, WINDOW_BYTES, partial=True)
+        if window.end == offset:
+            return
+        yield from window.text.splitlines()
+        offset = window.end
+
+
+def follow_once(folder: Path, rank: int | None, positions: dict[Path, int]) -> bool:
+    """Print what was added; returns whether there was something."""
+    files = chosen(folder, rank)
+    printed = False
+    for log in files:
+        window = read_window(log.path, positions.get(log.path, 0), WINDOW_BYTES)
+        positions[log.path] = window.end
+        for line in window.text.splitlines():
+            click.echo(label(log, len(files) > 1) + clean(line))
+            printed = True
+    return printed
+
+
+def label(log: RankLog, several: bool) -> str:
+    """The prefix of a line if there are several files."""
+    if not several:
+        return ""
+    return "[launcher] " if log.rank is None else f"[rank {log.rank}] "

@@ -1,0 +1,176 @@
+"""The command line: one module per command, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+import click
+
+from gputui.core.config import locate, own_checkout
+from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
+from gputui.version import VERSION
+
+# command → (module, or module:function if that is not `command`; its line in the list of commands)
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Launch a run from a profile."),
+    "sweep": ("sweep", "Run a profile with each combination of some values."),
+    "study": ("study", "Search for good parameters: run, check, show, stop, extend …"),
+    "studies": ("studies", "List the studies."),
+    "ps": ("ps", "List the runs."),
+    "show": ("show", "One run with its attempts."),
+    "logs": ("logs", "What a run printed."),
+    "metrics": ("metrics", "What a run measured."),
+    "export": ("export", "What a run measured as CSV, Parquet, for TensorBoard, MLflow…"),
+    "report": ("report", "How well runs did, what they cost: JSON and a page; quality gates."),
+    "explain": ("explain", "What happened to a run, and why."),
+    "stop": ("run_verbs:stop", "Stop a run; it may save a checkpoint first."),
+    "restart": ("run_verbs:restart", "Begin a run again from the start."),
+    "resume": ("resume", "Continue a run from its newest valid checkpoint."),
+    "rm": ("run_verbs:rm", "Remove a run that has ended."),
+    "import": ("import_runs", "Import a TensorBoard or W&B folder as finished runs."),
+    "rename": ("labels:rename", "Give a run another name."),
+    "tag": ("labels:tag", "Tag a run: +TAG adds a tag, -TAG removes it."),
+    "note": ("labels:note", "Note something about a run."),
+    "queue": ("queue", "Waiting runs; pause the queue, move a run in it."),
+    "alerts": ("alerts", "Active and resolved alerts; acknowledge, silence, rules."),
+    "orphans": ("orphans", "Processes that outlived their run; --kill ends them."),
+    "gpus": ("gpus", "The GPUs and their users."),
+    "targets": ("targets", "Other places to run; check one."),
+    "profiles": ("profiles", "List the profiles."),
+    "init": ("init", "Write a profile for a script or a command."),
+    "check": ("check", "Check a profile and show what it would start."),
+    "doctor": ("doctor", "Check this machine: driver, GPUs, disk, limits, database."),
+    "policy": ("policy", "What recovery would do, without doing it."),
+    "bench": ("bench", "How a profile scales over GPUs."),
+    "prometheus": ("prometheus", "Alert rules and a Grafana dashboard for Prometheus."),
+    "service": ("service", "Record always, by a systemd unit of this user."),
+    "agent": ("agent", "Start or stop the agent, show its status."),
+}
+
+
+class VerbGroup(click.Group):
+    """A group that imports a command when it is called."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        module, _, attribute = VERBS[name][0].partition(":")
+        command = getattr(importlib.import_module(f"gputui.ui.cli.{module}"), attribute or "command")
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from gputui.core.yaml_forms.nearest import nearest
+
+            meant = nearest(args[0], VERBS)
+            ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {meant}?" if meant else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.group(cls=VerbGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--home", type=click.Path(path_type=Path), help="Where profiles/ and state/ are (else $GPUTUI_HOME).")
+@click.option("--record", is_flag=True, help="No screen: record GPUs, host and runs until stopped.")
+@click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples (--record).")
+@click.option("--duration", type=click.FloatRange(0.1), help="End after so many seconds (--record).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (--record, --once).")
+@click.option("--once", is_flag=True, help="Print one frame as text and end; works without a terminal.")
+@click.option("--at", metavar="TIME", help="Look at a past moment: 03:12, -20m, 2026-11-20 03:12.")
+@click.option("--prometheus", metavar="HOST:PORT", help="Let Prometheus scrape what is recorded there (--record).")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write every sample to FILE.ndjson or FILE.csv too (--record).",
+)
+@click.option("--rotate", metavar="SIZE", help="Start a new file at this size and keep ten: 100MB (--record).")
+@click.option("--demo", is_flag=True, help="Eight simulated GPUs and a week of past runs, in a home that is removed.")
+@click.option("--readonly", is_flag=True, help="Read only: no launch, no stop.")
+@click.version_option(VERSION, prog_name="gputui")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    home: Path | None,
+    record: bool,
+    interval: float,
+    duration: float | None,
+    as_json: bool,
+    prometheus: str | None,
+    output: Path | None,
+    rotate: str | None,
+    once: bool,
+    at: str | None,
+    demo: bool,
+    readonly: bool,
+) -> None:
+    """See the GPUs of this workstation, launch training on them, and have it supervised and brought back.
+
+    Without a command: the interactive control center.
+
+    Exit codes: 0 success, 1 the run failed, 2 usage or invalid profile, 3 refused, 4 agent unreachable,
+    130 interrupted.
+    """
+    ctx.obj = Session(locate(home, checkout=own_checkout()))
+    if ctx.invoked_subcommand is not None:
+        return
+    if record:
+        from gputui.ui.cli.record import record as record_in_foreground
+
+        sys.exit(record_in_foreground(ctx.obj, interval, duration, as_json, prometheus, output, rotate))
+    given = {"duration": duration, "prometheus": prometheus, "output": output, "rotate": rotate}
+    for name, value in given.items():
+        if value is not None:
+            fail(f"--{name} goes with --record", EXIT_USAGE)
+    if once:
+        if demo:
+            fail("--once and --demo do not go together: the demo needs a terminal", EXIT_USAGE)
+        from gputui.ui.cli.once import once as print_once
+
+        sys.exit(print_once(ctx.obj, at=at, as_json=as_json, readonly=readonly))
+    if as_json:
+        fail("--json goes with --record and --once", EXIT_USAGE)
+    from gputui.ui.cli.interactive import open_screen
+
+    sys.exit(open_screen(ctx.obj, demo=demo, readonly=readonly, at=at))
+
+
+def entry() -> None:
+    """The console script. It always ends with at most one line of error and a documented exit code."""
+    try:
+        command(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(EXIT_USAGE)
+    except click.UsageError as error:
+        path = "gputui" if error.ctx is None else error.ctx.command_path
+        fail(f"{error.format_message()} (see {path} --help)", EXIT_USAGE)
+    except click.ClickException as error:
+        fail(error.format_message(), EXIT_USAGE)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader is gone, and the interpreter must not write to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except (OSError, sqlite3.Error) as error:
+        fail(
+            f"{error}; the state is in {locate(None, checkout=own_checkout()).state} unless --home says otherwise",
+            EXIT_UNREACHABLE,
+        )
+
+
+if __name__ == "__main__":
+    entry()

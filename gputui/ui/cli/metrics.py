@@ -1,0 +1,117 @@
+"""`gputui metrics`."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from gputui.core import units
+from gputui.core.safe_text import clean
+from gputui.core.yaml_forms.nearest import did_you_mean
+from gputui.metrics.curves.drawing import drawing
+from gputui.metrics.curves.live_curves import read_charts
+from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
+from gputui.metrics.draw import export as files
+from gputui.metrics.intake_words import intake_words
+from gputui.runs.spec import known_spec
+from gputui.store.metrics import intake, queries
+from gputui.store.runs import Run
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, print_json_list, print_table, say
+from gputui.ui.tui.layout.panels import by_interest
+
+PLOT_HEIGHT = 20
+PLOT_WIDTH = 80
+FILE_BINS = 2000
+_AXIS_NAMES = {"step": "step", "time": "s", "trained": "s of training", "epoch": "epoch"}
+
+
+@click.command("metrics")
+@click.argument("run")
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Every point, machine-readable.")
+@click.option("--plot", is_flag=True, help="Draw it.")
+@click.option("--export", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write .csv, .svg or .png.")
+@click.option(
+    "--axis", type=click.Choice(AXES), default="step", show_default=True, help="Over what (--plot, --export)."
+)
+@click.option("--smoothing", type=click.FloatRange(0.0, 0.999), default=0.0, help="Weight of the past in an average.")
+@click.option("--log-y", is_flag=True, help="Logarithmic values (--plot, --export).")
+@click.pass_obj
+def command(
+    session: Session,
+    run: str,
+    names: tuple[str, ...],
+    as_json: bool,
+    plot: bool,
+    file: Path | None,
+    axis: str,
+    smoothing: float,
+    log_y: bool,
+) -> None:
+    """What a run measured: the newest value of each metric, or of those named; --json has every point."""
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run)
+        known = by_interest(queries.metric_names(connection, view.run_id))
+        if names and not known and not as_json:
+            fail(_none_words(connection, view), EXIT_REFUSED)
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"it has {', '.join(known) or 'none yet'}"
+                fail(f"{view.run_id} has no metric {name!r}; {hint}", EXIT_REFUSED)
+        if as_json:
+            print_json_list(queries.points_json(connection, view.run_id, names or known))
+            return
+        if plot or file is not None:
+            width = min(shutil.get_terminal_size((PLOT_WIDTH, PLOT_HEIGHT)).columns, 160)
+            chosen = next(each for each in AXES if each == axis)
+            bins = FILE_BINS if file is not None else 4 * width
+            request = ChartRequest(names or tuple(known[:1]), chosen, bins=bins, smoothing=smoothing)
+            data = read_charts(connection, view.run_id, request)
+            if file is not None:
+                write_file(file, data, clean(view.run_id), log_y=log_y)
+            if plot:
+                draw(data, clean(view.run_id), width, log_y=log_y)
+            return
+        latest = queries.latest(connection, view.run_id)
+        if not latest:
+            say(_none_words(connection, view))
+            return
+        rows = [(name, units.metric_value(latest[name])) for name in names or known if name in latest]
+        print_table(("METRIC", "NEWEST"), rows)
+
+
+def _none_words(connection: sqlite3.Connection, run: Run) -> str:
+    """Why a run has no metrics."""
+    trouble = intake_words(intake.intake(connection, run.run_id))
+    spec = known_spec(run)
+    if spec is not None and not spec.metrics:
+        trouble = "its profile says metrics: off; metrics: there says where they are (docs/metrics.md)"
+    if not trouble and not run.attempt:
+        trouble = f"it has not started ({run.waiting_for or run.state})"
+    return f"{run.run_id} has no metrics" + (f": {trouble}" if trouble else "" if run.state.is_over else " yet")
+
+
+def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
+    """Plot the curves on standard output."""
+    from gputui.metrics.draw.plot import plot_text
+
+    series = [(curve.name, curve.smooth or curve.bins) for curve in data.curves.values()]
+    label = _AXIS_NAMES[data.request.axis]
+    click.echo(plot_text(series, width, PLOT_HEIGHT, title=title, x_label=label, log_y=log_y))
+
+
+def write_file(file: Path, data: ChartData, title: str, *, log_y: bool) -> None:
+    """Write the curves to a file in the format of its suffix."""
+    try:
+        content = files.export(files.kind_of(file.name), drawing(data, title, is_log=log_y))
+    except files.ChartExportError as error:
+        fail(str(error), EXIT_USAGE)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}", EXIT_REFUSED)
+    say(f"wrote {file}")

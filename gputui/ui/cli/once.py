@@ -1,0 +1,123 @@
+"""`gputui --once`: one frame of the screen as text or JSON, without a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TextIO
+
+import click
+
+from gputui.core.units import age
+from gputui.metrics.draw.plain import characters_for
+from gputui.runs.agent_process import AgentStoppedError, AgentUnreachableError, ensure_agent, read_identity
+from gputui.store.agent import read_agent
+from gputui.store.hardware import read_gpus, read_host
+from gputui.ui.cli.context import EXIT_OK, EXIT_UNREACHABLE, Session, fail, print_json, report_progress, typed_moment
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
+from gputui.ui.tui.data.snapshot_json import snapshot_shape
+from gputui.ui.tui.pages.overview.frame import overview_frame
+from gputui.ui.tui.theme.sgr import as_text
+
+FIRST_SAMPLE_SECONDS = 10.0
+SECOND_SAMPLE_SECONDS = 2.0
+WIDTH_WITHOUT_TERMINAL = 100
+LEAST_WIDTH = 40
+
+# Curves of long runs take several reads.
+_READS = 3
+
+
+def once(session: Session, *, at: str | None, as_json: bool, readonly: bool) -> int:
+    """Print one frame of the overview, now or at the moment ``at``; returns the exit code.
+
+    Without ``at`` an agent is started if none runs, so that the values are current; it ends by itself. A read-only view
+    starts none and prints the age of the values.
+    """
+    moment = None if at is None else Moment(typed_moment(at))
+    notice = None
+    if moment is None and not readonly:
+        try:
+            ensure_agent(session.workspace, report=report_progress)
+        except AgentStoppedError as error:
+            notice = error.sentence
+        except AgentUnreachableError as error:
+            if not session.workspace.database.exists():
+                fail(str(error), EXIT_UNREACHABLE)
+            notice = f"The agent does not start: {str(error).rstrip('.')}."
+    with closing(session.reader()) as connection:
+        if moment is None and notice is None and not readonly:
+            _await_sample(connection)
+        snapshot = _read(session, connection, moment)
+    is_running = read_identity(session.workspace) is not None
+    if moment is None and not is_running and notice is None:
+        notice = _age_notice(snapshot)
+    if as_json:
+        print_json(snapshot_shape(snapshot, running=is_running, home=str(session.workspace.state.parent)))
+    else:
+        width, height = frame_size(os.environ, sys.stdout)
+        lines = overview_frame(snapshot, width, height, host_name=socket.gethostname(), notice=notice)
+        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        characters = characters_for("auto", os.environ)
+        click.echo(as_text(lines, characters=characters, is_coloured=coloured), nl=False, color=True)
+    return EXIT_OK if notice is None or readonly else EXIT_UNREACHABLE
+
+
+def frame_size(environ: Mapping[str, str], output: TextIO) -> tuple[int, int | None]:
+    """The columns and lines of a frame: COLUMNS and LINES, else the terminal without a line for the prompt. Without a
+    terminal the height is unlimited."""
+    columns, lines = (_number(environ.get(name)) for name in ("COLUMNS", "LINES"))
+    if output.isatty():
+        size = shutil.get_terminal_size((80, 24))
+        columns, lines = columns or size.columns, lines or size.lines - 1
+    return max(LEAST_WIDTH, columns or WIDTH_WITHOUT_TERMINAL), lines
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() and int(text) > 0 else None
+
+
+def _read(session: Session, connection: sqlite3.Connection, moment: Moment | None) -> Snapshot:
+    reader = SnapshotReader(session.workspace)
+    for _ in range(_READS):
+        snapshot = reader.read(connection, time.time(), Interest(moment=moment))
+        if not reader.is_behind:
+            break
+    return snapshot
+
+
+def _await_sample(connection: sqlite3.Connection) -> None:
+    """Wait until a new agent has sampled something, or cannot."""
+    begin = time.monotonic()
+    deadline = begin + FIRST_SAMPLE_SECONDS
+    while time.monotonic() < deadline:
+        agent, host = read_agent(connection), read_host(connection)
+        if agent is not None and agent.source is not None and host is not None and host.at >= agent.started_at:
+            # Rates and CPU load need two samples.
+            if host.cpu_percent is None and time.monotonic() - begin < SECOND_SAMPLE_SECONDS:
+                time.sleep(0.02)
+                continue
+            times = [gpu.at for gpu in read_gpus(connection, time.time()) if gpu.state != "lost"]
+            if not times or any(at is not None and at >= agent.started_at for at in times):
+                return
+            if agent.sampler_state != "ok":
+                return
+        time.sleep(0.02)
+
+
+def _age_notice(snapshot: Snapshot) -> str | None:
+    """The age of the values if no agent runs."""
+    newest = max((gpu.at for gpu in snapshot.gpus if gpu.at is not None), default=None)
+    if snapshot.host is not None:
+        newest = max(newest or 0.0, snapshot.host.at)
+    if newest is None:
+        return "No agent runs, and nothing was sampled yet."
+    seconds = snapshot.at - newest
+    return f"No agent runs; the values are {'of just now' if seconds < 1 else age(seconds) + ' old'}."

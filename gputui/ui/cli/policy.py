@@ -1,0 +1,211 @@
+"""`gputui policy`: show what recovery would do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gputui.core.units import duration
+from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from gputui.recovery.action_results import Result
+    from gputui.recovery.policy_simulation import SimulatedAttempt
+    from gputui.ui.cli.policy_subjects import PolicySubject
+
+
+@click.group("policy", cls=JsonGroup, invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Show what recovery does about incidents. Without a subcommand, list the built-in policies."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from gputui.recovery.policies import POLICIES
+    from gputui.recovery.policy_words import SAYS, policy_json
+
+    if as_json:
+        print_json([policy_json(policy) for policy in POLICIES.values()])
+        return
+    rows = [
+        (
+            name,
+            str(policy.max_attempts) if policy.enabled else "1",
+            str(policy.max_without_progress) if policy.enabled else "–",
+            SAYS[name],
+        )
+        for name, policy in POLICIES.items()
+    ]
+    print_table(("POLICY", "ATTEMPTS", "WITHOUT PROGRESS", ""), rows)
+
+
+@command.command("show")
+@click.argument("what", metavar="[NAME|PROFILE|RUN]", default="standard")
+@json_option
+@click.pass_obj
+def show(session: Session, what: str, as_json: bool) -> None:
+    """Ladders and limits of a policy; of a profile or a run also what each action would do to its parameters."""
+    from gputui.recovery import policies, policy_words
+    from gputui.ui.cli import policy_subjects
+
+    subject = policy_subjects.find(session, what)
+    policy = subject.policy
+    spec = subject.situation.spec
+    effects = [] if subject.is_example else policy_subjects.effects(subject)
+    if as_json:
+        shape: dict[str, Any] = {**policy_words.policy_json(policy), "profile": subject.profile, "run": subject.run}
+        if not subject.is_example:
+            shape["params"] = subject.shown(subject.situation.params)
+            shape["actions"] = [
+                {"argument": action.argument, **result.to_json(), "action": action.name} for action, result in effects
+            ]
+        print_json(shape)
+        return
+    say(f"policy {policy_words.own_name(policy)}" + ("" if subject.is_example else f", of {subject.named}"))
+    for sentence in policy_words.limit_lines(policy):
+        say(f"  {sentence}")
+    if policy.enabled:
+        say("")
+        rows = [(kind, policy_words.kind_words(kind, policy)) for kind in policies.kinds_with_ladders()]
+        print_table(("INCIDENT", "WHAT IS TRIED"), rows)
+        say("")
+        say("never retried: " + ", ".join(policy_words.policy_json(policy)["never_retried"]))
+    if effects:
+        say("")
+        say(f"what the actions would do with the parameters of {spec.name}")
+        table = [(policy_words.action_words(action), *_effect(result)) for action, result in effects]
+        print_table(("ACTION", "", ""), table)
+
+
+@command.command("try")
+@click.option("--incident", "kind", required=True, metavar="KIND", help="The trouble that the run meets.")
+@click.option("--profile", metavar="PROFILE", help="A new run of this profile.")
+@click.option("--run", "run", metavar="RUN", help="An existing run.")
+@click.option("--policy", "policy_name", metavar="NAME", help="A built-in policy in place of its own.")
+@click.option("--times", type=click.IntRange(1, 100), default=100, help="At most so many times (else until it stops).")
+@click.option("--progress/--no-progress", default=False, help="Does each attempt get further than the one before?")
+@click.option("--refuses", is_flag=True, help="Assume that the script does not start with changed parameters.")
+@json_option
+@click.pass_obj
+def try_(
+    session: Session,
+    kind: str,
+    profile: str | None,
+    run: str | None,
+    policy_name: str | None,
+    times: int,
+    progress: bool,
+    refuses: bool,
+    as_json: bool,
+) -> None:
+    """What would happen if a run met the same trouble again and again: attempt by attempt, and nothing is done."""
+    from gputui.recovery import policy_simulation, policy_words
+    from gputui.recovery.kinds import KINDS
+    from gputui.ui.cli import policy_subjects
+
+    if profile is not None and run is not None:
+        fail("choose --profile or --run, not both", EXIT_USAGE)
+    if kind not in KINDS:
+        unknown_kind(kind)
+    policy = None if policy_name is None else policy_subjects.ready(policy_name)
+    if run is not None:
+        subject = policy_subjects.of_run(session, run)
+    elif profile is not None:
+        subject = policy_subjects.of_profile(session, profile)
+    else:
+        subject = policy_subjects.example()
+    chosen = subject.policy if policy is None else policy
+    rounds = policy_simulation.attempts_of(
+        subject.situation, kind, chosen, times=times, progress=progress, refuses=refuses
+    )
+    assumed = policy_subjects.assumptions(subject, progress)
+    if refuses:
+        assumed = [*assumed, "with changed parameters the script ends with an exception before its first step"]
+    if as_json:
+        print_json(
+            {
+                "policy": chosen.name,
+                "incident": kind,
+                "profile": subject.profile,
+                "run": subject.run,
+                "progress": progress,
+                "assumed": assumed,
+                "attempts": [_round_json(one, subject) for one in rounds],
+                "stopped": rounds[-1].plan.verdict == "stop",
+            }
+        )
+        return
+    say(f"{kind} ({KINDS[kind].title}) again and again in {subject.named}, policy {policy_words.own_name(chosen)}")
+    for sentence in assumed:
+        say(f"assumed: {sentence}")
+    ladder = chosen.ladder(kind)
+    for one in rounds:
+        say("")
+        _say_round(one, kind, subject, len(ladder))
+    if rounds[-1].plan.verdict != "stop":
+        say("")
+        say(f"… and so on; --times {len(rounds)} ends here")
+
+
+def unknown_kind(kind: str) -> NoReturn:
+    from gputui.core.yaml_forms.nearest import did_you_mean
+    from gputui.recovery.kinds import KINDS
+
+    hint = did_you_mean(kind, KINDS) or f"known are {', '.join(KINDS)}"
+    fail(f"unknown kind of incident {kind!r}; {hint}", EXIT_USAGE)
+
+
+def _effect(result: Result) -> tuple[str, str]:
+    from gputui.recovery.action_results import AppliedAction
+
+    if isinstance(result, AppliedAction):
+        return "✓", result.note
+    return "skipped", result.why
+
+
+def _say_round(attempt: SimulatedAttempt, kind: str, subject: PolicySubject, rungs: int) -> None:
+    plan = attempt.plan
+    where = "" if attempt.step is None else f" at step {attempt.step}"
+    if attempt.kind != kind:
+        where = f" at its start ({attempt.kind})"
+    if plan.verdict == "stop":
+        say(f"attempt {attempt.attempt} fails{where}: the run stops")
+        say(f"  {plan.reason}")
+        return
+    say(f"attempt {attempt.attempt} fails{where}: rung {plan.rung + 1} of {rungs}")
+    say(f"  {plan.reason}")
+    before = subject.shown(attempt.before)
+    for name, value in subject.shown(plan.changed).items():
+        say(f"  {name}  {_value(before.get(name))} → {_value(value)}")
+    when = f"after {duration(plan.delay_seconds)}" if plan.delay_seconds else "at once"
+    if plan.resume_from is not None:
+        start = Path(plan.resume_from).name
+    else:
+        start = "what its target chooses" if subject.situation.chosen_there else "the beginning"
+    say(f"  next: {when}, from {start}")
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _round_json(attempt: SimulatedAttempt, subject: PolicySubject) -> dict[str, Any]:
+    plan = attempt.plan
+    return {
+        "attempt": attempt.attempt,
+        "step": attempt.step,
+        "incident": attempt.kind,
+        "verdict": plan.verdict,
+        "rung": plan.rung,
+        "because": plan.because,
+        "reason": plan.reason,
+        "actions": plan.actions_json(),
+        "params_before": subject.shown(attempt.before),
+        "params_after": subject.shown(plan.params),
+        "changed": subject.shown(plan.changed),
+        "resume_from": plan.resume_from,
+        "delay_seconds": plan.delay_seconds,
+    }

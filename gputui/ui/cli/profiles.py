@@ -1,0 +1,45 @@
+"""`gputui profiles`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gputui.ui.cli.context import Session, json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from gputui.profiles.loading import ProfileEntry
+
+
+@click.command("profiles")
+@json_option
+@click.pass_obj
+def command(session: Session, as_json: bool) -> None:
+    """The profiles that a name can mean: here, in the home, and those that come with gputui."""
+    from gputui.profiles.loading import list_profiles
+
+    entries = list_profiles(session.workspace, Path.cwd())
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": entry.name,
+                    "path": str(entry.path),
+                    "source": entry.source,
+                    "error": None if entry.error is None else str(entry.error).splitlines()[0],
+                }
+                for entry in entries
+            ]
+        )
+        return
+    rows = [(entry.name, entry.source, _remark(entry)) for entry in entries]
+    print_table(("PROFILE", "FROM", ""), rows)
+
+
+def _remark(entry: ProfileEntry) -> str:
+    """The description of a profile, or its first mistake."""
+    if entry.error is not None:
+        return str(entry.error).splitlines()[0]
+    return (entry.profile.form.description if entry.profile is not None else None) or ""

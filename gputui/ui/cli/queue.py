@@ -1,0 +1,129 @@
+"""`gputui queue`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import click
+
+from gputui.core import units
+from gputui.store import queue
+from gputui.store.json_shapes import iso
+from gputui.ui.cli.context import EXIT_USAGE, JsonGroup, Session, fail, json_option, print_json, print_table, say
+from gputui.ui.cli.run_verbs import act
+
+PLACES = ("first", "last", "up", "down")
+
+
+@click.group("queue", cls=JsonGroup, invoke_without_command=True)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """The runs that wait, in the order in which they are served, and what each waits for.
+
+    A higher priority goes first; among equals, whoever waits longer. A run that waits for GPUs holds back those behind
+    it from every GPU that it could use itself.
+    """
+    if ctx.invoked_subcommand is None:
+        show(ctx.obj, as_json)
+
+
+def show(session: Session, as_json: bool) -> None:
+    """Print the waiting runs, and whether the queue is paused."""
+    pause, waiting = _read(session)
+    if as_json:
+        print_json(
+            {
+                "paused": pause is not None,
+                "paused_at": iso(pause.at) if pause else None,
+                "paused_by": pause.actor if pause else None,
+                "runs": [
+                    {
+                        "position": entry.position,
+                        "id": entry.run_id,
+                        "priority": entry.priority,
+                        "queued_at": iso(entry.queued_at),
+                        "waiting_for": entry.waiting_for,
+                    }
+                    for entry in waiting
+                ],
+            }
+        )
+        return
+    now = time.time()
+    if pause is not None:
+        say(pause_line(pause, now))
+    if not waiting:
+        say("the queue is empty")
+        return
+    rows = [
+        (
+            str(entry.position),
+            entry.run_id,
+            str(entry.priority),
+            "–" if entry.queued_at is None else units.duration(max(0.0, now - entry.queued_at)),
+            entry.waiting_for or "",
+        )
+        for entry in waiting
+    ]
+    print_table(("", "RUN", "PRIORITY", "WAITS", ""), rows)
+
+
+def _read(session: Session) -> tuple[queue.QueuePause | None, list[queue.QueueEntry]]:
+    """The pause and the waiting runs at one moment."""
+    connection = session.reader_or_none()
+    if connection is None:
+        return None, []
+    with closing(connection):
+        connection.execute("BEGIN")
+        return queue.pause(connection), queue.entries(connection)
+
+
+def pause_line(pause: queue.QueuePause, now: float) -> str:
+    """The notice while the queue is paused; ``now`` is UTC unix seconds."""
+    since = units.duration(max(0.0, now - pause.at))
+    return f"the queue was paused by {pause.actor} {since} ago: nothing new starts; gputui queue resume opens it"
+
+
+@command.command("pause")
+@json_option
+@click.pass_obj
+def pause_queue(session: Session, as_json: bool) -> None:
+    """Start nothing new; what runs goes on, and is recovered as ever."""
+    result = session.command("queue_pause", None)
+    if as_json:
+        print_json(result)
+    else:
+        say("the queue is paused; gputui queue resume opens it")
+
+
+@command.command("resume")
+@json_option
+@click.pass_obj
+def resume_queue(session: Session, as_json: bool) -> None:
+    """Open the queue again."""
+    result = session.command("queue_resume", None)
+    if as_json:
+        print_json(result)
+    else:
+        say("the queue is open")
+
+
+@command.command("move")
+@click.argument("run")
+@click.option("--first", is_flag=True, help="Before all others that wait.")
+@click.option("--last", is_flag=True, help="Behind all others that wait.")
+@click.option("--up", is_flag=True, help="One place earlier.")
+@click.option("--down", is_flag=True, help="One place later.")
+@click.option("--priority", type=click.IntRange(-1000, 1000), help="This priority.")
+@json_option
+@click.pass_obj
+def move(
+    session: Session, run: str, first: bool, last: bool, up: bool, down: bool, priority: int | None, as_json: bool
+) -> None:
+    """Change a waiting run's place by its priority; --up and --down may raise the priority of others, too."""
+    if first + last + up + down + (priority is not None) != 1:
+        fail("give one of --first, --last, --up, --down and --priority N", EXIT_USAGE)
+    place = next((word for word, asked in zip(PLACES, (first, last, up, down), strict=True) if asked), None)
+    act(session, "queue_move", run, as_json, place=place, priority=priority)

@@ -1,0 +1,91 @@
+"""`gputui --record`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
+
+if TYPE_CHECKING:
+    from gputui.agent.recording.file_output import FileOutput
+    from gputui.agent.recording.sample_lines import Format
+
+MIN_ROTATED_BYTES = 64 << 10
+
+
+def record(
+    session: Session,
+    interval_seconds: float,
+    duration_seconds: float | None,
+    as_json: bool,
+    prometheus: str | None,
+    output: Path | None,
+    rotate: str | None,
+) -> int:
+    """Record in the foreground until stopped. ``prometheus`` is the address to serve metrics on; ``output`` is a file
+    for every sample, rotated at the size ``rotate``."""
+    samples = _samples(output, rotate)
+    if prometheus is not None:
+        _expose(session, prometheus)
+    from gputui.agent.startup import RecordError
+    from gputui.agent.startup import record as run_recorder
+
+    where = session.workspace.database if output is None else f"{session.workspace.database} and {output}"
+    print(f"gputui: recording every {interval_seconds:g} s into {where}; ctrl+c ends it", file=sys.stderr)  # noqa: T201
+    try:
+        code = run_recorder(
+            session.workspace,
+            interval_seconds=interval_seconds,
+            duration_seconds=duration_seconds,
+            as_json=as_json,
+            output=sys.stdout,
+            samples=samples,
+        )
+    except RecordError as error:
+        fail(str(error), EXIT_UNREACHABLE)
+    if code == 0 and sys.stderr.isatty():
+        # The terminal has printed ^C, and the prompt must not follow on the same line.
+        print("\ngputui: recording ended", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
+    from gputui.agent.recording.file_output import FileOutput
+    from gputui.core.yaml_forms.quantities import parse_size
+
+    if output is None:
+        if rotate is not None:
+            fail("--rotate goes with --output", EXIT_USAGE)
+        return None
+    size = None if rotate is None else parse_size(rotate)
+    if rotate is not None and (size is None or size < MIN_ROTATED_BYTES):
+        fail(f"--rotate: expected a size from {MIN_ROTATED_BYTES >> 10}KiB such as 100MB, found {rotate!r}", EXIT_USAGE)
+    forms: dict[str, Format] = {".ndjson": "ndjson", ".jsonl": "ndjson", ".csv": "csv"}
+    form = forms.get(output.suffix.lower())
+    if form is None:
+        fail(f"--output: {output} ends neither in .ndjson nor in .csv", EXIT_USAGE)
+    if not output.parent.is_dir() or output.is_dir():
+        fail(f"--output: {output.parent} is no folder, or {output} is one", EXIT_USAGE)
+    return FileOutput(output.absolute(), form, size)
+
+
+def _expose(session: Session, text: str) -> None:
+    """Serve metrics, and print the address on standard error."""
+    from gputui.reports.prometheus.server import AddressError, parse_address, serve
+
+    try:
+        address = parse_address(text)
+    except AddressError as error:
+        fail(f"--prometheus: {error}", EXIT_USAGE)
+    try:
+        found = serve(session.workspace.database, address)
+    except AddressError as error:
+        fail(f"--prometheus: {error}; choose another port", EXIT_REFUSED)
+    if not found.is_loopback:
+        print(  # noqa: T201
+            f"gputui: anyone who can reach {found.host} can read the recorded data; 127.0.0.1 keeps it on this machine",
+            file=sys.stderr,
+        )
+    print(f"gputui: metrics for Prometheus on http://{found.host}:{found.port}/metrics", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,69 @@
+"""`gputui resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from gputui.core.redaction import redact_params
+from gputui.runs.executors import Executors
+from gputui.runs.spec import Scalar, spec_of
+from gputui.store import checkpoints
+from gputui.store.checkpoints import CheckpointRow
+from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session, fail, json_option
+from gputui.ui.cli.run_verbs import act
+
+_FORCE = "--force resumes it as it is"
+
+
+@click.command("resume")
+@click.argument("run")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter.")
+@click.option("--from", "named", metavar="PATH", help="The checkpoint to resume from, of any run.")
+@click.option("--force", is_flag=True, help="Also a complete run, or a trial that its study has ended.")
+@json_option
+@click.pass_obj
+def command(
+    session: Session, run: str, changes: tuple[str, ...], named: str | None, force: bool, as_json: bool
+) -> None:
+    """Continue a run that is over from the newest checkpoint of its training that validates."""
+    from gputui.profiles.params import Parameter, ParameterError, apply, split_assignments
+
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run, only=True)
+        if not (changes or named or force):
+            if view.state is RunState.SUCCEEDED:
+                fail(f"{view.run_id} is complete; --set changes what it trains to, {_FORCE}", EXIT_REFUSED)
+            if view.study_id is not None and view.state.is_over:
+                fail(f"{view.run_id} is a trial that its study has ended and will not count; {_FORCE}", EXIT_REFUSED)
+        rows = checkpoints.of_run(connection, view.run_id) if named is not None else []
+        record = get_run(connection, view.run_id)
+    target = None if record is None else spec_of(record).target
+    if named is not None and not Executors().of(target).sees_checkpoints(target or {}):
+        if not named.startswith("/"):
+            fail("--from takes an absolute path on the run's target, where its checkpoints are", EXIT_USAGE)
+        path: str | None = named
+    else:
+        path = None if named is None else named_path(named, rows)
+    try:
+        texts = split_assignments(changes)
+        values = apply({name: Parameter(name, value) for name, value in view.params.items()}, texts)
+        wanted: dict[str, Scalar] = {name: values[name] for name in texts}
+        # Commands are stored, and a secret must not be.
+        if redact_params(wanted) != wanted:
+            fail("a secret is not stored, so that a resume cannot change it; launch the run again", EXIT_USAGE)
+    except ParameterError as error:
+        fail(str(error).replace("\n", "; "), EXIT_USAGE)
+    act(session, "resume", view.run_id, as_json, set=wanted, **({} if path is None else {"from": path}))
+
+
+def named_path(named: str, rows: Sequence[CheckpointRow]) -> str:
+    """The path of a checkpoint given by path, or by its name among the run's own."""
+    path = Path(named).expanduser().absolute()
+    own = [row.path for row in rows if row.name == named]
+    return own[0] if len(own) == 1 and not path.exists() else str(path)

@@ -1,0 +1,143 @@
+"""`gputui run`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import click
+from msgspec.structs import replace
+
+from gputui.core.redaction import Redactor
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import submit_run
+from gputui.store.run_states import RunState
+from gputui.store.runs import get_run
+from gputui.ui.cli.context import Session, actor, json_option, print_json, say
+from gputui.ui.cli.gpus import wait_for_gpus
+
+DECISION_SECONDS = 1.0
+"""How long to wait for the agent to decide whether a new run starts."""
+
+
+@click.command("run")
+@click.argument("profile")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a parameter of the profile.")
+@click.option("--gpus", metavar="N|0,1|all", help="How many GPUs, or which (else as the profile says).")
+@click.option("--on", "target", metavar="TARGET", help="Where it runs (gputui targets lists them); else here.")
+@click.option("--name", help="What the run is called (else as the profile).")
+@click.option(
+    "--priority", type=click.IntRange(-1000, 1000), help="Its place in the queue; a higher one starts earlier."
+)
+@click.option("--after", "predecessors", multiple=True, metavar="RUN", help="Start once this run has succeeded.")
+@click.option("--wait", is_flag=True, help="Wait until it ends; the exit code is its outcome.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be started.")
+@json_option
+@click.pass_obj
+def command(
+    session: Session,
+    profile: str,
+    changes: tuple[str, ...],
+    gpus: str | None,
+    target: str | None,
+    name: str | None,
+    priority: int | None,
+    predecessors: tuple[str, ...],
+    wait: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Launch a run from a profile: a path, or a name that gputui profiles lists.
+
+    It is queued when its GPUs are busy, and survives the end of this terminal.
+    """
+    from gputui.profiles.preflight import check as preflight
+    from gputui.profiles.resolve import wants_gpus
+    from gputui.ui.cli import check, launch_spec
+
+    chosen = launch_spec.load_profile(session, profile)
+    if target is not None:
+        spec = launch_spec.resolve_on_target(session, chosen, changes, gpus, target)
+        if dry_run:
+            print_preview(session, spec)
+            return
+        session.need_agent()
+        _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
+        return
+    if dry_run:
+        situation = launch_spec.gpu_situation(session)
+        spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
+        check.print_plan(session, spec, situation, as_json)
+        return
+    session.need_agent()
+    if wants_gpus(chosen, gpus):
+        with closing(session.reader()) as connection:
+            wait_for_gpus(connection)
+    situation = launch_spec.gpu_situation(session)
+    spec = launch_spec.resolve_spec(chosen, changes, gpus, situation)
+    past = launch_spec.earlier_peaks(session, spec)
+    launch_spec.refuse_failed(preflight(spec, state=session.workspace.state, gpus=situation, past=past))
+    _launch(session, spec, name, priority, predecessors, wait=wait, as_json=as_json)
+
+
+def _launch(
+    session: Session,
+    spec: RunSpec,
+    name: str | None,
+    priority: int | None,
+    predecessors: tuple[str, ...],
+    *,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    if priority is not None:
+        spec = replace(spec, priority=priority)
+    if predecessors:
+        with closing(session.reader()) as connection:
+            spec = replace(
+                spec, after=tuple(session.find_run(connection, each, only=True).run_id for each in predecessors)
+            )
+    run_id = submit(session, spec, name)
+    if not wait:
+        if as_json:
+            print_json({"id": run_id, "state": RunState.QUEUED})
+        else:
+            state = first_state(session, run_id)
+            say(f"{run_id} {state}; gputui logs {run_id} -f follows it, gputui stop {run_id} ends it")
+        return
+    from gputui.ui.cli.wait import wait_until_over
+
+    raise SystemExit(wait_until_over(session, run_id, as_json))
+
+
+def first_state(session: Session, run_id: str) -> str:
+    """The state of a new run once the agent has decided whether it starts at once, or what it waits for."""
+    deadline = time.monotonic() + DECISION_SECONDS
+    with closing(session.reader()) as connection:
+        while (run := get_run(connection, run_id)) is not None and run.state is RunState.QUEUED:
+            if run.waiting_for:
+                return f"queued: {run.waiting_for}"
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    return str(RunState.QUEUED if run is None else run.state)
+
+
+def print_preview(session: Session, spec: RunSpec) -> None:
+    """Print what the run's target would get, without secrets."""
+    from gputui.profiles.describe import preview_launch
+    from gputui.runs.command import without_gpus
+    from gputui.runs.executors import Executors
+    from gputui.runs.redaction import redact_launch, secrets_of
+
+    launch = without_gpus(preview_launch(spec, runs=session.workspace.runs, gpus=()))
+    text = Executors().of(spec.target).preview(spec, redact_launch(launch, Redactor(secrets_of(spec))))
+    for line in text.splitlines():
+        say(line)
+
+
+def submit(session: Session, spec: RunSpec, name: str | None) -> str:
+    """Hand a run to the agent; returns its ID. Ends the command if it is refused."""
+    with closing(session.commander()) as connection, session.writing():
+        command_id = submit_run(session.workspace, connection, spec, name=name, actor=actor(), now=time.time())
+        return str(session.wait(connection, command_id)["id"])

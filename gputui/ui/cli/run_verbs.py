@@ -1,0 +1,82 @@
+"""`gputui stop`, `restart` and `rm`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import PurePath
+from typing import Any
+
+import click
+
+from gputui.runs.checkpoint_names import is_step_named, step_words
+from gputui.runs.identity import ProcessIdentity, is_alive
+from gputui.store.attempts import get_attempt
+from gputui.store.run_states import RunState
+from gputui.ui.cli.context import Session, json_option, print_json, say
+from gputui.ui.tui.data.progress import row_of
+from gputui.ui.tui.layout.run_words import stop_words
+
+
+def act(session: Session, verb: str, wanted: str, as_json: bool, **args: Any) -> None:
+    """Send a command about a run to the agent and print the answer."""
+    with closing(session.reader()) as connection:
+        run_id = session.find_run(connection, wanted, only=True).run_id
+    result = session.command(verb, run_id, **args)
+    if as_json:
+        print_json(result)
+        return
+    state = result.get("state", "")
+    words = f"{result.get('id', run_id)} {state}"
+    if result.get("resume_from"):
+        name, step = PurePath(str(result["resume_from"])).name, result.get("resume_step")
+        words += f" from {name}"
+        words += f" ({step_words(name, step)})" if isinstance(step, int) and not is_step_named(name) else ""
+    elif verb == "restart" and state == RunState.QUEUED:
+        words += " from the start"
+    if verb in ("resume", "restart"):
+        words += f"; gputui logs {run_id} -f follows it"
+    say(words)
+
+
+@click.command("stop")
+@click.argument("run")
+@click.option("--now", is_flag=True, help="Kill at once.")
+@json_option
+@click.pass_obj
+def stop(session: Session, run: str, now: bool, as_json: bool) -> None:
+    """Ask a run to end. It may finish its step and save a checkpoint; --now kills it at once."""
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, run, only=True)
+        newest = get_attempt(connection, view.run_id, view.attempt)
+    executor = None if newest is None or view.target is not None else newest.executor
+    shim = None if executor is None else ProcessIdentity(*executor)
+    by_hand = ""
+    if shim is not None and is_alive(shim):
+        by_hand = f"kill -{'USR2' if now else 'TERM'} {shim.pid} stops the run without that"
+    act(session, "stop", view.run_id, as_json, now=now, meanwhile=by_hand)
+    if as_json:
+        return
+    with closing(session.reader()) as connection:
+        view = session.find_run(connection, view.run_id)
+        row = row_of(connection, view)
+    if view.stop is not None:
+        say(stop_words(row, time.time())[0])
+
+
+@click.command("restart")
+@click.argument("run")
+@json_option
+@click.pass_obj
+def restart(session: Session, run: str, as_json: bool) -> None:
+    """Begin a run again from the start, with the parameters as launched."""
+    act(session, "restart", run, as_json)
+
+
+@click.command("rm")
+@click.argument("run")
+@json_option
+@click.pass_obj
+def rm(session: Session, run: str, as_json: bool) -> None:
+    """Remove a run that has ended: its history and its folder."""
+    act(session, "rm", run, as_json)

@@ -1,0 +1,165 @@
+"""`gputui service install|uninstall|status`: record permanently by a systemd unit of the user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from gputui.core.config import Workspace, locate
+from gputui.machine.service_unit import MARK, NAME, unit_path, unit_text
+from gputui.ui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, Session, actor, fail, json_option, print_json, say
+
+SYSTEMCTL_SECONDS = 30.0
+LINGER = Path("/var/lib/systemd/linger")
+
+
+@click.group("service")
+def command() -> None:
+    """Record always: a systemd unit of this user."""
+
+
+@command.command("install")
+@click.option("--interval", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between samples.")
+@click.option("--print", "print_only", is_flag=True, help="Print the unit, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def install(session: Session, interval: float, print_only: bool, yes: bool) -> None:
+    """Show the unit, then write it, and start it now and at every start of the machine."""
+    text, path = _unit(session.workspace, interval), unit_path(os.environ)
+    if print_only:
+        click.echo(text, nl=False)
+        return
+    _refuse_foreign_unit(path)
+    say(f"{path}:")
+    click.echo(text)
+    if not yes and not click.confirm("Write it, and start recording now?"):
+        fail("nothing was changed", EXIT_REFUSED)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".new")
+        new.write_text(text, "utf-8")
+        new.replace(path)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}", EXIT_REFUSED)
+    for words in (("daemon-reload",), ("enable", NAME), ("restart", NAME)):
+        problem = _systemctl(*words)[1]
+        if problem is not None:
+            fail(
+                f"{path} is written, but systemctl --user {' '.join(words)} failed: {problem}; "
+                f"try systemctl --user enable --now {NAME} when logged in",
+                EXIT_UNREACHABLE,
+            )
+    say("recording; gputui service status shows its state")
+    if not _lingers():
+        say(
+            "It starts with your first login and ends with your last logout. "
+            f"For always: loginctl enable-linger {actor()}"
+        )
+
+
+@command.command("uninstall")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def uninstall(_session: Session, yes: bool) -> None:
+    """Stop recording and remove the unit; runs continue, and what was recorded stays."""
+    path = unit_path(os.environ)
+    if not path.exists():
+        say("no unit is installed")
+        return
+    _refuse_foreign_unit(path)
+    if not yes and not click.confirm(f"Stop the recorder and remove {path}?"):
+        fail("nothing was changed", EXIT_REFUSED)
+    _, problem = _systemctl("disable", "--now", NAME)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        fail(f"cannot remove {path}: {error.strerror}", EXIT_REFUSED)
+    _systemctl("daemon-reload")
+    if problem is not None:
+        fail(f"{path} is removed, but systemctl --user disable failed: {problem}", EXIT_UNREACHABLE)
+    say("removed; runs continue, and recorded data is kept")
+
+
+@command.command("status")
+@json_option
+@click.pass_obj
+def status(session: Session, as_json: bool) -> None:
+    """Whether the unit is installed, enabled and running."""
+    path = unit_path(os.environ)
+    is_installed = path.exists()
+    enabled = _systemctl("is-enabled", NAME)[0] if is_installed else None
+    active = _systemctl("is-active", NAME)[0] if is_installed else None
+    is_for_home = is_installed and _command_line(_read(path)) == _command_line(_unit(session.workspace, 1.0))
+    if as_json:
+        print_json(
+            {
+                "installed": is_installed,
+                "path": str(path),
+                "enabled": enabled,
+                "active": active,
+                "lingers": _lingers(),
+                "for_this_home": is_for_home if is_installed else None,
+            }
+        )
+    elif not is_installed:
+        say("no unit is installed; gputui service install shows and writes one")
+    else:
+        say(f"{path}: {enabled or 'unknown'}, {active or 'unknown'}")
+        if not is_for_home:
+            say("it records for another home, or runs another gputui than this one; gputui service install renews it")
+        if not _lingers():
+            say(f"it ends with your last logout; for always: loginctl enable-linger {actor()}")
+
+
+def _unit(workspace: Workspace, interval: float) -> str:
+    words = [sys.executable, "-m", "gputui"]
+    environment = {"PATH": os.environ.get("PATH", os.defpath)}
+    if workspace != locate(None, {"HOME": os.environ.get("HOME", "")}):
+        if workspace.state.parent == workspace.profiles.parent:
+            words += ["--home", str(workspace.state.parent)]
+        else:
+            environment["XDG_CONFIG_HOME"] = str(workspace.profiles.parent.parent)
+            environment["XDG_STATE_HOME"] = str(workspace.state.parent)
+    return unit_text([*words, "--record", "--interval", f"{interval:g}"], environment)
+
+
+def _command_line(text: str) -> str:
+    """The recorder and its home in a unit, without the interval."""
+    line = next((line for line in text.splitlines() if line.startswith("ExecStart=")), "")
+    return line.partition('"--record"')[0]
+
+
+def _refuse_foreign_unit(path: Path) -> None:
+    if path.exists() and MARK not in _read(path):
+        fail(f"{path} was not written by gputui; move it away first", EXIT_REFUSED)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError as error:
+        fail(f"cannot read {path}: {error.strerror}", EXIT_REFUSED)
+
+
+def _lingers() -> bool:
+    return (LINGER / actor()).exists()
+
+
+def _systemctl(*words: str) -> tuple[str | None, str | None]:
+    """The answer of systemctl --user, and what went wrong."""
+    program = shutil.which("systemctl")
+    if program is None:
+        return None, "there is no systemd here"
+    try:
+        done = subprocess.run(
+            [program, "--user", *words], capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    answer = done.stdout.strip() or None
+    return answer, None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]

@@ -1,0 +1,154 @@
+"""Start a study from a file or a sweep, and wait for its end."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from gputui.core import units
+from gputui.core.yaml_forms.problems import ProfileError
+from gputui.profiles.loading import Profile
+from gputui.profiles.resolve import ResolveError
+from gputui.runs.launch_shell import capture
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import submit_ticket
+from gputui.store.database import data_version
+from gputui.store.studies import StudyState, TrialRecord, TrialState, get_study, read_trials
+from gputui.studies import launch as plans
+from gputui.studies.loading import StudyFile, StudyFileNotFoundError, find_study_file, load_study
+from gputui.studies.sampling import missing_library
+from gputui.studies.spec import StudySpec
+from gputui.ui.cli import launch_spec
+from gputui.ui.cli.context import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_RUN_FAILED,
+    EXIT_USAGE,
+    Session,
+    actor,
+    fail,
+    print_json,
+    say,
+)
+from gputui.ui.cli.gpus import wait_for_gpus
+
+POLL_SECONDS = 0.2
+AGENT_SECONDS = 5.0
+
+
+def load_file(session: Session, wanted: str, target: str | None = None) -> StudyFile:
+    """The study of a path or name, on a target; ends the command with one line per problem."""
+    try:
+        path = find_study_file(wanted, session.workspace, Path.cwd())
+        return load_study(path, session.workspace, Path.cwd(), target)
+    except (StudyFileNotFoundError, ProfileError) as error:
+        launch_spec.refuse(str(error).splitlines(), EXIT_USAGE)
+
+
+def resolve_study(session: Session, spec: StudySpec, profile: Profile) -> tuple[StudySpec, RunSpec]:
+    """The study with the GPUs of a trial, and the specification of its runs; ends the command if this machine cannot
+    run it."""
+    connection = session.reader_or_none()
+    with nullcontext() if connection is None else closing(connection):
+        seconds = plans.usual_seconds(connection, spec)
+    try:
+        return plans.resolve_study(spec, profile, launch_spec.gpu_situation(session), seconds)
+    except ResolveError as error:
+        launch_spec.refuse(list(error.problems), EXIT_REFUSED if error.is_refusal else EXIT_USAGE)
+
+
+def launch(session: Session, spec: StudySpec, profile: Profile, source: str, *, wait: bool, as_json: bool) -> int:
+    """Check the first point as a run, hand the study to the agent, and wait for its end if requested. Returns the exit
+    code."""
+    if (missing := missing_library(spec)) is not None:
+        fail(missing, EXIT_REFUSED)
+    session.need_agent()
+    if spec.target is None and (spec.gpus_per_trial or not profile.form.gpus.is_none):
+        with closing(session.reader()) as connection:
+            wait_for_gpus(connection)
+    spec, base = resolve_study(session, spec, profile)
+    situation = launch_spec.gpu_situation(session)
+    launch_spec.refuse_failed(plans.check_first_trial(session.workspace, base, spec, situation))
+    with closing(session.commander()) as connection, session.writing():
+        words = {"spec": spec.to_json(), "source": source}
+        command_id = submit_ticket(
+            session.workspace, connection, "study", replace(base, shell=capture()), words, actor(), now=time.time()
+        )
+        study_id = str(session.wait(connection, command_id)["id"])
+    if not wait:
+        if as_json:
+            print_json({"id": study_id, "state": StudyState.RUNNING})
+        else:
+            say(f"{study_id} started; gputui study show {study_id} shows it, gputui study stop {study_id} ends it")
+        return EXIT_OK
+    return wait_until_over(session, study_id, as_json=as_json)
+
+
+def plan_json(session: Session, spec: StudySpec) -> dict[str, Any]:
+    """`gputui.studies.launch.study_plan` of this home."""
+    connection = session.reader_or_none()
+    with nullcontext() if connection is None else closing(connection):
+        return plans.study_plan(connection, spec)
+
+
+def wait_until_over(session: Session, study_id: str, *, as_json: bool) -> int:
+    """Show each verdict until the study ends or pauses. Returns the exit code."""
+    shown: set[int] = set()
+    version, agent_at = -1, time.monotonic()
+    with closing(session.reader()) as connection:
+        try:
+            while True:
+                if (changed := data_version(connection)) != version:
+                    version = changed
+                    study = get_study(connection, study_id)
+                    if study is None:
+                        fail(f"{study_id} was removed", EXIT_REFUSED)
+                    trials = read_trials(connection, study_id)
+                    for trial in trials:
+                        if trial.state.is_over and trial.number not in shown:
+                            shown.add(trial.number)
+                            if not as_json:
+                                say(trial_line(trial))
+                    if study.state.is_over or study.state is StudyState.PAUSED:
+                        break
+                if time.monotonic() - agent_at > AGENT_SECONDS:
+                    session.need_agent()
+                    agent_at = time.monotonic()
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            say(f"{study_id} continues; gputui study stop {study_id} ends it")
+            return EXIT_INTERRUPTED
+        return _print_end(connection, study_id, as_json=as_json)
+
+
+def _print_end(connection: sqlite3.Connection, study_id: str, *, as_json: bool) -> int:
+    from gputui.studies.analysis import best_trials
+    from gputui.studies.spec import study_spec
+    from gputui.ui.cli.study_shapes import study_shape
+
+    study = get_study(connection, study_id)
+    assert study is not None
+    trials = read_trials(connection, study_id)
+    if as_json:
+        print_json(study_shape(connection, study, time.time()))
+    else:
+        say(f"{study_id} {study.state}: {study.reason}")
+        objectives = study_spec(study).objectives
+        for trial in best_trials(trials, objectives):
+            say(f"{'Pareto front' if len(objectives) > 1 else 'best'}: {trial_line(trial)}")
+    is_well = study.state is StudyState.FINISHED and any(one.state is TrialState.COMPLETE for one in trials)
+    return EXIT_OK if is_well else EXIT_RUN_FAILED
+
+
+def trial_line(trial: TrialRecord) -> str:
+    """``trial 3: 0.98 · lr=0.01 batch_size=16 · complete``."""
+    values = ", ".join(units.metric_value(value) for value in trial.values) or "–"
+    names_state = trial.reason is not None and trial.reason.startswith(trial.state)
+    how = trial.state if trial.reason is None else trial.reason if names_state else f"{trial.state}: {trial.reason}"
+    return f"trial {trial.number}: {values} · {plans.point_words(trial.params)} · {how}"

@@ -1,0 +1,152 @@
+"""Wait for a run to end, and show its events."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import sys
+import time
+from contextlib import closing
+
+import click
+
+from gputui.core import units
+from gputui.core.cells import clip
+from gputui.core.safe_text import clean
+from gputui.store.database import data_version
+from gputui.store.events import EventView, read_events
+from gputui.store.run_history import read_incidents
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, find_run
+from gputui.ui.cli.context import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, Session, print_json, say
+from gputui.ui.tui.data.progress import RunTracker
+from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.layout.run_words import outlook, silent_seconds, start_words, stop_words, time_left
+from gputui.ui.tui.layout.words import dated_clock
+
+POLL_SECONDS = 0.1
+LINE_SECONDS = 0.5
+AGENT_SECONDS = 5.0
+"""How often an agent is started if none supervises the run."""
+
+MARKS = {"error": "✗", "warning": "▲"}
+
+
+class StatusLine:
+    """A line at the bottom of a terminal that is rewritten; nothing without a terminal."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        """Replace the line, with control characters removed."""
+        if not self._is_terminal:
+            return
+        text = clip(clean(text), max(1, shutil.get_terminal_size().columns - 1))
+        if text != self._shown:
+            click.echo(f"\r\x1b[2K{text}", nl=False)
+            self._shown = text
+
+    def clear(self) -> None:
+        """Remove the line before other output."""
+        if self._shown:
+            click.echo("\r\x1b[2K", nl=False)
+            self._shown = ""
+
+
+def wait_until_over(session: Session, run_id: str, as_json: bool, *, is_quiet: bool = False) -> int:
+    """Follow a run until it is over; returns the exit code. An interrupt leaves the run alone.
+
+    On a terminal one line is rewritten (``step 140/300 · loss 0.02 · 40 s left``). Every event is a separate line.
+    After an incident the history of the run follows. ``is_quiet`` prints nothing, ``as_json`` only the end.
+    """
+    with closing(session.reader()) as connection:
+        try:
+            view = _follow(session, connection, run_id, is_shown=not (is_quiet or as_json))
+        except KeyboardInterrupt:
+            say(f"{run_id} continues; gputui stop {run_id} ends it")
+            return EXIT_INTERRUPTED
+        if as_json:
+            print_json({"id": run_id, "state": view.state})
+        elif not is_quiet:
+            _print_end(connection, view)
+    return EXIT_OK if view.state is RunState.SUCCEEDED else EXIT_RUN_FAILED
+
+
+def _follow(session: Session, connection: sqlite3.Connection, run_id: str, *, is_shown: bool) -> Run:
+    """Show the run until it is over; returns its final state."""
+    line = StatusLine()
+    tracker = RunTracker(run_id)
+    waits_for: str | None = None
+    event_id, version = 0, -1
+    agent_seen_at = line_at = -AGENT_SECONDS
+    try:
+        while True:
+            now = time.monotonic()
+            if is_shown and (changed := data_version(connection)) != version:
+                version = changed
+                for event in read_events(connection, run_id, after_id=event_id):
+                    event_id = event.event_id
+                    line.clear()
+                    say(event_line(event))
+            view = find_run(connection, run_id)
+            if view.state.is_over:
+                return view
+            if is_shown and view.waiting_for != waits_for:
+                waits_for = view.waiting_for
+                if waits_for:
+                    line.clear()
+                    say(f"{run_id} {view.state}: {waits_for}")
+            if is_shown and now - line_at >= LINE_SECONDS:
+                line_at = now
+                tracker.read(connection, view.attempt)
+                line.show(status_words(view, tracker.progress(view), time.time()))
+            if now - agent_seen_at > AGENT_SECONDS:
+                session.need_agent()
+                agent_seen_at = now
+            time.sleep(POLL_SECONDS)
+    finally:
+        line.clear()
+
+
+def event_line(event: EventView) -> str:
+    """``15:30:12 ✗ rank 0 ran out of GPU memory``, in local time."""
+    mark = MARKS.get(event.severity, " ")
+    return f"{dated_clock(event.at, time.time())} {mark} {event.message}"
+
+
+def status_words(run: Run, progress: Progress, now: float) -> str:
+    """``oom-1 running · attempt 2 · step 140/300 · loss 0.02 · 40 s left``, without what is unknown."""
+    parts = [f"{run.run_id} {run.state}"]
+    if run.attempt > 1:
+        parts.append(f"attempt {run.attempt}")
+    if run.state == "starting" and run.attempt_started_at is not None:
+        parts.append(start_words(run, now))
+    elif run.state == "stopping":
+        parts.append(stop_words(RunRow(run, progress), now)[0])
+    elif run.waiting_for:
+        parts.append(run.waiting_for)
+    elif progress.step is not None:
+        total = "" if progress.total_steps is None else f"/{units.count(progress.total_steps)}"
+        parts.append(f"step {units.count(progress.step)}{total}")
+        if progress.loss is not None:
+            parts.append(f"loss {units.metric_value(progress.loss)}")
+        row = RunRow(run, progress)
+        parts.append(outlook(row, now)[0] if silent_seconds(row, now) else time_left(progress))
+    return " · ".join(part for part in parts if part)
+
+
+def _print_end(connection: sqlite3.Connection, view: Run) -> None:
+    had_incidents = bool(read_incidents(connection, view.run_id))
+    if had_incidents:
+        from gputui.ui.cli.explain import print_paragraphs, story_of
+
+        say("")
+        print_paragraphs(story_of(connection, view))
+        say("")
+    took = None if view.ended_seconds is None else units.duration(view.ended_seconds)
+    words = f": {view.reason}" if view.reason else f" after {took}" if took else ""
+    say(f"{view.run_id} {view.state}{words}")
+    if had_incidents:
+        say(f"gputui explain {view.run_id} --evidence names the folders of evidence")

@@ -1,0 +1,142 @@
+"""The study in the demo's history: random points on four pairs of GPUs, pruned by the median.
+
+Points, rungs and decisions are those that a study's process would write for these losses; Optuna is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.config import PRIVATE_DIR_MODE
+from gputui.profiles.resolve import resolve
+from gputui.runs.repository import transaction
+from gputui.runs.submission import write_spec
+from gputui.store.studies import StudyState, TrialState, get_study
+from gputui.studies import decide, pbt, rows
+from gputui.studies.loading import load_study
+from gputui.studies.spec import Objective, StudySpec
+from gputui.ui.demo.simulated_training import VALIDATION_STEPS, tuned_end, validation_loss
+
+if TYPE_CHECKING:
+    from gputui.ui.demo.past import DemoPast
+
+STUDY = "vit-lr"
+STUDY_FILE = """\
+# Which learning rate, weight decay and batch size for the vision transformer? gputui study run vit-lr
+name: vit-lr
+description: Learning rate, weight decay and batch size of ViT-B/16 (simulated)
+profile: vit-b16
+params: {steps: 1200, step_seconds: 0.05}
+space:
+  lr: {type: float, min: 1.0e-5, max: 1.0e-2, log: true}
+  weight_decay: {type: float, min: 0.0, max: 0.3}
+  batch_size: [256, 512, 1024]
+objective: {metric: val/loss}
+sampler: random
+pruner: {kind: median, length: steps, rungs: 12, startup: 5, warmup: 2}
+budget: {trials: 24}
+parallel: 4
+seed: 6
+"""
+STEP_SECONDS = 1.6
+ACTOR = "ada"
+
+
+class _Course(Struct, frozen=True):
+    """A trial's values at its rungs, and why it was pruned. Times are UTC unix seconds."""
+
+    begin: float
+    values: tuple[float, ...]
+    reason: str | None = None
+
+    def at(self, rung: int) -> float:
+        return self.begin + 20.0 + rung * VALIDATION_STEPS * STEP_SECONDS
+
+    def best(self, rung: int) -> float:
+        return min(self.values[:rung])
+
+
+def play_study(past: DemoPast, file: Path, began_at: float) -> None:
+    """Write the study with its runs. Raises sqlite3.Error, OSError."""
+    connection, clock, workspace = past.connection, past.clock, past.workspace
+    found = load_study(file, workspace, file.parent)
+    spec, study_id = found.spec, f"{STUDY}-1"
+    base = replace(resolve(found.profile, overrides=dict(spec.params), inventory=past.gpus), shell=None)
+    folder = workspace.studies / study_id
+    folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True)
+    write_spec(folder / rows.SPEC_FILE, base)
+    clock.at = began_at
+    with transaction(connection):
+        rows.begin_study(connection, study_id, spec, source=found.source, now=began_at, actor=ACTOR)
+    slots = [(began_at + 3.0 + pair, (2 * pair, 2 * pair + 1)) for pair in range(spec.parallel or 1)]
+    courses: list[_Course] = []
+    for number in range(spec.budget.trials or 0):
+        begin, gpus = slots.pop(0)
+        params = pbt.first_point(spec.space, spec.seed, number)
+        trial = decide.trial_spec(base, spec, study_id, number, params)
+        course = _course(spec, trial.params, begin, courses)
+        courses.append(course)
+        clock.at = begin
+        with transaction(connection):
+            rows.insert_trial(
+                connection, study_id, number, params, state=TrialState.RUNNING, origin="sampled", now=begin
+            )
+        run_id = past.begin_run(trial, f"study {study_id}", name=f"{study_id}-t{number}")
+        steps = len(course.values) * VALIDATION_STEPS
+        past.train_trial(run_id, gpus, STEP_SECONDS, steps, course.reason, f"study {study_id}")
+        _write_result(past, study_id, number, run_id, course)
+        slots = sorted([*slots, (clock.at + 2.0, gpus)])
+    clock.at = max(at for at, _ in slots)
+    with transaction(connection):
+        study = get_study(connection, study_id)
+        assert study is not None
+        cause = f"its {len(courses)} trials are done"
+        rows.move_study(connection, study, StudyState.FINISHED, cause=cause, actor=f"study {study_id}", now=clock.at)
+
+
+def _course(spec: StudySpec, params: Mapping[str, Any], begin: float, others: Sequence[_Course]) -> _Course:
+    """A trial's values at its rungs, up to the one at which the median of earlier trials prunes it."""
+    end = tuned_end(params["loss_end"], params["lr"], params["weight_decay"])
+    values = tuple(
+        validation_loss(rung * VALIDATION_STEPS, int(params["steps"]), (params["loss_begin"], end))
+        for rung in range(1, spec.pruner.rungs + 1)
+    )
+    course = _Course(begin, values)
+    for rung in range(spec.pruner.warmup + 1, spec.pruner.rungs):
+        now = course.at(rung)
+        complete = [one for one in others if one.reason is None and one.at(spec.pruner.rungs) <= now]
+        known = [one.best(rung) for one in others if len(one.values) >= rung and one.at(rung) <= now]
+        if len(complete) >= spec.pruner.startup and course.best(rung) > statistics.median(known):
+            reason = decide.pruning_reason(rung, course.best(rung), known, Objective("val/loss"))
+            return _Course(begin, values[:rung], reason)
+    return course
+
+
+def _write_result(past: DemoPast, study_id: str, number: int, run_id: str, course: _Course) -> None:
+    """Write a value for each rung, and the end of the trial."""
+    rungs = len(course.values)
+    value = None if course.reason is not None else course.best(rungs)
+    state = TrialState.COMPLETE if course.reason is None else TrialState.PRUNED
+    with transaction(past.connection):
+        past.connection.executemany(
+            "INSERT INTO trial_rungs (study_id, number, rung, step, value, attempt, at) VALUES (?, ?, ?, ?, ?, 1, ?)",
+            [
+                (study_id, number, rung, rung * VALIDATION_STEPS, course.best(rung), course.at(rung))
+                for rung in range(1, rungs + 1)
+            ],
+        )
+        past.connection.execute(
+            "UPDATE trials SET run_id = ?, state = ?, rung = ?, value = ?, objective_values = ?, reason = ?, "
+            "starts = 1, ended_at = ? WHERE study_id = ? AND number = ?",
+            (
+                run_id, state, rungs, value, None if value is None else json.dumps([value]), course.reason,
+                past.clock.at, study_id, number,
+            ),
+        )  # fmt: skip

@@ -1,0 +1,391 @@
+"""The app: holds the newest snapshot, shows it on the visible page, and carries out actions.
+
+It is composed of parts: `Navigation` (pages), `Commands` (the agent), `TimeTravel` (the moment shown) and
+`TerminalFeatures` (mouse, title, bell, clipboard). An action is a method ``do_<name>`` of the page, the app or a part.
+Pages see the app as a `Shell`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.binding import BindingType
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
+from textual.message import Message
+from textual.reactive import Reactive
+from textual.screen import Screen
+from textual.theme import Theme as TextualTheme
+from textual.timer import Timer
+
+from gputui.core.config import Workspace
+from gputui.core.safe_text import clean
+from gputui.core.units import duration
+from gputui.metrics.draw.plain import characters_for
+from gputui.ui.tui.actions import find
+from gputui.ui.tui.actions.keymap import resolve
+from gputui.ui.tui.agent_watchdog import AgentKeeper
+from gputui.ui.tui.commands import Answered, Asked, Commands
+from gputui.ui.tui.data.feed import Feed
+from gputui.ui.tui.data.snapshot import Snapshot
+from gputui.ui.tui.layout.chart_settings import ChartMemory, from_kept, to_keep
+from gputui.ui.tui.navigation import Navigation
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.settings import LIMITS, Preferences, Settings, load
+from gputui.ui.tui.terminal.driver import KeysLost, TerminalDriver, TerminalGone
+from gputui.ui.tui.terminal.features import TerminalFeatures
+from gputui.ui.tui.terminal.frame_pace import LAG_SECONDS, Pace
+from gputui.ui.tui.terminal.layer import DisplayLayer
+from gputui.ui.tui.theme.colors import ANSI, THEMES, theme_for
+from gputui.ui.tui.time_travel import TimeTravel
+from gputui.ui.tui.widgets.page import ActionScreen
+from gputui.ui.tui.widgets.pane import Pane
+
+FIRST_SNAPSHOT_SECONDS = 0.25
+MESSAGE_SECONDS = 12.0
+LEAST_REFRESH_SECONDS = LIMITS["refresh_seconds"][0]
+
+
+class SnapshotRead(Message):
+    """A newer snapshot; it replaces one that still waits in the queue."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, SnapshotRead)
+
+
+@dataclass
+class AgentState(Message):
+    """A sentence about what is wrong with the agent, or None if it runs."""
+
+    text: str | None
+
+
+@dataclass
+class Notice(Message):
+    """A sentence from a thread. ``kind``: info, warning or error."""
+
+    text: str
+    kind: str
+
+
+class GputuiApp(DisplayLayer[int], inherit_bindings=False):
+    """The screen. It makes no decisions: it shows snapshots and writes commands."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS_PATH = Path(__file__).with_name("theme") / "base.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = []
+    TITLE = "gputui"
+
+    theme = Reactive(ANSI.base)
+    """Set here because a change makes Textual read its style sheets again."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        feed: Feed,
+        snapshot: Snapshot,
+        *,
+        readonly: bool = False,
+        demo: bool = False,
+        host_name: str | None = None,
+        settings: Settings | None = None,
+        settings_path: Path | None = None,
+    ) -> None:
+        if not os.environ.get("NO_COLOR"):
+            # An empty value means no wish (no-color.org); Textual only tests whether the variable exists.
+            os.environ.pop("NO_COLOR", None)
+        super().__init__()
+        settings = settings or Settings()
+        self.animation_level = "none"
+        self.workspace = workspace
+        self.feed = feed
+        self.snapshot = snapshot
+        self.is_readonly = readonly
+        self.is_demo = demo
+        self.host_name = host_name or socket.gethostname()
+        self.agent_notice: str | None = None
+        self.message: tuple[str, str] = ("", "info")
+        self.preferences = Preferences(settings, settings_path, lambda text: self.tell(text, "warning"))
+        self.keys = resolve(settings.keys)
+        self._said_at = 0.0
+        self._held_paints = 0
+        self._pace = Pace()
+        self._due: Timer | None = None
+        self.chart_memory = ChartMemory(from_kept(settings), lambda usual: self.preferences.change(**to_keep(usual)))
+
+        self.navigation = Navigation(self, self, feed, self.chart_memory)
+        self.commands = Commands(self, lambda: self.navigation.page, feed.watch)
+        self.time_travel = TimeTravel(self, self, feed)
+        self.terminal_features = TerminalFeatures(settings, self.host_name, self.write_sequence, self.say)
+        # Methods of `Shell` and of `ModeKeeper` that a part carries out.
+        self.request_data = self.navigation.request_data
+        self.open_run = self.navigation.open_run
+        self.open_study = self.navigation.open_study
+        self.open_gpu = self.navigation.open_gpu
+        self.compare = self.navigation.compare
+        self.launch_from = self.navigation.launch_from
+        self.select_run = self.navigation.select_run
+        self.confirmed = self.navigation.confirmed
+        self.ask = self.commands.ask
+        self.ask_by = self.commands.ask_by
+        self.look_back = self.time_travel.look_back
+        self.type_moment = self.time_travel.do_time_type
+        self.copy = self.terminal_features.copy
+        self.modes_on = self.terminal_features.modes_on
+        self.modes_off = self.terminal_features.modes_off
+
+        self.theme_name = theme_for(settings.theme, no_color=self.no_color, environ=os.environ).name
+        self.use_characters(characters_for(settings.characters, os.environ))
+        for theme in THEMES.values():
+            if theme.background is not None:
+                self.register_theme(
+                    TextualTheme(theme.base, primary=theme.colours["accent"], foreground=theme.colours["text"],
+                                 background=theme.background, dark=theme.is_dark)
+                )  # fmt: skip
+
+    def get_default_screen(self) -> Screen[Any]:
+        return OverviewScreen(is_folded=self.settings.fold, order=self.settings.sort)
+
+    def get_driver_class(self) -> type[Driver]:
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
+
+    def on_mount(self) -> None:
+        self._apply_theme()
+        self.terminal_features.heed(self.snapshot, is_ascii=self.is_ascii)
+        self.feed.attach(
+            lambda snapshot: self.post_message(SnapshotRead(snapshot)),
+            lambda answer: self.post_message(Answered(answer)),
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            # Under nohup, SIGHUP is ignored and must stay so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self.exit, 0)
+        if self.keys.refused:
+            self.say(" ".join(self.keys.refused), "warning")
+
+    # --- what arrives
+
+    def on_snapshot_read(self, message: SnapshotRead) -> None:
+        if not self.is_headless and not os.isatty(sys.__stdin__.fileno() if sys.__stdin__ else 0):
+            # The terminal is gone without a hang-up signal.
+            self.exit(0)
+            return
+        # Warnings and errors stay until a key is pressed.
+        is_info = self.message[0] and self.message[1] == "info"
+        if is_info and time.monotonic() - self._said_at > MESSAGE_SECONDS:
+            self.message = ("", "info")
+        if self.time_travel.takes(message.snapshot):
+            self._show(message.snapshot)
+
+    def on_agent_state(self, message: AgentState) -> None:
+        self.agent_notice = message.text
+        self.repaint()
+
+    def on_notice(self, message: Notice) -> None:
+        self.say(message.text, message.kind)
+
+    def on_asked(self, message: Asked) -> None:
+        self.commands.asked(message)
+
+    def on_answered(self, message: Answered) -> None:
+        self.commands.answered(message.answer)
+
+    def on_keys_lost(self, message: KeysLost) -> None:
+        self.say("The terminal sent a key that could not be read; it was left out.", "warning")
+
+    def on_terminal_gone(self, message: TerminalGone) -> None:
+        # The signal of a hang-up only reaches processes with this controlling terminal.
+        self.exit(0)
+
+    # --- painting
+
+    def _show(self, snapshot: Snapshot) -> None:
+        """Take a newer snapshot, and draw it when the next update is due."""
+        self.snapshot = snapshot
+        now = time.monotonic()
+        self._pace.note_lag(self.lag_seconds, now)
+        if snapshot.past is None:
+            self.terminal_features.heed(snapshot, is_ascii=self.is_ascii)
+        if self._due is not None:
+            return
+        interval = self._pace.interval(self.settings.refresh_seconds, self.settings.slow_line)
+        # The feed limits its own rate; snapshots at that rate are drawn at once.
+        wait = self._pace.wait_seconds(interval, now) if interval > LEAST_REFRESH_SECONDS else 0.0
+        if wait:
+            self._due = self.set_timer(wait, self._draw_due)
+        else:
+            self._draw_due()
+
+    def _draw_due(self) -> None:
+        self._due = None
+        self._pace.shown(time.monotonic())
+        self.repaint()
+
+    @property
+    def line_words(self) -> str | None:
+        """The lag of the terminal in words; None while it keeps up."""
+        lag = self.lag_seconds
+        slowed = ", fewer updates" if self._pace.is_slowed else ""
+        return f"terminal {duration(lag)} behind{slowed}" if lag > LAG_SECONDS else None
+
+    def repaint(self) -> None:
+        """Draw the visible page; pages below it are drawn when they become visible."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, ActionScreen) and screen.is_mounted:
+                screen.changed()
+                return
+
+    @property
+    def is_holding_paint(self) -> bool:
+        """Whether paints are postponed to the end of `one_paint`."""
+        return self._held_paints > 0
+
+    @contextmanager
+    def one_paint(self) -> Iterator[None]:
+        """Postpone all paints inside the block, and paint the visible page once at its end."""
+        self._held_paints += 1
+        try:
+            yield
+        finally:
+            self._held_paints -= 1
+        if not self._held_paints:
+            self.repaint()
+
+    def say(self, text: str, kind: str = "info") -> None:
+        """Show a sentence above the footer until the next key; an info at most for `MESSAGE_SECONDS`. ``kind``: info,
+        warning or error."""
+        self.message = (text, kind)
+        self._said_at = time.monotonic()
+        self.repaint()
+
+    def tell(self, text: str, kind: str = "info") -> None:
+        """`say` from another thread."""
+        self.post_message(Notice(text, kind))
+
+    def work(self, do: Callable[[], str], failure: str) -> None:
+        """Do disk work in a thread, and show the sentence that it returns, or ``failure`` with the OSError."""
+
+        def work() -> None:
+            try:
+                self.tell(do())
+            except OSError as error:
+                self.tell(f"{failure}: {error.strerror or error}.", "error")
+
+        threading.Thread(target=work, name="work", daemon=True).start()
+
+    # --- settings
+
+    @property
+    def settings(self) -> Settings:
+        """The current settings."""
+        return self.preferences.settings
+
+    @property
+    def is_ascii(self) -> bool:
+        """Whether only ASCII characters are shown."""
+        return self.characters == "ascii"
+
+    def change(self, **changes: Any) -> None:
+        """Change settings, now and for the next start."""
+        before = self.settings
+        self.preferences.change(**changes)
+        after = self.settings
+        if after.theme != before.theme:
+            self._apply_theme()
+        if after.characters != before.characters:
+            self.use_characters(characters_for(after.characters, os.environ))
+            self._restyle()
+        self.terminal_features.change(before, after, self.snapshot, is_ascii=self.is_ascii)
+        self.repaint()
+
+    def _apply_theme(self) -> None:
+        theme = theme_for(self.settings.theme, no_color=self.no_color, environ=os.environ)
+        self.theme_name = theme.name
+        self.theme = theme.base
+        self._restyle()
+
+    def _restyle(self) -> None:
+        """Paint every pane again."""
+        for screen in self.screen_stack:
+            for pane in screen.query(Pane):
+                pane.restyle()
+
+    # --- actions
+
+    def perform(self, name: str) -> None:
+        """Carry out an action on the visible page, or say why it is not possible now."""
+        self.message = ("", "info")
+        page = self.navigation.page
+        why_not = find(name, page.SCOPE).why_not(page.context())
+        if why_not is not None:
+            self.say(why_not, "warning")
+            return
+        owners = (page, *page.parts, self, self.navigation, self.commands, self.time_travel)
+        method = next(found for owner in owners if (found := getattr(owner, f"do_{name}", None)))
+        with self.one_paint():
+            method()
+
+    def do_theme(self) -> None:
+        if self.no_color:
+            self.say("NO_COLOR is set: there is only the theme without colours.", "warning")
+            return
+        names = tuple(THEMES)
+        self.change(theme=names[(names.index(self.theme_name) + 1) % len(names)])
+        self.say(f"Theme {self.settings.theme}: {THEMES[self.settings.theme].title}.")
+
+    def do_mouse(self) -> None:
+        self.change(mouse="off" if self.terminal_features.is_mouse_on else "on")
+        if self.terminal_features.is_mouse_on:
+            self.say("The mouse is on: click, double click, wheel; with shift the terminal's own selection.")
+        else:
+            self.say("The mouse is off; it selects text as the terminal does.")
+
+    def do_suspend(self) -> None:
+        self.action_suspend_process()
+
+    def do_leave(self) -> None:
+        self.exit(0)
+
+
+def run(workspace: Workspace, feed: Feed, *, readonly: bool = False, demo: bool = False) -> int:
+    """Show the screen until it is left; returns the exit code. Needs a terminal. ``feed`` is running, and is stopped at
+    the end."""
+    settings, trouble = load(workspace.settings)
+    app = GputuiApp(workspace, feed, feed.first(FIRST_SNAPSHOT_SECONDS), readonly=readonly, demo=demo,
+                    settings=settings, settings_path=workspace.settings)  # fmt: skip
+    if trouble is not None:
+        app.message = (trouble, "warning")
+    keeper = AgentKeeper(workspace, lambda text: app.post_message(AgentState(text)))
+    keeper.start()
+    try:
+        # Textual's mouse support reports every motion; `terminal.features` has ours.
+        code = app.run(mouse=False)
+    finally:
+        keeper.stop()
+        feed.stop()
+        app.preferences.finish()
+    for words in app.commands.unanswered if sys.stdout.isatty() else ():
+        # The agent drops commands of processes that have ended.
+        print(f"gputui: {clean(words)}: not done yet, and dropped with the screen.")  # noqa: T201
+    active = sum(not row.run.state.is_over for row in app.time_travel.live_runs)
+    if active and not demo and sys.stdout.isatty():
+        words = "1 run continues" if active == 1 else f"{active} runs continue"
+        print(f"gputui: {words} without the screen; gputui shows it again.")  # noqa: T201
+    return app.return_code or 0 if code is None else code

@@ -1,0 +1,242 @@
+"""The thread that reads the store for the screen.
+
+It has its own read-only connection, checks a few times a second whether anything was committed, and posts the newest
+snapshot as a message that replaces an older waiting one: a slow screen builds no queue, and a slow database never
+blocks the screen. Errors become a sentence in the snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
+from gputui.store import commands
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import (
+    StoreError,
+    StoreMissingError,
+    data_version,
+    is_locked,
+    open_reader,
+)
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
+
+LOOK_SECONDS = 0.15
+"""How often the store is checked for commits."""
+
+APART_SECONDS = 0.25
+"""Least time between two snapshots."""
+
+PAST_SECONDS = 10.0
+"""Least time between two reads of a past moment, whose rows may come late."""
+
+CLOCK_SECONDS = 1.0
+"""How often clock and ages are updated without commits."""
+
+REOPEN_SECONDS = 1.0
+
+BUSY_MILLISECONDS = 1000
+
+
+class Feed:
+    """Reads the store in its own thread, and hands snapshots and answers to the functions given to `attach`."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workspace = workspace
+        self._show: Callable[[Snapshot], object] | None = None
+        self._tell: Callable[[CommandAnswer], object] | None = None
+        self._wall = wall
+        self._clock = clock
+        self._reader = SnapshotReader(workspace)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._opened_at = float("-inf")
+        self._version: int | None = None
+        self._read_at = float("-inf")
+        self._past_read_at = float("-inf")
+        self._is_due = False
+        self._interest = Interest()
+        self._interest_read = Interest()
+        self._watched: set[int] = set()
+        self._newest = Snapshot(at=wall())
+        self._trouble: str | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._has_looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    # --- the screen's side
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def first(self, timeout_seconds: float) -> Snapshot:
+        """The first snapshot, for a full first frame; an empty one after ``timeout_seconds``."""
+        self._has_looked.wait(timeout_seconds)
+        return self._newest
+
+    def attach(self, show: Callable[[Snapshot], object], tell: Callable[[CommandAnswer], object]) -> None:
+        """Hand new snapshots to ``show``, and answers to watched commands to ``tell``. Both are called from the feed's
+        thread and must only post a message."""
+        self._show, self._tell = show, tell
+
+    def stop(self) -> None:
+        """End the thread, waiting only briefly: a read of a locked database may hang."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(timeout=0.5)
+
+    def look_at(self, interest: Interest) -> None:
+        """Set what to read from now on, at the current moment."""
+        self._turn_to(replace(interest, moment=self._interest.moment))
+
+    def look_back(self, moment: Moment | None) -> None:
+        """Set the past moment to read from now on; None returns to the present."""
+        self._turn_to(replace(self._interest, moment=moment))
+
+    @property
+    def interest(self) -> Interest:
+        """What is read now."""
+        return self._interest
+
+    def _turn_to(self, interest: Interest) -> None:
+        if interest != self._interest:
+            self._interest = interest
+            self._wake.set()
+
+    def watch(self, command_id: int) -> None:
+        """Report the answer to this command."""
+        self._watched.add(command_id)
+        self._wake.set()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            is_new = self._turn()
+            self._has_looked.set()
+            if is_new and self._show is not None:
+                self._show(self._newest)
+            self._wake.wait(self._pause())
+            self._wake.clear()
+        self._close()
+
+    def _pause(self) -> float:
+        """Seconds to sleep; shorter if a commit came too soon after the last snapshot."""
+        if not self._is_due:
+            return LOOK_SECONDS
+        return min(LOOK_SECONDS, max(0.01, self._read_at + APART_SECONDS - self._clock()))
+
+    def _turn(self) -> bool:
+        """Check the store once; returns whether there is a new snapshot."""
+        now, clock = self._wall(), self._clock()
+        interest = self._interest
+        self._is_due = False
+        try:
+            connection = self._open(clock)
+            if connection is None:
+                return self._pass_time(now, clock, self._trouble)
+            self._answer(connection)
+            version = data_version(connection)
+            is_other = interest != self._interest_read
+            is_news = is_other or version != self._version or self._reader.is_behind
+            if interest.moment is not None and not is_other and clock - self._past_read_at < PAST_SECONDS:
+                is_news = False
+            self._is_due = is_news and not is_other and clock - self._read_at < APART_SECONDS
+            if is_news and not self._is_due:
+                self._newest = self._reader.read(connection, now, interest)
+                self._version, self._interest_read, self._read_at = version, interest, clock
+                self._past_read_at, self._trouble = clock, None
+                return True
+            return self._pass_time(now, clock, self._trouble if is_news else None)
+        except StoreMissingError:
+            self._close()
+            return self._pass_time(now, clock, None)
+        except (StoreError, sqlite3.Error, OSError) as error:
+            self._close()
+            return self._pass_time(now, clock, _trouble(error))
+        except Exception as error:
+            # An unexpected error must not end the thread: a frozen screen looks like a quiet machine.
+            self._close()
+            return self._pass_time(now, clock, _unexpected(error))
+
+    def _pass_time(self, now: float, clock: float, trouble: str | None) -> bool:
+        """Update clock and ages of the old snapshot, once a second or if the trouble changed."""
+        if clock - self._read_at < CLOCK_SECONDS and trouble == self._trouble:
+            return False
+        self._read_at, self._trouble = clock, trouble
+        later = self._reader.later(self._newest, now, self._interest_read)
+        self._newest = replace(later, trouble=trouble) if trouble is not None else later
+        return True
+
+    def _open(self, clock: float) -> sqlite3.Connection | None:
+        """The connection. At most once a second it is opened again if it was lost or if the file was replaced."""
+        if self._connection is not None and clock - self._opened_at < REOPEN_SECONDS:
+            return self._connection
+        if self._connection is None and clock - self._opened_at < REOPEN_SECONDS:
+            return None
+        self._opened_at = clock
+        file = _identity(self._workspace)
+        if file != self._file:
+            self._close()
+            # Ids of the old file name other rows in the new one.
+            self._reader = SnapshotReader(self._workspace)
+            self._file = file
+        if self._connection is None:
+            self._connection = open_reader(self._workspace.database)
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._version = None
+
+    def _answer(self, connection: sqlite3.Connection) -> None:
+        for command_id in tuple(self._watched):
+            found = commands.answer(connection, command_id)
+            if found is not None and self._tell is not None:
+                self._watched.discard(command_id)
+                self._tell(found)
+
+
+def _identity(workspace: Workspace) -> tuple[int, int] | None:
+    try:
+        status = os.stat(workspace.database)  # noqa: PTH116 - one call, the path is ready
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _unexpected(error: Exception) -> str:
+    """A sentence with the place of an unexpected error."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+    return f"What was recorded cannot be shown: {what}; the last values stay. Please report it."
+
+
+def _trouble(error: Exception) -> str:
+    """A sentence about what keeps the store from being read."""
+    text = str(error).rstrip(".")
+    if is_locked(error):
+        return "The database is locked by another program; the last values stay until it lets go."
+    if isinstance(error, StoreError):
+        return f"{text[:1].upper()}{text[1:]}."
+    return f"Cannot read the database: {text}; the last values stay."

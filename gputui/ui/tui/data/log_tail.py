@@ -1,0 +1,204 @@
+"""The end of a run's log, followed as it grows: each read takes only new bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gputui.core.safe_text import clean
+from gputui.runs.log_levels import LevelReader
+from gputui.runs.logs import RankLog, last_state, printed_lines, rank_logs, read_window
+from gputui.ui.tui.data.snapshot import LogTail
+
+TAIL_BYTES = 128 * 1024
+"""How far back a log is read when its page opens."""
+
+DEEP_BYTES = 4 * 1024 * 1024
+"""How far back a log is read for a search, or at the upper end of the loaded part."""
+
+MOST_LINES = 40_000
+UNFINISHED_BYTES = 8 * 1024
+LIST_SECONDS = 2.0
+EARLIER_ATTEMPTS = 3
+"""How many earlier attempts offer their logs."""
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Follows the logs of one attempt, and offers those of earlier attempts."""
+
+    clock: Callable[[], float] = time.monotonic
+    _directory: Path | None = None
+    _logs: tuple[RankLog, ...] = ()
+    _earlier: tuple[tuple[str, RankLog], ...] = ()
+    _listed_at: float = float("-inf")
+    _key: object = None
+    _file: _FollowedFile | None = None
+    _tail: LogTail = field(default_factory=LogTail)
+
+    def read(self, attempt_dir: Path, wanted: str | None, *, deep: bool = False) -> LogTail:
+        """The newest lines of the log labelled ``wanted``, as harmless text; None for the most useful log of this
+        attempt. ``deep`` reads further back."""
+        now = self.clock()
+        if attempt_dir != self._directory:
+            # Logs of ended attempts do not change.
+            self._earlier = tuple(_earlier_logs(attempt_dir))
+        if attempt_dir != self._directory or now - self._listed_at >= LIST_SECONDS:
+            self._directory, self._listed_at = attempt_dir, now
+            self._logs = tuple(rank_logs(attempt_dir))
+        sized = [(log, *_size(log.path)) for log in self._logs]
+        labels = (*(label(log) for log, size, _ in sized if size > 0), *(name for name, _ in self._earlier))
+        chosen = next((item for item in sized if label(item[0]) == wanted), None)
+        if chosen is None:
+            chosen = next(((log, *_size(log.path)) for name, log in self._earlier if name == wanted), None)
+        if chosen is None:
+            wanted, chosen = None, _most_useful(sized)
+        if chosen is None:
+            return LogTail(labels=labels)
+        log, size, modified = chosen
+        key = (log.path, size, modified, labels, deep)
+        if key != self._key:
+            self._key = key
+            self._tail = self._follow(log, wanted or label(log), labels, deep=deep)
+        return self._tail
+
+    def _follow(self, log: RankLog, name: str, labels: tuple[str, ...], *, deep: bool) -> LogTail:
+        if self._file is None or self._file.path != log.path:
+            self._file = _FollowedFile(log.path)
+        file = self._file
+        try:
+            file.read(deep=deep)
+        except OSError as error:
+            self._file = None
+            return LogTail(name, labels, problem=f"Cannot read {log.path}: {error.strerror or error}.")
+        return LogTail(
+            name,
+            labels,
+            lines=(*file.lines, *file.unfinished),
+            levels=bytes(file.levels) + bytes(len(file.unfinished)),
+            first=file.first,
+            is_whole=file.is_whole,
+            source=str(log.path),
+        )
+
+
+class _FollowedFile:
+    """The lines of one file from some place on. ``first`` is the number of the first line kept. Lines keep their
+    numbers as others come and go; those before the place where reading began have negative numbers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: list[str] = []
+        self.levels = bytearray()
+        self.unfinished: tuple[str, ...] = ()
+        self.first = 0
+        self.is_whole = False
+        self._end: int | None = None
+        self._begun = ""
+        self._is_deep = False
+        self._grave = LevelReader()
+
+    def read(self, *, deep: bool) -> None:
+        """Read what was written since the last time. Raises OSError."""
+        size = self.path.stat().st_size
+        end = self._end
+        if end is None or size < end or size - end > (DEEP_BYTES if self._is_deep else TAIL_BYTES):
+            # A new file, a truncated one, or one that grew so much that the kept lines are far behind.
+            self._begin(size, DEEP_BYTES if deep else TAIL_BYTES)
+            self._is_deep = deep
+        elif deep and not self._is_deep:
+            self._is_deep = True
+            if not self.is_whole:
+                self._go_back(end)
+        self._go_on()
+
+    def _begin(self, size: int, most_bytes: int) -> None:
+        self.first += len(self.lines)
+        start = max(0, size - most_bytes)
+        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
+        self.is_whole = start == 0
+        self._end = start
+        self._begun = ""
+        if start > 0:
+            # Skip the rest of a line; if it has no end, its rest is better than nothing.
+            window = read_window(self.path, start, most_bytes, as_written=True)
+            cut = window.text.find("\n") + 1
+            self._read_on(window.text[cut:])
+            self._end = window.end
+
+    def _go_back(self, end: int) -> None:
+        """Read again from further back up to ``end``; known lines keep their numbers."""
+        newest = self.first + len(self.lines)
+        start = max(0, end - DEEP_BYTES)
+        found: list[str] = []
+        place, begun = start, ""
+        while place < end:
+            window = read_window(self.path, place, end - place, as_written=True)
+            if window.end <= place:
+                break
+            cut = window.text.find("\n") + 1 if place == start and start > 0 else 0
+            lines, begun = printed_lines(window.text[cut:], begun)
+            found += lines
+            place = window.end
+        self.lines, self.levels, self._grave = [], bytearray(), LevelReader()
+        self.is_whole = start == 0
+        self._take(found)
+        self.first = newest - len(self.lines)
+
+    def _go_on(self) -> None:
+        assert self._end is not None
+        while True:
+            window = read_window(self.path, self._end, DEEP_BYTES, as_written=True)
+            if window.end <= self._end:
+                break
+            self._read_on(window.text)
+            self._end = window.end
+        rest = read_window(self.path, self._end, UNFINISHED_BYTES, partial=True, as_written=True).text
+        self.unfinished = (clean(last_state(self._begun + rest)),) if self._begun or rest else ()
+
+    def _read_on(self, text: str) -> None:
+        lines, self._begun = printed_lines(text, self._begun)
+        self._take(lines)
+
+    def _take(self, lines: Sequence[str]) -> None:
+        harmless = [clean(line) for line in lines]
+        self.lines += harmless
+        self.levels += bytes(map(self._grave.level, harmless))
+        surplus = len(self.lines) - MOST_LINES
+        if surplus > 0:
+            del self.lines[:surplus], self.levels[:surplus]
+            self.first += surplus
+            self.is_whole = False
+
+
+def label(log: RankLog) -> str:
+    """The label of a log: ``rank 0``, ``rank 0 stderr``, ``launcher``."""
+    if log.rank is None:
+        return "launcher"
+    return f"rank {log.rank}" if log.stream == "stdout" else f"rank {log.rank} stderr"
+
+
+def _earlier_logs(attempt_dir: Path) -> Iterator[tuple[str, RankLog]]:
+    """The non-empty logs of earlier attempts, the newest attempt first."""
+    number = int(attempt_dir.name) if attempt_dir.name.isascii() and attempt_dir.name.isdigit() else 0
+    for before in range(number - 1, max(0, number - 1 - EARLIER_ATTEMPTS), -1):
+        for log in rank_logs(attempt_dir.with_name(str(before))):
+            if _size(log.path)[0] > 0:
+                yield f"{label(log)} of attempt {before}", log
+
+
+def _most_useful(sized: list[tuple[RankLog, int, int]]) -> tuple[RankLog, int, int] | None:
+    """The first rank's standard output if it is not empty, else the first log that is not."""
+    with_text = [item for item in sized if item[1] > 0]
+    ranks = [item for item in with_text if item[0].rank is not None and item[0].stream == "stdout"]
+    return next(iter(ranks or with_text or sized), None)
+
+
+def _size(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns

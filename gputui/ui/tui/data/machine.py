@@ -1,0 +1,219 @@
+"""Reading the machine's part of a snapshot: quarantine, one GPU, costs of failures, alerts, full disk, idle GPUs."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.recovery.cost import Cost, costs, total
+from gputui.runs.executors import chooses_start
+from gputui.runs.spec import known_spec
+from gputui.store import alerts, queue
+from gputui.store.agent import AgentView
+from gputui.store.alerts import AlertView
+from gputui.store.attempts import read_attempts
+from gputui.store.hardware import (
+    GpuView,
+    gpu_events,
+    gpu_history,
+    idleness,
+    leased_since,
+    memory_temperature_history,
+    present_since,
+    quarantined,
+    xid_counts,
+)
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.rollups import GpuHistory
+from gputui.store.run_history import read_decisions, read_incidents
+from gputui.store.runs import Run
+from gputui.ui.tui.data.snapshot import AlertsState, GpuPage, MachineState, Progress, RunRow
+
+XID_SECONDS = 86_400.0
+"""How long XIDs are counted."""
+
+GPU_BUCKETS = 120
+
+EVENTS_OF_A_GPU = 40
+
+# How many changed runs have their costs computed per snapshot.
+COSTS_PER_READ = 4
+
+
+def machine_state(connection: sqlite3.Connection, now: float, at: float | None = None) -> MachineState:
+    """The machine now, or at the past moment ``at``; quarantines and pauses that have ended since are not stored.
+    Raises sqlite3.Error."""
+    failed, pause = quarantined(connection), queue.pause(connection)
+    if at is not None:
+        failed = {uuid: found for uuid, found in failed.items() if found.since <= at}
+        pause = pause if pause is not None and pause.at <= at else None
+    seen = now if at is None else at
+    return MachineState(quarantined=failed, queue_pause=pause, xids=xid_counts(connection, seen - XID_SECONDS, seen))
+
+
+class GpuPageReader:
+    """Reads the page of one GPU; its history only when a new bucket is full."""
+
+    def __init__(self) -> None:
+        self._known: tuple[str, float, int] | None = None
+        self._history: GpuHistory | None = None
+        self._memory: tuple[float | None, ...] = ()
+
+    def read(self, connection: sqlite3.Connection, uuid: str, span_seconds: float, now: float) -> GpuPage:
+        """The page of a GPU at ``now`` (UTC unix seconds). Raises sqlite3.Error."""
+        bucket_seconds = span_seconds / GPU_BUCKETS
+        bucket = int(now // bucket_seconds)
+        if (uuid, span_seconds, bucket) != self._known:
+            until = bucket * bucket_seconds
+            since = until - span_seconds
+            self._history = gpu_history(connection, since, until, GPU_BUCKETS, uuid).get(uuid)
+            self._memory = memory_temperature_history(connection, uuid, since, until, GPU_BUCKETS)
+            self._known = (uuid, span_seconds, bucket)
+        return GpuPage(
+            uuid=uuid,
+            span_seconds=span_seconds,
+            history=self._history,
+            memory_temperatures=self._memory,
+            events=tuple(gpu_events(connection, uuid, now, EVENTS_OF_A_GPU)),
+            leased_since=leased_since(connection, uuid),
+        )
+
+
+class _Known(Struct, frozen=True):
+    """A run's cost, and the values that it was computed from."""
+
+    basis: tuple[object, ...]
+    cost: Cost | None
+
+
+class CostReader:
+    """Computes the costs of each run's failures, again when the run changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Known] = {}
+
+    def read(self, connection: sqlite3.Connection, runs: Sequence[tuple[Run, Progress]]) -> tuple[list[RunRow], bool]:
+        """The rows with their costs, and whether some of them are still to come. Raises sqlite3.Error."""
+        # The checkpoint of the newest attempt may be reported after its start.
+        met = {
+            run_id: began
+            for run_id, *began in connection.execute(
+                "SELECT run_id, count(*), (SELECT json_array(a.started_at, a.resumed_from) FROM attempts AS a "
+                "WHERE a.run_id = i.run_id ORDER BY a.number DESC LIMIT 1) FROM incidents AS i GROUP BY run_id"
+            ).fetchall()
+        }
+        self._known = {run_id: known for run_id, known in self._known.items() if run_id in met}
+        left = COSTS_PER_READ
+        is_behind = False
+        rows = []
+        for run, progress in runs:
+            known = None
+            if run.run_id in met:
+                known = self._known.get(run.run_id)
+                # The cost of an incident is final with the next attempt's first step.
+                basis = (*met[run.run_id], run.state, run.attempt, bool(progress.ranks))
+                if known is None or known.basis != basis:
+                    if left:
+                        left -= 1
+                        known = self._known[run.run_id] = _Known(basis, _cost(connection, run))
+                    else:
+                        is_behind = True
+            rows.append(RunRow(run, progress, known.cost if known else None))
+        return rows, is_behind
+
+
+def _cost(connection: sqlite3.Connection, run: Run) -> Cost | None:
+    found = costs(
+        read_attempts(connection, run.run_id),
+        read_incidents(connection, run.run_id),
+        read_decisions(connection, run.run_id),
+        StepTimes(connection, run.run_id),
+        start_is_chosen_there=chooses_start(known_spec(run)),
+    )
+    return total(found.values())
+
+
+OVER_KEPT = 200
+
+
+def read_alerts(connection: sqlite3.Connection, with_history: bool, at: float | None = None) -> AlertsState:
+    """The alerts now, or at a past moment. Raises sqlite3.Error."""
+    last = alerts.lasting(connection, at)
+    over = alerts.cleared(connection, OVER_KEPT, at) if with_history else []
+    if at is None:
+        return AlertsState(tuple(last), tuple(over))
+    return AlertsState(tuple(_as_at(one, at) for one in last), tuple(over))
+
+
+def _as_at(alert: AlertView, at: float) -> AlertView:
+    """An alert as it was at a moment while it was active."""
+    seen = alert.acknowledged_at is not None and alert.acknowledged_at <= at
+    return replace(
+        alert,
+        cleared_at=None,
+        cleared_because=None,
+        acknowledged_at=alert.acknowledged_at if seen else None,
+        acknowledged_by=alert.acknowledged_by if seen else None,
+    )
+
+
+LEAST_BYTES = 1 << 20
+"""Least free space that the database needs for a transaction and its log."""
+
+SILENT_SECONDS = 3.0
+"""An agent that can write stores a heartbeat within its interval plus this."""
+
+
+def full_disk_words(state: Path, agent: AgentView | None, now: float) -> str | None:
+    """A sentence if nothing is recorded because the disk is full; else None. ``now`` is UTC unix seconds."""
+    if agent is None or now - agent.heartbeat_at <= SILENT_SECONDS + agent.interval_seconds:
+        return None
+    try:
+        disk = os.statvfs(state)
+    except OSError:
+        return None
+    is_full = disk.f_bavail * disk.f_frsize < LEAST_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+    if not is_full:
+        return None
+    return (
+        f"The disk of {state} is full: nothing is recorded until you free some space. The values shown are from "
+        f"{time.strftime('%a %H:%M:%S', time.localtime(agent.heartbeat_at))}; runs continue."
+    )
+
+
+class IdleReader:
+    """Keeps since when each GPU has been idle, so that each read needs only the newest samples."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float]] = {}
+
+    def read(
+        self, connection: sqlite3.Connection, gpus: Sequence[GpuView], now: float
+    ) -> Mapping[tuple[str, int], float]:
+        """Since when (UTC unix seconds) each process has held memory of an idle GPU, by the GPU's UUID and the PID.
+        Raises sqlite3.Error."""
+        found: dict[tuple[str, int], float] = {}
+        for gpu in gpus:
+            pids = [process.pid for process in gpu.processes or () if process.memory_bytes]
+            if not pids or gpu.state != "ok" or gpu.utilization_percent != 0:
+                self._known.pop(gpu.uuid, None)
+                continue
+            idle = self._idle_since(connection, gpu.uuid, now)
+            if idle is not None:
+                present = present_since(connection, gpu.uuid)
+                found |= {(gpu.uuid, pid): max(idle, present[pid]) for pid in pids if pid in present}
+        return found
+
+    def _idle_since(self, connection: sqlite3.Connection, uuid: str, now: float) -> float | None:
+        known = self._known.pop(uuid, None)
+        found = idleness(connection, uuid, 0.0 if known is None else known[1], now)
+        since = found.since if known is None or found.was_busy else known[0]
+        if since is not None:
+            self._known[uuid] = (since, now)
+        return since

@@ -1,0 +1,36 @@
+"""Reading processes from procfs, in the feed's thread, while the page of processes is open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from gputui.core.config import Workspace
+from gputui.runs.process_table import ProcessTable, core_percents, core_times
+from gputui.store.hardware import GpuView
+from gputui.ui.tui.data.snapshot import ProcessSet
+
+AGAIN_SECONDS = 1.8
+"""Least time between two reads: every second snapshot of a screen with one snapshot per second."""
+
+
+class ProcessReader:
+    """Reads processes and CPU cores, at most every `AGAIN_SECONDS`."""
+
+    def __init__(self, workspace: Workspace, clock: Callable[[], float] = time.monotonic) -> None:
+        self._table = ProcessTable(workspace.runs)
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._newest: ProcessSet | None = None
+        self._cores: list[tuple[int, int]] = []
+
+    def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
+        """The processes on these GPUs and of our runs."""
+        now = self._clock()
+        if self._newest is None or now - self._read_at >= AGAIN_SECONDS:
+            self._read_at = now
+            listed = (process for gpu in gpus for process in gpu.processes or ())
+            hosts = self._table.read(each.pid for each in listed if each.start_ticks is not None)
+            cores, self._cores = self._cores, core_times()
+            self._newest = ProcessSet(hosts, core_percents(cores, self._cores))
+        return self._newest

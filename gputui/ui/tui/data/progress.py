@@ -1,0 +1,208 @@
+"""The progress of a run from its metrics: step, loss, pace, ranks. Each read takes only new lines."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from gputui.core.safe_text import clean
+from gputui.metrics.curves.live_curves import RunCurves
+from gputui.metrics.curves.model import ChartRequest
+from gputui.store.attempts import read_attempts
+from gputui.store.metrics import queries
+from gputui.store.metrics.queries import RankLine
+from gputui.store.runs import Run
+from gputui.ui.tui.data.snapshot import Progress, RankRow, RunRow
+
+RATE_WINDOW_SECONDS = 60.0
+"""The pace is the mean over this time: long enough to be calm, short enough to show a change."""
+
+SPARK_POINTS = 24
+
+LOSS = "loss"
+_LOSSES = ChartRequest((LOSS,), bins=SPARK_POINTS)
+THROUGHPUT_NAMES = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
+"""Common names of a throughput metric, best first."""
+
+
+class RunTracker:
+    """One run's metrics so far: a short curve of the loss, and the newest report of each rank."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.names: tuple[str, ...] = ()
+        self._curves = RunCurves(run_id)
+        self._losses: tuple[float | None, ...] = ()
+        self._ranks: Mapping[int, RankRow] = {}
+        self._newest: Mapping[str, float] = {}
+        self._ranks_attempt = -1
+        self._report_seconds: float | None = None
+        self._pace: deque[tuple[float, int]] = deque(maxlen=1024)
+        self._pace_attempt = -1
+
+    def read(self, connection: sqlite3.Connection, attempt: int, *, with_curve: bool = True) -> None:
+        """Read what was stored since the last time; without the curve, that is quick even for a long run. Raises
+        sqlite3.Error."""
+        if with_curve:
+            if attempt == self._ranks_attempt and not self._curves.has_news(connection):
+                return
+            attempts = read_attempts(connection, self.run_id)
+            loss = self._curves.curves(connection, attempts, _LOSSES)[LOSS]
+            self._losses = tuple(each.last for each in loss.bins)
+        self._newest = queries.latest(connection, self.run_id)
+        self.names = tuple(clean(name) for name in self._newest)
+        lines = queries.ranks(connection, self.run_id, attempt)
+        shared = queries.rank_means(connection, self.run_id, attempt, len(lines)) if len(lines) > 1 else {}
+        self._ranks = rank_rows(lines, shared)
+        if with_curve:
+            self._report_seconds = queries.report_seconds(
+                connection, attempt, queries.end_positions(connection, self.run_id)
+            )
+            self._ranks_attempt = attempt
+            self._note_pace(attempt)
+
+    def progress(self, run: Run) -> Progress:
+        """The run's progress."""
+        return _progress(run, self._ranks, self._newest, self._losses, self._steps_per_second(), self._report_seconds)
+
+    def _note_pace(self, attempt: int) -> None:
+        if attempt != self._pace_attempt:
+            self._pace.clear()
+            self._pace_attempt = attempt
+        known = self._curves.pace(attempt)
+        newest = self._pace[-1][0] if self._pace else -math.inf
+        place = len(known)
+        while place and known[place - 1][0] > newest:
+            place -= 1
+        for at, step in known[place:]:
+            self._add_pace(at, int(step))
+        for rank in self._ranks.values():
+            if rank.step is not None and rank.at is not None:
+                self._add_pace(rank.at, rank.step)
+                break
+
+    def _add_pace(self, at: float, step: int) -> None:
+        if not self._pace or (step > self._pace[-1][1] and at > self._pace[-1][0]):
+            self._pace.append((at, step))
+
+    def _steps_per_second(self) -> float | None:
+        if len(self._pace) < 2:
+            return None
+        end_at, end_step = self._pace[-1]
+        start_at, start_step = next(
+            place for place in self._pace if end_at - place[0] <= RATE_WINDOW_SECONDS or place is self._pace[-1]
+        )
+        if end_at <= start_at:
+            start_at, start_step = self._pace[-2]
+        return (end_step - start_step) / (end_at - start_at) if end_at > start_at else None
+
+
+def row_of(connection: sqlite3.Connection, run: Run) -> RunRow:
+    """A run with its progress now; the pace and what is left only while it goes on, so that ended ones are read at
+    once. Raises sqlite3.Error."""
+    tracker = RunTracker(run.run_id)
+    if run.attempt:
+        tracker.read(connection, run.attempt, with_curve=run.state in ("running", "stopping"))
+    return RunRow(run, tracker.progress(run))
+
+
+def progress_at(connection: sqlite3.Connection, run: Run, at: float) -> tuple[Progress, tuple[str, ...]]:
+    """The progress of ``run`` at the past moment ``at`` (UTC unix seconds), and the names of its metrics as harmless
+    text. Raises sqlite3.Error."""
+    from gputui.store.metrics import past  # most screens never show the past
+
+    reached = past.positions_at(connection, run.run_id, at)
+    if not reached:
+        return Progress(step=run.attempt_last_step), ()
+    newest = queries.latest(connection, run.run_id, at)
+    ranks = rank_rows(queries.ranks(connection, run.run_id, run.attempt, at))
+    losses = tuple(value for _, value in past.sampled(connection, reached, LOSS, SPARK_POINTS))
+    pace = past.pace(connection, run.run_id, run.attempt, at, RATE_WINDOW_SECONDS)
+    gap = queries.report_seconds(connection, run.attempt, reached)
+    return _progress(run, ranks, newest, losses, pace, gap), tuple(clean(name) for name in newest)
+
+
+def _progress(
+    run: Run,
+    ranks: Mapping[int, RankRow],
+    newest: Mapping[str, float],
+    losses: tuple[float | None, ...],
+    pace: float | None,
+    report_seconds: float | None,
+) -> Progress:
+    step = max((rank.step for rank in ranks.values() if rank.step is not None), default=run.attempt_last_step)
+    total = newest.get("total_steps")
+    total_steps = int(total) if total is not None and 0 < total < math.inf else _asked_steps(run, step)
+    # Trainer of transformers accepts the name without the prefix that it logs it with.
+    metric = next((name for name in (run.metric, f"eval_{run.metric}") if name in newest), run.metric)
+    left = None
+    if run.state == "running" and pace and step is not None and total_steps is not None and step < total_steps:
+        left = (total_steps - step) / pace
+    return Progress(
+        step=step,
+        total_steps=total_steps,
+        loss=newest.get(LOSS),
+        metric=metric,
+        metric_value=newest.get(metric or ""),
+        losses=losses,
+        steps_per_second=pace,
+        report_seconds=report_seconds,
+        seconds_left=left,
+        newest_at=max((rank.at for rank in ranks.values() if rank.at is not None), default=None),
+        ranks=ranks,
+    )
+
+
+def _asked_steps(run: Run, step: int | None) -> int | None:
+    """The number of steps in the parameters; None if there is none, or if the run has gone beyond: it then counts
+    something else."""
+    for name in _TOTALS:
+        asked = run.params.get(name)
+        if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0 and (step or 0) <= asked:
+            return asked
+    return None
+
+
+_TOTALS = (
+    "total_steps", "max_steps", "max_iters", "max_train_steps", "train_steps", "num_steps", "num_train_steps",
+    "iterations", "steps",
+)  # fmt: skip
+_TIMES = ("step_time", "data_time", "comm_time")
+
+
+def rank_rows(
+    lines: Sequence[RankLine], shared: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+) -> dict[int, RankRow]:
+    """Each rank's newest values by rank; a line without a rank is that of rank 0. ``shared`` are means over the same
+    steps of all ranks, by rank.
+
+    ``slowdown`` compares the time that ranks spend on their own: all-reduce makes whole steps equally long, and the
+    rank that waits least is the one that the others wait for. Different steps are not compared.
+    """
+    rows = {line.rank or 0: _rank_row(line, shared.get(line.rank or 0, {})) for line in lines}
+    if not shared and len({line.step for line in lines}) > 1:
+        return rows
+    own = {row.rank: row.own_seconds for row in rows.values() if row.own_seconds is not None}
+    median = statistics.median(own.values()) if len(own) > 1 else 0.0
+    if median <= 0:
+        return rows
+    return {rank: row._replace(slowdown=own[rank] / median if rank in own else None) for rank, row in rows.items()}
+
+
+def _rank_row(line: RankLine, means: Mapping[str, float]) -> RankRow:
+    values = {**line.values, **{name: means[name] for name in _TIMES if name in means}}
+    throughput = next((values[name] for name in THROUGHPUT_NAMES if name in values), None)
+    return RankRow(
+        rank=line.rank or 0,
+        step=line.step,
+        at=line.at,
+        step_seconds=values.get("step_time"),
+        data_seconds=values.get("data_time"),
+        comm_seconds=values.get("comm_time"),
+        samples_per_second=throughput,
+        memory_bytes=values.get("gpu_mem_peak"),
+    )

@@ -1,0 +1,322 @@
+"""Reading a snapshot from the store. Unchanged parts are kept between reads."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
+from gputui.metrics.curves.model import ChartData
+from gputui.store.agent import AgentView, read_agent
+from gputui.store.events import read_events
+from gputui.store.hardware import GpuView, aged, gpu_history, host_history, read_gpus, read_host, stale_after_seconds
+from gputui.store.metrics import envelopes
+from gputui.store.rollups import GpuHistory, HostHistory
+from gputui.store.runs import Run, RunLookupError, find_run, holders, read_runs, runs_mark
+from gputui.ui.tui.data.curves import CurveReader
+from gputui.ui.tui.data.machine import (
+    CostReader,
+    GpuPageReader,
+    IdleReader,
+    full_disk_words,
+    machine_state,
+    read_alerts,
+)
+from gputui.ui.tui.data.progress import RunTracker, progress_at
+from gputui.ui.tui.data.snapshot import (
+    HISTORY_BUCKETS,
+    HISTORY_SECONDS,
+    GpuPage,
+    Interest,
+    Moment,
+    Past,
+    ProcessSet,
+    Progress,
+    RunPage,
+    RunRow,
+    Snapshot,
+    StudyPage,
+    StudyRow,
+)
+
+if TYPE_CHECKING:
+    from gputui.ui.tui.data.processes import ProcessReader
+    from gputui.ui.tui.data.run_details import RunPageReader
+
+EVENTS_KEPT = 50
+RUNS_KEPT = 500
+PAST_RUNS_KEPT = 200
+
+# Ended runs have their curve read once, a few per snapshot: a long history must not delay a frame.
+OVER_RUNS_PER_READ = 3
+
+# A run with more unreduced lines than this gets its curve in the second snapshot: the first must come at once.
+BYTES_AT_ONCE = 1 << 20
+
+# Buckets exclude their end; this includes a sample taken at the very moment.
+_INCLUDING = 1e-3
+_BUCKET_SECONDS = HISTORY_SECONDS / HISTORY_BUCKETS
+
+
+class _Over(Struct, frozen=True):
+    """An ended run as it was when its curve was read."""
+
+    ended_at: float | None
+    attempt: int
+    progress: Progress
+
+
+class SnapshotReader:
+    """Builds snapshots; one per feed. Not thread-safe."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._bucket = -1
+        self._gpu_history: Mapping[str, GpuHistory] = {}
+        self._host_history: HostHistory | None = None
+        self._trackers: dict[str, RunTracker] = {}
+        self._over: dict[str, _Over] = {}
+        self._over_runs: list[Run] = []
+        self._over_mark: tuple[int, int, int] | None = None
+        self._has_read = False
+        self.is_behind = False
+        """Whether the last snapshot left out something that the next one will have."""
+        self._resolved: tuple[Moment, float] | None = None
+        self._then: dict[str, tuple[Progress, tuple[str, ...]]] = {}
+        """Progress and metric names of runs at the past moment being read."""
+        self._curves = CurveReader()
+        self._run_page: RunPageReader | None = None
+        self._costs = CostReader()
+        self._gpu_page = GpuPageReader()
+        self.processes: ProcessReader | None = None
+        self._idle = IdleReader()
+
+    def read(self, connection: sqlite3.Connection, now: float, interest: Interest) -> Snapshot:
+        """Read one consistent moment of the store, the present or that of ``interest``. Raises sqlite3.Error."""
+        connection.execute("BEGIN")
+        self.is_behind = False
+        try:
+            self._then.clear()
+            at, past = (None, None) if interest.moment is None else self._past_of(connection, interest.moment, now)
+            seen = now if at is None else at
+            runs = self._runs(connection, at)
+            gpus = tuple(read_gpus(connection, now, at, None if at is None else holders(runs)))
+            of_gpus, of_host = self._histories(connection, now, at)
+            agent = read_agent(connection)
+            return Snapshot(
+                at=seen,
+                agent=agent if at is None else _agent_then(agent, gpus, at),
+                gpus=gpus,
+                gpu_history=of_gpus,
+                host=read_host(connection, at),
+                host_history=of_host,
+                runs=self._rows(connection, runs, interest, at),
+                events=tuple(read_events(connection, at=at, limit=EVENTS_KEPT)),
+                page=self._page(connection, runs, interest, now, at),
+                compared=self._compared(connection, interest, now, at),
+                machine=machine_state(connection, now, at),
+                alerts=read_alerts(connection, interest.alerts, at),
+                gpu_page=self._read_gpu_page(connection, runs, interest, seen, at),
+                processes=self._read_processes(gpus) if interest.processes and at is None else None,
+                idle_since=self._idle.read(connection, gpus, now) if interest.processes and at is None else {},
+                studies=self._study_rows(connection, at),
+                study_page=self._read_study_page(connection, interest, now, at),
+                trouble=full_disk_words(self._workspace.state, agent, now) if at is None else None,
+                past=past,
+            )
+        finally:
+            connection.execute("ROLLBACK")
+            self._has_read = True
+
+    def wait_for_checkpoints(self, seconds: float) -> None:
+        """Wait for the running search for checkpoints."""
+        if self._run_page is not None:
+            self._run_page.checkpoints.wait(seconds)
+
+    def later(self, snapshot: Snapshot, now: float, interest: Interest) -> Snapshot:
+        """The snapshot at a later time: clock, ages, log and processes change without the store."""
+        if snapshot.past is not None:
+            return replace(snapshot, past=snapshot.past._replace(now=now), trouble=None)
+        stale_after = stale_after_seconds(snapshot.agent.interval_seconds if snapshot.agent else None)
+        moved = replace(
+            snapshot,
+            at=now,
+            gpus=tuple(aged(gpu, now, stale_after) for gpu in snapshot.gpus),
+            trouble=full_disk_words(self._workspace.state, snapshot.agent, now),
+            processes=self._read_processes(snapshot.gpus) if interest.processes else None,
+        )
+        if snapshot.page is None:
+            return moved
+        page = snapshot.page
+        return replace(moved, page=self._page_reader().later(page, interest))
+
+    def _past_of(self, connection: sqlite3.Connection, moment: Moment, now: float) -> tuple[float, Past]:
+        # Imported on first use: most screens never show the past.
+        from gputui.ui.tui.data.past import past_of
+
+        # A request is resolved once, so that new events do not change it.
+        is_known = self._resolved is not None and self._resolved[0] == moment
+        at, past = past_of(connection, Moment(self._resolved[1]) if self._resolved and is_known else moment, now)
+        self._resolved = (moment, at)
+        return at, past._replace(asked=moment)
+
+    def _histories(
+        self, connection: sqlite3.Connection, now: float, at: float | None
+    ) -> tuple[Mapping[str, GpuHistory], HostHistory | None]:
+        """The short histories. Those of the present end with the last full bucket, and are kept until the next one."""
+        bucket = int(now // _BUCKET_SECONDS)
+        until = bucket * _BUCKET_SECONDS if at is None else at + _INCLUDING
+        span = until - HISTORY_SECONDS, until, HISTORY_BUCKETS
+        if at is not None:
+            return gpu_history(connection, *span), host_history(connection, *span)
+        if bucket != self._bucket:
+            self._bucket = bucket
+            self._gpu_history = gpu_history(connection, *span)
+            self._host_history = host_history(connection, *span)
+        return self._gpu_history, self._host_history
+
+    def _runs(self, connection: sqlite3.Connection, at: float | None) -> list[Run]:
+        """All runs in the order of `in_order`."""
+        if at is not None:
+            return in_order(read_runs(connection, at, limit=PAST_RUNS_KEPT))
+        mark = runs_mark(connection)
+        if mark != self._over_mark:
+            self._over_mark = mark
+            self._over_runs = in_order(read_runs(connection, limit=RUNS_KEPT, over_only=True))
+        return [*in_order(read_runs(connection, active_only=True)), *self._over_runs]
+
+    def _rows(
+        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, at: float | None
+    ) -> tuple[RunRow, ...]:
+        if at is not None:
+            return tuple(RunRow(run, self._progress_then(connection, run, at)) for run in runs)
+        known = {run.run_id for run in runs}
+        for gone in [run_id for run_id in self._trackers if run_id not in known]:
+            del self._trackers[gone]
+        rows = []
+        budget = OVER_RUNS_PER_READ
+        for run in runs:
+            if run.state.is_over and run.run_id != interest.run_id:
+                found = self._over.get(run.run_id)
+                if (found is None or (found.ended_at, found.attempt) != (run.ended_at, run.attempt)) and budget:
+                    budget -= 1
+                    found = _Over(run.ended_at, run.attempt, self._progress(connection, run))
+                    self._over[run.run_id] = found
+                    self._trackers.pop(run.run_id, None)
+                progress = found.progress if found else Progress(step=run.attempt_last_step)
+            else:
+                progress = self._progress(connection, run)
+            rows.append((run, progress))
+        with_costs, is_behind = self._costs.read(connection, rows)
+        self.is_behind |= is_behind
+        return tuple(with_costs)
+
+    def _progress(self, connection: sqlite3.Connection, run: Run) -> Progress:
+        tracker = self._trackers.get(run.run_id)
+        if tracker is None:
+            tracker = self._trackers[run.run_id] = RunTracker(run.run_id)
+        is_long = not self._has_read and envelopes.unreduced_bytes(connection, run.run_id) > BYTES_AT_ONCE
+        self.is_behind |= is_long
+        tracker.read(connection, run.attempt, with_curve=not is_long)
+        return tracker.progress(run)
+
+    def _progress_then(self, connection: sqlite3.Connection, run: Run, at: float) -> Progress:
+        """A run's progress at a past moment; of an ended run that was not read before only the step: there may be
+        hundreds."""
+        if run.ended_at is None:
+            self._then[run.run_id] = progress_at(connection, run, at)
+            return self._then[run.run_id][0]
+        found = self._over.get(run.run_id)
+        is_same = found is not None and found.ended_at == run.ended_at
+        return found.progress if found is not None and is_same else Progress(step=run.attempt_last_step)
+
+    def _page(
+        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, now: float, at: float | None
+    ) -> RunPage | None:
+        if interest.run_id is None:
+            return None
+        run = next((run for run in runs if run.run_id == interest.run_id), None)
+        if run is None:
+            try:
+                run = find_run(connection, interest.run_id, at)
+            except RunLookupError:
+                return None
+        if at is None:
+            progress = self._progress(connection, run), self._trackers[run.run_id].names
+        else:
+            progress = self._then.get(run.run_id) or progress_at(connection, run, at)
+        return self._page_reader().read(connection, run, *progress, interest, now, at)
+
+    def _read_gpu_page(
+        self, connection: sqlite3.Connection, runs: list[Run], interest: Interest, seen: float, at: float | None
+    ) -> GpuPage | None:
+        if interest.gpu_uuid is None:
+            return None
+        page = self._gpu_page.read(connection, interest.gpu_uuid, interest.gpu_span_seconds, seen)
+        if at is None:
+            return page
+        held = next((run for run in runs if interest.gpu_uuid in run.gpus), None)
+        return page._replace(leased_since=held.attempt_started_at if held is not None else None)
+
+    def _study_rows(self, connection: sqlite3.Connection, at: float | None) -> tuple[StudyRow, ...]:
+        # Most homes have no study, and import nothing for one.
+        if connection.execute("SELECT 1 FROM studies LIMIT 1").fetchone() is None:
+            return ()
+        from gputui.ui.tui.data.studies import read_rows
+
+        return read_rows(connection, at)
+
+    def _read_study_page(
+        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
+    ) -> StudyPage | None:
+        if not interest.studies:
+            return None
+        from gputui.ui.tui.data.studies import read_page
+
+        return read_page(connection, interest.study_id, now, at)
+
+    def _page_reader(self) -> RunPageReader:
+        """The reader of a run's page, imported on first use."""
+        if self._run_page is None:
+            from gputui.ui.tui.data.run_details import RunPageReader
+
+            self._run_page = RunPageReader(self._workspace, self._curves)
+        return self._run_page
+
+    def _read_processes(self, gpus: Sequence[GpuView]) -> ProcessSet:
+        if self.processes is None:
+            from gputui.ui.tui.data.processes import ProcessReader
+
+            self.processes = ProcessReader(self._workspace)
+        return self.processes.read(gpus)
+
+    def _compared(
+        self, connection: sqlite3.Connection, interest: Interest, now: float, at: float | None
+    ) -> dict[str, ChartData]:
+        self._curves.keep({*interest.compared, *([interest.run_id] if interest.run_id else [])})
+        request = interest.charts
+        if request is None:
+            return {}
+        return {run_id: self._curves.read(connection, run_id, request, now, at) for run_id in interest.compared}
+
+
+def in_order(runs: Sequence[Run]) -> list[Run]:
+    """Active runs, newest first; waiting runs in the order of the queue; ended runs, the last ended first. ``runs`` are
+    newest first."""
+    queued = [run for run in runs if run.state == "queued"]
+    queued.sort(key=lambda run: (-run.priority, run.queued_at or 0.0, run.sequence))
+    over = [run for run in runs if run.state.is_over]
+    over.sort(key=lambda run: -(run.ended_at or 0.0))
+    return [*(run for run in runs if run.state != "queued" and not run.state.is_over), *queued, *over]
+
+
+def _agent_then(agent: AgentView | None, gpus: Sequence[GpuView], at: float) -> AgentView | None:
+    """The newest agent as of a past moment: the store keeps only that one. `Past.gap` tells whether any ran then; with
+    GPUs recorded, it had no problem with them."""
+    if agent is None:
+        return None
+    return replace(agent, heartbeat_at=at, ended_at=None, gpu_problem=None if gpus else agent.gpu_problem)

@@ -1,0 +1,245 @@
+"""Reading the page of a run: its log, charts, incidents with their costs, and checkpoints."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
+from gputui.core.safe_text import clean
+from gputui.recovery import checkpoint_ledger as ledger
+from gputui.recovery.cost import Cost, costs
+from gputui.recovery.ledger_inputs import spans_of
+from gputui.runs.code_version import code_words
+from gputui.runs.command import checkpoint_directory, sinks_of
+from gputui.runs.executors import chooses_start
+from gputui.runs.spec import known_spec
+from gputui.store import checkpoints, json_columns
+from gputui.store.attempts import Attempt, read_attempts
+from gputui.store.events import EventView, newest_event_id, read_data_events
+from gputui.store.metrics import intake
+from gputui.store.metrics.step_times import StepTimes
+from gputui.store.run_history import DecisionView, IncidentView, read_decisions, read_incidents
+from gputui.store.runs import Run
+from gputui.ui.tui.data.checkpoints import CheckpointReader, Facts, LedgerFact
+from gputui.ui.tui.data.curves import CurveReader
+from gputui.ui.tui.data.log_tail import LogReader
+from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, LogTail, Progress, RunPage
+
+if TYPE_CHECKING:
+    from gputui.ui.tui.data.snapshot import Interest
+
+
+class StoryReader:
+    """Reads the incidents and decisions of a run. Rows are only added, and a decision with an outcome never changes, so
+    that known rows are kept and only later ones are read."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._incidents: tuple[IncidentView, ...] = ()
+        self._decisions: tuple[DecisionView, ...] = ()
+
+    def read(
+        self, connection: sqlite3.Connection, run: Run
+    ) -> tuple[tuple[IncidentView, ...], tuple[DecisionView, ...]]:
+        """All of them, oldest first. Raises sqlite3.Error."""
+        if (run.run_id, run.created_at) != self._run:
+            self._run = (run.run_id, run.created_at)
+            self._incidents, self._decisions = (), ()
+        last = self._incidents[-1].incident_id if self._incidents else 0
+        self._incidents += tuple(read_incidents(connection, run.run_id, after_id=last))
+        settled = next((place for place, each in enumerate(self._decisions) if each.outcome is None),
+                       len(self._decisions))  # fmt: skip
+        kept = self._decisions[:settled]
+        last = kept[-1].decision_id if kept else 0
+        self._decisions = (*kept, *read_decisions(connection, run.run_id, after_id=last))
+        return self._incidents, self._decisions
+
+
+class DataEventReader:
+    """Reads the sinks of a run and its events of DATA_KINDS."""
+
+    def __init__(self) -> None:
+        self._run: object = None
+        self._names: tuple[str, ...] = ()
+        self._events: tuple[EventView, ...] = ()
+        self._seen_id = 0
+
+    def read(self, connection: sqlite3.Connection, run: Run) -> tuple[tuple[str, ...], tuple[EventView, ...]]:
+        """The sinks' names, and the events, oldest first. Raises sqlite3.Error."""
+        if (run.run_id, run.created_at) != self._run:
+            self._run = (run.run_id, run.created_at)
+            self._names, self._events, self._seen_id = tuple(sinks_of(run, Path())), (), 0
+        newest = newest_event_id(connection, run.run_id)
+        if newest != self._seen_id:
+            self._events += tuple(read_data_events(connection, run.run_id, after_id=self._seen_id))
+            self._seen_id = newest
+        return self._names, self._events
+
+
+class IncidentCostReader:
+    """Computes the cost of each incident of a run, again when an attempt starts, makes its first step or ends."""
+
+    def __init__(self) -> None:
+        self._basis: object = None
+        self._costs: Mapping[int, Cost] = {}
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run: Run,
+        attempts: Sequence[Attempt],
+        incidents: Sequence[IncidentView],
+        decisions: Sequence[DecisionView],
+    ) -> Mapping[int, Cost]:
+        """Costs by incident. Raises sqlite3.Error."""
+        if not incidents:
+            return {}
+        moves = tuple(
+            (each.number, each.started_at, each.first_step, each.first_step_at, each.ended_at) for each in attempts
+        )
+        basis = (run.run_id, moves, len(incidents), len(decisions))
+        if basis != self._basis:
+            self._costs = costs(
+                attempts,
+                incidents,
+                decisions,
+                StepTimes(connection, run.run_id),
+                start_is_chosen_there=chooses_start(known_spec(run)),
+            )
+            self._basis = basis
+        return self._costs
+
+
+class RunCheckpoints:
+    """The checkpoints of a run."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._reader = CheckpointReader()
+        self._spec_json = ""
+        self._place: tuple[Path, str] | None = None
+        self._is_elsewhere = False
+        self._facts: tuple[str, Facts] = ("", {})
+
+    def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
+        """Read the ledger of the run's checkpoints. Raises sqlite3.Error."""
+        rows = checkpoints.of_run(connection, run.run_id)
+        known = spans_of(run, attempts, time.time())
+        refused = {row.path: why for row, why in ledger.refused(rows, known)}
+        facts = {
+            row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""))
+            for row in rows
+        }
+        self._facts = (run.run_id, facts)
+
+    def read(self, run: Run, to_check: str | None) -> CheckpointList | None:
+        """The known checkpoints; None if the run's profile names no place for them."""
+        if run.spec_json != self._spec_json:
+            self._spec_json = run.spec_json
+            self._find(run)
+        if self._is_elsewhere:
+            return CheckpointList(is_elsewhere=True)
+        facts = self._facts[1] if self._facts[0] == run.run_id else {}
+        return None if self._place is None else self._reader.read(*self._place, to_check, facts)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the running search."""
+        self._reader.wait(seconds)
+
+    def _find(self, run: Run) -> None:
+        """Find the folder of the run's checkpoints."""
+        spec = known_spec(run)
+        self._place, self._is_elsewhere = None, False
+        folder = None if spec is None else checkpoint_directory(spec, self._workspace.run_dir(run.run_id))
+        if folder is not None and spec is not None and spec.checkpoints:
+            self._place, self._is_elsewhere = (folder, spec.checkpoints.pattern), chooses_start(spec)
+
+
+class RunPageReader:
+    """Reads the page of a run."""
+
+    def __init__(self, workspace: Workspace, curves: CurveReader) -> None:
+        self.checkpoints = RunCheckpoints(workspace)
+        self._workspace = workspace
+        self._curves = curves
+        self._log = LogReader()
+        self._costs = IncidentCostReader()
+        self._story = StoryReader()
+        self._data_events = DataEventReader()
+
+    def read(
+        self,
+        connection: sqlite3.Connection,
+        run: Run,
+        progress: Progress,
+        metric_names: tuple[str, ...],
+        interest: Interest,
+        now: float,
+        at: float | None = None,
+    ) -> RunPage:
+        """The page now, or at the past moment ``at`` (UTC unix seconds). Raises sqlite3.Error."""
+        attempts = tuple(read_attempts(connection, run.run_id, at))
+        incidents, decisions = self._story.read(connection, run)
+        sinks, data_events = self._data_events.read(connection, run)
+        if at is None:
+            self.checkpoints.note_ledger(connection, run, attempts)
+        listed = self.checkpoints.read(run, interest.checkpoint_to_check)
+        if at is not None:
+            incidents = tuple(one for one in incidents if one.at <= at)
+            decisions = tuple(one for one in decisions if one.at <= at)
+            data_events = tuple(one for one in data_events if one.at <= at)
+            if listed is not None:
+                gone = [
+                    Checkpoint(clean(Path(path).name), step, size_bytes, written_at, attempt=attempt, is_gone=True)
+                    for path, attempt, step, size_bytes, written_at in checkpoints.former(connection, run.run_id, at)
+                ]
+                listed = listed.at(at, gone)
+        log, request = self.log(run, interest), interest.charts
+        if at is not None:
+            from gputui.ui.tui.data.past import past_tail  # most screens never show the past
+
+            log = past_tail(log, at, attempts[-1].ended_at if attempts else None)
+        return RunPage(
+            run=run,
+            launched=launched_params(run),
+            progress=progress,
+            metric_names=metric_names,
+            attempts=attempts,
+            incidents=incidents,
+            decisions=decisions,
+            log=log,
+            charts=None if request is None else self._curves.read(connection, run.run_id, request, now, at),
+            costs=self._costs.read(connection, run, attempts, incidents, decisions),
+            checkpoints=listed,
+            intake=intake.intake(connection, run.run_id) if at is None else None,
+            sinks=sinks,
+            data_events=data_events,
+        )
+
+    def later(self, page: RunPage, interest: Interest) -> RunPage:
+        """The page with a new log and new checkpoints, which are not in the store."""
+        checkpoints = self.checkpoints.read(page.run, interest.checkpoint_to_check)
+        return replace(page, log=self.log(page.run, interest), checkpoints=checkpoints)
+
+    def log(self, run: Run, interest: Interest) -> LogTail:
+        """The end of the log that the page shows."""
+        directory = self._workspace.run_dir(run.run_id) / "attempts" / str(run.attempt)
+        return self._log.read(directory, interest.log_label, deep=interest.is_log_deep or interest.moment is not None)
+
+
+def launched_params(run: Run) -> Mapping[str, object]:
+    """The parameters that a run was launched with."""
+    params = json_columns.mapping(run.spec_json).get("params")
+    return params if isinstance(params, dict) else {}
+
+
+def launched_code(run: Run) -> str | None:
+    """The code version that a run was launched with, in words; None if unknown."""
+    words = code_words(json_columns.mapping(run.spec_json).get("code"))
+    return None if words is None else clean(words)

@@ -1,0 +1,369 @@
+"""The content of the whole screen as one immutable value; the feed builds it, the pages draw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.store.agent import AgentView
+from gputui.store.alerts import AlertView
+from gputui.store.attempts import Attempt
+from gputui.store.events import EventView
+from gputui.store.hardware import GpuEventView, GpuView, HostView, Quarantined
+from gputui.store.queue import QueuePause
+from gputui.store.rollups import GpuHistory, HostHistory
+from gputui.store.run_history import DecisionView, IncidentView
+from gputui.store.runs import Run
+
+if TYPE_CHECKING:
+    # Imported when a page needs them.
+    from gputui.recovery.cost import Cost
+    from gputui.runs.process_table import HostProcess
+    from gputui.store.metrics.intake import Intake
+    from gputui.store.studies import RungValue, StudyRecord, StudyState, TrialRecord
+    from gputui.store.timeline import Span, Timeline
+    from gputui.studies.spec import StudySpec
+
+HISTORY_BUCKETS = 60
+"""Buckets of a short history."""
+
+HISTORY_SECONDS = 600.0
+"""Length of a short history."""
+
+GPU_SPANS_SECONDS = (600.0, 3600.0, 21_600.0, 86_400.0)
+"""Spans of the charts on a GPU's page."""
+
+
+class RankRow(NamedTuple):
+    """One rank's newest metrics. ``slowdown`` is its own time in a step over the median of all ranks' own times."""
+
+    rank: int
+    step: int | None = None
+    at: float | None = None
+    step_seconds: float | None = None
+    data_seconds: float | None = None
+    comm_seconds: float | None = None
+    samples_per_second: float | None = None
+    memory_bytes: float | None = None
+    slowdown: float | None = None
+
+    @property
+    def own_seconds(self) -> float | None:
+        """The time of a step without waiting for other ranks."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds - min(self.comm_seconds or 0.0, self.step_seconds)
+
+    @property
+    def waiting_fraction(self) -> float | None:
+        """The share of a step spent waiting for data."""
+        if self.data_seconds is None or not self.step_seconds:
+            return None
+        return self.data_seconds / self.step_seconds
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this rank holds the others up."""
+        return self.slowdown is not None and self.slowdown >= STRAGGLER_RATIO
+
+
+STRAGGLER_RATIO = 1.2
+"""Least ``slowdown`` of a rank that holds the others up."""
+
+
+class Progress(Struct, frozen=True):
+    """The progress of a run, from its metrics. ``report_seconds`` is the time between lines with a new step; ``metric``
+    is the one that its profile or study names as the one to judge by."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    metric: str | None = None
+    metric_value: float | None = None
+    losses: tuple[float | None, ...] = ()
+    steps_per_second: float | None = None
+    report_seconds: float | None = None
+    seconds_left: float | None = None
+    newest_at: float | None = None
+    ranks: Mapping[int, RankRow] = msgspec.field(default_factory=dict)
+
+    @property
+    def listed_metric(self) -> tuple[str, float | None]:
+        """The name and value in lists of runs: the run's own metric once it was measured, until then its loss."""
+        is_known = self.metric is not None and self.metric_value is not None
+        return (self.metric or "", self.metric_value) if is_known else ("loss", self.loss)
+
+    @property
+    def has_own_metric(self) -> bool:
+        """Whether it is judged by something else than its loss."""
+        return self.metric not in (None, "loss")
+
+
+class RunRow(Struct, frozen=True):
+    """A run in the table. ``cost`` is the total cost of its incidents, None without any."""
+
+    run: Run
+    progress: Progress
+    cost: Cost | None = None
+
+
+class MachineState(Struct, frozen=True):
+    """The state of the whole machine: the GPUs in quarantine (by UUID), the pause of the queue, and the number of XIDs
+    of each GPU within the last day (by UUID)."""
+
+    quarantined: Mapping[str, Quarantined] = msgspec.field(default_factory=dict)
+    queue_pause: QueuePause | None = None
+    xids: Mapping[str, int] = msgspec.field(default_factory=dict)
+
+
+class AlertsState(NamedTuple):
+    """Alerts, the severest first: the active ones (``last``) and, while their page is open, the newest resolved ones
+    (``over``)."""
+
+    last: tuple[AlertView, ...] = ()
+    over: tuple[AlertView, ...] = ()
+
+
+class GpuPage(NamedTuple):
+    """The content of a GPU's page beyond its row. ``history`` and ``memory_temperatures`` cover the last
+    ``span_seconds`` in equal buckets; ``events`` are the driver's reports, newest first."""
+
+    uuid: str
+    span_seconds: float
+    history: GpuHistory | None
+    memory_temperatures: tuple[float | None, ...]
+    events: tuple[GpuEventView, ...]
+    leased_since: float | None
+
+
+class StudyRow(NamedTuple):
+    """An active study: how many of its trials are over and running, how many it will have (None if its budget counts
+    something else), and the best value so far with its trial."""
+
+    study_id: str
+    name: str
+    state: StudyState
+    over: int
+    running: int
+    wanted: int | None
+    best: float | None
+    best_number: int | None
+
+
+class StudyPage(NamedTuple):
+    """The study whose page is open. ``rungs`` are the values of each
+    trial by its number; ``running_seconds`` is how long it ran, without its pauses; ``known`` are the ids of all
+    studies, newest first."""
+
+    study: StudyRecord
+    spec: StudySpec
+    trials: tuple[TrialRecord, ...]
+    rungs: Mapping[int, tuple[RungValue, ...]]
+    gpu_hours: float
+    running_seconds: float
+    known: tuple[str, ...]
+
+
+class ProcessSet(NamedTuple):
+    """Processes of this machine by PID: the visible ones on the GPUs, and all of our runs. ``core_percents`` is the
+    load of each CPU core since the previous reading."""
+
+    hosts: Mapping[int, HostProcess]
+    core_percents: tuple[float | None, ...] = ()
+
+
+class LogTail(NamedTuple):
+    """The end of a log file, as harmless text.
+
+    Attributes:
+        labels: all logs that are not empty.
+        problem: a sentence if this log cannot be read.
+        levels: the level of each line (`gputui.runs.log_levels.Level`).
+        first: the number of the first line; lines keep their numbers while the log grows.
+        is_whole: whether the first line is that of the file.
+        past_note: how complete the log of a past moment is.
+        source: the path of the file, which differs for each attempt.
+    """
+
+    label: str | None = None
+    labels: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    problem: str | None = None
+    levels: bytes = b""
+    first: int = 0
+    is_whole: bool = True
+    past_note: str = ""
+    source: str = ""
+
+
+class Checkpoint(NamedTuple):
+    """One checkpoint, as harmless text.
+
+    Attributes:
+        modified_at: UTC unix seconds.
+        is_valid: None if its content was not checked.
+        why: what was checked, or what is wrong.
+        attempt: the attempt that wrote it; None if unknown.
+        refused: why the run will not resume from it.
+        is_gone: it was there at the past moment shown, and is no more.
+    """
+
+    name: str
+    step: int | None
+    size_bytes: int | None
+    modified_at: float | None
+    is_valid: bool | None = None
+    why: str = ""
+    attempt: int | None = None
+    refused: str = ""
+    is_gone: bool = False
+
+
+class CheckpointList(Struct, frozen=True):
+    """The newest checkpoints, newest first, of ``count``. ``is_known`` is false until the folder was read;
+    ``is_elsewhere``: only the run's target can read it."""
+
+    newest: tuple[Checkpoint, ...] = ()
+    count: int = 0
+    is_known: bool = False
+    is_elsewhere: bool = False
+
+    def at(self, at: float, gone: Sequence[Checkpoint]) -> CheckpointList:
+        """The checkpoints of a past moment: those that had been written, and ``gone``, which were there then."""
+        kept = [each for each in self.newest if each.modified_at is not None and each.modified_at <= at]
+        shown = sorted((*kept, *gone), key=lambda each: each.modified_at or 0.0, reverse=True)
+        return replace(self, newest=tuple(shown), count=self.count - len(self.newest) + len(shown))
+
+
+class RunPage(Struct, frozen=True):
+    """The run whose page is open.
+
+    Attributes:
+        charts: the answer to the page's request; None before it.
+        costs: the cost of each incident by its id.
+        checkpoints: None if the profile names no place for them.
+        intake: how many metrics lines were used and rejected; None at a past moment.
+        sinks: the names of its live exports.
+        data_events: events about its sinks, metrics and checkpoints.
+    """
+
+    run: Run
+    launched: Mapping[str, object]
+    progress: Progress
+    metric_names: tuple[str, ...]
+    attempts: tuple[Attempt, ...]
+    incidents: tuple[IncidentView, ...]
+    decisions: tuple[DecisionView, ...]
+    log: LogTail
+    charts: ChartData | None = None
+    costs: Mapping[int, Cost] = msgspec.field(default_factory=dict)
+    checkpoints: CheckpointList | None = None
+    intake: Intake | None = None
+    sinks: tuple[str, ...] = ()
+    data_events: tuple[EventView, ...] = ()
+
+
+class Moment(Struct, frozen=True):
+    """A requested past moment.
+
+    Attributes:
+        at: UTC unix seconds.
+        ticks: how many events, incidents or alerts to go on from there; negative is back.
+        direction: if nothing was recorded at ``at``, whether to take the nearest moment before (-1) or after it (1),
+            or to stay (0).
+    """
+
+    at: float
+    ticks: int = 0
+    direction: int = 0
+
+
+class Interest(Struct, frozen=True):
+    """What the feed reads beyond the overview.
+
+    Attributes:
+        run_id: the run whose page is open.
+        log_label: the log shown there; None for the most useful one.
+        is_log_deep: whether to read far back in the log.
+        checkpoint_to_check: the checkpoint whose content to check.
+        charts: the charts of the run, or of the compared runs.
+        compared: the runs of an open comparison.
+        gpu_uuid: the GPU whose page is open.
+        gpu_span_seconds: the span of its charts.
+        alerts, processes, studies: whether these pages are open.
+        study_id: the study shown; None for the newest.
+        moment: the past moment shown; None for the present.
+    """
+
+    run_id: str | None = None
+    log_label: str | None = None
+    is_log_deep: bool = False
+    checkpoint_to_check: str | None = None
+    charts: ChartRequest | None = None
+    compared: tuple[str, ...] = ()
+    gpu_uuid: str | None = None
+    gpu_span_seconds: float = GPU_SPANS_SECONDS[0]
+    alerts: bool = False
+    processes: bool = False
+    studies: bool = False
+    study_id: str | None = None
+    moment: Moment | None = None
+
+
+class Past(NamedTuple):
+    """What a snapshot of a past moment has beyond others. ``asked`` is the request; ``now`` is the present, UTC unix
+    seconds."""
+
+    asked: Moment
+    now: float
+    timeline: Timeline
+    gap: Span | None = None
+    """The gap in the recording in which the moment lies."""
+
+
+class Snapshot(Struct, frozen=True):
+    """One moment of everything.
+
+    Attributes:
+        at: the moment, UTC unix seconds.
+        page: the run whose page is open.
+        compared: the charts of compared runs, by run.
+        idle_since: while the page of processes is open, since when (UTC unix seconds) a process has held memory of an
+            idle GPU, by the GPU's UUID and the PID.
+        trouble: a sentence if the database cannot be read; the other values are then the last ones read.
+        past: set if ``at`` is not the present.
+    """
+
+    at: float
+    agent: AgentView | None = None
+    gpus: tuple[GpuView, ...] = ()
+    gpu_history: Mapping[str, GpuHistory] = msgspec.field(default_factory=dict)
+    host: HostView | None = None
+    host_history: HostHistory | None = None
+    runs: tuple[RunRow, ...] = ()
+    events: tuple[EventView, ...] = ()
+    page: RunPage | None = None
+    compared: Mapping[str, ChartData] = msgspec.field(default_factory=dict)
+    machine: MachineState = msgspec.field(default_factory=MachineState)
+    gpu_page: GpuPage | None = None
+    processes: ProcessSet | None = None
+    idle_since: Mapping[tuple[str, int], float] = msgspec.field(default_factory=dict)
+    alerts: AlertsState = msgspec.field(default_factory=AlertsState)
+    studies: tuple[StudyRow, ...] = ()
+    study_page: StudyPage | None = None
+    trouble: str | None = None
+    past: Past | None = None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether anything was ever read."""
+        return self.agent is not None or bool(self.gpus or self.runs)
+
+    def run_of(self, run_id: str | None) -> Run | None:
+        """The run with this id; None if it is not in the table."""
+        return next((row.run for row in self.runs if row.run.run_id == run_id), None)

@@ -1,0 +1,77 @@
+"""A snapshot of everything as the JSON that ``gputui --once --json`` prints: the shapes that other commands print, in
+one object. Fields are only ever added; unknown is null."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec.structs import asdict
+
+from gputui.store import json_shapes
+from gputui.store.json_shapes import Shape, iso
+from gputui.ui.tui.data.snapshot import RunRow, Snapshot
+
+
+def snapshot_shape(snapshot: Snapshot, *, running: bool, home: str) -> Shape:
+    """``{at, is_past, gap, trouble, agent, gpu_problem, gpus, host, runs, alerts, events}``: `gpus`, `ps` and `alerts`
+    as those commands print them, runs with how far they had come; ``gap`` is the stretch without a recording in which
+    a past moment lies, ``trouble`` why the record could not be read, ``gpu_problem`` why the agent sees no GPUs.
+    ``running``: whether an agent runs now."""
+    gap = snapshot.past.gap if snapshot.past is not None else None
+    ranks = {row.run.run_id: row.progress.ranks for row in snapshot.runs}
+    gpus = []
+    for gpu in snapshot.gpus:
+        is_one = gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with
+        rank = None if not is_one else ranks.get(gpu.run_id or "", {}).get(gpu.rank or 0)
+        gpus.append(
+            json_shapes.gpu_shape(
+                gpu,
+                snapshot.machine.quarantined.get(gpu.uuid),
+                xids=snapshot.machine.xids.get(gpu.uuid, 0),
+                step_seconds=_finite_or_none(rank.step_seconds) if rank else None,
+                data_wait_fraction=_finite_or_none(rank.waiting_fraction) if rank else None,
+            )
+        )
+    return {
+        "at": iso(snapshot.at),
+        "is_past": snapshot.past is not None,
+        "gap": None if gap is None else {"start": iso(gap.start), "end": iso(gap.end)},
+        "trouble": snapshot.trouble,
+        "agent": json_shapes.agent_shape(snapshot.agent, running=running, home=home),
+        "gpu_problem": snapshot.agent.gpu_problem if snapshot.agent is not None else None,
+        "gpus": gpus,
+        "host": None if snapshot.host is None else {**asdict(snapshot.host), "at": iso(snapshot.host.at)},
+        "runs": [row_shape(row) for row in snapshot.runs],
+        "alerts": [json_shapes.alert_shape(alert, snapshot.at) for alert in snapshot.alerts.last],
+        "events": [
+            {name: value for name, value in asdict(event).items() if name != "event_id"} | {"at": iso(event.at)}
+            for event in snapshot.events
+        ],
+    }
+
+
+def row_shape(row: RunRow) -> Shape:
+    """One run of ``gputui ps --json`` and ``gputui --once --json``, with its progress."""
+    progress = row.progress
+    return {
+        **json_shapes.run_shape(row.run),
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "loss": _number_or_word(progress.loss),
+        "metric": progress.metric,
+        "metric_value": _number_or_word(progress.metric_value),
+        "steps_per_second": _finite_or_none(progress.steps_per_second),
+        "seconds_left": _finite_or_none(progress.seconds_left),
+    }
+
+
+def _number_or_word(value: float | None) -> float | str | None:
+    """JSON knows no other numbers; those are words, as they are stored."""
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    """A measurement that JSON knows, as `gputui gpus --json` has it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,63 @@
+"""Reading studies for the overview and for their page."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+
+from gputui.store import studies
+from gputui.store.studies import RungValue, TrialState
+from gputui.studies.analysis import best_trial
+from gputui.studies.spec import study_spec
+from gputui.ui.tui.data.snapshot import StudyPage, StudyRow
+
+ROWS_KEPT = 2
+"""Most studies on the overview."""
+
+
+def read_rows(connection: sqlite3.Connection, at: float | None = None) -> tuple[StudyRow, ...]:
+    """The active studies with their progress, newest first. Raises sqlite3.Error."""
+    going_on = [one for one in studies.read_studies(connection, at) if not one.state.is_over]
+    rows = []
+    for study in going_on[:ROWS_KEPT]:
+        spec = study_spec(study)
+        trials = studies.read_trials(connection, study.study_id, at)
+        states = [one.state for one in trials]
+        best = best_trial(trials, spec.objectives)
+        rows.append(
+            StudyRow(
+                study.study_id,
+                study.name,
+                study.state,
+                over=sum(state.is_over for state in states),
+                running=states.count(TrialState.RUNNING),
+                wanted=spec.wanted_trials,
+                best=None if best is None else best.value,
+                best_number=None if best is None else best.number,
+            )
+        )
+    return tuple(rows)
+
+
+def read_page(
+    connection: sqlite3.Connection, study_id: str | None, now: float, at: float | None = None
+) -> StudyPage | None:
+    """Everything about a study, the newest for None; None where there is none. ``now`` is UTC unix seconds. Raises
+    sqlite3.Error."""
+    known = studies.read_studies(connection, at)
+    study = next((one for one in known if study_id in (None, one.study_id)), None)
+    if study is None:
+        return None
+    rungs: defaultdict[int, list[RungValue]] = defaultdict(list)
+    for one in studies.read_rungs(connection, study.study_id, at):
+        rungs[one.number].append(one)
+    until = now if at is None else at
+    return StudyPage(
+        study,
+        study_spec(study),
+        tuple(studies.read_trials(connection, study.study_id, at)),
+        {number: tuple(values) for number, values in rungs.items()},
+        studies.study_gpu_hours(connection, study.study_id, until),
+        studies.study_wall_seconds(connection, study.study_id, until),
+        tuple(one.study_id for one in known),
+    )

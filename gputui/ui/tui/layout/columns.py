@@ -1,0 +1,234 @@
+"""Tables and lines in a given width. Tables leave out their least important columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from gputui.core.cells import cell_width, char_width, clip, fit
+from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.raster import Span
+from gputui.ui.tui.theme.looks import SELECTED
+
+Row = TypeVar("Row")
+
+GAP = 2
+
+# A space inside a number in groups of three is no place to break a line.
+_BREAKS = re.compile(r"(?<![0-9]) | (?![0-9]{3}(?![0-9]))")
+
+
+class Column(Struct, Generic[Row], frozen=True):
+    """One column of a table.
+
+    Attributes:
+        cell: called with a row and the column's width; returns styled text, which is cut or padded.
+        importance: 0 is always shown; the higher it is, the sooner the column is left out.
+        grow: the column's share of the spare cells, up to a width of ``most``.
+        gap: blanks before the column.
+    """
+
+    head: str
+    width: int
+    cell: Callable[[Row, int], Sequence[Span]]
+    align: str = "<"
+    importance: int = 0
+    grow: int = 0
+    most: int = 10_000
+    gap: int = GAP
+
+
+Placed = list[tuple[Column[Row], int]]
+
+
+def place(columns: Sequence[Column[Row]], width: int) -> Placed[Row]:
+    """The columns that fit into ``width`` cells, in their order, with their widths."""
+    chosen = [column for column in columns if column.importance == 0]
+    needed = _needed(chosen)
+    for column in sorted((c for c in columns if c.importance > 0), key=lambda c: c.importance):
+        needed += column.width + (column.gap if chosen else 0)
+        if needed > width:
+            break
+        chosen.append(column)
+    places = set(map(id, chosen))
+    shown = [column for column in columns if id(column) in places]
+    spare = max(0, width - _needed(shown))
+    widths = {id(column): column.width for column in shown}
+    growing = [column for column in shown if column.grow]
+    while spare and growing:
+        share = spare / sum(column.grow for column in growing)
+        for column in list(growing):
+            extra = min(spare, max(1, int(share * column.grow)), column.most - widths[id(column)])
+            widths[id(column)] += extra
+            spare -= extra
+            if widths[id(column)] >= column.most:
+                growing.remove(column)
+    return [(column, widths[id(column)]) for column in shown]
+
+
+def selected(line: Sequence[Span]) -> Line:
+    """A line in the style of the row under the cursor."""
+    return [(text, style + SELECTED) for text, style in line]
+
+
+def head_line(placed: Placed[Row], width: int, style: str = "head") -> Line:
+    """The names of the columns."""
+    heads = (" " * column.gap * (number > 0) + fit(column.head, room, column.align)
+             for number, (column, room) in enumerate(placed))  # fmt: skip
+    return fit_line([("".join(heads), style)], width)
+
+
+def row_line(placed: Placed[Row], row: Row, width: int, base: str | None = None) -> Line:
+    """One row. ``base`` overrides the styles of all cells."""
+    line: Line = []
+    for number, (column, room) in enumerate(placed):
+        if number:
+            line.append((" " * column.gap, "text"))
+        line += pad(column.cell(row, room), room, column.align)
+    if base is not None:
+        line = [("".join(text for text, _ in line), base)]
+    spare = width - sum(room for _, room in placed) - sum(column.gap for column, _ in placed[1:])
+    if spare < 0:
+        return fit_line(line, width)
+    return [*line, (" " * spare, "text")] if spare else line
+
+
+def pad(spans: Sequence[Span], width: int, align: str = "<") -> Line:
+    """Spans in exactly ``width`` cells."""
+    line, room = _cut_line(spans, width)
+    if room > 0:
+        line.insert(0 if align == ">" else len(line), (" " * room, "text"))
+    return line
+
+
+def clip_line(spans: Sequence[Span], width: int) -> Line:
+    """Spans cut to at most ``width`` cells."""
+    return _cut_line(spans, width)[0]
+
+
+def without_left(spans: Sequence[Span], cells: int) -> Line:
+    """Spans without their first ``cells`` cells; half a wide character becomes a blank."""
+    line: Line = []
+    for text, style in spans:
+        start = 0
+        while cells > 0 and start < len(text):
+            cells -= char_width(text[start])
+            start += 1
+        if cells < 0:
+            line.append((" ", style))
+            cells = 0
+        if start < len(text):
+            line.append((text[start:], style))
+    return line
+
+
+def fit_line(spans: Sequence[Span], width: int) -> Line:
+    """Spans in exactly ``width`` cells, padded on the right."""
+    return pad(spans, width)
+
+
+def _cut_line(spans: Sequence[Span], width: int) -> tuple[Line, int]:
+    """Spans cut to at most ``width`` cells, and the number of cells left."""
+    line: Line = []
+    room = width
+    for span in spans:
+        text = span[0]
+        size = cell_width(text)
+        if size > room:
+            if room > 0:
+                cut = clip(text, room)
+                line.append((cut, span[1]))
+                room -= cell_width(cut)
+            break
+        if text:
+            line.append(span)
+            room -= size
+    return line, room
+
+
+def fitting(parts: Sequence[Sequence[Span]], width: int) -> Line:
+    """The parts that fit into ``width`` cells, each whole or not at all."""
+    line: Line = []
+    room = width
+    for part in parts:
+        size = sum(cell_width(text) for text, _ in part)
+        if size <= room:
+            line += part
+            room -= size
+    return fit_line(line, width)
+
+
+def between(left: Sequence[Span], right: Sequence[Span], width: int) -> Line:
+    """A line with spans at both ends; the left ones are cut if they do not fit."""
+    right_width = sum(cell_width(text) for text, _ in right)
+    if right_width >= width:
+        return fit_line(right, width)
+    return [*pad(left, width - right_width), *right]
+
+
+def rule(title: str, width: int, note: str = "", *, style: str = "title") -> Line:
+    """A heading in a horizontal rule: ``RUNS ────── 3 of 12 ──``."""
+    head = clip(f" {title} ", width)
+    tail = f" {note} ─" if note and cell_width(note) + cell_width(head) + 6 <= width else ""
+    return [(head, style), ("─" * (width - cell_width(head) - cell_width(tail)) + tail, "rule")]
+
+
+def styled_rule(title: str, width: int, notes: Sequence[Span]) -> Line:
+    """A heading with styled notes at the end of its rule: ``RUNS ── paused ─ 3 of 12 ─``. Notes that do not fit are
+    left out, the last ones first."""
+    head = clip(f" {title} ", width)
+    room = width - cell_width(head) - 2
+    tail: list[Span] = []
+    for text, style in notes:
+        size = cell_width(text) + 3
+        if size <= room:
+            tail += [(f" {text} ", style), ("─", "rule")]
+            room -= size
+    used = cell_width(head) + sum(cell_width(text) for text, _ in tail)
+    return [(head, "title"), ("─" * (width - used), "rule"), *tail]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Wrap words into lines of at most ``width`` cells. Longer words are split."""
+    if width < 1 or not text.strip():
+        return []
+    lines: list[str] = []
+    line, used = "", 0
+    for word in _BREAKS.split(" ".join(text.split())):
+        size = cell_width(word)
+        if used:
+            if used + 1 + size <= width:
+                line += f" {word}"
+                used += 1 + size
+                continue
+            lines.append(line)
+            line, used = "", 0
+        while used + size > width:
+            piece, taken = _cut(word, width - used)
+            if not piece:
+                break
+            if piece.strip():
+                lines.append(line + piece)
+            word, size = word[len(piece) :], size - taken
+            line, used = "", 0
+        line += word
+        used += size
+    return [*lines, line] if line.strip() else lines
+
+
+def _cut(word: str, room: int) -> tuple[str, int]:
+    """The longest prefix of a word in at most ``room`` cells, and its width."""
+    taken = 0
+    for place, char in enumerate(word):
+        size = char_width(char)
+        if taken + size > room:
+            return word[:place], taken
+        taken += size
+    return word, taken
+
+
+def _needed(columns: Sequence[Column[Row]]) -> int:
+    return sum(column.width + column.gap for column in columns) - (columns[0].gap if columns else 0)

@@ -1,0 +1,192 @@
+"""A GPU in styled words: its run or user, its condition, its links."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from gputui.core.cells import cell_width, clip_middle
+from gputui.core.safe_text import clean
+from gputui.core.units import UNKNOWN, age, byte_rate
+from gputui.machine.gpu_model import unseen_use
+from gputui.metrics.draw.raster import Span
+from gputui.store.hardware import GpuView, ProcessView, Quarantined
+from gputui.ui.tui.data.snapshot import RankRow, Snapshot
+from gputui.ui.tui.layout.run_words import title_of
+from gputui.ui.tui.layout.words import dated_clock, is_alarming
+
+PARKED = "gpu_parked"
+"""The alert rule about memory held by processes that compute nothing."""
+
+"""A GPU without processes is free if it uses less memory than this."""
+
+TRACK = "░"
+"""The empty part of a bar."""
+
+
+class GpuRow(Struct, frozen=True):
+    """A GPU and what belongs to it.
+
+    Attributes:
+        rank: the metrics of the rank on it.
+        utilizations: its utilisation in the last minutes, percent.
+        quarantined: why it is in quarantine.
+        xids: the number of XIDs in the last day.
+        parked_seconds: how long its memory has been held by idle processes, if that is an alert.
+    """
+
+    gpu: GpuView
+    rank: RankRow | None = None
+    utilizations: tuple[float | None, ...] = ()
+    quarantined: Quarantined | None = None
+    xids: int = 0
+    parked_seconds: float | None = None
+
+
+def gpu_row(snapshot: Snapshot, gpu: GpuView) -> GpuRow:
+    """The row of a GPU."""
+    history = snapshot.gpu_history.get(gpu.uuid)
+    rank = None
+    if gpu.run_id is not None and gpu.rank is not None and not gpu.shared_with:
+        for candidate in snapshot.runs:
+            if candidate.run.run_id == gpu.run_id:
+                rank = candidate.progress.ranks.get(gpu.rank)
+    machine = snapshot.machine
+    return GpuRow(
+        gpu,
+        rank,
+        history.utilization_percent if history else (),
+        machine.quarantined.get(gpu.uuid),
+        machine.xids.get(gpu.uuid, 0),
+        _parked_seconds(snapshot, gpu),
+    )
+
+
+def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
+    alert = next((one for one in snapshot.alerts.last if one.rule == PARKED and one.subject_id == gpu.uuid), None)
+    if alert is None:
+        return None
+    # Imported on first use: most screens show no alerts.
+    from gputui.recovery.alerts.rules import RULES
+
+    return snapshot.at - alert.raised_at + RULES[PARKED].for_seconds
+
+
+def who(row: GpuRow, width: int) -> list[Span]:
+    """The run and rank on this GPU, the number of runs that share it, another user's process, or ``free``."""
+    gpu = row.gpu
+    if gpu.state == "lost":
+        return [("✗ lost", "bad")]
+    if gpu.state == "error":
+        return [("✗ unreadable", "bad")]
+    slow: list[Span] = [(" slow", "warn")] if row.rank is not None and row.rank.is_slow else []
+    if gpu.shared_with:
+        return [(f"{len(gpu.run_ids)} runs", "accent")]
+    if gpu.run_id is not None:
+        rank = f" r{gpu.rank}" if gpu.rank is not None else ""
+        name = title_of(gpu.run_id, gpu.run_name)
+        room = width - len(rank) - sum(len(text) for text, _ in slow)
+        shown = clip_middle(name, max(1, room))
+        return [(shown, "accent"), (rank, "text"), *slow]
+    if row.quarantined is not None:
+        return [("⊘ quarantine", "warn")]
+    if is_free(gpu):
+        return [("free", "dim")]
+    if gpu.facts.get("mig_mode"):
+        return [("MIG", "dim")]
+    if gpu.processes is None:
+        return [(UNKNOWN, "dim")]
+    if not gpu.processes:
+        return [("no visible process", "warn")]
+    first = max(gpu.processes, key=lambda process: process.memory_bytes or 0)
+    more = f" +{len(gpu.processes) - 1}" if len(gpu.processes) > 1 else ""
+    words = f"{owner(first)} · {program(first)}{more}"
+    idle = "" if row.parked_seconds is None else f" · idle {age(row.parked_seconds)}"
+    for name in (words, owner(first)):
+        if idle and cell_width(name) + len(idle) <= width:
+            return [(name, "text"), (idle, "warn")]
+    return [(words, "text")]
+
+
+def is_free(gpu: GpuView) -> bool:
+    """Whether this GPU seems free: no run, no process, hardly any memory or time in use."""
+    if gpu.state in ("lost", "error") or gpu.run_id is not None or gpu.processes or gpu.facts.get("mig_mode"):
+        return False
+    if gpu.own_used_bytes is None and gpu.processes is None:
+        return False
+    return unseen_use(gpu.own_used_bytes, gpu.utilization_percent) is None
+
+
+def owner(process: ProcessView) -> str:
+    """The user of a process, as harmless text."""
+    return clean(process.user) if process.user else f"pid {process.pid}"
+
+
+def program(process: ProcessView) -> str:
+    """The name of a process's program without its path, as harmless text."""
+    words = clean(process.command or "").split()
+    return words[0].rsplit("/", 1)[-1] if words else f"pid {process.pid}"
+
+
+def held_back(row: GpuRow, width: int = 0) -> list[Span]:
+    """Why the clocks are throttled, in words."""
+    reasons = row.gpu.throttle_reasons
+    if not reasons:
+        return [] if reasons is not None else [(UNKNOWN, "dim")]
+    style = "warn" if any(is_alarming(reason) for reason in reasons) else "dim"
+    return [(clean(", ".join(reasons)), style)]
+
+
+def pcie_link(gpu: GpuView) -> list[Span]:
+    """The PCIe link as ``5×16``: generation and lanes, marked if it has fewer lanes than possible. A low generation is
+    normal: an idle GPU lowers it to save power."""
+    generation, lanes = gpu.slow.get("pcie_generation"), gpu.slow.get("pcie_width")
+    if generation is None and lanes is None:
+        return [(UNKNOWN, "dim")]
+    most = gpu.facts.get("pcie_width_max")
+    is_narrow = lanes is not None and most is not None and lanes < most
+    text = f"{UNKNOWN if generation is None else generation}×{UNKNOWN if lanes is None else lanes}"
+    return [(f"▲{text}", "warn")] if is_narrow else [(text, "dim")]
+
+
+def traffic(gpu: GpuView, link: str) -> list[Span]:
+    """The traffic over ``pcie`` or ``nvlink``, in bytes per second: ``↓1.2G ↑400M``."""
+    received = gpu.slow.get(f"{link}_received_bytes_per_second")
+    sent = gpu.slow.get(f"{link}_sent_bytes_per_second")
+    if received is None and sent is None:
+        return [(UNKNOWN, "dim")]
+    return [(f"↓{_short_rate(received)} ↑{_short_rate(sent)}", "text")]
+
+
+def _short_rate(rate: float | None) -> str:
+    return byte_rate(rate).replace("B/s", "").replace(" ", "")
+
+
+def health(row: GpuRow, width: int = 0) -> list[Span]:
+    """What is wrong with the hardware, the worst first; ``ok`` where the driver says that nothing is."""
+    gpu, slow = row.gpu, row.gpu.slow
+    parts: list[Span] = []
+    if slow.get("row_remap_failed"):
+        parts.append(("row remap failed", "bad"))
+    uncorrected = slow.get("ecc_uncorrected")
+    if uncorrected:
+        parts.append((f"{uncorrected} ECC uncorr.", "bad"))
+    if row.xids:
+        parts.append((f"XID {gpu.event_code}" if row.xids == 1 and gpu.event_code else f"{row.xids} XIDs", "warn"))
+    if slow.get("row_remap_pending"):
+        parts.append(("remap due", "warn"))
+    if parts:
+        return [piece for number, part in enumerate(parts) for piece in ((" · ", "dim"), part)[number == 0 :]]
+    known = [slow.get(name) for name in ("ecc_uncorrected", "row_remap_failed", "row_remap_pending")]
+    return [("ok", "dim")] if any(value is not None for value in known) else [(UNKNOWN, "dim")]
+
+
+def lost(row: GpuRow, now: float) -> list[Span]:
+    """When a GPU was lost, and the driver's last report."""
+    gpu = row.gpu
+    at = gpu.event_at if gpu.event_at is not None else gpu.last_seen_at
+    spans: list[Span] = [(f"✗ lost {dated_clock(at, now)}", "bad")]
+    if gpu.event_text:
+        code = f"XID {gpu.event_code}: " if gpu.event_code is not None else ""
+        text = clean(gpu.event_text)
+        spans.append((" · " + (text if text.startswith(code) else code + text), "text"))
+    return spans

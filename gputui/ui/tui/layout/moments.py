@@ -1,0 +1,121 @@
+"""Past moments as lines: the moment shown, and the time line that it lies on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gputui.core.cells import cell_width
+from gputui.core.units import age, duration
+from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.raster import Span
+from gputui.store.timeline import Timeline
+from gputui.ui.tui.data.snapshot import Past, Snapshot
+from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.words import clock, dated_clock, day_name
+
+DAY_SECONDS = 86_400.0
+LEAST_CELLS = 12
+
+_TICKS = {
+    "event": ("┴", "axis"),
+    "checkpoint": ("◆", "good"),
+    "alert": ("▲", "warn"),
+    "incident": ("✗", "bad"),
+}
+_WEIGHTS = {kind: weight for weight, kind in enumerate(_TICKS)}
+
+
+def right_end(at: float, past: Past | None, *, has_keys: bool = True) -> list[Span]:
+    """The right end of a head line: the clock, or the past moment shown and the key that returns to the present."""
+    if past is None:
+        return [(clock(at) + " ", "text")]
+    shown: list[Span] = [(f"◀ {past_words(at, past.now)}", "accent")]
+    return [*shown, (" · ", "dim"), ("L", "key"), (" live ", "accent")] if has_keys else [*shown, (" ", "text")]
+
+
+def past_words(at: float, now: float) -> str:
+    """``03:02:11 · 10 min ago``, with the day if it is not today."""
+    ago = now - at
+    words = f"{age(ago) if ago < 3600 else duration(round(ago / 60) * 60)} ago" if ago >= 1 else "just now"
+    return f"{clock(at) if day_name(at) == day_name(now) else day_and_clock(at)} · {words}"
+
+
+def day_and_clock(at: float) -> str:
+    """``Sat 21 Nov 2026 03:02:11``."""
+    return f"{day_name(at)} {clock(at)}"
+
+
+def time_line(past: Past, at: float, width: int) -> Line:
+    """``02:13 ────  ──✗──◆──●──── now``: the recorded time, what happened, and the moment shown."""
+    timeline = past.timeline
+    left, right, cells = _ends(past, width)
+    if cells < LEAST_CELLS:
+        return fit_line([], width)
+    line: Line = [(left, "dim")]
+    for text, style in _cells(timeline, at, cells):
+        if line[-1][1] == style:
+            line[-1] = (line[-1][0] + text, style)
+        else:
+            line.append((text, style))
+    return fit_line([*line, (right, "dim")], width)
+
+
+def time_at(past: Past, width: int, x: int) -> float | None:
+    """The moment of column ``x`` of the time line; None outside it."""
+    left, _, cells = _ends(past, width)
+    cell = x - cell_width(left)
+    if not 0 <= cell < cells or cells < LEAST_CELLS:
+        return None
+    timeline = past.timeline
+    return timeline.start + (cell + 0.5) / cells * (timeline.end - timeline.start)
+
+
+def _ends(past: Past, width: int) -> tuple[str, str, int]:
+    """The texts at the ends of the time line, and the number of cells between."""
+    length = past.now - past.timeline.start
+    form = "%H:%M" if length < DAY_SECONDS else "%a %H:%M" if length < 7 * DAY_SECONDS else "%d %b"
+    left, right = f" {time.strftime(form, time.localtime(past.timeline.start))} ", " now "
+    return left, right, width - cell_width(left) - cell_width(right)
+
+
+def _cells(timeline: Timeline, at: float, cells: int) -> list[Span]:
+    shown: list[Span] = [(" ", "text")] * cells
+    for start, end in timeline.recorded:
+        for cell in range(_cell(timeline, start, cells), _cell(timeline, end, cells) + 1):
+            shown[cell] = ("─", "rule")
+    for tick in sorted(timeline.ticks, key=lambda tick: _WEIGHTS[tick.kind]):
+        shown[_cell(timeline, tick.at, cells)] = _TICKS[tick.kind]
+    here = _cell(timeline, at, cells)
+    text = shown[here][0]
+    shown[here] = ("●" if text in " ─" else text, "selected")
+    return shown
+
+
+def _cell(timeline: Timeline, at: float, cells: int) -> int:
+    length = timeline.end - timeline.start
+    share = (at - timeline.start) / length if length > 0 else 1.0
+    return min(max(int(share * cells), 0), cells - 1)
+
+
+def past_notices(snapshot: Snapshot) -> Sequence[str]:
+    """A sentence if nothing was recorded at the moment shown, or if the wanted moment lies before the record."""
+    past = snapshot.past
+    if past is None:
+        return ()
+    if past.gap is None:
+        asked = past.asked
+        if asked.ticks or asked.direction > 0 or snapshot.at - asked.at < 1:
+            return ()
+        return (f"The record begins here, at {day_and_clock(snapshot.at)}; nothing is known of before.",)
+    start, end = past.gap
+    if start is None:
+        begin = "Nothing was recorded yet" if end is None else f"Nothing was recorded before {day_and_clock(end)}"
+        return (f"{begin}; runs and events that are known of then are shown.",)
+    until = "since" if end is None else "from"
+    begun = dated_clock(start, snapshot.at)
+    to = "" if end is None else f" to {dated_clock(end, snapshot.at)}"
+    return (
+        f"Nothing was recorded {until} {begun}{to}: no recorder ran, or the machine slept. GPUs and host are shown as "
+        f"they were at {begun}.",
+    )

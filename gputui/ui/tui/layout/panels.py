@@ -1,0 +1,131 @@
+"""The charts of a run's page: which, in what order, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from gputui.core.safe_text import clean
+from gputui.metrics.curves.metric_names import NameFilter, filter_names, is_of_the_run, is_set
+from gputui.metrics.curves.model import HardwareField
+from gputui.store.metrics.queries import is_of_events
+from gputui.ui.tui.layout.chart_settings import ChartSettings, Layout
+
+LEAST_WIDTH, LEAST_HEIGHT = 32, 6
+"""Least size of a useful chart."""
+
+MOST_COLUMNS = 3
+FULL_HEIGHT = 10
+"""Least height of a chart with words below its markers."""
+
+LOSS = "loss"
+LEADING = (LOSS, "val/loss", "val_loss", "eval_loss")
+THROUGHPUT = ("samples_per_s", "tokens_per_s", "images_per_s", "steps_per_s")
+USUAL = (*LEADING, *THROUGHPUT, "lr", "grad_norm")
+"""The most common metrics, the most important first; requested before a run's names are known."""
+
+_FIRST = (*LEADING, *THROUGHPUT, "gpu/utilization", "lr", "grad_norm")
+_TITLES = {"lr": "learning rate", "grad_norm": "gradient norm"}
+HARDWARE: dict[str, tuple[HardwareField, str]] = {
+    "gpu/utilization": ("utilization", "GPU util %"),
+    "gpu/power": ("power", "GPU power W"),
+    "gpu/temperature": ("temperature", "GPU °C"),
+    "gpu/memory": ("memory", "GPU memory GiB"),
+    "gpu/sm_clock": ("sm_clock", "SM clock MHz"),
+    "host/cpu": ("host_cpu", "host CPU %"),
+    "host/memory": ("host_memory", "host memory GiB"),
+}
+"""Charts of the hardware by their names in filters and pins."""
+
+
+class Panel(Struct, frozen=True):
+    """One chart. ``key`` is the metric's name or one of `HARDWARE`; ``colour`` does not depend on its place."""
+
+    key: str
+    title: str
+    colour: int
+    field: HardwareField | None = None
+    is_pinned: bool = False
+
+
+class Panels(Struct, frozen=True):
+    """The charts that match the filter, of ``count``, and what is wrong with the filter."""
+
+    shown: tuple[Panel, ...]
+    count: int
+    problem: str | None = None
+
+
+class PanelPlace(NamedTuple):
+    """The place of a chart, in cells."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+def panels(names: Sequence[str], settings: ChartSettings, *, has_gpus: bool) -> Panels:
+    """The charts in order: pinned ones, then those of `by_interest`. What the run is (`is_of_the_run`) has a chart only
+    if it is pinned or matches a filter: the parameters tell it better than a curve of one point."""
+    hardware = [key for key in HARDWARE if has_gpus or key.startswith("host/")]
+    keys = by_interest([*names, *hardware])
+    every = {
+        key: Panel(key, title, number % 4, field, key in settings.pins)
+        for number, key in enumerate(keys)
+        for field, title in (HARDWARE.get(key, (None, metric_title(key))),)
+    }
+    found: NameFilter = filter_names(keys, settings.filter_text)
+    pinned = [pin for pin in settings.pins if pin in every]
+    is_filtered = bool(settings.filter_text.strip())
+    others = found.names if is_filtered else [key for key in found.names if not is_of_the_run(key)]
+    chosen = [*pinned, *(key for key in others if key not in pinned)]
+    return Panels(tuple(every[key] for key in chosen), len(keys) if is_filtered else len(chosen), found.problem)
+
+
+def by_interest(keys: Sequence[str]) -> list[str]:
+    """Sort names of metrics and of `HARDWARE`: the most important for any training, other metrics, hardware, values of
+    events, and at last totals and counters."""
+    known = dict.fromkeys(keys)
+    first = [key for key in _FIRST if key in known]
+    rest = [key for key in known if key not in first]
+    return [
+        *first,
+        *(key for key in rest if key not in HARDWARE and not is_set(key) and not is_of_events(key)),
+        *(key for key in rest if key in HARDWARE),
+        *(key for key in rest if is_of_events(key)),
+        *(key for key in rest if key not in HARDWARE and is_set(key) and not is_of_events(key)),
+    ]
+
+
+def metric_title(name: str) -> str:
+    """The title of a metric: ``samples/s`` for ``samples_per_s``."""
+    return _TITLES.get(name, clean(name).replace("_per_s", "/s").replace("_", " "))
+
+
+def places(count: int, width: int, height: int, layout: Layout) -> list[PanelPlace]:
+    """The places of one screenful of at most ``count`` charts; the first is above the others, at full width."""
+    if count < 1 or height < 3 or width < 12:
+        return []
+    rows = max(1, height // LEAST_HEIGHT)
+    if layout == "one" or count == 1 or rows == 1:
+        return [PanelPlace(0, 0, width, height)]
+    if layout == "two":
+        half = height // 2
+        return [PanelPlace(0, 0, width, height - half), PanelPlace(0, height - half, width, half)]
+    columns = max(1, min(MOST_COLUMNS, (width + 1) // (LEAST_WIDTH + 1)))
+    below = min(rows - (2 if rows >= 4 else 1), -(-(count - 1) // columns))
+    columns = min(columns, -(-(count - 1) // below))
+    # The first chart gets twice the height of the others, if there is room.
+    unit = max(LEAST_HEIGHT, min(height // (below + 2), height // 3))
+    first = height - below * unit
+    found = [PanelPlace(0, 0, width, first)]
+    for number in range(min(count - 1, below * columns)):
+        row, column = divmod(number, columns)
+        in_row = min(columns, count - 1 - row * columns)
+        left = column * (width + 1) // in_row
+        right = (column + 1) * (width + 1) // in_row - 1
+        found.append(PanelPlace(left, first + row * unit, right - left, unit))
+    return found

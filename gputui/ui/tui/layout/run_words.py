@@ -1,0 +1,184 @@
+"""A run in styled words: its outlook, placement, stop and start."""
+
+from __future__ import annotations
+
+from gputui.core.safe_text import clean
+from gputui.core.units import ago, count, duration
+from gputui.metrics.draw.raster import Span
+from gputui.runs.spec import known_spec
+from gputui.store.runs import Run, StopRequest, is_renamed
+from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.layout.words import dated_clock
+
+SILENT_STEPS = 3
+"""A run without a step for this many times its usual step time is shown as silent."""
+
+SILENT_SECONDS = 5.0
+"""Shorter silences are checkpoints or validations, and would flicker."""
+
+SLOW_END_SECONDS = 120.0
+"""A last checkpoint, test and exit that take longer than this deserve a look."""
+
+RUN_COLOURS = 6
+
+
+def run_colour(run: Run) -> int:
+    """The number of a run's colour, the same in all charts; runs launched one after the other differ."""
+    return (run.sequence - 1) % RUN_COLOURS
+
+
+def outlook(row: RunRow, now: float) -> Span:
+    """A run in a few words: time left, what it waits for, or why it ended."""
+    run, progress = row.run, row.progress
+    if run.state == "queued":
+        if run.not_before is not None and run.not_before > now:
+            return (f"again in {duration(run.not_before - now)}", "text")
+        return (clean(run.waiting_for) if run.waiting_for else "next", "text")
+    if run.state.is_over:
+        ended = "" if run.ended_at is None else ago(now - run.ended_at)
+        reason = clean(run.told_reason or "")
+        if run.state == "succeeded" or not reason:
+            took = "" if run.ended_seconds is None else f"took {duration(run.ended_seconds)}"
+            return (" · ".join(filter(None, (ended, took))), "dim")
+        return (f"{ended} · {reason}" if ended else reason, "text")
+    if run.placement is not None and not run.placement.is_seen_running(now):
+        return placement_words(run, now)
+    if run.waiting_for and run.state != "stopping":
+        return (clean(run.waiting_for), "text")
+    if run.state == "recovering":
+        return (clean(run.reason or "finding out what happened"), "text")
+    if run.state == "stopping":
+        return stop_words(row, now)
+    if run.state == "starting":
+        return (start_words(run, now), "dim")
+    silent = silent_seconds(row, now)
+    if silent and progress.total_steps and (progress.step or 0) >= progress.total_steps:
+        return (f"finishing for {_since(silent)}", "text" if silent < SLOW_END_SECONDS else "warn")
+    if silent:
+        usual = _usual_seconds(progress)
+        return (f"no step for {_since(silent)}" + (f" (usually {duration(usual)})" if usual else ""), "warn")
+    return (time_left(progress) or unmeasured_words(row), "text")
+
+
+def unmeasured_words(row: RunRow) -> str:
+    """Why no step of a training run is known yet, if its metrics come with checkpoints; else empty."""
+    spec = known_spec(row.run) if row.run.state == "running" and row.progress.step is None else None
+    if spec is None or not spec.metrics or any(source.kind != "hf" for source in spec.metrics):
+        return ""
+    return "its metrics come with its first checkpoint"
+
+
+def tag_words(run: Run) -> str:
+    """``#baseline #lr-sweep``; empty without tags."""
+    return " ".join(f"#{clean(tag)}" for tag in run.tags)
+
+
+def run_title(run: Run) -> str:
+    """The name that a person gave the run, else its id."""
+    return title_of(run.run_id, run.name)
+
+
+def title_of(run_id: str, name: str | None) -> str:
+    """`run_title` of a run's id and name."""
+    return clean(name if name is not None and is_renamed(run_id, name) else run_id)
+
+
+def start_words(run: Run, now: float) -> str:
+    """``14 s (last time 11 s)``: how long an attempt has been starting, and how long the profile's last one took to its
+    first step."""
+    began_at, usual = run.attempt_started_at, run.usual_start_seconds
+    since = "launching" if began_at is None else _since(now - began_at)
+    return since if usual is None else f"{since} (last time {_since(usual)})"
+
+
+def stop_words(row: RunRow, now: float) -> Span:
+    """``8 s: waits for its exit · 23 steps unsaved · killed in 18 s``: what a stop waits for, what would be lost, and
+    how long it will wait."""
+    stop = row.run.stop
+    if stop is None:
+        return ("waits for its exit", "text")
+    if stop.is_kill:
+        return (f"being killed for {_since(now - stop.since)}", "warn")
+    may_save = " (it may save a checkpoint)" if stop.has_checkpoints else ""
+    parts = [f"{_since(now - stop.since)}: waits for its exit{may_save}"]
+    is_seen = stop.saved_step is not None or not stop.has_checkpoints or row.run.target is None
+    if is_seen and (lost := unsaved_words(row.progress.step, stop)):
+        parts.append(lost)
+    style = "text"
+    newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
+    if newest is not None and usual and now - newest > max(SILENT_SECONDS, SILENT_STEPS * usual):
+        parts.append(f"no step for {_since(now - newest)}")
+        style = "warn"
+    if stop.grace_seconds is not None:
+        left = stop.since + stop.grace_seconds - now
+        parts.append(f"killed in {_since(left)}" if left > 0 else "being killed")
+    return (" · ".join(parts), style)
+
+
+def unsaved_words(step: int | None, stop: StopRequest) -> str:
+    """``23 steps unsaved``: what is lost if nothing more is saved; empty if unknown or nothing."""
+    unsaved = 0 if step is None else step - (stop.saved_step or 0)
+    words = f"{count(unsaved)} step{'' if unsaved == 1 else 's'} unsaved"
+    if stop.has_checkpoints:
+        return words if unsaved > 0 else ""
+    return f"{words}, its profile has no checkpoints" if unsaved > 0 else "its profile has no checkpoints"
+
+
+def placement_words(run: Run, now: float) -> Span:
+    """The state of a run on a target: ``lab: pending (Priority), expected 14:30``, ``lab: running on node1, 3 h of its
+    limit left``, or, if it cannot be reached, ``lab: unknown since 14:02 (…)``."""
+    where, placement = clean(run.target or ""), run.placement
+    if placement is None:
+        return (where, "text")
+    if placement.is_unknown(now) and placement.contact_at is not None:
+        why = f" ({clean(placement.problem)})" if placement.problem else ""
+        return (f"{where}: unknown since {dated_clock(placement.contact_at, now)}{why}", "warn")
+    words = [f"{where}: {placement.state}"]
+    if placement.nodes:
+        words[0] += f" on {clean(', '.join(placement.nodes))}"
+    if placement.reason:
+        words[0] += f" ({clean(placement.reason)})"
+    if placement.expected_start is not None and placement.expected_start > now and placement.state != "running":
+        words.append(f"expected {dated_clock(placement.expected_start, now)}")
+    if placement.limit_at is not None and placement.state == "running":
+        words.append(f"{_since(placement.limit_at - now)} of its limit left")
+    if placement.restarts:
+        words.append(f"requeued {placement.restarts} ×")
+    if placement.problem:
+        words.append(clean(placement.problem))
+    return (", ".join(words), "warn" if placement.problem else "text")
+
+
+def silent_seconds(row: RunRow, now: float) -> float | None:
+    """How long a training run has reported no step, if more than `SILENT_STEPS` times the usual time and
+    `SILENT_SECONDS`; None for a run that continues as usual or whose steps have no time."""
+    newest, usual = row.progress.newest_at, _usual_seconds(row.progress)
+    if row.run.state != "running" or newest is None or usual is None:
+        return None
+    silent = now - newest
+    return silent if silent > max(SILENT_SECONDS, SILENT_STEPS * usual) else None
+
+
+def _usual_seconds(progress: Progress) -> float | None:
+    """The usual time between reported steps; None if unknown."""
+    if not progress.steps_per_second:
+        return None
+    return max(1 / progress.steps_per_second, progress.report_seconds or 0.0)
+
+
+def _since(seconds: float) -> str:
+    """A duration in whole seconds, from two minutes on in whole minutes, so that it does not flicker."""
+    seconds = max(0.0, seconds)
+    return duration(seconds // 1 if seconds < 120 else seconds // 60 * 60)
+
+
+def time_left(progress: Progress) -> str:
+    """``1 h 42 left``, rounded so that it does not change with every step; empty if unknown."""
+    seconds = progress.seconds_left
+    if seconds is None:
+        return ""
+    if seconds >= 120:
+        seconds = round(seconds / 60) * 60
+    elif seconds >= 30:
+        seconds = round(seconds / 10) * 10
+    return f"{duration(seconds)} left"

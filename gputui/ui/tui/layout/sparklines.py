@@ -1,0 +1,81 @@
+"""Short histories: values of equal time buckets, oldest first, None if unknown."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from gputui.metrics.draw.bars import sparkline
+from gputui.metrics.draw.envelope import Bin
+
+History = Sequence[float | None]
+
+
+def mean_history(histories: Sequence[History]) -> list[float | None]:
+    """The mean of several histories per bucket, over the known values."""
+    return [sum(known) / len(known) if known else None for known in _known(histories)]
+
+
+def sum_history(histories: Sequence[History]) -> list[float | None]:
+    """The sum of several histories per bucket; an unknown value counts as the last known one."""
+    return [sum(known) if known else None for known in _known([_held(history) for history in histories])]
+
+
+def peak_history(histories: Sequence[History]) -> list[float | None]:
+    """The highest value of several histories per bucket."""
+    return [max(known) if known else None for known in _known(histories)]
+
+
+def _known(histories: Sequence[History]) -> list[list[float]]:
+    return [[value for value in bucket if value is not None] for bucket in zip(*histories, strict=False)]
+
+
+def _held(history: History) -> list[float | None]:
+    held: list[float | None] = []
+    last: float | None = None
+    for value in history:
+        last = value if value is not None else last
+        held.append(last)
+    return held
+
+
+def shares(history: History, whole: float | None) -> list[float | None]:
+    """Each value in percent of a whole."""
+    return [None if value is None or not whole else value / whole * 100 for value in history]
+
+
+def time_bins(history: History, span_seconds: float, unit_seconds: float = 60.0) -> list[Bin]:
+    """The buckets of the last ``span_seconds`` as bins for a chart. x is the time before now, in units of
+    ``unit_seconds``."""
+    seconds = span_seconds / max(1, len(history))
+    bins: list[Bin] = []
+    gap = False
+    for number, value in enumerate(history):
+        if value is None:
+            gap = True
+            continue
+        x = ((number + 0.5) * seconds - span_seconds) / unit_seconds
+        bins.append(Bin(x, x, value, value, value, value, 1, gap_before=gap))
+        gap = False
+    return bins
+
+
+def newest(history: History) -> float | None:
+    """The last known value."""
+    return next((value for value in reversed(history) if value is not None), None)
+
+
+@lru_cache(256)
+def spark(history: tuple[float | None, ...], width: int, low: float | None = None, high: float | None = None) -> str:
+    """A sparkline of the whole history in ``width`` cells; of a longer one, of the means of finite values. Cached,
+    because a history is drawn in many frames."""
+    if width < 1 or len(history) <= width:
+        return sparkline(history, width, low, high)
+    edges = [number * len(history) // width for number in range(width + 1)]
+    groups = [
+        [value for value in history[start:end] if value is not None and math.isfinite(value)]
+        for start, end in itertools.pairwise(edges)
+    ]
+    return sparkline([sum(group) / len(group) if group else None for group in groups], width, low, high)

@@ -1,0 +1,242 @@
+"""Opening pages and dialogs, and requesting the visible page's data from the feed.
+
+A page is on the stack once: opening one that lies below others returns to it, so that escape always leads towards the
+overview. The module of a page is imported when it is opened first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec.structs import replace
+from textual.app import App
+from textual.screen import Screen
+
+from gputui.store.runs import Run
+from gputui.ui.tui.actions import find
+from gputui.ui.tui.data.feed import Feed
+from gputui.ui.tui.layout.chart_settings import ChartMemory
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.shell import Shell
+from gputui.ui.tui.widgets.page import ActionScreen
+
+if TYPE_CHECKING:
+    from gputui.runs.labels import Labels
+    from gputui.ui.tui.pages.launch.form import Prefill
+    from gputui.ui.tui.widgets.page import Choice
+
+P = TypeVar("P", bound=ActionScreen)
+
+RECENT = 6
+"""How many of the last choices come first in the palette."""
+
+
+class Navigation:
+    """Opens pages and dialogs of ``app``, and requests the visible page's data from the feed."""
+
+    def __init__(self, app: App[Any], shell: Shell, feed: Feed, chart_memory: ChartMemory) -> None:
+        self._app = app
+        self._shell = shell
+        self._feed = feed
+        self._chart_memory = chart_memory
+        self._recent: list[str] = []
+
+    @property
+    def page(self) -> ActionScreen:
+        """The visible page, perhaps behind a dialog."""
+        return next(screen for screen in reversed(self._app.screen_stack) if isinstance(screen, ActionScreen))
+
+    def request_data(self, page: Screen[Any]) -> None:
+        """Request the data of ``page`` from the feed, if it is the visible page."""
+        if page is not self.page:
+            return
+        pages = (screen for screen in self._app.screen_stack if isinstance(screen, ActionScreen))
+        interests = [interest for each in pages if (interest := each.interest()) is not None]
+        # The page of alerts keeps its data while it lies below others: its cursor may be on a resolved alert.
+        self._feed.look_at(replace(interests[-1], alerts=any(interest.alerts for interest in interests)))
+
+    def go_to(self, kind: type[P], make: Callable[[], P], is_it: Callable[[P], bool] = lambda page: True) -> P:
+        """Go to the page of this kind: return to the one on the stack that fits, or push a new one."""
+        for screen in self._app.screen_stack:
+            if isinstance(screen, kind) and is_it(screen):
+                screen.pop_until_active()
+                return screen
+        page = make()
+        self._app.push_screen(page)
+        return page
+
+    # --- the pages
+
+    def open_run(self, run_id: str) -> None:
+        """Go to the page of a run; it replaces the visible page of another run."""
+        from gputui.ui.tui.pages.run.page import RunScreen
+
+        is_known = any(isinstance(screen, RunScreen) and screen.run_id == run_id for screen in self._app.screen_stack)
+        if isinstance(self.page, RunScreen) and not is_known:
+            self._app.pop_screen()
+        self.go_to(RunScreen, lambda: RunScreen(run_id, self._chart_memory), lambda page: page.run_id == run_id)
+
+    def open_gpu(self, uuid: str) -> None:
+        """Go to the page of a GPU."""
+        from gputui.ui.tui.pages.gpu.page import GpuScreen
+
+        self.go_to(GpuScreen, lambda: GpuScreen(uuid)).turn_to(uuid)
+
+    def do_processes(self) -> None:
+        from gputui.ui.tui.pages.processes.page import ProcessesScreen
+
+        gpu = self.page.gpu_in_question if self.page.SCOPE == "gpu" else None
+        page = self.go_to(ProcessesScreen, ProcessesScreen)
+        if gpu is not None:
+            page.show_gpu(gpu.index)
+
+    def do_alerts(self) -> None:
+        from gputui.ui.tui.pages.alerts.page import AlertsScreen
+
+        self.go_to(AlertsScreen, AlertsScreen)
+
+    def do_studies(self) -> None:
+        from gputui.ui.tui.pages.study.page import StudyScreen
+
+        self.go_to(StudyScreen, StudyScreen)
+
+    def do_study_new(self) -> None:
+        from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
+
+        self._app.push_screen(ChooseStudyScreen())
+
+    def open_study(self, study_id: str) -> None:
+        """Go to the page of studies, and show this one."""
+        from gputui.ui.tui.pages.study.page import StudyScreen
+
+        self.go_to(StudyScreen, StudyScreen).turn_to(study_id)
+
+    def compare(self, run: Run | None, marked: Sequence[str] = ()) -> None:
+        """Go to the comparison of the marked runs; with fewer than two, of ``run`` with the newest of its profile. An
+        open comparison that contains ``run`` is kept."""
+        from gputui.ui.tui.pages.compare.comparison import MOST_CURVES, MOST_RUNS
+        from gputui.ui.tui.pages.compare.page import CompareScreen
+
+        chosen = tuple(marked)
+        if len(chosen) < 2 and run is not None:
+            alike = [row.run.run_id for row in self._shell.snapshot.runs if row.run.profile == run.profile]
+            chosen = tuple(dict.fromkeys([run.run_id, *chosen, *alike]))[:MOST_CURVES]
+        if len(chosen) > MOST_RUNS:
+            self._shell.say(f"The first {MOST_RUNS} of {len(chosen)} runs.")
+        chosen = chosen[:MOST_RUNS]
+        page = self.go_to(CompareScreen, lambda: CompareScreen(chosen, self._chart_memory.usual))
+        page.show_runs(chosen, run.run_id if run is not None else None)
+
+    def do_compare(self) -> None:
+        self.compare(self.page.run_in_question)
+
+    def select_run(self, run_id: str) -> None:
+        """Move the overview's cursor to a run as soon as it appears."""
+        overview = self._app.screen_stack[0]
+        if isinstance(overview, OverviewScreen):
+            overview.select_run(run_id)
+
+    # --- the launch form
+
+    def do_launch(self) -> None:
+        from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
+        from gputui.ui.tui.pages.launch.plan import profile_path
+
+        run = self.page.run_in_question if self.page.SCOPE == "run" else None
+        self._app.push_screen(ChooseProfileScreen(None if run is None else profile_path(run)))
+
+    def launch_from(self, profile: str) -> None:
+        """Open the launch form with a profile."""
+        from gputui.ui.tui.pages.launch.form import Prefill
+
+        self._open_form(Prefill(profile))
+
+    def do_clone(self) -> None:
+        if self.page.run_in_question is None:
+            self._extend()
+            return
+        from gputui.ui.tui.data.run_details import launched_params
+        from gputui.ui.tui.pages.launch.form import Prefill
+        from gputui.ui.tui.pages.launch.plan import launched_gpu_count, profile_path
+
+        run = self.page.run_in_question
+        assert run is not None  # checked by the action's `why_not`
+        path = profile_path(run)
+        self._open_form(
+            Prefill(run.profile, launched_params(run), launched_gpu_count(run), path, run.run_id, run.target)
+        )
+
+    def _open_form(self, prefill: Prefill) -> None:
+        from gputui.ui.tui.pages.launch.page import LaunchScreen
+
+        self._app.push_screen(LaunchScreen(prefill))
+
+    # --- dialogs
+
+    def confirmed(self, title: str, text: str, do: Callable[[], object]) -> None:
+        """Call ``do`` if the person confirms it."""
+        from gputui.ui.tui.dialogs.questions import ConfirmScreen
+
+        def decide(is_sure: bool | None) -> None:
+            if is_sure:
+                do()
+
+        self._app.push_screen(ConfirmScreen(title, text), decide)
+
+    def do_label(self) -> None:
+        from gputui.ui.tui.dialogs.labels import LabelsScreen, changes
+
+        run = self.page.run_in_question
+        assert run is not None  # checked by the action's `why_not`
+
+        def save(labels: Labels | None) -> None:
+            if labels is not None and (changed := changes(run, labels)):
+                self._shell.ask(f"Label {run.run_id}", "label", run.run_id, changed)
+
+        self._app.push_screen(LabelsScreen(run), save)
+
+    def _extend(self) -> None:
+        """Ask by how many trials the study is extended."""
+        from gputui.ui.tui.dialogs.questions import ExtendScreen
+
+        study_id = self.page.study_in_question
+        assert study_id is not None  # checked by the action's `why_not`
+
+        def extend(trials: int | None) -> None:
+            if trials is not None:
+                self._shell.ask(f"Extend {study_id}", "study_extend", None, {"study": study_id, "trials": trials})
+
+        self._app.push_screen(ExtendScreen(study_id), extend)
+
+    def do_help(self) -> None:
+        from gputui.ui.tui.dialogs.sheet import HelpScreen
+
+        self._app.push_screen(HelpScreen(self.page.context()))
+
+    def do_settings(self) -> None:
+        from gputui.ui.tui.dialogs.settings import SettingsScreen
+
+        self._app.push_screen(SettingsScreen())
+
+    def do_palette(self) -> None:
+        from gputui.ui.tui.dialogs.palette import PaletteScreen, choices, launch_choice
+
+        page, shell = self.page, self._shell
+        why_not_launch = find("launch", "overview").why_not(page.context())
+
+        def profiles() -> list[Choice]:
+            from gputui.ui.tui.pages.launch.plan import read_profiles
+
+            entries = read_profiles(shell.workspace, Path.cwd())
+            return [launch_choice(shell, entry, why_not_launch) for entry in entries]
+
+        def take(choice: Choice | None) -> None:
+            if choice is not None:
+                self._recent = [choice.title, *(title for title in self._recent if title != choice.title)][:RECENT]
+                choice.do()
+
+        place = {title: number for number, title in enumerate(self._recent)}
+        found = sorted(choices(shell, page), key=lambda choice: place.get(choice.title, RECENT))
+        self._app.push_screen(PaletteScreen(found, profiles), take)

@@ -1,0 +1,399 @@
+"""The page that compares runs: one or more charts with a curve per run, and a table of their differences."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partialmethod
+from typing import ClassVar
+
+from msgspec.structs import replace
+from textual import events
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.widget import Widget
+
+from gputui.core.cells import cell_width
+from gputui.metrics.curves.metric_names import filter_names
+from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.viewport import Extent, Viewport
+from gputui.store.runs import Run
+from gputui.ui.tui.actions import Scope
+from gputui.ui.tui.data.snapshot import Interest
+from gputui.ui.tui.dialogs.sheet import DiffScreen, SheetScreen
+from gputui.ui.tui.layout.chart_settings import SMOOTHINGS, ChartSettings
+from gputui.ui.tui.layout.charts import GUTTER, extent_of
+from gputui.ui.tui.layout.columns import fit_line
+from gputui.ui.tui.layout.moments import right_end
+from gputui.ui.tui.layout.run_words import run_colour
+from gputui.ui.tui.pages.compare.comparison import (
+    MOST_CURVES,
+    ComparedRun,
+    Comparison,
+    Group,
+    compare,
+    grid_page,
+    group_next,
+    in_order,
+    metric_names,
+    param_texts,
+)
+from gputui.ui.tui.pages.compare.view import (
+    CompareLook,
+    cell_columns,
+    compare_head,
+    grid_lines,
+    grid_size,
+    run_at,
+    table_lines,
+)
+from gputui.ui.tui.widgets.chart_controller import ChartController
+from gputui.ui.tui.widgets.line_edit import LineEdit
+from gputui.ui.tui.widgets.list_page import ListPage
+from gputui.ui.tui.widgets.pane import Pane, SlowPane
+
+LEAST_TABLE_ROWS = 4
+_USUAL = "loss"
+
+
+@dataclass
+class CodeCompared(Message):
+    """The code of two runs was compared."""
+
+    texts: tuple[str, ...]
+
+
+class CompareCharts(ChartController):
+    """The state of the comparison's charts. ``compared`` holds the feed's data by run."""
+
+    def __init__(self, settings: ChartSettings) -> None:
+        super().__init__(settings, lambda _: None)
+        self.compared: Mapping[str, ChartData] = {}
+        self.comparison = Comparison.of(())
+        """The comparison as it was drawn last."""
+        self.names: tuple[str, ...] = ()
+        self.is_cut = False
+        """Whether the x axis ends with the shortest run."""
+
+    @property
+    def data(self) -> Mapping[str, ChartData]:
+        """The data that lie on the chosen axis; after a change, the answer takes a moment."""
+        return {
+            run_id: self.compared[run_id]
+            for run_id in self.comparison.run_ids
+            if run_id in self.compared and self.compared[run_id].frame.axis == self.settings.axis
+        }
+
+    @property
+    def extent(self) -> Extent | None:
+        """The common x axis of all runs."""
+        extents = [extent for each in self.data.values() if (extent := extent_of(each)) is not None]
+        if not extents:
+            return None
+        whole = Extent(
+            min(extent.first for extent in extents),
+            (min if self.is_cut else max)(extent.newest for extent in extents),
+            extents[0].resolution,
+        )
+        return whole.logarithmic() if self.settings.is_log_x else whole
+
+    @property
+    def has_epochs(self) -> bool:
+        return "epoch" in self.names
+
+    @property
+    def focused_key(self) -> str | None:
+        return self.comparison.metric
+
+    @property
+    def bins(self) -> Sequence[Bin]:
+        """The curve of the run under the table's cursor."""
+        data = self.data.get(self.comparison.cursor or "")
+        curve = data.curves.get(self.comparison.metric or "") if data is not None else None
+        return curve.bins if curve is not None else ()
+
+    def point_at(self, x: float) -> None:
+        """Move the crosshair to ``x``, at most to an edge of the window."""
+        extent = self.extent
+        if extent is not None:
+            start, end = self.viewport.window(extent)
+            self.cursor = min(max(x, extent.first, start), extent.newest, end)
+
+
+class CompareScreen(ListPage):
+    """Charts, and a table of runs with a cursor. The curve of the run under the cursor is on top."""
+
+    SCOPE: ClassVar[Scope] = "compare"
+
+    def __init__(self, run_ids: Sequence[str], settings: ChartSettings | None = None) -> None:
+        super().__init__()
+        settings = settings or ChartSettings()
+        # Several raw curves over each other are illegible.
+        self.charts = CompareCharts(replace(settings, smoothing=settings.smoothing or SMOOTHINGS[1]))
+        self.parts = (self.charts,)
+        self.comparison = Comparison.of(run_ids)
+        self._is_grid = True
+        self._has_colours = False
+        self._metrics: tuple[str, ...] = ()
+        self._grid = (1, 1)
+        self.head = Pane(id="head")
+        self.chart = SlowPane(id="charts")
+        self.runs = Pane(id="runs")
+        self._metric_line: LineEdit | None = None
+        self._shown: Sequence[ComparedRun] = ()
+        self._groups: Sequence[Group] = ()
+        self._place = 0
+
+    @property
+    def table(self) -> Comparison:
+        """The comparison: it holds the cursor of the list."""
+        return self.comparison
+
+    @table.setter
+    def table(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    def compose(self) -> ComposeResult:
+        self.paint()
+        yield from (self.head, self.notice, self.chart, self.runs, self.message, self.footer)
+
+    def interest(self) -> Interest:
+        charts, settings = self.charts, self.charts.settings
+        extent, viewport = charts.extent, charts.viewport
+        window = viewport.window(extent) if viewport.span is not None and extent is not None else None
+        names = self._metrics or (self.comparison.metric or _USUAL,)
+        request = ChartRequest(names, settings.axis, window, 2 * max(64, charts.columns), settings.smoothing,
+                               is_log=settings.is_log_x)  # fmt: skip
+        return Interest(compared=self.comparison.run_ids, charts=request)
+
+    def show_runs(self, run_ids: Sequence[str], cursor: str | None) -> None:
+        """Move the cursor to a run; if it is not compared yet, compare ``run_ids`` instead."""
+        if cursor is not None and cursor not in self.comparison.run_ids:
+            self.comparison = Comparison.of(run_ids, self.comparison.metric)
+            self._has_colours = False
+        if cursor is not None:
+            self.comparison = replace(self.comparison, cursor=cursor)
+
+    # --- what is known
+
+    @property
+    def run_in_question(self) -> Run | None:
+        cursor = self.comparison.cursor
+        return next((each.row.run for each in self._shown if each.row.run.run_id == cursor), None)
+
+    # --- drawing
+
+    def draw(self, width: int, height: int) -> None:
+        body = max(0, height - 1 - self.draw_frame(width))
+        charts, settings = self.charts, self.charts.settings
+        self._give_colours()
+        charts.compared, charts.comparison = self.snapshot.compared, self.comparison
+        data = charts.data
+        names = charts.names = metric_names(data) or charts.names
+        if self.comparison.metric is None and names:
+            self.comparison = replace(self.comparison, metric=names[0])
+        groups = compare(self.snapshot.runs, data, self.comparison, self.snapshot.at)
+        self._groups = groups
+        self._shown = in_order(groups)
+        self.keep_cursor()
+        charts.comparison = self.comparison
+        extent = charts.extent
+        window = None if extent is None else charts.viewport.window(extent)
+        look = CompareLook(
+            settings.axis, window, charts.cursor, settings.smoothing, settings.logs, settings.is_log_x, charts.is_cut
+        )
+        if self._metric_line is None:
+            past = self.snapshot.past
+            end = right_end(self.snapshot.at, past) if past is not None else []
+            room = width - sum(cell_width(text) for text, _ in end)
+            head = self.with_trail(lambda cells: compare_head(self.comparison, look, len(names), cells), room)
+            self.head.show([[*head, *end]])
+        else:
+            found = filter_names(names, self._metric_line.text)
+            note = f" {found.problem or ', '.join(found.names[:4]) or 'no metric matches'} "
+            spans = self._metric_line.spans(max(8, width // 3))
+            self.head.show([fit_line([(" metric ", "title"), *spans, (note, "dim")], width)])
+        rows = min(len(self._shown) + sum(group.value is not None for group in groups) + 2, body // 2)
+        rows = min(body, max(LEAST_TABLE_ROWS, rows))
+        chart_height = body - rows
+        self._grid = grid_size(width, chart_height, len(names)) if self._is_grid else (1, 1)
+        columns, down = self._grid
+        charts.columns = cell_columns(width, columns)[1]
+        self._metrics = grid_page(names, self.comparison.metric, columns * down)
+        curves = tuple(curve for each in data.values() for curve in each.curves.values())
+        # The answer to another request is drawn at once.
+        answered = tuple(each.request for each in data.values())
+        self.chart.show_when(
+            (width, chart_height, look, self.comparison, self._metrics, answered),
+            (*curves, *(each.frame for each in data.values())),
+            lambda: grid_lines(self._shown, data, self.comparison, self._metrics, look, width, chart_height, columns),
+            height=chart_height,
+        )
+        self.runs.show(table_lines(groups, self.comparison, width, rows), height=rows)
+
+    def _give_colours(self) -> None:
+        """Give each run its own colour, as soon as the runs are known."""
+        known = {row.run.run_id: run_colour(row.run) for row in self.snapshot.runs}
+        if not self._has_colours and known.keys() & set(self.comparison.run_ids):
+            self._has_colours = True
+            drawn = Comparison.of(self.comparison.run_ids, colours=known).drawn
+            self.comparison = replace(self.comparison, drawn=drawn)
+
+    # --- keys
+
+    @property
+    def row_ids(self) -> list[str]:
+        return [each.row.run.run_id for each in self._shown]
+
+    def keep_cursor(self) -> None:
+        super().keep_cursor()
+        ids = self.row_ids
+        self._place = ids.index(self.comparison.cursor) if self.comparison.cursor in ids else 0
+
+    def replacement(self, ids: Sequence[str]) -> str:
+        """The run that took the place of the removed one."""
+        return ids[min(self._place, len(ids) - 1)]
+
+    def do_open(self) -> None:
+        run = self.run_in_question
+        if run is not None:
+            self.shell.open_run(run.run_id)
+
+    def do_back(self) -> None:
+        if self.charts.cursor is not None:
+            self.charts.cursor = None
+        else:
+            self.app.pop_screen()
+
+    def do_hide(self) -> None:
+        run = self.run_in_question
+        if run is None:
+            return
+        toggled = self.comparison.toggled(run.run_id)
+        if toggled == self.comparison:
+            self.shell.say(f"{MOST_CURVES} curves is the limit: there are no more colours; hide one first.", "warning")
+        self.comparison = toggled
+
+    def do_leave_out(self) -> None:
+        run = self.run_in_question
+        if run is not None and len(self.comparison.run_ids) > 1:
+            self.comparison = self.comparison.without(run.run_id)
+
+    def do_sort(self) -> None:
+        params = next((tuple(each.params) for each in self._shown), ())
+        self.comparison = self.comparison.sorted_next(params)
+
+    def do_reverse(self) -> None:
+        self.comparison = replace(self.comparison, is_reversed=not self.comparison.is_reversed)
+
+    def do_params(self) -> None:
+        """Show all parameters in which the runs differ; a narrow table leaves some out."""
+        texts = param_texts(self.snapshot.runs, self.comparison)
+        self.app.push_screen(SheetScreen("Parameters that differ", texts))
+
+    def do_code(self) -> None:
+        """Show how the code of the run under the cursor differs from that of the first other run."""
+        run = self.run_in_question
+        other = next((each for each in self.comparison.run_ids if run is not None and each != run.run_id), None)
+        if run is None or other is None:
+            self.shell.say("There is no other run to compare its code with.")
+            return
+        runs, run_id = self.shell.workspace.runs, run.run_id
+
+        def work() -> None:
+            from gputui.runs.code_diff import CodeUnknownError, run_code_diff
+            from gputui.runs.spec import SpecError
+
+            try:
+                self.post_message(CodeCompared(tuple(run_code_diff(runs, other, run_id))))
+            except (CodeUnknownError, SpecError) as error:
+                self.shell.tell(str(error), "warning")
+
+        self.shell.say("Comparing the code…")
+        threading.Thread(target=work, name="comparing code", daemon=True).start()
+
+    def on_code_compared(self, message: CodeCompared) -> None:
+        self.shell.message = ("", "info")
+        self.app.push_screen(DiffScreen("Code", message.texts))
+
+    def do_group(self) -> None:
+        found = group_next(self.comparison, self.snapshot.runs)
+        if found.group is None and self.comparison.group is None:
+            self.shell.say("These runs were launched with the same parameters.")
+        self.comparison = found
+
+    def do_layout(self) -> None:
+        """Toggle between a grid of metrics and one chart."""
+        self._is_grid = not self._is_grid
+
+    def do_cut(self) -> None:
+        """End the x axis with the shortest run, or with the longest again."""
+        self.charts.is_cut = not self.charts.is_cut
+        self.charts.viewport, self.charts.cursor = Viewport(), None
+
+    def _turn_metric(self, by: int) -> None:
+        if names := self.charts.names:
+            metric = self.comparison.metric
+            place = names.index(metric) if metric in names else -by
+            self._choose(names[(place + by) % len(names)])
+
+    do_metric_next = partialmethod(_turn_metric, 1)
+    do_metric_previous = partialmethod(_turn_metric, -1)
+
+    def _choose(self, metric: str) -> None:
+        self.comparison = replace(self.comparison, metric=metric)
+        self.charts.cursor = None
+
+    # --- the mouse
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """Zoom the charts, or move the cursor in the table."""
+        if pane is self.chart:
+            self.charts.zoom(-by)
+        elif pane is self.runs:
+            self.move(by)
+            return
+        self.changed()
+
+    def on_click(self, event: events.Click) -> None:
+        """In the table, move the cursor to the clicked run, and open it on a double click; in a chart, move the
+        crosshair."""
+        if event.widget is self.runs:
+            run_id = run_at(self._groups, self.comparison, self.runs.size.height, event.y)
+            if run_id is None:
+                return
+            self.point_at(run_id)
+            if event.chain == 2:
+                self.shell.perform("open")
+        elif event.widget is self.chart:
+            self._click_chart(event.x, event.y)
+        self.changed()
+
+    def _click_chart(self, x: int, y: int) -> None:
+        """Choose the metric of the clicked chart, and move the crosshair there."""
+        columns, down = self._grid
+        cell, _ = cell_columns(self.chart.size.width, columns)
+        across = min(x // (cell + 1), columns - 1)
+        number = y * down // max(1, self.chart.size.height) * columns + across
+        if number < len(self._metrics):
+            self.comparison = replace(self.comparison, metric=self._metrics[number])
+        # The names at the curves' ends mark the newest place.
+        column = min(x - across * (cell + 1) - GUTTER - 2, self.charts.columns - 1)
+        self.charts.point_at_column(column, self.charts.columns)
+
+    # --- choosing a metric by its name
+
+    def do_metric_find(self) -> None:
+        self._metric_line = LineEdit()
+
+    @property
+    def line(self) -> LineEdit | None:
+        return self._metric_line
+
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        """Take the typed text; Enter chooses the first metric that matches."""
+        self._metric_line = line
+        if line is None and text and (found := filter_names(self.charts.names, text)).names:
+            self._choose(found.names[0])

@@ -1,0 +1,72 @@
+"""The events at the bottom of the overview, the newest last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gputui.core.safe_text import clean
+from gputui.core.units import UNKNOWN
+from gputui.metrics.draw.chart import Line
+from gputui.store.events import EventView
+from gputui.ui.tui.layout.columns import clip_line, fit_line, rule, selected
+from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name
+
+
+def events_lines(
+    events: Sequence[EventView], now: float, width: int, height: int, cursor: int | None = None
+) -> list[Line]:
+    """A heading and the newest events; with a cursor, those around the event of that id."""
+    shown = event_rows(events, now, height, cursor)
+    numbers = [number for number, event in enumerate(events, 1) if event in shown]
+    note = f"{numbers[0]}–{numbers[-1]} of {len(events)}" if cursor is not None and len(numbers) < len(events) else ""
+    lines = [rule("EVENTS", width, note)]
+    if not events and height > 1:
+        lines.append(fit_line([("  Nothing has happened yet.", "dim")], width))
+    for number, row in enumerate(shown):
+        if isinstance(row, str):
+            lines.append(fit_line([(f" {row}", "dim")], width))
+        else:
+            # The name of the day may be above the first row.
+            time = clock(row.at) if number else dated_clock(row.at, now)
+            lines.append(event_line(row, time, width, is_current=row.event_id == cursor))
+    return lines[:height]
+
+
+def event_rows(
+    events: Sequence[EventView], now: float, height: int = 10_000, cursor: int | None = None
+) -> list[EventView | str]:
+    """The rows that fit below the heading: the newest events, or those around the event of that id, with the name of
+    the day where it changes."""
+    rows: list[EventView | str] = []
+    place, day = None, day_name(now)
+    for event in events:
+        if day_name(event.at) != day:
+            day = day_name(event.at)
+            rows.append(day)
+        if event.event_id == cursor:
+            place = len(rows)
+        rows.append(event)
+    room, end = max(0, height - 1), len(rows)
+    if place is not None:
+        end = min(end, max(room, place + room // 2 + 1))
+    return rows[max(0, end - room) : end]
+
+
+def event_line(event: EventView, time: str, width: int, *, is_current: bool) -> Line:
+    """``03:02:11  vit-b16-1  GPU 7 fell off the bus``."""
+    style = SEVERITY_STYLES.get(event.severity, "text")
+    subject = event.subject or event.run_id
+    line = fit_line(
+        clip_line(
+            [
+                ("▸" if is_current else " ", "cursor"),
+                (f"{time}  ", "dim"),
+                (SEVERITY_GLYPHS.get(event.severity, " ") + " ", style),
+                (f"{clean(subject)}  " if subject else "", "label"),
+                (clean(event.message) or UNKNOWN, "text"),
+            ],
+            width,
+        ),
+        width,
+    )
+    return selected(line) if is_current else line

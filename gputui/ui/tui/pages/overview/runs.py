@@ -1,0 +1,380 @@
+"""The table of runs on the overview."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from gputui.core.cells import cell_width, clip, clip_middle
+from gputui.core.safe_text import clean
+from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
+from gputui.metrics.draw.bars import bar
+from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.raster import Span
+from gputui.recovery.cost import in_words
+from gputui.store.queue import QueuePause
+from gputui.ui.tui.data.snapshot import RunRow, Snapshot
+from gputui.ui.tui.layout.columns import Column, Placed, fit_line, pad, place, row_line, selected, styled_rule
+from gputui.ui.tui.layout.run_words import outlook, run_colour, run_title, silent_seconds, tag_words
+from gputui.ui.tui.layout.sparklines import spark
+from gputui.ui.tui.layout.words import run_sign, run_state_text
+from gputui.ui.tui.pages.overview.run_order import order_named
+
+
+class RunsState(Struct, frozen=True):
+    """State of the table beyond the snapshot.
+
+    Attributes:
+        cursor: the run under the cursor.
+        top: index of the first row shown.
+        filter_text: words that a shown row contains.
+        order: a name of `run_order.ORDERS`.
+        marked: the runs marked for a comparison.
+        is_focused: whether arrow keys move in this table.
+    """
+
+    cursor: str | None = None
+    top: int = 0
+    filter_text: str = ""
+    order: str = "state"
+    marked: frozenset[str] = frozenset()
+    is_focused: bool = True
+
+
+class RowContext(Struct, frozen=True):
+    """What rows show beyond their runs.
+
+    Attributes:
+        now: the moment shown, UTC unix seconds.
+        gpu_index: the index of each GPU by its UUID.
+        places: the place in the queue of each waiting run.
+        pause: the pause of the queue.
+        folded: the ended trials that a row summarises, by its run (`run_order.fold_trials`).
+        has_keys: whether there are keys to press; off for printed frames.
+        is_past: whether a past moment is shown.
+    """
+
+    now: float
+    gpu_index: Mapping[str, int] = msgspec.field(default_factory=dict)
+    places: Mapping[str, int] = msgspec.field(default_factory=dict)
+    pause: QueuePause | None = None
+    folded: Mapping[str, Sequence[RunRow]] = msgspec.field(default_factory=dict)
+    has_keys: bool = True
+    is_past: bool = False
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, folded: Mapping[str, Sequence[RunRow]], *, has_keys: bool = True) -> RowContext:
+        waiting = [row.run.run_id for row in snapshot.runs if row.run.state == "queued"]
+        return cls(
+            snapshot.at,
+            {gpu.uuid: gpu.index for gpu in snapshot.gpus},
+            {run_id: number for number, run_id in enumerate(waiting, 1)},
+            snapshot.machine.queue_pause,
+            folded,
+            has_keys,
+            snapshot.past is not None,
+        )
+
+
+class _Shown(NamedTuple):
+    row: RunRow
+    context: RowContext
+    state: RunsState
+
+    @property
+    def is_current(self) -> bool:
+        return self.row.run.run_id == self.state.cursor
+
+
+def runs_lines(rows: Sequence[RunRow], state: RunsState, context: RowContext, width: int, height: int) -> list[Line]:
+    """A heading, then a row per run. ``rows`` are filtered and sorted."""
+    shown = rows[state.top : state.top + max(0, height - 1)]
+    placed = place(_columns(rows, context, width), width)
+    lines = [_heading(rows, len(shown), state, context, placed, width, height)]
+    if not rows:
+        lines.append(fit_line([("  " + _empty_text(state, context), "dim")], width))
+    lines += [_row(placed, _Shown(row, context, state), width) for row in shown]
+    return lines[:height]
+
+
+def _empty_text(state: RunsState, context: RowContext) -> str:
+    """Why there is no run to show."""
+    if state.filter_text:
+        return "No run matches the filter; esc clears it."
+    if context.is_past:
+        return "There was no run yet."
+    if context.has_keys:
+        return "No run yet. Press n to launch one from a profile."
+    return "No run yet; gputui run PROFILE launches one."
+
+
+def _heading(
+    rows: Sequence[RunRow],
+    shown: int,
+    state: RunsState,
+    context: RowContext,
+    placed: Placed[_Shown],
+    width: int,
+    height: int,
+) -> Line:
+    """``RUNS ── STATE ── PROGRESS ── … queue paused ── 1–5 of 40``: notes, the most important first, and in the rest of
+    the rule the columns' heads."""
+    filter_words = f"/{clean(state.filter_text)}" if state.filter_text else ""
+    title = " ".join(filter(None, ("RUNS", order_named(state.order).words, filter_words)))
+    notes: list[Span] = []
+    if context.pause is not None:
+        seconds = context.now - context.pause.at
+        since = f" {duration(seconds // 60 * 60)} ago" if seconds >= 60 else ""
+        how = "P opens it" if context.has_keys else "gputui queue resume opens it"
+        notes.append((f"queue paused by {clean(context.pause.actor)}{since}, {how}", "warn"))
+    if state.marked:
+        notes.append((f"{len(state.marked)} marked", "accent"))
+    if len(rows) > height - 1 and shown:
+        notes.append((f"{state.top + 1}–{state.top + shown} of {len(rows)}", "dim"))
+    line = styled_rule(title, width, notes)
+    return line if not rows else _with_heads(line, placed, cell_width(f" {title} "))
+
+
+def _with_heads(line: Line, placed: Placed[_Shown], start: int) -> Line:
+    """Put the columns' heads into the bare part of a rule, each above its column."""
+    heads: list[Span] = []
+    at = 0
+    rule = next(number for number, (_, style) in enumerate(line) if style == "rule")
+    end = start + cell_width(line[rule][0])
+    for column, room in placed:
+        left = at if column is placed[0][0] else at + column.gap
+        at = left + room
+        head = f" {column.head} "
+        # Aligned like the cells below.
+        begin = left + room - len(column.head) - 1 if column.align == ">" else left - 1
+        if column.head and begin >= start and begin + len(head) < end:
+            heads += [("─" * (begin - start), "rule"), (head, "head")]
+            start = begin + len(head)
+    return [*line[:rule], *heads, ("─" * (end - start), "rule"), *line[rule + 1 :]]
+
+
+def _row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+    if shown.row.run.run_id in shown.context.folded:
+        line = _study_row(placed, shown, width)
+    elif shown.row.run.state == "running":
+        line = row_line(placed, shown, width)
+    else:
+        line = _idle_row(placed, shown, width)
+    return selected(line) if shown.is_current and shown.state.is_focused else line
+
+
+def _idle_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+    """A run that does not train now: its first columns, then its outlook in the room of the others."""
+    run, progress = shown.row.run, shown.row.progress
+    has_step = progress.step is not None and (run.state.is_over or run.state == "stopping")
+    shown_heads = ("STEP",) if progress.listed_metric[1] is None else ("STEP", "LOSS", "METRIC")
+    cells = max(number for number, (c, _) in enumerate(placed, 1) if c.head in shown_heads) if has_step else 3
+    cost = f" · failures cost {words}" if shown.row.cost is not None and (words := in_words(shown.row.cost)) else ""
+    head = tuple((tuple(column.cell(shown, room)), room, column) for column, room in placed[:cells])
+    tags, note = tag_words(run), clean(run.note or "")
+    tail = (
+        (_queue_words(shown), "label"),
+        (f"{tags} · " if tags else "", "label"),
+        outlook(shown.row, shown.context.now),
+        (cost, "dim"),
+        (f" · {note}" if note else "", "dim"),
+    )
+    return [*_short_row(head, tail, width)]
+
+
+def _study_row(placed: Placed[_Shown], shown: _Shown, width: int) -> Line:
+    """The ended trials of a study: how many there are, how they ended, and when the last one did."""
+    trials = shown.context.folded[shown.row.run.run_id]
+    style = "cursor" if shown.is_current and shown.state.is_focused else "text"
+    cells: list[list[Span]] = [
+        [*_pointer(shown), ("□", "dim")],
+        [(clip_middle(clean(shown.row.run.study_id or ""), placed[1][1]), style)],
+        [("study", "dim")],
+    ]
+    head = tuple((tuple(cell), room, column) for cell, (column, room) in zip(cells, placed, strict=False))
+    # A pruned trial's run was stopped.
+    states = Counter(trial.run.trial_state or run_sign(trial.run.state).word for trial in trials)
+    parts = [f"{count(number)} {word}" for word, number in states.most_common()]
+    last = max((trial.run.ended_at for trial in trials if trial.run.ended_at is not None), default=None)
+    words = f"{count(len(trials))} trials: {', '.join(parts)}"
+    words += "" if last is None else f" · {ago(shown.context.now - last)}"
+    return [*_short_row(head, ((words, "dim"),), width)]
+
+
+@lru_cache(1024)
+def _short_row(
+    head: tuple[tuple[tuple[Span, ...], int, Column[_Shown]], ...], tail: tuple[Span, ...], width: int
+) -> tuple[Span, ...]:
+    """Cells, each with its room and its column, and the text behind them; the last cell takes the room that it needs.
+
+    Cached, because most rows of a long table stay the same for hours.
+    """
+    line: Line = []
+    for number, (spans, room, column) in enumerate(head, 1):
+        if number == len(head):
+            room = max(room, sum(cell_width(text) for text, _ in spans))
+        cell = pad(spans, room, column.align)
+        line += [(" " * column.gap, "text"), *cell] if number > 1 else cell
+    return tuple(fit_line([*line, ("  ", "text"), *tail], width))
+
+
+def _queue_words(shown: _Shown) -> str:
+    place = shown.context.places.get(shown.row.run.run_id)
+    if place is None:
+        return ""
+    priority = shown.row.run.priority
+    return f"#{place} " + (f"priority {priority} " if priority else "") + "· "
+
+
+def _sign(shown: _Shown, width: int) -> list[Span]:
+    sign = run_sign(shown.row.run.state)
+    return [*_pointer(shown), (sign.glyph, sign.style)]
+
+
+def _pointer(shown: _Shown) -> list[Span]:
+    is_marked = shown.row.run.run_id in shown.state.marked
+    if shown.is_current:
+        pointer = "◈" if is_marked else "▸" if shown.state.is_focused else "›"
+    else:
+        pointer = "◆" if is_marked else " "
+    return [(pointer, "cursor" if shown.state.is_focused or is_marked else "dim")]
+
+
+def _name(shown: _Shown, width: int) -> list[Span]:
+    style = "cursor" if shown.is_current and shown.state.is_focused else "text"
+    return [(clip_middle(run_title(shown.row.run), width), style)]
+
+
+def _state(shown: _Shown, width: int) -> list[Span]:
+    run = shown.row.run
+    return [(run_state_text(run), run_sign(run.state).style)]
+
+
+def _step(shown: _Shown, width: int) -> list[Span]:
+    progress = shown.row.progress
+    if progress.step is None:
+        return []
+    step, is_over = count(progress.step), shown.row.run.state.is_over
+    totals: list[str] = []
+    if progress.total_steps and not is_over:
+        totals = [f"/{count(progress.total_steps)}", f"/{short_number(progress.total_steps)}"]
+    total = next((text for text in totals if cell_width(step + text) <= width), "")
+    return [(step, "text"), (total, "dim")]
+
+
+def _done(shown: _Shown, width: int) -> list[Span]:
+    """The share of the steps done, as a bar and in percent."""
+    progress = shown.row.progress
+    if progress.step is None or not progress.total_steps:
+        return []
+    share = min(1.0, progress.step / progress.total_steps)
+    filled = bar(share, width - 5).rstrip(" ")
+    style = "dim" if shown.row.run.state.is_over else "bar"
+    return [(filled, style), ("░" * (width - 5 - len(filled)), "track"), (f"{math.floor(share * 100):>4}%", "text")]
+
+
+def _metric(shown: _Shown, width: int) -> list[Span]:
+    """``accuracy 0.931``: the run's own metric, without its path where that does not fit."""
+    name, value = shown.row.progress.listed_metric
+    number = _number(value, _LOSS.width)
+    room = width - sum(cell_width(text) for text, _ in number) - 1
+    name = clean(name) if cell_width(clean(name)) <= room else clean(name.rpartition("/")[2])
+    return [(f"{clip(name, room)} ", "dim"), *number] if number else []
+
+
+def _number(value: float | None, width: int) -> list[Span]:
+    if value is None:
+        return []
+    # As many digits as fit: a clipped number would be another number.
+    # Three decimals keep the points of usual losses below each other.
+    usual = f"{value:.3f}" if 0.0995 <= abs(value) < 1000 else metric_value(value)
+    texts = [usual, *(f"{value:.{digits}g}" for digits in (3, 2, 1)), f"{value:.0e}".replace("e-0", "e-")]
+    text = next((text for text in texts if cell_width(text) <= width), texts[-1])
+    return [(text, "text" if math.isfinite(value) else "bad")]
+
+
+def _curve(shown: _Shown, width: int) -> list[Span]:
+    progress = shown.row.progress
+    # Beside another metric it would be taken for the curve of that one.
+    losses = progress.losses if progress.listed_metric[0] == "loss" else ()
+    return [(spark(losses, width), f"series.{run_colour(shown.row.run)}")]
+
+
+def _time_left(shown: _Shown, width: int) -> list[Span]:
+    words, style = outlook(shown.row, shown.context.now)
+    return [(words.removesuffix(" left"), style)]
+
+
+def _gpus(shown: _Shown, width: int) -> list[Span]:
+    indices = sorted(index for uuid in shown.row.run.gpus if (index := shown.context.gpu_index.get(uuid)) is not None)
+    return [(index_ranges(indices), "text")] if indices else []
+
+
+def _pace(shown: _Shown, width: int) -> list[Span]:
+    pace = shown.row.progress.steps_per_second
+    return [] if pace is None or silent_seconds(shown.row, shown.context.now) else [(rate(pace), "text")]
+
+
+def _lost(shown: _Shown, width: int) -> list[Span]:
+    """What failures cost the run: ``421 steps 3 min``."""
+    cost = shown.row.cost
+    if cost is None:
+        return []
+    steps = "" if cost.lost_steps is None else f"{count(cost.lost_steps)} steps"
+    time = "" if cost.lost_seconds is None else duration(cost.lost_seconds)
+    words = " ".join(filter(None, (steps, time)))
+    return [(words, "warn")] if words else []
+
+
+def _run_time(shown: _Shown, width: int) -> list[Span]:
+    seconds = shown.row.run.trained_seconds(shown.context.now)
+    if seconds is None:
+        return []
+    return [(duration(seconds if seconds < 60 else seconds // 60 * 60), "text")]
+
+
+def _labels(shown: _Shown, width: int) -> list[Span]:
+    tags, note = tag_words(shown.row.run), clean(shown.row.run.note or "")
+    return [(tags, "label"), (f" {note}" if tags else note, "dim")]
+
+
+_LEAST_NAME = 13
+
+
+def _columns(rows: Sequence[RunRow], context: RowContext, width: int) -> tuple[Column[_Shown], ...]:
+    """The columns for these rows; long names get up to a sixth of the width."""
+    widest = max((cell_width(run_title(row.run)) for row in rows), default=0)
+    name = min(max(_LEAST_NAME, widest), max(_LEAST_NAME, width // 6))
+    has_labels = any(row.run.tags or row.run.note for row in rows)
+    has_own = any(row.progress.has_own_metric for row in rows if row.run.run_id not in context.folded)
+    others = [_METRIC if has_own and column is _LOSS else column for column in _OTHERS]
+    if has_labels:
+        others.insert(-1, _LABELS)
+    return (_SIGN, Column("run", name, _name, gap=1, grow=2, most=max(30, min(widest, 60))), *others)
+
+
+_SIGN: Column[_Shown] = Column("", 2, _sign)
+_LABELS: Column[_Shown] = Column("TAGS", 14, _labels, importance=6, gap=2, grow=2, most=40)
+_LOSS: Column[_Shown] = Column(
+    "LOSS", 7, lambda shown, width: _number(shown.row.progress.loss, width), ">", importance=1, gap=2
+)
+_METRIC: Column[_Shown] = Column("METRIC", 14, _metric, ">", importance=1, gap=2, grow=1, most=20)
+_OTHERS: tuple[Column[_Shown], ...] = (
+    Column("STATE", 10, _state, gap=1, grow=1, most=13),
+    Column("PROGRESS", 10, _done, importance=2, gap=1, grow=1, most=20),
+    Column("STEP", 13, _step, ">", gap=1),
+    _LOSS,
+    Column("", 7, _curve, importance=3, gap=1, grow=1, most=24),
+    Column("STEP/S", 6, _pace, ">", importance=4, gap=2),
+    Column("GPUS", 5, _gpus, importance=5, gap=2, grow=1, most=16),
+    Column("LOST", 21, _lost, importance=6, gap=2),
+    Column("TIME", 11, _run_time, ">", importance=7, gap=2),
+    Column("PROFILE", 12, lambda shown, _: [(clean(shown.row.run.profile), "dim")], importance=8, gap=2, most=24),
+    Column("ETA", 12, _time_left, gap=2, grow=4),
+)

@@ -1,0 +1,197 @@
+"""The cursor of the overview: the GPU, run or event that it is on, and so the subject of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partialmethod
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gputui.store.events import EventView
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
+from gputui.ui.tui.actions import Context
+from gputui.ui.tui.data.snapshot import RunRow
+from gputui.ui.tui.pages.overview.areas import Rows
+from gputui.ui.tui.pages.overview.gpus import first_shown
+from gputui.ui.tui.pages.overview.run_order import fold_trials, in_order, matching
+from gputui.ui.tui.pages.overview.runs import RunsState
+from gputui.ui.tui.widgets.list_page import ListPage, moved
+
+Section = Literal["gpus", "runs", "events"]
+SECTIONS: tuple[Section, ...] = ("gpus", "runs", "events")
+
+
+class Focus(Struct, frozen=True):
+    """The section that arrow keys move in, and its last GPU (UUID) and event (id). ``gpu_top`` is the index of the
+    first GPU shown where not all fit."""
+
+    section: Section = "runs"
+    gpu: str | None = None
+    gpu_top: int = 0
+    event: int | None = None
+
+
+class OverviewCursor(ListPage):
+    """Keeps the cursor on its GPU, run or event while snapshots change, and moves it."""
+
+    table: RunsState
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_folded = False
+        self.table = RunsState()
+        self.focus_at = Focus()
+        self._awaited: str | None = None
+        self.folded_trials: Mapping[str, Sequence[RunRow]] = {}
+        self._sorted: tuple[object, str, str, list[RunRow]] = (None, "", "", [])
+
+    @property
+    def shown_rows(self) -> list[RunRow]:
+        """The filtered and sorted runs. Without a filter the ended trials of a study share a row."""
+        runs, table = self.snapshot.runs, self.table
+        if self._sorted[0] is not runs or self._sorted[1:3] != (table.filter_text, table.order):
+            found = in_order(matching(runs, table.filter_text), table.order)
+            self.folded_trials = {}
+            if not table.filter_text:
+                found, self.folded_trials = fold_trials(found)
+            self._sorted = (runs, table.filter_text, table.order, found)
+        return self._sorted[3]
+
+    @property
+    def row_ids(self) -> list[str]:
+        return [row.run.run_id for row in self.shown_rows]
+
+    @property
+    def marked_runs(self) -> tuple[str, ...]:
+        """The runs marked for a comparison that still exist, in the order of the snapshot."""
+        return tuple(row.run.run_id for row in self.snapshot.runs if row.run.run_id in self.table.marked)
+
+    @property
+    def gpu_in_question(self) -> GpuView | None:
+        """The GPU under the cursor, the GPU of the event under it, or the first GPU of the run under it."""
+        gpus = self.snapshot.gpus
+        if self.focus_at.section == "gpus":
+            return next((gpu for gpu in gpus if gpu.uuid == self.focus_at.gpu), None)
+        run = self.run_in_question
+        of_run = next((gpu for gpu in gpus if run is not None and run.run_id in gpu.run_ids), None)
+        if self.focus_at.section == "events":
+            event = self.event_in_question
+            subject = event.subject if event else None
+            return next((gpu for gpu in gpus if subject == f"GPU {gpu.index}"), of_run)
+        return of_run or next(iter(gpus), None)
+
+    @property
+    def event_in_question(self) -> EventView | None:
+        """The event under the cursor."""
+        return next((event for event in self.snapshot.events if event.event_id == self.focus_at.event), None)
+
+    @property
+    def study_in_question(self) -> str | None:
+        """The study whose ended trials are the row under the cursor."""
+        trials = self.folded_trials.get(self.table.cursor or "") if self.focus_at.section == "runs" else None
+        return trials[0].run.study_id if trials else None
+
+    @property
+    def run_in_question(self) -> Run | None:
+        """The run under the cursor, or the run of the GPU or event under it; none on the row of a study, whose trials
+        are not shown."""
+        if self.study_in_question is not None:
+            return None
+        section, wanted = self.focus_at.section, self.table.cursor
+        if section == "gpus":
+            gpu = self.gpu_in_question
+            wanted = gpu.run_id if gpu else None
+        elif section == "events":
+            event = self.event_in_question
+            wanted = event.run_id if event else None
+        rows = self.shown_rows if section == "runs" else self.snapshot.runs
+        return next((row.run for row in rows if row.run.run_id == wanted), None)
+
+    def context(self) -> Context:
+        held, study_id = self.snapshot.machine, self.study_in_question
+        states = {study.study_id: str(study.state) for study in self.snapshot.studies}
+        return replace(
+            super().context(),
+            study=None if study_id is None else states.get(study_id, "over"),
+            section=self.focus_at.section,
+            gpu=self.gpu_in_question,
+            quarantined=frozenset(held.quarantined),
+        )
+
+    def replacement(self, ids: Sequence[str]) -> str:
+        """The row of the study that the run under the cursor has joined, else the first row."""
+        for row, trials in self.folded_trials.items():
+            if any(trial.run.run_id == self.table.cursor for trial in trials):
+                return row
+        return ids[0]
+
+    def keep_cursor(self) -> None:
+        """Keep the cursor on its run, GPU or event; when that is gone, move it to the first one."""
+        if self._awaited in self.row_ids:
+            self.point_at(self._awaited)
+            self._awaited = None
+        super().keep_cursor()
+        snapshot, focus = self.snapshot, self.focus_at
+        section = focus.section if focus.section in self._filled() else "runs"
+        event = focus.event
+        if event is not None and all(each.event_id != event for each in snapshot.events):
+            event = snapshot.events[0].event_id if snapshot.events else None
+        uuids = [gpu.uuid for gpu in snapshot.gpus]
+        gpu = focus.gpu if focus.gpu in uuids else next(iter(uuids), None)
+        self.focus_at = replace(focus, section=section, gpu=gpu, event=event)
+        if self.table.is_focused != (section == "runs"):
+            self.table = replace(self.table, is_focused=section == "runs")
+
+    def _filled(self) -> list[Section]:
+        """The sections that can have the cursor now."""
+        filled: list[Section] = ["runs"]
+        if self.snapshot.gpus and not self.is_folded:
+            filled.append("gpus")
+        if self.snapshot.events:
+            filled.append("events")
+        return filled
+
+    def select_run(self, run_id: str) -> None:
+        """Put the cursor on a run as soon as it is there."""
+        self._awaited = run_id
+        self.focus_at = replace(self.focus_at, section="runs")
+        self.changed()
+
+    def scroll_gpus(self, rows: Rows, width: int) -> int:
+        uuids = [gpu.uuid for gpu in self.snapshot.gpus]
+        place = uuids.index(self.focus_at.gpu) if self.focus_at.gpu in uuids else 0
+        top = first_shown(len(uuids), place, self.focus_at.gpu_top, rows.gpus, width)
+        self.focus_at = replace(self.focus_at, gpu_top=top)
+        return top
+
+    def move(self, by: int) -> None:
+        snapshot, focus = self.snapshot, self.focus_at
+        if focus.section == "gpus":
+            self.focus_at = replace(focus, gpu=moved([gpu.uuid for gpu in snapshot.gpus], focus.gpu, by))
+        elif focus.section == "events":
+            ids = [event.event_id for event in snapshot.events]
+            self.focus_at = replace(focus, event=moved(ids, focus.event, by, len(ids) - 1))
+        else:
+            super().move(by)
+            return
+        self.changed()
+
+    def _turn_section(self, by: int) -> None:
+        """Focus the next section, or the previous one with -1, that is not empty."""
+        place, filled = SECTIONS.index(self.focus_at.section), self._filled()
+        following = (SECTIONS[(place + by * step) % len(SECTIONS)] for step in range(1, len(SECTIONS) + 1))
+        self.focus_on(next(section for section in following if section in filled))
+        self.changed()
+
+    do_focus_next = partialmethod(_turn_section, 1)
+    do_focus_previous = partialmethod(_turn_section, -1)
+
+    def focus_on(self, section: Section) -> None:
+        """Move the cursor into a section, to its last place there."""
+        event = self.focus_at.event
+        if section == "events" and event is None and self.snapshot.events:
+            event = self.snapshot.events[-1].event_id
+        self.focus_at = replace(self.focus_at, section=section, event=event if section == "events" else None)

@@ -1,0 +1,224 @@
+"""The display layer of a Textual app: writes only the cells that changed.
+
+Textual itself writes every region that a widget repainted, blocks its event loop on a terminal that does not read, and
+passes on escape sequences in text. `DisplayLayer` replaces its writer.
+
+This is the only module that uses private names of Textual (`PRIVATE_NAMES`); they hold for the version pinned in
+pyproject.toml, and `tests/ui/tui/terminal/test_private_names.py` fails when one of them moves.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic, perf_counter
+from typing import Any, Final, TypeVar
+
+from rich.color import ColorSystem
+from rich.console import RenderableType
+from textual import events
+from textual._compositor import ChopsUpdate, LayoutUpdate
+from textual.app import App
+from textual.screen import Screen
+
+from gputui.metrics.draw.plain import Characters
+from gputui.ui.tui.terminal.grid import CellGrid
+from gputui.ui.tui.terminal.link import QUESTION, Line
+from gputui.ui.tui.terminal.pens import PenCase
+
+ReturnType = TypeVar("ReturnType")
+
+PRIVATE_NAMES: Final = {
+    "app": (
+        "_batch_count",
+        "_closed",
+        "_display",
+        "_driver",
+        "_handle_exception",
+        "_running",
+        "_size",
+        "_sync_available",
+    ),
+    "driver": ("_writer_thread",),
+    "writer": ("_queue",),
+}
+"""Private attributes this module relies on, beside the two update classes of the compositor."""
+
+_SYNC_START, _SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
+_SYNC_FROM_BYTES = 1000
+"""Smaller frames arrive whole anyway; the 16 bytes around them are saved."""
+
+_FIRST_RETRY_SECONDS = 0.01
+_LONGEST_RETRY_SECONDS = 0.08
+
+_COLOR_SYSTEMS: Final = {
+    "standard": ColorSystem.STANDARD,
+    "256": ColorSystem.EIGHT_BIT,
+    "truecolor": ColorSystem.TRUECOLOR,
+    "windows": ColorSystem.WINDOWS,
+}
+
+
+@dataclass(slots=True)
+class DisplayCounters:
+    """Counters of the output so far."""
+
+    bytes_written: int = 0
+    frames: int = 0
+    """Written frames; those without a difference are not counted."""
+    frames_put_off: int = 0
+    """Attempts at which the terminal had not yet taken the previous frame."""
+    last_paint_seconds: float = 0.0
+    """Time of the last update from its strips to the writer's queue."""
+
+
+class DisplayLayer(App[ReturnType]):
+    """An app, or with another App class a mixin in front of it, that writes only the cells that changed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.display_counters = DisplayCounters()
+        # Rich detects the colours of the terminal; None is no colours. Textual makes NO_COLOR grey, but it means no
+        # colour (no-color.org).
+        color_system = None if self.no_color else _COLOR_SYSTEMS.get(self.console.color_system or "")
+        self._cell_grid = CellGrid(PenCase(color_system))
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._retry_seconds = _FIRST_RETRY_SECONDS
+        self._line = Line()
+
+    @property
+    def lag_seconds(self) -> float:
+        """How far the terminal is behind, in seconds."""
+        return self._line.lag_seconds(monotonic())
+
+    @property
+    def characters(self) -> Characters:
+        """The set of characters in use."""
+        return self._cell_grid.characters
+
+    def use_characters(self, characters: Characters) -> None:
+        """Use these characters from now on. The caller must paint the screen again."""
+        self._cell_grid.use_characters(characters)
+
+    def write_sequence(self, sequence: str) -> None:
+        """Write a sequence that changes no cell (title, bell, clipboard, mode), unless another program has the
+        terminal."""
+        writer = getattr(self._driver, "_writer_thread", None)
+        if self._driver is not None and writer is not None and writer.is_alive():
+            self._driver.write(sequence)
+
+    def write_frame(self, data: str) -> None:
+        """Hand one frame to the driver."""
+        if self._driver is not None:
+            self._driver.write(data)
+
+    def repaint_terminal(self) -> None:
+        """Write the whole screen again."""
+        self._cell_grid.mark_unknown()
+        self._emit()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Assume nothing about a terminal that changed its size or was resumed."""
+        self._cell_grid.mark_unknown()
+        self._line.forget()
+        if event.size == self._size:
+            # Without a new size, Textual lays out nothing.
+            self._emit()
+
+    def on_cursor_position(self, _event: events.CursorPosition) -> None:
+        """Take the terminal's answer that it has drawn a frame."""
+        self._line.answered(monotonic())
+        if self._cell_grid.is_pending:
+            self._emit()
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        driver = self._driver
+        is_other = renderable is not None and not isinstance(renderable, ChopsUpdate | LayoutUpdate)
+        if is_other or (driver is not None and driver.is_inline):
+            super()._display(screen, renderable)
+            return
+        started = perf_counter()
+        try:
+            # Taken even if it cannot be shown now: the compositor offers it only once.
+            if isinstance(renderable, LayoutUpdate):
+                self._take_layout(renderable)
+            elif isinstance(renderable, ChopsUpdate):
+                self._take_chops(renderable)
+            self._emit()
+            self.display_counters.last_paint_seconds = perf_counter() - started
+        except Exception as error:
+            self._handle_exception(error)
+        finally:
+            self.post_display_hook()
+
+    def _take_layout(self, update: LayoutUpdate) -> None:
+        region, grid = update.region, self._cell_grid
+        grid.resize(region.right, region.bottom)
+        for y, strips in enumerate(update.strips, region.y):
+            x = region.x
+            for strip in strips:
+                grid.feed(y, x, strip.cell_length, strip)
+                x += strip.cell_length
+
+    def _take_chops(self, update: ChopsUpdate) -> None:
+        feed = self._cell_grid.feed
+        for y, start, end in update.spans:
+            if y >= len(update.chops):
+                # Requested while the screen was higher.
+                continue
+            for chop_end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+                # A chop that overlaps a span is valid over its whole width. Others may lack what lies above them.
+                if strip is not None and x < end and chop_end > start:
+                    feed(y, x, chop_end - x, strip)
+
+    def _emit(self) -> None:
+        """Write the difference, or try again soon if the terminal has not taken the previous one."""
+        if not self._running or self._closed or self._driver is None:
+            return
+        if self._batch_count:
+            if self._cell_grid.is_pending:
+                self._retry_later()
+            return
+        writer = getattr(self._driver, "_writer_thread", None)
+        if writer is not None:
+            if not writer.is_alive():
+                # Suspended: resuming posts a resize.
+                self._cell_grid.mark_unknown()
+                return
+            now = monotonic()
+            if writer._queue.qsize():
+                self._line.stuck(now)
+                self.display_counters.frames_put_off += 1
+                self._retry_later()
+                return
+            self._line.flowing(now)
+            if not self._line.may_write(now):
+                self.display_counters.frames_put_off += 1
+                self._retry_later()
+                return
+        elif hasattr(self._driver, "_writer_thread"):
+            return
+        self._retry_seconds = _FIRST_RETRY_SECONDS
+        frame = self._cell_grid.emit(self.cursor_position)
+        if not frame:
+            return
+        if writer is not None and self._line.should_ask(now := monotonic()):
+            frame += QUESTION
+            self._line.asked(now)
+        size = len(frame.encode())
+        if self._sync_available and size >= _SYNC_FROM_BYTES:
+            frame = f"{_SYNC_START}{frame}{_SYNC_END}"
+            size += len(_SYNC_START) + len(_SYNC_END)
+        self.display_counters.bytes_written += size
+        self.display_counters.frames += 1
+        self.write_frame(frame)
+
+    def _retry_later(self) -> None:
+        if self._retry_timer is None:
+            self._retry_timer = asyncio.get_running_loop().call_later(self._retry_seconds, self._retry)
+            self._retry_seconds = min(2 * self._retry_seconds, _LONGEST_RETRY_SECONDS)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        try:
+            self._emit()
+        except Exception as error:
+            self._handle_exception(error)

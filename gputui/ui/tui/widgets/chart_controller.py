@@ -1,0 +1,127 @@
+"""The state of a page's charts and the actions on it: axes, window, smoothing, crosshair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partialmethod
+
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.viewport import Extent, Viewport, stepped
+from gputui.ui.tui.layout.chart_settings import ChartSettings
+
+
+class ChartController:
+    """Holds the settings, the window (``viewport``) and the crosshair (``cursor``, an x), and carries out actions on
+    them. ``set_up`` is called with changed settings. The controller of a page supplies the data of its curves.
+    """
+
+    columns = 80
+    """Width of the focused chart, in cells."""
+
+    def __init__(self, settings: ChartSettings, set_up: Callable[[ChartSettings], object]) -> None:
+        self.settings = settings
+        self._set_up = set_up
+        self.viewport = Viewport()
+        self.cursor: float | None = None
+
+    # --- supplied by a page
+
+    @property
+    def extent(self) -> Extent | None:
+        """The whole x axis; None while there are no data for the chosen axis."""
+        raise NotImplementedError
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the metrics include epochs."""
+        raise NotImplementedError
+
+    @property
+    def focused_key(self) -> str | None:
+        """The focused chart."""
+        raise NotImplementedError
+
+    @property
+    def bins(self) -> Sequence[Bin]:
+        """The curve that the crosshair steps along."""
+        raise NotImplementedError
+
+    # --- the crosshair
+
+    def move_cursor(self, by: int) -> None:
+        """Move the crosshair to the next measured place, at least one column further."""
+        extent = self.extent
+        if extent is None:
+            return
+        start, end = self.viewport.window(extent)
+        if self.cursor is None:
+            self.cursor = min(extent.newest, end) if by < 0 else max(extent.first, start)
+            return
+        beside = extent.beside(self.cursor, (start, end), by / self.columns)
+        bins = self.bins
+        self.point_at(stepped(bins, self.cursor, by, abs(beside - self.cursor)) if bins else beside)
+
+    do_cursor_left = partialmethod(move_cursor, -1)
+    do_cursor_right = partialmethod(move_cursor, 1)
+
+    def point_at(self, x: float) -> None:
+        """Move the crosshair to ``x``."""
+        raise NotImplementedError
+
+    def point_at_column(self, column: int, columns: int) -> None:
+        """Move the crosshair to a column of a chart of ``columns``."""
+        extent = self.extent
+        if extent is not None and 0 <= column < columns:
+            self.point_at(extent.between(self.viewport.window(extent), (column + 0.5) / columns))
+
+    def zoom(self, by: int) -> None:
+        """Zoom in with 1, out with -1, around the crosshair if there is one."""
+        if (extent := self.extent) is not None:
+            move = self.viewport.zoomed_in if by > 0 else self.viewport.zoomed_out
+            self.viewport = move(extent, self.cursor)
+
+    do_zoom_in = partialmethod(zoom, 1)
+    do_zoom_out = partialmethod(zoom, -1)
+
+    # --- actions
+
+    def change(self, settings: ChartSettings) -> None:
+        """Take changed settings."""
+        self.settings = settings
+        self._set_up(settings)
+
+    def do_smoothing_next(self) -> None:
+        self.change(self.settings.with_smoothing(1))
+
+    def do_smoothing_previous(self) -> None:
+        self.change(self.settings.with_smoothing(-1))
+
+    def do_log_axis(self) -> None:
+        if (key := self.focused_key) is not None:
+            self.change(self.settings.with_log(key))
+
+    def do_x_axis(self) -> None:
+        """Choose the next axis that the metrics have, and reset window and crosshair."""
+        has_epochs = self.has_epochs
+        settings = self.settings.with_next_axis()
+        if settings.axis == "epoch" and not has_epochs:
+            settings = settings.with_next_axis()
+        self.viewport, self.cursor = Viewport(), None
+        self.change(settings)
+
+    def do_log_x_axis(self) -> None:
+        """Toggle the logarithmic x axis, and reset the window; the crosshair stays."""
+        self.viewport = Viewport()
+        self.change(self.settings.with_log_x())
+        if self.cursor is not None:
+            self.point_at(self.cursor)
+
+    def _pan(self, by: int) -> None:
+        if (extent := self.extent) is not None:
+            self.viewport = self.viewport.panned(extent, by)
+
+    do_pan_left = partialmethod(_pan, -1)
+    do_pan_right = partialmethod(_pan, 1)
+
+    def do_zoom_all(self) -> None:
+        self.viewport = Viewport()

@@ -1,0 +1,295 @@
+"""The base of all pages: keys from the table of actions, notices, messages and a footer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import ClassVar, NamedTuple, cast
+
+from msgspec import Struct
+from textual import events, on
+from textual.errors import NoWidget
+from textual.screen import Screen
+from textual.widget import Widget
+
+from gputui.core.cells import cell_width
+from gputui.metrics.draw.chart import Line
+from gputui.store.hardware import GpuView
+from gputui.store.runs import Run
+from gputui.ui.tui.actions import Context, Scope, actions_in
+from gputui.ui.tui.actions.footer import footer_action, footer_line, message_lines
+from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
+from gputui.ui.tui.layout.columns import fit_line, wrap
+from gputui.ui.tui.layout.moments import time_at, time_line
+from gputui.ui.tui.layout.strips import head_line, notice_lines, warning_lines
+from gputui.ui.tui.layout.words import dated_clock
+from gputui.ui.tui.shell import Shell, passed_to_top
+from gputui.ui.tui.widgets.line_edit import LineEdit
+from gputui.ui.tui.widgets.pane import Pane
+
+LEAST_WIDTH, LEAST_HEIGHT = 40, 9
+"""Least size of a terminal."""
+
+WHEEL_LINES = 3
+
+
+class Copyable(NamedTuple):
+    """Something to copy: what it is, as in "Copied …", and its text."""
+
+    what: str
+    text: str
+
+
+class Choice(Struct, frozen=True):
+    """One thing to choose. ``why_not`` is a sentence when it is not possible now; ``name`` is a short one by which it
+    is found too, for example that of the footer."""
+
+    title: str
+    hint: str
+    do: Callable[[], object]
+    why_not: str | None = None
+    name: str = ""
+
+    @property
+    def searched(self) -> str:
+        """What is typed is looked for in this; its beginning counts most."""
+        return f"{self.name} {self.title}" if self.name else self.title
+
+
+TRAIL_WIDTH = 90
+"""Cells that a page's own head has before the trail of pages gets any."""
+
+
+class ActionScreen(Screen[None]):
+    """A page whose keys come from the table of actions. A method ``do_<name>`` of it, of one of its ``parts``, or of
+    the app and its parts carries out an action."""
+
+    SCOPE: ClassVar[Scope]
+    parts: tuple[object, ...] = ()
+    """Objects that carry out actions beside the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notice = Pane(id="notice")
+        self.message = Pane(id="message")
+        self.footer = Pane(id="footer")
+
+    @property
+    def shell(self) -> Shell:
+        """The app."""
+        return cast("Shell", self.app)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot that is shown."""
+        return self.shell.snapshot
+
+    @property
+    def crumb(self) -> str:
+        """The page's name in the trail of pages; harmless text."""
+        return self.SCOPE
+
+    def with_trail(self, draw: Callable[[int], Line], width: int) -> Line:
+        """A page's head behind the trail of pages that escape leads back through, if there is room for both."""
+        stack = self.app.screen_stack
+        below = stack[: stack.index(self)] if self in stack else []
+        trail = " › ".join(screen.crumb for screen in below if isinstance(screen, ActionScreen))
+        if not trail or width < TRAIL_WIDTH + cell_width(trail):
+            return draw(width)
+        lead = f" {trail} ›"
+        return [(lead, "dim"), *draw(width - cell_width(lead))]
+
+    def machine_head(self, width: int) -> Line:
+        """The head of a page about the whole machine: its host, its agent and the time."""
+        app = self.shell
+        return head_line(self.snapshot, width, app.host_name, demo=app.is_demo, readonly=app.is_readonly)
+
+    @property
+    def run_in_question(self) -> Run | None:
+        """The run that actions apply to."""
+        return None
+
+    @property
+    def study_in_question(self) -> str | None:
+        """The id of the study that actions apply to."""
+        return None
+
+    @property
+    def gpu_in_question(self) -> GpuView | None:
+        """The GPU that actions apply to."""
+        return None
+
+    def context(self) -> Context:
+        """The context that decides which actions are possible."""
+        app, past = self.shell, self.snapshot.past
+        return Context(
+            scope=self.SCOPE,
+            run=self.run_in_question,
+            is_readonly=app.is_readonly,
+            past_at=None if past is None else dated_clock(self.snapshot.at, past.now),
+            is_ascii=app.is_ascii,
+            connection_lag=app.line_words,
+            keys=app.keys.on(self.SCOPE),
+        )
+
+    def interest(self) -> Interest | None:
+        """What the feed must read for this page; None if the page needs nothing."""
+        return Interest()
+
+    def copyable(self) -> Sequence[Copyable]:
+        """What can be copied here, the focused item first."""
+        run = self.run_in_question
+        return [Copyable("the run's id", run.run_id)] if run is not None else []
+
+    def choices(self) -> Sequence[Choice]:
+        """The palette's choices on this page beside its actions."""
+        return ()
+
+    def warnings(self) -> Sequence[str]:
+        """Warnings about the subject of this page, shown below its head."""
+        return ()
+
+    def wheel(self, pane: Widget | None, by: int) -> None:
+        """Handle the wheel over a pane: ``by`` times the action of the down key, or of the up key if negative."""
+        key = "down" if by > 0 else "up"
+        with self.shell.one_paint():
+            for action in actions_in(self.SCOPE):
+                if key in action.keys:
+                    for _ in range(abs(by)):
+                        getattr(self, f"do_{action.name}")()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.wheel(self._under(event), WHEEL_LINES)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.wheel(self._under(event), -WHEEL_LINES)
+
+    def _under(self, event: events.MouseEvent) -> Widget | None:
+        """The widget below the pointer, which Textual resolves only for clicks."""
+        with suppress(NoWidget):
+            return self.get_widget_at(*event.screen_offset)[0]
+        return None
+
+    @on(events.Click, "#footer")
+    def footer_clicked(self, event: events.Click) -> None:
+        """Perform the clicked action."""
+        event.stop()
+        name = footer_action(self.context(), self.app.size.width, event.x)
+        if name is not None:
+            self.shell.perform(name)
+
+    @on(events.Click, "#notice")
+    def time_line_clicked(self, event: events.Click) -> None:
+        """Show the clicked moment of the time line."""
+        past = self.snapshot.past
+        at = time_at(past, self.app.size.width, event.x) if past is not None and event.y == 0 else None
+        if at is not None:
+            event.stop()
+            self.shell.look_back(Moment(at, direction=-1))
+
+    # --- a line being typed on the page
+
+    @property
+    def line(self) -> LineEdit | None:
+        """The line being typed, for example a filter; while there is one, keys are text."""
+        return None
+
+    def type_line(self, line: LineEdit | None, text: str) -> None:
+        """Take the changed line; None ends the typing, with an empty ``text`` if it was cancelled."""
+        raise NotImplementedError
+
+    def take_key(self, event: events.Key) -> bool:
+        """Handle a key before it becomes text or an action; False to leave it to them."""
+        return False
+
+    def on_key(self, event: events.Key) -> None:
+        """Handle keys one after another. Textual's bindings act later, so that text in one burst, as over a slow line,
+        would overtake the key before it."""
+        if passed_to_top(self, event) or self.take_key(event) or self._take_text(event):
+            event.stop()
+        elif (name := self.shell.keys.action(self.SCOPE, event.key)) is not None:
+            event.stop()
+            self.shell.perform(name)
+
+    def _take_text(self, event: events.Key) -> bool:
+        """Handle a key for the line being typed; False if there is none, or if the key is no text."""
+        line = self.line
+        if line is None:
+            return False
+        if event.key in ("enter", "escape"):
+            self.type_line(None, line.text if event.key == "enter" else "")
+        elif (typed := line.typed(event.key, event.character)) is not None:
+            self.type_line(typed, typed.text)
+        else:
+            return False
+        self.changed()
+        return True
+
+    def on_paste(self, event: events.Paste) -> None:
+        line = self.line
+        if line is not None:
+            pasted = line.insert(event.text)
+            self.type_line(pasted, pasted.text)
+            event.stop()
+            self.changed()
+
+    # --- actions of every page
+
+    def do_back(self) -> None:
+        self.app.pop_screen()
+
+    def do_copy(self) -> None:
+        found = self.copyable()
+        if found:
+            self.shell.copy(found[0].what, found[0].text)
+        else:
+            self.shell.say("There is nothing to copy here.", "warning")
+
+    def on_resize(self) -> None:
+        self.changed()
+
+    def on_screen_resume(self) -> None:
+        self.changed()
+
+    def changed(self) -> None:
+        """Draw the page, and request the data that it needs from now on."""
+        self.paint()
+        if not self.shell.is_holding_paint:
+            self.shell.request_data(self)
+
+    def paint(self) -> None:
+        """Draw the newest snapshot, unless `Shell.one_paint` will."""
+        width, height = self.app.size
+        if not width or not height or self.shell.is_holding_paint:
+            return
+        with self.app.batch_update():
+            if width < LEAST_WIDTH or height < LEAST_HEIGHT:
+                self._draw_too_small(width, height)
+            else:
+                self.draw(width, height)
+
+    def _draw_too_small(self, width: int, height: int) -> None:
+        for pane in self.query(Pane):
+            pane.clear()
+        text = f"This terminal has {width}×{height} cells; gputui needs {LEAST_WIDTH}×{LEAST_HEIGHT}."
+        lines = [fit_line([(part, "warn")], width) for part in wrap(text, width)][:height]
+        self.notice.fit(lines)
+
+    def draw(self, width: int, height: int) -> None:
+        """Give every pane its lines for a terminal of this size."""
+        raise NotImplementedError
+
+    def draw_frame(self, width: int) -> int:
+        """Draw notices, message and footer; returns their number of lines."""
+        past = self.snapshot.past
+        notices = [] if past is None else [time_line(past, self.snapshot.at, width)]
+        notices += notice_lines(self.snapshot, self.shell.agent_notice, width)
+        notices += [line for text in self.warnings() for line in warning_lines(text, width)]
+        self.notice.fit(notices)
+        text, kind = self.shell.message
+        messages = message_lines(text, kind, width) if text else []
+        self.message.fit(messages)
+        self.footer.show([footer_line(self.context(), width)], height=1)
+        return len(notices) + len(messages) + 1

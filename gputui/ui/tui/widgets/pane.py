@@ -1,0 +1,164 @@
+"""Widgets that show lines of styled text and repaint only what changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import ClassVar, cast
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from gputui.core.cells import cell_width
+from gputui.metrics.draw.chart import Line
+from gputui.ui.tui.shell import Shell
+from gputui.ui.tui.theme.colors import styles_of
+
+REGIONS_AT_ONCE = 6
+"""More changed lines than this are repainted together with those in between."""
+
+
+class Pane(Widget):
+    """Lines in a fixed place. It repaints only when `show` or `fit` gives it other lines.
+
+    No style sheet may give a pane a border, padding or opacity: `render_lines` bypasses Textual's passes for these.
+    """
+
+    DEFAULT_CSS: ClassVar[str] = "Pane { height: 1; width: 1fr; }"
+
+    def __init__(self, id: str | None = None) -> None:  # noqa: A002 - Textual's name
+        super().__init__(id=id)
+        self._lines: list[Line] = []
+        self._strips: dict[int, Strip] = {}
+        self._strip_width = 0
+        self._styles_by_key: dict[str, Style] = {}
+        self._height: int | None = None
+        self._space_above = 0
+        self._is_cleared = False
+
+    def show(self, lines: Sequence[Line], *, height: int | None = None) -> None:
+        """Show ``lines``. ``height`` sets the widget's height, unless its container does."""
+        if height is not None:
+            self.set_height(height)
+        elif self._is_cleared:
+            self.set_height(1)
+        known = self._lines
+        changed = [y for y, line in enumerate(lines) if y >= len(known) or line != known[y]]
+        changed += range(len(lines), len(known))
+        if not changed:
+            return
+        self._lines = list(lines)
+        for y in changed:
+            self._strips.pop(y, None)
+        if len(changed) > REGIONS_AT_ONCE:
+            self.refresh()
+        else:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def fit(self, lines: Sequence[Line]) -> None:
+        """Show ``lines``, and take exactly their height."""
+        self.show(lines, height=len(lines))
+
+    def set_height(self, height: int) -> None:
+        """Set the widget's height, in lines."""
+        self._is_cleared = False
+        if height != self._height:
+            self._height = height
+            self.styles.height = height
+
+    def set_space_above(self, height: int) -> None:
+        """Keep ``height`` lines above the widget blank."""
+        if height != self._space_above:
+            self._space_above = height
+            self.styles.margin = (height, 0, 0, 0)
+
+    def clear(self) -> None:
+        """Show nothing and take no room, until the next `show`."""
+        self.show([], height=0)
+        self._is_cleared = True
+
+    @property
+    def text(self) -> str:
+        """The shown lines without their styles."""
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in self._lines)
+
+    def restyle(self) -> None:
+        """Paint everything again in the current theme."""
+        self._forget_looks()
+        self.refresh()
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        width = self.size.width
+        if width != self._strip_width:
+            self._strips.clear()
+            self._strip_width = width
+        known = self._strips
+        for y in crop.line_range:
+            if y not in known:
+                known[y] = self._strip(self._lines[y] if y < len(self._lines) else [], width)
+        strips = [known[y] for y in crop.line_range]
+        return strips if crop.width == width else [strip.crop(*crop.column_span) for strip in strips]
+
+    def notify_style_update(self) -> None:
+        self._forget_looks()
+        super().notify_style_update()
+
+    def _forget_looks(self) -> None:
+        self._strips.clear()
+        self._styles_by_key.clear()
+
+    def _strip(self, line: Line, width: int) -> Strip:
+        segments = [
+            Segment("".join(text for text, _ in spans), self._style(key)) for key, spans in groupby(line, itemgetter(1))
+        ]
+        strip = Strip(segments, cell_width("".join(text for text, _ in line)))
+        strip = strip.adjust_cell_length(width, self._style("text"))
+        for each in self.get_line_filters():
+            strip = strip.apply_filter(each, self.background_colors[1])
+        return strip
+
+    def _style(self, key: str) -> Style:
+        """The style of a key over this pane's background."""
+        style = self._styles_by_key.get(key)
+        if style is None:
+            styles = styles_of(getattr(self.app, "theme_name", "ansi"))
+            style = self.rich_style + styles["text"]
+            if key in styles:
+                style += styles[key]
+            self._styles_by_key[key] = style
+        return style
+
+
+REDRAW_SECONDS = 0.9
+
+
+class SlowPane(Pane):
+    """A pane whose lines are expensive to draw. It draws them when their shape changes, and new data once a second at
+    most: curves are read no faster, and the next snapshot brings what was left out."""
+
+    _shape: Hashable = None
+    _data: Sequence[object] = ()
+    _drawn_at = float("-inf")
+
+    def show_when(
+        self, shape: Hashable, data: Sequence[object], draw: Callable[[], Sequence[Line]], *, height: int
+    ) -> None:
+        """Show the lines of ``draw`` if ``shape`` (size and settings) or the past moment changed, or if ``data``
+        changed and `REDRAW_SECONDS` have passed."""
+        now, snapshot = time.monotonic(), cast("Shell", self.app).snapshot
+        shape = (shape, snapshot.at if snapshot.past is not None else None)
+        self.set_height(height)
+        is_same = len(data) == len(self._data) and all(a is b or a == b for a, b in zip(data, self._data, strict=True))
+        if shape == self._shape and (is_same or now - self._drawn_at < REDRAW_SECONDS):
+            return
+        self._shape, self._data, self._drawn_at = shape, data, now
+        self.show(draw())
+
+    def clear(self) -> None:
+        self._shape = None
+        super().clear()

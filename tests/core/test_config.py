@@ -1,0 +1,33 @@
+"""Which home a command means when it is not told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gputui.core.config import locate, own_checkout
+
+CHECKOUT = Path(__file__).parents[2].resolve()
+
+
+def test_a_checkout_with_a_venv_of_its_own_is_its_own_home() -> None:
+    assert own_checkout(str(CHECKOUT / ".venv")) == CHECKOUT
+    for elsewhere in ("/usr", str(CHECKOUT), "/home/anna/.venv"):
+        assert own_checkout(elsewhere) is None
+
+
+def test_what_is_said_goes_before_it() -> None:
+    checkout, environ = Path("/checkout"), {"HOME": "/h", "GPUTUI_HOME": "/said"}
+    assert locate("/given", environ, checkout=checkout).state == Path("/given/state")
+    assert locate(None, environ, checkout=checkout).state == Path("/said/state")
+    assert locate(None, {"HOME": "/h"}, checkout=checkout).state == Path("/checkout/state")
+    assert locate(None, {"HOME": "/h"}).state == Path("/h/.local/state/gputui")
+
+
+def test_a_home_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    imported = "import os; os.umask(0); from gputui.core.config import locate"
+    code = f"{imported}; locate({str(tmp_path / 'a/home')!r}, {{}}).create()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").rglob("*")} == {0o700}
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700

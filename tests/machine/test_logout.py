@@ -1,0 +1,39 @@
+"""What a logout does to the agent, told from systemd's settings."""
+
+from __future__ import annotations
+
+from gputui.machine.logout import would_end
+from tests.tables import table
+
+SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
+DESKTOP = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-terminal.scope\n"
+SYSTEM = "0::/system.slice/docker-4711.scope\n"
+YES = "[Login]\nKillUserProcesses=yes\n"
+
+
+@table(
+    ("cgroup", "settings", "lingers", "ends"),
+    [
+        (SESSION, [], False, False),
+        (SESSION, ["[Login]\n#KillUserProcesses=yes\n"], False, False),
+        (SESSION, [YES], False, True),
+        (SESSION, [YES], True, True),  # lingering keeps the manager, not the session's scope
+        (SESSION, [YES, "[Login]\nKillUserProcesses = no\n"], False, False),
+        (SESSION, ["KillUserProcesses=on", "KillExcludeUsers=root ann"], False, False),
+        (SESSION, [YES, "KillOnlyUsers=bob carl"], False, False),
+        (SESSION, [YES, "KillOnlyUsers=bob ann"], False, True),
+        (DESKTOP, [], False, True),
+        (DESKTOP, [YES], True, False),
+        (SYSTEM, [YES], False, False),
+        ("", [YES], False, False),
+    ],
+)
+def test_what_a_logout_does(cgroup: str, settings: list[str], lingers: bool, ends: bool) -> None:
+    found = would_end(cgroup, settings, "ann", lingers=lingers)
+    assert (found is not None) is ends
+    assert found is None or "enable-linger" in found.remedy
+
+
+def test_root_is_spared_unless_the_settings_say_otherwise() -> None:
+    assert would_end(SESSION, [YES], "root", lingers=False) is None
+    assert would_end(SESSION, [YES, "KillExcludeUsers="], "root", lingers=False) is not None

@@ -1,0 +1,130 @@
+"""Simulated GPUs: times are passed in, so a minute takes no time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gputui.machine.gpu_model import FastTick, GpuSample, Occupant
+from gputui.machine.simulated import SimulatedSource
+
+EPOCH = 1_000_000.0
+GIB = 2**30
+
+
+def source_with(tmp_path: Path, text: str, sleep: Callable[[float], None] = lambda seconds: None) -> SimulatedSource:
+    """A source whose scenario was written when the simulation began."""
+    write(tmp_path, text, EPOCH)
+    return SimulatedSource(tmp_path / "scenario.yaml", epoch=EPOCH, sleep=sleep)
+
+
+def write(tmp_path: Path, text: str, at: float) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text)
+    os.utime(path, (at, at))
+
+
+def uuid_of(source: SimulatedSource, index: int = 0) -> str:
+    return source.inventory(EPOCH).gpus[index].uuid
+
+
+def ours(source: SimulatedSource, index: int = 0, run_id: str = "r1", memory: int | None = 20 * GIB) -> Occupant:
+    return Occupant(uuid_of(source, index), os.getpid(), run_id, memory_bytes=memory)
+
+
+def run(source: SimulatedSource, until: float, since: float = 0.0) -> list[FastTick]:
+    """A tick each second from ``since`` to ``until`` seconds after the epoch, both included."""
+    return [source.fast(EPOCH + second) for second in range(int(since), int(until) + 1)]
+
+
+def last(source: SimulatedSource, until: float, index: int = 0) -> GpuSample:
+    return run(source, until)[-1].gpus[index]
+
+
+def test_load_follows_the_occupants() -> None:
+    source = SimulatedSource(gpu_count=2, epoch=EPOCH)
+    idle = source.fast(EPOCH - 1).gpus[0]
+    source.occupy([ours(source)])
+    busy, other = run(source, 60)[-1].gpus
+    assert busy.utilization_percent is not None
+    assert busy.utilization_percent > 85
+    assert busy.memory_used_bytes == 20 * GIB
+    assert busy.power_watts is not None
+    assert busy.power_watts > 400
+    assert busy.temperature_celsius is not None
+    assert idle.temperature_celsius is not None
+    assert busy.temperature_celsius > idle.temperature_celsius + 20
+    assert (other.utilization_percent, other.memory_used_bytes) == (0.0, 0)
+    (process,) = source.processes(EPOCH + 60).processes[busy.uuid] or ()
+    assert process.pid == os.getpid()
+    assert process.memory_bytes == 20 * GIB
+    assert process.command is not None
+    assert process.start_ticks is not None
+    source.occupy([])
+    after = source.fast(EPOCH + 61).gpus[0]
+    assert (after.utilization_percent, after.memory_used_bytes) == (0.0, 0)
+    assert after.temperature_celsius is not None
+    assert after.temperature_celsius > idle.temperature_celsius + 20, "heat stays for a while"
+
+
+def test_energy_is_the_sum_of_power() -> None:
+    source = SimulatedSource(gpu_count=1, epoch=EPOCH)
+    ticks = run(source, 10)
+    power = [tick.gpus[0].power_watts or 0 for tick in ticks[1:]]
+    energy = source.slow(EPOCH + 10).gpus[0].energy_joules
+    assert energy == pytest.approx(sum(power), rel=0.01)
+
+
+def test_lost_and_returned(tmp_path: Path) -> None:
+    source = source_with(tmp_path, "{gpus: 2, faults: [{kind: lost, gpu: 1, at: 5, for: 10}]}")
+    uuid = uuid_of(source, 1)
+    assert last(source, 4, 1).state == "ok"
+    assert source.events(EPOCH + 4) == []
+    lost = source.fast(EPOCH + 5).gpus[1]
+    assert (lost.state, lost.utilization_percent, lost.memory_used_bytes) == ("lost", None, None)
+    assert [(event.event, event.uuid) for event in source.events(EPOCH + 5)] == [("lost", uuid)]
+    assert source.events(EPOCH + 6) == []
+    assert [gpu.uuid for gpu in source.slow(EPOCH + 6).gpus] == [uuid_of(source, 0)]
+    assert source.processes(EPOCH + 6).processes[uuid] is None
+    assert source.fast(EPOCH + 15).gpus[1].state == "ok"
+    assert [event.event for event in source.events(EPOCH + 15)] == ["returned"]
+
+
+def test_a_hang_blocks_for_what_is_left_of_it(tmp_path: Path) -> None:
+    slept: list[float] = []
+    source = source_with(tmp_path, "{gpus: 1, faults: [{kind: hang, at: 5, for: 40}]}", slept.append)
+    run(source, 4)
+    assert slept == []
+    source.fast(EPOCH + 6)
+    assert slept == [39.0]
+    source.fast(EPOCH + 45)
+    assert slept == [39.0]
+
+
+def test_an_xid_comes_once_for_each_gpu(tmp_path: Path) -> None:
+    source = source_with(
+        tmp_path, "{gpus: 2, faults: [{kind: xid, code: 79, gpu: 1, at: 3}, {kind: xid, code: 31, at: 4}]}"
+    )
+    assert source.events(EPOCH + 2) == []
+    (first,) = source.events(EPOCH + 3)
+    assert (first.event, first.code, first.uuid) == ("xid", 79, uuid_of(source, 1))
+    assert first.text is not None
+    assert "fallen off the bus" in first.text
+    assert [event.code for event in source.events(EPOCH + 4)] == [31, 31]
+    assert source.events(EPOCH + 5) == []
+
+
+def test_foreign_and_busy_processes_cannot_be_signalled(tmp_path: Path) -> None:
+    text = (
+        "{gpus: 2, foreign: [{gpu: 0, memory: 4GiB, user: bob}], faults: [{kind: busy, gpu: 0, at: 5, memory: 8GiB}]}"
+    )
+    source = source_with(tmp_path, text)
+    uuid = uuid_of(source)
+    assert last(source, 4).memory_used_bytes == 4 * GIB
+    listed = source.processes(EPOCH + 5).processes[uuid] or ()
+    assert [(process.user, process.memory_bytes) for process in listed] == [("bob", 4 * GIB), ("somebody", 8 * GIB)]
+    assert all(process.start_ticks is None for process in listed)
+    assert source.fast(EPOCH + 6).gpus[0].memory_used_bytes == 12 * GIB

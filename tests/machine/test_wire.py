@@ -1,0 +1,48 @@
+"""The sampler's messages: what goes in comes out, and what is broken is named."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
+from gputui.machine.wire import Message, WireCommand, decode, decode_command, encode, encode_occupants
+from gputui.store.series import HostSample
+
+# What JSON can carry: finite numbers, integers of 64 bits, text without lone surrogates.
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
+st.register_type_strategy(str, st.text(st.characters(exclude_categories=["Cs"])))
+
+
+MESSAGES = st.one_of(
+    [st.from_type(kind) for kind in (Inventory, FastTick, SlowTick, ProcessTick, GpuEvent, HostSample)]
+)
+
+
+@given(MESSAGES)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert b"\n" not in line[:-1]
+    assert decode(line) == message
+
+
+@given(st.lists(st.builds(Occupant)))
+def test_occupants_survive_the_wire(occupants: list[Occupant]) -> None:
+    assert decode_command(encode_occupants(occupants)) == WireCommand(occupants=tuple(occupants))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_raises_value_error_only(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode(line)
+
+
+def test_unknown_stays_none_and_zero_stays_zero() -> None:
+    tick = FastTick(1.0, (GpuSample("a", utilization_percent=0.0, throttle_reasons=()), GpuSample("b")))
+    sent = orjson.loads(encode(tick))["gpus"]
+    assert (sent[0]["utilization_percent"], sent[1]["utilization_percent"]) == (0.0, None)
+    assert decode(encode(tick)) == tick

@@ -1,0 +1,75 @@
+"""From steps, moments and epochs to places, and back."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.metrics.curves.axis import AxisMap, AxisTimeline, epoch_pairs, growing, interpolate
+from gputui.metrics.curves.model import Frame
+
+LINE = [(0.0, 10.0), (10.0, 20.0), (20.0, 20.0), (30.0, 60.0)]
+TIMELINE = AxisTimeline(100.0, {1: 100.0, 2: 300.0}, {1: 200.0}, {1: 0.0, 2: 100.0})
+
+
+def test_interpolation_stays_within_its_ends() -> None:
+    assert [interpolate(LINE, x) for x in (-1, 0, 5, 15, 25, 30, 99)] == [10, 10, 15, 20, 40, 60, 60]
+    assert interpolate([], 3) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=30))
+def test_what_goes_back_is_left_out(pairs: list[tuple[float, float]]) -> None:
+    kept = growing(pairs)
+    assert kept[:1] == pairs[:1]
+    assert all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(kept))
+
+
+def test_whole_epochs_go_evenly() -> None:
+    pairs = epoch_pairs([(0, 0), (50, 0), (100, 1), (150, 1), (200, 2), (210, 2)])
+    assert [interpolate(pairs, step) for step in (0, 50, 100, 175, 200, 250, 900)] == [0, 0.5, 1, 1.75, 2, 2.5, 3]
+
+
+def test_epochs_with_fractions_are_taken_as_they_are() -> None:
+    assert epoch_pairs([(0, 0.0), (10, 0.25), (5, 0.1), (20, 0.5)]) == [(0, 0.0), (10, 0.25), (20, 0.5)]
+
+
+def test_an_epoch_that_has_not_ended_is_of_unknown_length() -> None:
+    assert epoch_pairs([(0, 0), (500, 0)]) == [] and epoch_pairs([]) == []
+
+
+def test_moments() -> None:
+    over_time, trained = AxisMap("time", TIMELINE), AxisMap("trained", TIMELINE)
+    assert [over_time.place_moment(at) for at in (50.0, 150.0, 250.0, 310.0)] == [-50.0, 50.0, 150.0, 210.0]
+    assert [trained.place_moment(at) for at in (50.0, 150.0, 250.0, 310.0)] == [None, 50.0, None, 110.0]
+    by_step = AxisMap("step", TIMELINE, paces={1: [(110.0, 0.0), (190.0, 80.0)]})
+    assert [by_step.place_moment(at) for at in (150.0, 250.0, 310.0)] == [40.0, None, None]
+    assert AxisMap("time", AxisTimeline(None)).place_moment(3.0) is None
+
+
+@given(window=st.tuples(st.floats(-50, 400), st.floats(0, 100)), step=st.integers(0, 80))
+def test_what_lies_in_a_window_is_in_its_reach(window: tuple[float, float], step: int) -> None:
+    for axis in ["step", "time", "trained", "epoch"]:
+        scale = 100 if axis == "epoch" else 1
+        shown = (window[0] / scale, (window[0] + window[1]) / scale)
+        axis_map = AxisMap(axis, TIMELINE, epochs={1: [(0.0, 0.0), (40.0, 1.0), (80.0, 2.0)]})
+        at = 110.0 + step
+        x = axis_map.place(1, step, at)
+        assert x is not None, axis
+        if shown[0] <= x <= shown[1]:
+            assert axis_map.reach(1, shown).touches(step, step, at, at), axis
+
+
+def test_a_place_tells_when_the_run_was_there() -> None:
+    assert Frame("time", 0.0, 10.0, origin_at=100.0).moment_at(3.5) == 103.5
+    frame = Frame("step", 0.0, 40.0, None, ((0.0, 100.0), (10.0, 110.0), (20.0, 500.0)))
+    assert frame.moment_at(5.0) == 105.0 and frame.moment_at(10.0) == 110.0
+    assert frame.moment_at(99.0) == 500.0 and frame.moment_at(-5.0) == 100.0
+    assert Frame("step").moment_at(1.0) is None
+
+
+def test_moments_leave_out_what_was_done_again() -> None:
+    paces = {1: [(100.0, 0.0), (110.0, 10.0), (120.0, 20.0)], 2: [(200.0, 10.0), (210.0, 20.0)]}
+    found = AxisMap("step", AxisTimeline(100.0), paces=paces).moments({1: 10.0})
+    assert found == ((0.0, 100.0), (10.0, 200.0), (20.0, 210.0))

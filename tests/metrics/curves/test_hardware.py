@@ -1,0 +1,100 @@
+"""GPUs and the host under the axis of a run."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gputui.metrics.curves.model import ChartRequest, HardwareCurve
+
+from .conftest import BEGAN_AT, Story
+
+GPUS = ("GPU-a", "GPU-b")
+REQUEST = ChartRequest(axis="time", hardware=("utilization", "host_cpu", "power"))
+
+
+@pytest.fixture
+def busy(story: Story) -> Story:
+    """An hour before the run the GPUs are idle; over it the utilisation is the second of the run, of 1000."""
+    for number, uuid in enumerate(GPUS):
+        story.connection.execute(
+            "INSERT INTO gpus (uuid, position, name, first_seen_at, last_seen_at) VALUES (?, ?, 'H200', 0, 0)",
+            (uuid, number),
+        )
+    sample(story, -60, 1000)
+    story.attempt(1, 0, gpus=GPUS)
+    story.steps(0, 900, 50.0)
+    return story
+
+
+def sample(story: Story, first: int, last: int) -> None:
+    story.connection.executemany(
+        "INSERT INTO gpu_samples (at, gpu_id, state, utilization_percent, power_watts) VALUES (?, ?, 'ok', ?, ?)",
+        [
+            (BEGAN_AT + second, gpu_id, max(0.0, second / 10), None if second < 500 else 300.0 + gpu_id)
+            for second in range(first, last)
+            for gpu_id in (1, 2)
+        ],
+    )
+    story.connection.executemany(
+        "INSERT INTO host_samples (at, cpu_percent) VALUES (?, 25.0)", [(BEGAN_AT + s,) for s in range(first, last)]
+    )
+
+
+def by_name(curves: tuple[HardwareCurve, ...]) -> dict[tuple[str, str | None], HardwareCurve]:
+    return {(curve.field, curve.uuid): curve for curve in curves}
+
+
+def test_over_time(busy: Story) -> None:
+    curves = busy.ask(REQUEST).hardware
+    assert [(curve.field, curve.uuid) for curve in curves] == [
+        ("utilization", "GPU-a"), ("utilization", "GPU-b"), ("host_cpu", None), ("power", "GPU-a"), ("power", "GPU-b"),
+    ]  # fmt: skip
+    found = by_name(curves)
+    load = found["utilization", "GPU-a"]
+    assert (load.bins[0].first_x, load.bins[-1].last_x) == (0.0, 999.0)
+    assert sum(each.points for each in load.bins) == pytest.approx(1000, abs=2)
+    assert len(load.bins) <= 2 * REQUEST.bins
+    for each in load.bins:
+        assert each.low is not None and each.high is not None
+        assert each.low == pytest.approx(each.first_x / 10) and each.high == pytest.approx(each.last_x / 10)
+    # Before second 500 the power was not known.
+    assert found["power", "GPU-b"].bins[0].first_x >= 498 and found["power", "GPU-b"].last == 302.0
+    assert {each.last for each in found["host_cpu", None].bins} == {25.0}
+
+
+def test_over_other_axes(busy: Story) -> None:
+    for axis in ["step", "epoch", "trained"]:
+        if axis == "epoch":
+            busy.write(*({"step": 900 + n, "time": BEGAN_AT + 950 + n, "epoch": n / 10} for n in range(20)))
+        load = by_name(busy.ask(replace(REQUEST, axis=axis)).hardware)["utilization", "GPU-a"]
+        begin, end = load.bins[0], load.bins[-1]
+        if axis == "step":
+            # The first step was done 50 seconds after the attempt began.
+            assert begin.first_x == pytest.approx(0, abs=2) and begin.low == pytest.approx(5.0, abs=0.3), axis
+            assert end.last_x == pytest.approx(899, abs=2) and end.high == pytest.approx(94.9, abs=0.3), axis
+        elif axis == "epoch":
+            assert end.last_x == pytest.approx(1.9, abs=0.2), axis
+        else:
+            assert (begin.first_x, end.last_x) == (0.0, 999.0), axis
+
+
+def test_a_window(busy: Story) -> None:
+    load = by_name(busy.ask(replace(REQUEST, window=(100.0, 120.0), bins=100)).hardware)["utilization", "GPU-a"]
+    assert [each.last for each in load.bins] == pytest.approx([second / 10 for second in range(100, 121)])
+    by_step = by_name(busy.ask(replace(REQUEST, axis="step", window=(100.0, 120.0), bins=100)).hardware)
+    assert by_step["utilization", "GPU-a"].bins[0].low == pytest.approx(15.0, abs=0.2)
+
+
+def test_steps_that_were_done_again_show_the_newest_attempt(busy: Story) -> None:
+    busy.attempt(2, 1200, first_step=500, gpus=("GPU-b",))
+    sample(busy, 1200, 1500)
+    busy.steps(500, 700, 1250.0)
+    found = by_name(busy.ask(replace(REQUEST, axis="step")).hardware)
+    assert found["utilization", "GPU-a"].bins[-1].last_x <= 500
+    again = [each for each in found["utilization", "GPU-b"].bins if each.first_x >= 510]
+    assert again and all(each.low is not None and each.low > 120 for each in again)
+    over_time = by_name(busy.ask(REQUEST).hardware)
+    # Nobody trained from five seconds before the second attempt on; the GPU that it left tells nothing any more.
+    assert over_time["utilization", "GPU-a"].bins[-1].last_x <= 1195
+    assert [each.gap_before for each in over_time["utilization", "GPU-b"].bins if each.first_x >= 1190].count(True) == 1

@@ -1,0 +1,213 @@
+"""Curves of a run: the same whether they were reduced or not, read at once or followed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from gputui.metrics.curves import run_lines
+from gputui.metrics.curves.live_curves import RunCurves
+from gputui.metrics.curves.model import Axis, ChartRequest, MetricCurve
+from gputui.metrics.draw.envelope import Bin
+
+from .conftest import BEGAN_AT, RUN, Story
+
+LOSS = ChartRequest(("loss",))
+
+
+def told(bins: Sequence[Bin]) -> tuple[object, ...]:
+    """What bins say together, however they are cut."""
+    lows = [each.low for each in bins if each.low is not None]
+    highs = [each.high for each in bins if each.high is not None]
+    return (
+        sum(each.points for each in bins),
+        sum(each.nan for each in bins),
+        min(lows, default=None),
+        max(highs, default=None),
+        bins[0].first_x if lows else None,
+        bins[-1].last_x if lows else None,
+    )
+
+
+def loss(story: Story, request: ChartRequest = LOSS) -> MetricCurve:
+    return story.ask(request).curves["loss"]
+
+
+def test_before_anything_was_measured(story: Story) -> None:
+    story.attempt(1, 0)
+    data = story.ask(LOSS)
+    assert data.names == () and data.frame.start is None
+    assert data.curves["loss"].problem == "nothing measured yet"
+    assert story.ask(ChartRequest()).curves == {}
+
+
+def test_a_spike_among_many_stays(story: Story) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 9000, 0.0)
+    story.write({"step": 9000, "time": BEGAN_AT + 9000, "loss": 1e9}, {"step": 9001, "time": BEGAN_AT + 9001})
+    story.steps(9002, 12_000, 9002.0)
+    axes: tuple[Axis, ...] = ("step", "time", "trained")
+    for axis in axes:
+        curve = loss(story, replace(LOSS, axis=axis, bins=40))
+        assert len(curve.bins) <= 40
+        assert told(curve.bins) == (11_999, 0, 0.0, 1e9, 0.0, 11_999.0), axis
+        assert curve.last == 11_999.0
+        assert all(a.last_x <= b.first_x for a, b in zip(curve.bins, curve.bins[1:], strict=False))
+        frame = story.ask(replace(LOSS, axis=axis)).frame
+        assert (frame.start, frame.end, frame.origin_at) == (0.0, 11_999.0, BEGAN_AT), axis
+
+
+def test_reduced_or_not_the_curves_say_the_same(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lines, "LINES_IN_FULL", 600)
+    chance = random.Random(3)
+    story.attempt(1, 0)
+    story.steps(0, 2600, 0.0, noise=math.nan)
+    story.attempt(2, 2800, first_step=1500)
+    lines = [{"step": step, "time": BEGAN_AT + 1350 + step, "loss": chance.gauss(5, 2)} for step in range(1500, 4200)]
+    story.write(*({**line, "val": 1} if number % 5 else line for number, line in enumerate(lines)))
+    requests = [
+        ChartRequest(("loss", "noise", "val"), axis=axis, window=window, bins=60)
+        for axis in ("step", "time", "trained")
+        for window in (None, (100.0, 4000.0), (1490.0, 1510.0), (1e6, 2e6))
+    ]
+    before = [story.ask(request) for request in requests]
+    story.unreduce()
+    for request, data in zip(requests, before, strict=True):
+        plain = story.ask(request)
+        assert plain.frame == data.frame
+        for name in request.names:
+            one, other = data.curves[name], plain.curves[name]
+            assert [each.attempt for each in one.attempts] == [each.attempt for each in other.attempts], request
+            assert (one.problem, one.last == one.last and one.last) == (
+                other.problem,
+                other.last == other.last and other.last,
+            )
+            if request.window is None:
+                assert told(one.bins) == told(other.bins), request
+                assert told(one.redone) == told(other.redone), request
+            elif one.bins and told(other.bins)[2] is not None:
+                # Blocks reach over the ends of a window, by less than a bin.
+                assert told(one.bins)[0] >= told(other.bins)[0]
+
+
+def test_steps_that_were_done_again(story: Story) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 5000, 0.0)
+    story.attempt(2, 6000, first_step=3001)
+    story.write(*({"step": step, "time": BEGAN_AT + 3000 + step, "loss": -1.0} for step in range(3001, 4001)))
+    curve = loss(story, replace(LOSS, bins=100))
+    assert told(curve.bins) == (3001 + 1000, 0, -1.0, 3000.0, 0.0, 4000.0)
+    assert told(curve.redone) == (1999, 0, 3001.0, 4999.0, 3001.0, 4999.0)
+    first, second = curve.attempts
+    assert told(first.bins) == (5000, 0, 0.0, 4999.0, 0.0, 4999.0)
+    assert told(second.bins)[:4] == (1000, 0, -1.0, -1.0)
+    assert next(each.gap_before for each in curve.bins if each.low == -1.0)
+    over_time = loss(story, replace(LOSS, axis="time", bins=100))
+    assert over_time.redone == () and told(over_time.bins)[0] == 6000
+    trained = loss(story, replace(LOSS, axis="trained", bins=100))
+    # Five seconds before the second attempt began the first was over; those are not training.
+    assert trained.bins[-1].last_x == over_time.bins[-1].last_x - 5
+
+
+def test_following_says_what_a_new_look_says(story: Story) -> None:
+    story.attempt(1, 0)
+    followed = RunCurves(RUN)
+    request = replace(LOSS, names=("loss", "late"))
+    story.ask(request, followed)
+    for first in range(0, 3000, 250):
+        story.steps(first, first + 250, float(first), **({"late": 2.0} if first > 2000 else {}))
+        data = story.ask(request, followed)
+        anew = story.ask(request)
+        assert data.frame == anew.frame
+        for name in request.names:
+            assert told(data.curves[name].bins) == told(anew.curves[name].bins)
+    assert data.names == ("loss", "late")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_epochs(story: Story, whole: bool) -> None:
+    story.attempt(1, 0)
+    story.write(
+        *(
+            {
+                "step": step,
+                "loss": float(step),
+                **({"epoch": step // 1000 if whole else step / 1000} if step % 3 else {}),
+            }
+            for step in range(4001)
+        )
+    )
+    request = replace(LOSS, axis="epoch")
+    data = story.ask(request)
+    curve = data.curves["loss"]
+    assert data.frame.end == pytest.approx(4.0, abs=0.05)
+    for each in curve.bins:
+        assert each.first is not None
+        assert each.first_x == pytest.approx(each.first / 1000, abs=0.07)
+    narrow = story.ask(replace(request, window=(2.0, 2.5))).curves["loss"]
+    assert told(narrow.bins)[2] == pytest.approx(2000, abs=70) and told(narrow.bins)[3] == pytest.approx(2500, abs=70)
+
+
+def test_any_name_can_be_asked_for(story: Story) -> None:
+    names = "val/acc", "a.b", "a[0]", "$", "größe", 'say "x"', "back\\slash", "", "new\nline", "''", "$.loss", "🙂"
+    story.attempt(1, 0)
+    # The first are reduced, the last are not.
+    story.write(*({"step": step, **dict.fromkeys(names, 0.5), "a": {"b": 7}, "loss": 9} for step in range(600)))
+    found = {name: told(story.ask(ChartRequest((name,))).curves[name].bins)[:4] for name in names}
+    assert found == dict.fromkeys(names, (600, 0, 0.5, 0.5))
+
+
+def test_words_truth_and_lists_are_no_values(story: Story) -> None:
+    story.attempt(1, 0)
+    values = [3, "three", [1], None, True, {"x": 1}, "NaN", "Infinity"]
+    story.write(*({"step": step, "odd": values[step % len(values)]} for step in range(600)))
+    curve = story.ask(ChartRequest(("odd",))).curves["odd"]
+    assert told(curve.bins)[:4] == (225, 75, 3.0, 3.0)
+
+
+def test_other_ranks_and_other_runs_are_left_out(story: Story) -> None:
+    story.attempt(1, 0)
+    story.connection.execute(
+        "INSERT INTO runs (run_id, sequence, name, profile, state, spec, params, created_at) "
+        "VALUES ('run-2', 2, 'run', 'p', 'running', '{}', '{}', 0)"
+    )
+    other = story.file.with_name("other.jsonl")
+    story.ingest.open_source("run-2", str(other), "jsonl")
+    story.ingest.begin_attempt("run-2", 1)
+    other.write_text("".join(f'{{"step": {step}, "loss": 99}}\n' for step in range(600)))
+    story.write(*({"step": step, "rank": rank, "loss": float(rank)} for step in range(600) for rank in range(2)))
+    assert told(loss(story).bins)[:4] == (600, 0, 0.0, 0.0)
+
+
+# --- on a logarithmic axis
+
+
+def test_a_logarithmic_axis_shows_the_beginning_of_a_long_run(story: Story) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 60_000, 0.0)
+    curve = loss(story, replace(LOSS, bins=200, is_log=True))
+    assert len(curve.bins) <= 200
+    early = [each for each in curve.bins if each.last_x < 20]
+    assert [each.first_x for each in early[:6]] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # 0 has no place on it
+    assert sum(each.points for each in curve.bins) == 59_999
+    # Behind it a bin is about as long, seen along the axis, as any other.
+    assert all(each.last_x / each.first_x < 1.25 for each in curve.bins if each.first_x > 100)
+    linear = loss(story, replace(LOSS, bins=200))
+    assert sum(each.last_x < 200 for each in linear.bins) < 3
+
+
+def test_values_of_different_events_are_different_metrics(story: Story) -> None:
+    story.attempt(1, 0)
+    story.steps(0, 600, 0.0)
+    events = [("checkpoint", 40.0), ("validation", 3.0), ("checkpoint", 41.0)]
+    story.write(*({"step": 9, "time": BEGAN_AT + 9, "event": name, "seconds": value} for name, value in events))
+    story.steps(600, 1200, 600.0)
+    data = story.ask(ChartRequest(("checkpoint/seconds", "validation/seconds")))
+    assert data.names == ("loss", "checkpoint/seconds", "validation/seconds")
+    checkpoint, validation = data.curves.values()
+    assert (checkpoint.bins[0].low, checkpoint.bins[-1].high, checkpoint.last) == (40.0, 41.0, 41.0)
+    assert (validation.bins[0].low, validation.bins[-1].high) == (3.0, 3.0)

@@ -1,0 +1,28 @@
+"""A moving average over bins."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gputui.metrics.curves.metric_names import is_set
+from gputui.metrics.curves.smooth import smooth_bins
+from gputui.metrics.draw.envelope import reduce
+
+
+def test_a_constant_stays_what_it_is_from_the_first_bin_on() -> None:
+    smoothed = smooth_bins(reduce([(float(x), 7.0) for x in range(100)], 100), 0.99)
+    assert [each.last for each in smoothed] == pytest.approx([7.0] * 100)
+
+
+def test_nothing_that_is_not_finite_moves_it() -> None:
+    bins = reduce([(0.0, 1.0), (1.0, math.nan), (2.0, math.inf), (3.0, 1.0)], 100)
+    smoothed = smooth_bins(bins, 0.9)
+    assert [(each.first_x, each.last) for each in smoothed] == [(0.0, 1.0), (3.0, pytest.approx(1.0))]
+
+
+def test_what_is_set_and_what_is_measured() -> None:
+    settings = ["lr", "learning_rate", "epoch", "optim/lr", "lr_head", "train.lr", "total_steps", "base_lr"]
+    measured = ["loss", "val/loss", "grad_norm", "samples_per_s", "blr", "colour", "total_loss", "train/total_loss"]
+    assert [name for name in settings + measured if is_set(name)] == settings

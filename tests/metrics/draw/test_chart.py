@@ -1,0 +1,217 @@
+"""Charts as text: goldens of their shape, and properties that hold for any series and any size."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.core.cells import cell_width
+from gputui.metrics.draw.bars import bar, sparkline
+from gputui.metrics.draw.chart import Curve, Line, Marker, XAxis, YAxis, chart
+from gputui.metrics.draw.envelope import Bin, reduce
+from gputui.metrics.draw.glyphs import VALUE_TICK
+
+
+def plain_text(lines: Sequence[Line]) -> str:
+    """The lines without their styles, without trailing blanks."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+Series = list[tuple[float, float | None]]
+POINTS = st.lists(st.tuples(st.floats(-1e9, 1e9), st.one_of(st.none(), st.floats())), max_size=60)
+
+
+def decay() -> Series:
+    return [(float(step), 8 * math.exp(-step / 90) + 1) for step in range(810)]
+
+
+def ramp(points: int = 41) -> Series:
+    return [(float(x), float(x)) for x in range(points)]
+
+
+def drawn(points: Series, width: int = 40, height: int = 8, kind: str = "linear") -> str:
+    bins = reduce(points, 4 * width)
+    lines = chart(
+        [Curve(bins, label="", value=None)],
+        width=width,
+        height=height,
+        y_axis=YAxis("log" if kind == "log" else "linear"),
+    )
+    return plain_text(lines)
+
+
+@given(
+    st.sampled_from(["linear", "log"]),
+    st.sampled_from(["number", "time"]),
+    POINTS,
+    POINTS,
+    st.integers(0, 70),
+    st.integers(0, 14),
+    st.lists(st.floats(-1e9, 1e9), max_size=3),
+)
+def test_every_line_fills_its_width(
+    kind: str, axis_kind: str, one: Series, two: Series, width: int, height: int, marks: list[float]
+) -> None:
+    lines = chart(
+        [
+            Curve(reduce(one, 2 * max(1, width)), "series.0", "one", 1.5),
+            Curve(reduce(two, 300), "series.1", "two", math.nan),
+        ],
+        width=width,
+        height=height,
+        title="a title",
+        x_axis=XAxis("step", kind="time" if axis_kind == "time" else "number"),
+        y_axis=YAxis("log" if kind == "log" else "linear"),
+        markers=[Marker(x, f"↻{number}") for number, x in enumerate(marks)],
+    )
+    shown = height if width else 0
+    assert [sum(cell_width(text) for text, _ in line) for line in lines] == [width] * shown
+    assert all(text for line in lines for text, _ in line)
+
+
+def test_golden_of_everything_at_once() -> None:
+    points = decay()
+    points[400] = (400.0, math.nan)
+    points[600] = (600.0, math.inf)
+    lines = chart(
+        [Curve(reduce(points, 240), label="", value=1.902)],
+        width=60,
+        height=12,
+        title="loss",
+        x_axis=XAxis("step"),
+        y_axis=YAxis("log"),
+        markers=[Marker(431, "↻1"), Marker(700.0, "↻2")],
+    )
+    assert plain_text(lines).split("\n") == [
+        "loss  1.902                              × 2 not finite  log",
+        "10 ┤⣄                       ┊        ↑     ┊",
+        "   │⠈⢣⡀                     ┊              ┊",
+        " 5 ┤  ⠙⢦                    ┊              ┊",
+        "   │   ⠈⠳⣄                  ┊              ┊",
+        "   │     ⠈⠣⣄                ┊              ┊",
+        "   │       ⠈⠳⣄              ┊              ┊",
+        " 2 ┤         ⠈⠓⢦⣀           ┊              ┊",
+        "   │            ⠈⠙⠲⢤⣀⡀      ┊              ┊",
+        " 1 ┤                 ⠉⠉⠓⠒⠒×⠤⠤⠤⠤⢄⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⣀⡀",
+        "   └┬0────────────┬250──────┊───┬500───────┊──┬750───── step",
+        "                           ↻1             ↻2",
+    ]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(3, 40), st.sampled_from([None, 0.0]))
+def test_value_ticks_stand_at_equal_distances(low: float, span: float, rows: int, fixed: float | None) -> None:
+    bins = reduce([(0.0, low), (1.0, low + span)], 10)
+    lines = chart([Curve(bins)], width=60, height=rows + 1, y_axis=YAxis(low=fixed))
+    labelled = [(row, line[0][0]) for row, line in enumerate(lines[:-1]) if line[0][0].endswith(VALUE_TICK)]
+    assert len(labelled) >= 2
+    assert len({after - before for (before, _), (after, _) in pairwise(labelled)}) == 1
+    assert len({label for _, label in labelled}) == len(labelled)
+
+
+def test_ticks_between_fixed_ends() -> None:
+    def labels(height: int) -> list[str]:
+        lines = chart([Curve(reduce(ramp(), 80))], width=60, height=height, y_axis=YAxis(low=0.0, high=100.0))
+        return [line[0][0].split()[0] for line in lines[:-1] if line[0][0].endswith(VALUE_TICK)]
+
+    assert labels(10) == ["100", "75", "50", "25", "0"]
+    assert labels(7) == ["100", "0"]
+    assert labels(8) == ["100", "50", "0"]
+
+
+def test_the_newest_place_and_value_are_labelled() -> None:
+    curve = Curve(reduce(ramp(), 80), "series.2", "", end="40.0")
+    lines = chart([curve], width=60, height=8, x_axis=XAxis("step", kind="count", newest=40.0), end_gutter=5)
+    assert lines[0][-1] == (" 40.0", "series.2")
+    assert plain_text(lines[-1:]).rstrip("─").endswith("step 40┬")
+    beside = chart([curve], width=60, height=8, x_axis=XAxis("step", kind="count", newest=40.0), least_gutter=6)
+    assert plain_text(beside[-1:]).startswith("  step └┬0")
+
+
+def test_shapes_tell_curves_apart_without_colour() -> None:
+    curves = [
+        Curve(reduce([(0.0, value), (40.0, value)], 80), f"series.{number}", f"c{number}", shape=shape)
+        for number, (value, shape) in enumerate([(10.0, "●"), (20.0, "■"), (30.0, "▲")])
+    ]
+    text = plain_text(chart(curves, width=80, height=9))
+    title, *rows = text.split("\n")
+    assert title.split() == ["●", "c0", "■", "c1", "▲", "c2"]
+    assert [next(row for row in rows if shape in row).count(shape) for shape in "●■▲"] == [4, 3, 3]
+
+
+def test_none_leaves_a_gap_and_numbers_are_joined() -> None:
+    joined = drawn([(0.0, 1.0), (10.0, 1.0)], width=30, height=6)
+    broken = drawn([(0.0, 1.0), (5.0, None), (10.0, 1.0)], width=30, height=6)
+    assert sum(char > "⠀" for char in joined) > 20
+    assert sum(char > "⠀" for char in broken) == 2
+
+
+def test_bad_values_are_marked_where_they_are_and_never_joined() -> None:
+    points: Series = [(0.0, 1.0), (5.0, math.nan), (10.0, 1.0)]
+    rows = drawn(points, width=40, height=8).split("\n")
+    assert [row.index("×") for row in rows if "×" in row]
+    assert sum(char > "⠀" for row in rows for char in row) == 2
+    rows = drawn([(0.0, 1.0), (5.0, math.inf), (6.0, -math.inf), (10.0, 3.0)], width=40, height=8).split("\n")
+    assert "↑" in rows[0]
+    assert "↓" in rows[-2]
+
+
+def test_log_axis_marks_what_it_cannot_hold_and_steps_back_to_linear() -> None:
+    points: Series = [(0.0, 10.0), (5.0, -3.0), (10.0, 1000.0)]
+    lines = chart([Curve(reduce(points, 100))], width=50, height=8, title="x", y_axis=YAxis("log"))
+    text = plain_text(lines)
+    assert "0 or less" in text
+    assert "↓" in text.split("\n")[-2]
+    negative = reduce([(0.0, -1.0), (1.0, -2.0)], 10)
+    assert "nothing above 0: linear" in plain_text(
+        chart([Curve(negative)], width=50, height=8, title="x", y_axis=YAxis("log"))
+    )
+
+
+def test_empty_says_so() -> None:
+    assert "no data yet" in plain_text(chart([], width=30, height=5))
+    assert "waiting" in plain_text(chart([Curve([])], width=30, height=5, empty_text="waiting"))
+    assert "×" in drawn([(0.0, math.nan), (1.0, math.nan)], width=40, height=8)
+    assert sum(char > "⠀" for char in drawn([(7.0, 5.0)])) == 1
+
+
+def test_bars() -> None:
+    bars = {
+        None: "    ", -1.0: "    ", 0.0: "    ", 0.001: "▏   ", 0.5: "██  ", 0.53: "██▏ ", 0.999: "███▉", 1.0: "████",
+        7.0: "████",
+    }  # fmt: skip
+    assert {fraction: bar(fraction, 4) for fraction in bars} == bars
+    assert bar(math.nan, 4) == "    " and bar(0.5, 0) == ""
+
+
+def test_sparklines() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([1, None, 3], 5) == "  ▁ █"
+    assert sparkline([math.nan, math.inf, -math.inf, 1], 4) == "×↑↓▁"
+    assert sparkline([5, 5], 2) == "▁▁"
+    assert sparkline([50, 150], 2, 0, 100) == "▅█"
+    assert sparkline([1, 2, 3], 2) == "▁█"
+    assert sparkline([], 3) == "   "
+    assert sparkline([1], 0) == ""
+    assert sparkline([None, None], 2) == "  "
+
+
+def test_a_note_is_a_notch_in_the_axis_and_a_marker_a_line() -> None:
+    curve = Curve(reduce(ramp(), 100))
+    markers = [Marker(5.0, "never shown", "good", is_line=False), Marker(25.0, "↻1")]
+    lines = chart([curve], width=60, height=10, markers=markers)
+    text = plain_text(lines)
+    assert text.count("┴") == 1 and "never shown" not in text
+    assert text.count("┊") >= 5 and text.split("\n")[-1].strip() == "↻1"
+
+
+def test_a_logarithmic_x_axis_gives_each_decade_the_same_room() -> None:
+    points = [(float(x), float(x)) for x in range(10_001)]
+    bins = [Bin(x, x, value, value, value, value, 1) for x, value in points]
+    lines = chart([Curve(bins)], width=88, height=8, x_axis=XAxis("step", 1.0, 10_000.0, scale="log"))
+    axis = plain_text(lines[-1:])
+    assert axis.endswith("step, log")
+    places = [axis.index(f"┬{label}") for label in ("1", "10", "100", "1k")]
+    apart = [b - a for a, b in pairwise(places)]
+    assert max(apart) - min(apart) <= 1

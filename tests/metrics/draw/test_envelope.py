@@ -1,0 +1,113 @@
+"""Reduction may lose points, never extremes, gaps or bad values."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.metrics.draw.envelope import Bin, Buckets, reduce
+
+VALUES = st.one_of(st.none(), st.floats())
+XS = st.one_of(st.floats(-1e9, 1e9), st.integers(-1000, 1000).map(float), st.sampled_from([1e300, -1e300, math.nan]))
+POINTS = st.lists(st.tuples(XS, VALUES), max_size=200)
+
+
+def finite(points: list[tuple[float, float | None]]) -> list[float]:
+    return [v for x, v in points if math.isfinite(x) and v is not None and math.isfinite(v)]
+
+
+def check_totals(points: list[tuple[float, float | None]], bins: list[Bin]) -> None:
+    placed = [v for x, v in points if math.isfinite(x) and v is not None]
+    assert sum(each.points for each in bins) == len(placed)
+    assert sum(each.non_finite for each in bins) == sum(not math.isfinite(v) for v in placed)
+    lows = [each.low for each in bins if each.low is not None]
+    highs = [each.high for each in bins if each.high is not None]
+    values = finite(points)
+    assert (min(lows, default=None), max(highs, default=None)) == (min(values, default=None), max(values, default=None))
+    for each in bins:
+        assert (each.low is None) == (each.points == each.non_finite)
+
+
+@given(POINTS, st.integers(1, 50))
+def test_reduce_keeps_extremes_and_counts(points: list[tuple[float, float | None]], limit: int) -> None:
+    bins = reduce(points, limit)
+    assert len(bins) <= limit
+    check_totals(points, bins)
+
+
+@given(POINTS, st.integers(2, 50), st.integers(2, 20), st.sampled_from([1e-3, 1.0, 60.0]))
+def test_buckets_keep_extremes_and_counts(
+    points: list[tuple[float, float | None]], limit: int, capacity: int, resolution: float
+) -> None:
+    buckets = Buckets(resolution, capacity)
+    for x, value in points:
+        buckets.append(x, value)
+    bins = buckets.bins(limit)
+    assert len(bins) <= min(limit, capacity)
+    check_totals(points, bins)
+    assert buckets.non_finite == sum(each.non_finite for each in bins)
+    assert buckets.unplaced == sum(math.isnan(x) for x, _ in points)
+
+
+def test_a_range_holds_what_lies_in_it() -> None:
+    buckets = Buckets()
+    buckets.extend((float(x), float(x)) for x in range(1000))
+    bins = buckets.bins(100, 100.0, 199.0)
+    assert (bins[0].low, bins[-1].high) == (100.0, 199.0)
+    assert buckets.bins(100, 2000.0) == []
+    assert buckets.bins(100, 5.0, 4.0) == []
+    assert buckets.bins(1) == []
+
+
+def test_none_breaks_the_curve_and_is_not_counted() -> None:
+    bins = reduce([(0.0, 1.0), (1.0, None), (2.0, 2.0)], 10)
+    assert [each.gap_before for each in bins] == [False, True]
+    buckets = Buckets()
+    buckets.extend([(0.0, 1.0), (1.0, None), (2.0, 2.0)])
+    assert [(each.points, each.gap_before) for each in buckets.bins(10)] == [(1, False), (1, True)]
+    assert buckets.last_value == 2.0
+
+
+def test_a_run_that_steps_back_shows_both_passes() -> None:
+    buckets = Buckets()
+    buckets.extend((float(x), 1.0) for x in range(100))
+    buckets.extend((float(x), 9.0) for x in range(50, 80))
+    (middle,) = buckets.bins(2, 60.0, 60.0)
+    assert (middle.low, middle.high, middle.last) == (1.0, 9.0, 9.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats()), min_size=1, max_size=60),
+    st.integers(1, 9),
+    st.integers(2, 40),
+)
+def test_what_was_reduced_elsewhere_says_what_its_points_say(
+    points: list[tuple[float, float]], size: int, capacity: int
+) -> None:
+    points = sorted(points, key=lambda point: point[0])
+    plain, taken = Buckets(1.0, capacity), Buckets(1.0, capacity)
+    plain.extend(points)
+    for begin in range(0, len(points), size):
+        (made,) = reduce(points[begin : begin + size], 1)
+        taken.take(made)
+    for buckets in (plain, taken):
+        bins = buckets.bins(1 << 20)
+        assert len(bins) <= capacity
+        finite = [value for _, value in points if math.isfinite(value)]
+        assert sum(each.points for each in bins) == len(points)
+        assert buckets.non_finite == len(points) - len(finite)
+        assert min((each.low for each in bins if each.low is not None), default=None) == min(finite, default=None)
+        assert max((each.high for each in bins if each.high is not None), default=None) == max(finite, default=None)
+        assert [each.first_x for each in bins] == sorted(each.first_x for each in bins)
+
+
+def test_logarithmic_bins_are_fine_where_x_is_small() -> None:
+    buckets = Buckets(1e-4, 64, is_log=True)
+    buckets.extend((float(x), float(x)) for x in range(-5, 100_001))
+    bins = buckets.bins(40)
+    assert buckets.unplaced == 6 and len(bins) <= 40
+    assert sum(each.points for each in bins) == 100_000
+    assert [each.points for each in bins[:2]] == [1, 1] and bins[0].first_x == 1.0
+    ratios = [each.last_x / each.first_x for each in bins[8:-1]]
+    assert max(ratios) < 2.0
+    assert buckets.bins(40, 50.0, 500.0)[0].first_x <= 50.0

@@ -1,0 +1,90 @@
+"""Charts as files: what is in the curves is in the file, and any curve makes a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.metrics.draw.chart import Curve, Marker, XAxis, YAxis
+from gputui.metrics.draw.envelope import reduce
+from gputui.metrics.draw.export import CSV_COLUMNS, ChartExportError, csv_text, export, kind_of, png_bytes, svg_text
+from gputui.metrics.draw.picture import Drawing, Label, Path, picture
+
+POINTS = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]
+DRAWING = Drawing(
+    [Curve(reduce(POINTS, 400), "series.0", "loss", 1.03)], "vit <b>&", XAxis("step"), markers=[Marker(2500.0, "↻1")]
+)
+
+
+def test_csv_holds_every_bin_exactly_and_leaves_empty_what_is_unknown() -> None:
+    rows = list(csv.reader(io.StringIO(csv_text(DRAWING.curves))))
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert [float(row[6]) for row in rows[1:]] == [each.high for each in DRAWING.curves[0].bins]
+    assert sum(int(row[7]) for row in rows[1:]) == len(POINTS)
+    unknown = csv_text([Curve(reduce([(1.0, math.nan)], 9), label="a,b")])
+    assert unknown.splitlines()[1] == '"a,b",1.0,1.0,,,,,1,1'
+
+
+def test_svg_is_a_document_with_the_words_in_it() -> None:
+    root = ElementTree.fromstring(svg_text(picture(DRAWING)))
+    words = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert {"vit <b>&", "loss 1.030", "step", "↻1", "5k", "0"} <= words
+    lines = [element for element in root.iter() if element.tag.endswith("polyline")]
+    assert max(len((line.get("points") or "").split()) for line in lines) > 390
+
+
+def test_a_gap_parts_the_curve_and_what_is_not_finite_is_marked() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, math.nan), (3.0, 1.0), (4.0, 1.5)]
+    sheet = picture(Drawing([Curve(reduce(points, 9), "series.3")]))
+    colours = [shape.colour for shape in sheet.shapes if isinstance(shape, Path) and not shape.is_area]
+    assert colours.count("#cc79a7") == 2 and colours.count("#c00000") == 1
+    assert any(isinstance(shape, Label) and shape.text == "1 not finite" for shape in sheet.shapes)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e300, 1e300), st.floats()), max_size=12),
+    st.sampled_from(["linear", "log"]),
+    st.sampled_from(["number", "time"]),
+    st.integers(0, 3000),
+)
+def test_any_series_makes_a_sheet(points: list[tuple[float, float]], kind: str, axis: str, width: int) -> None:
+    drawing = Drawing(
+        [Curve(reduce(points, 50), "series.1", "x", None)],
+        x_axis=XAxis("t", kind="time" if axis == "time" else "number"),
+        y_axis=YAxis("log" if kind == "log" else "linear"),
+    )
+    root = ElementTree.fromstring(svg_text(picture(drawing, width, width)))
+    for element in root.iter():
+        assert "nan" not in (element.get("points") or "") and "inf" not in (element.get("points") or "")
+
+
+def test_text_that_no_document_may_hold() -> None:
+    root = ElementTree.fromstring(svg_text(picture(Drawing([], "a\x00\x1b[31m\ud800b"))))
+    shown = "".join(root.itertext())
+    assert "\x1b" not in shown and "\x00" not in shown and "\ud800" not in shown
+
+
+def test_png() -> None:
+    from PIL import Image
+
+    made = Image.open(io.BytesIO(png_bytes(picture(DRAWING), scale=1)))
+    assert made.size == (1200, 600)
+    colours = {colour for _, colour in made.convert("RGB").getcolors(1 << 20)}
+    assert (0x00, 0x72, 0xB2) in colours and (255, 255, 255) in colours
+
+
+def test_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (kind_of("a.SVG"), kind_of("x.y.csv")) == ("svg", "csv")
+    with pytest.raises(ChartExportError, match=r"\.csv, \.svg or \.png"):
+        kind_of("loss.pdf")
+    assert export("csv", DRAWING).startswith(b"name,x_first") and export("svg", DRAWING).startswith(b"<svg")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ChartExportError, match="needs pillow"):
+        export("png", DRAWING)

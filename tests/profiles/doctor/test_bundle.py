@@ -1,0 +1,99 @@
+"""No secret leaves in a bundle."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.core.config import Workspace, locate
+from gputui.profiles.doctor.bundle import write_bundle
+from gputui.profiles.doctor.bundle_redaction import Scrubber
+from gputui.runs.checks import CheckResult
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, write_spec
+from tests.stores import open_store
+
+HF = "hf_" + "aB3dE5gH7jK9mN1pQ3sT"
+ENVIRONMENT = {"HF_TOKEN": HF, "GPUTUI_API_KEY": "plain-words-key", "NCCL_DEBUG": "INFO", "DB_PASSWORD": "hunter22"}
+PARAMETER, OPTION, IN_LOG, HOOK = "wandb-parameter", "option-value-9", "only-in-the-log", "T0/B0/abcdef"
+SECRETS = (HF, "plain-words-key", "hunter22", PARAMETER, OPTION, IN_LOG, HOOK)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Workspace:
+    """Every place that goes into a bundle holds a secret."""
+    workspace = locate(tmp_path / "home", {})
+    workspace.create()
+    run = workspace.run_dir("r-1")
+    run.mkdir()
+    spec = RunSpec(
+        name="r",
+        launcher="command",
+        program=("train",),
+        workdir="/",
+        params={"wandb_api_key": PARAMETER},
+        env=ENVIRONMENT,
+        args=("--password", OPTION),
+    )
+    write_spec(run / SPEC_FILE, spec)
+    with closing(open_store(workspace.database)) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute(
+            "INSERT INTO incidents (run_id, attempt, at, kind, summary, evidence, fingerprint) "
+            "VALUES ('r-1', 1, 1e9, 'hang', ?, ?, 'f')",
+            (f"could not log in with {PARAMETER}", json.dumps([{"line": f"got hunter22 and {OPTION}"}])),
+        )
+    workspace.agent_log.write_text(
+        f"12:00 started with {HF}\n12:01 wandb {PARAMETER} refused\napi_key = '{IN_LOG}'\n"
+        f"Authorization: Bearer {IN_LOG}\nhttps://me:{IN_LOG}@host/x\ncommand --password {IN_LOG}\n12:02 all well\n"
+    )
+    workspace.alerts.write_text(
+        f"notify: {{webhook: 'https://hooks.slack.com/services/{HOOK}', command: [tell, --api-key, {OPTION}]}}\n"
+    )
+    workspace.settings.write_text('{"theme": "dark"}')
+    return workspace
+
+
+def test_planted_secrets_are_in_no_member(home: Workspace, tmp_path: Path) -> None:
+    path = tmp_path / "b.tar.gz"
+    results = [CheckResult("torch", "fail", f"python said {HF} and hunter22", "fix")]
+    names = write_bundle(path, home, results, ENVIRONMENT, 1e9)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with tarfile.open(path) as archive:
+        texts = {}
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            assert file is not None
+            texts[member.name.removeprefix("gputui-bundle/")] = file.read().decode()
+    assert set(texts) == set(names) >= {
+        "versions.json", "doctor.json", "environment.json", "settings.json", "alerts.json", "incidents.json",
+        "agent.log",
+    }  # fmt: skip
+    for name, text in texts.items():
+        assert not [secret for secret in SECRETS if secret in text], name
+    for name, text in texts.items():
+        if name.endswith(".json"):
+            json.loads(text)
+    # What a reader of the bundle needs is still there.
+    assert "12:02 all well" in texts["agent.log"] and "could not log in" in texts["incidents.json"]
+    assert json.loads(texts["environment.json"])["NCCL_DEBUG"] == "INFO"
+    assert json.loads(texts["settings.json"]) == {"theme": "dark"}
+    assert json.loads(texts["versions.json"])["schema"] >= 1
+
+
+def test_texts() -> None:
+    scrubber = Scrubber(home="/home/anna")
+    shown = {
+        '{"HF_TOKEN": "abc def"}': '{"HF_TOKEN": "[redacted]"}',
+        "api_key=abc, lr=0.1": "api_key=[redacted], lr=0.1",
+        "run --password abc --lr 0.1": "run --password [redacted] --lr 0.1",
+        "Authorization: Bearer abc": "Authorization: [redacted] [redacted]",
+        "read /home/anna/x at 12:01:02": "read ~/x at 12:01:02",
+        "GPU 0: 81 °C, step=40": "GPU 0: 81 °C, step=40",
+    }
+    assert {text: scrubber.text(text) for text in shown} == shown

@@ -1,0 +1,127 @@
+"""What is said of a driver and its GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from benchmarks.fakenvml.build import FakeNvml
+from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.profiles.doctor.environment import judge_interpreter
+from gputui.profiles.doctor.gpu_judgements import (
+    judge_driver,
+    judge_gpus,
+    judge_pcie,
+    judge_persistence,
+    judge_topology,
+)
+from gputui.profiles.doctor.gpu_probe import GpuPair, GpuReading, read_gpus
+from gputui.profiles.probe import InterpreterAnswer
+from tests.texts import mentions
+
+FACTS = tuple(
+    GpuFacts(f"GPU-{n}", n, "H100", pcie_generation_max=5, pcie_width_max=16, persistence_mode=True, mig_mode=False)
+    for n in (0, 1)
+)
+FIT = GpuReading(
+    "nvml",
+    driver_version="570.1",
+    cuda=(12, 8),
+    facts=FACTS,
+    samples={gpu.uuid: GpuSample(gpu.uuid, utilization_percent=90.0) for gpu in FACTS},
+    slow={gpu.uuid: GpuSlowSample(gpu.uuid, pcie_generation=5, pcie_width=16) for gpu in FACTS},
+    pairs=(GpuPair(0, 1, p2p=True, nvlink=True),),
+    nvlinks={0: 18, 1: 18},
+)
+
+
+def first_changed(reading: GpuReading, **changes: Any) -> GpuReading:
+    return replace(reading, facts=(replace(reading.facts[0], **changes), *reading.facts[1:]))
+
+
+def slow_changed(reading: GpuReading, **changes: Any) -> GpuReading:
+    return replace(reading, slow={**reading.slow, "GPU-0": replace(reading.slow["GPU-0"], **changes)})
+
+
+def test_a_fit_machine_passes_everything() -> None:
+    for result in (
+        judge_driver(FIT, has_hardware=True), judge_gpus(FIT, {}), judge_persistence(FIT), judge_pcie(FIT),
+        judge_topology(FIT),
+    ):  # fmt: skip
+        assert result.status == "pass", result
+    assert (
+        judge_topology(FIT).detail
+        == "1 of 1 pairs by NVLink (18 links active on each), all pairs reach each other directly"
+    )
+
+
+def test_no_driver_fails_only_where_there_is_a_gpu() -> None:
+    nothing = GpuReading("nvml", problem="No NVIDIA driver found")
+    assert judge_driver(nothing, has_hardware=True).status == "fail"
+    assert judge_driver(nothing, has_hardware=False).status == "warn"
+    assert judge_driver(GpuReading("simulated"), has_hardware=False).status == "skip"
+    missing = judge_driver(replace(FIT, problem="GPU 2 does not answer"), has_hardware=True)
+    assert missing.status == "fail" and "GPU 2" in missing.detail
+
+
+def test_unhealthy_gpus() -> None:
+    for reading, quarantined, status, words in [
+        (replace(FIT, samples={"GPU-0": GpuSample("GPU-0", state="lost")}), {}, "fail", "GPU 0 is lost"),
+        (slow_changed(FIT, row_remap_failed=True), {}, "fail", "could not be remapped"),
+        (FIT, {"GPU-1": "XID 79"}, "fail", "GPU 1 is in quarantine (XID 79)"),
+        (slow_changed(FIT, row_remap_pending=True), {}, "warn", "waits for a reset"),
+        (slow_changed(FIT, ecc_uncorrected=3), {}, "warn", "3 uncorrectable"),
+        (first_changed(FIT, mig_mode=True), {}, "warn", "MIG"),
+        (GpuReading("nvml"), {}, "skip", "no GPUs"),
+    ]:
+        result = judge_gpus(reading, quarantined)
+        assert result.status == status and words in result.detail, (reading, quarantined, status, words)
+
+
+def test_a_narrow_link_counts_under_load_only() -> None:
+    narrow = slow_changed(FIT, pcie_width=8)
+    loaded = judge_pcie(narrow)
+    assert loaded.status == "warn" and mentions(loaded.detail, "GPU 0", "5 ×8 of 5 ×16")
+    idle = judge_pcie(
+        replace(narrow, samples={uuid: replace(s, utilization_percent=0.0) for uuid, s in FIT.samples.items()})
+    )
+    assert idle.status == "skip" and "idle" in idle.detail
+    assert judge_pcie(replace(FIT, slow={})).status == "skip"
+
+
+def test_topologies() -> None:
+    apart = judge_topology(replace(FIT, pairs=(GpuPair(0, 1, p2p=False, nvlink=False, path="two CPUs"),), nvlinks={}))
+    assert apart.status == "warn" and mentions(apart.detail, "0-1", "two CPUs")
+    uneven = judge_topology(replace(FIT, nvlinks={0: 18, 1: 17}))
+    assert uneven.status == "warn" and "GPU 1: 17" in uneven.detail
+    assert judge_topology(replace(FIT, pairs=(GpuPair(0, 1),))).status == "skip"
+    assert judge_topology(replace(FIT, facts=FIT.facts[:1])).detail == "fewer than two GPUs"
+
+
+ANSWER = InterpreterAnswer("3.12.1", "2.8.0", "12.8", "2.27.3", module=None, runnable=False, missing=())
+
+
+def test_torch_and_the_driver() -> None:
+    for changes, reading, status, words in [
+        ({}, FIT, "pass", "the driver supports up to 12.8"),
+        ({"cuda": "13.0"}, FIT, "fail", "built for CUDA 13.0, the driver supports up to 12.8"),
+        ({"cuda": "12.9"}, FIT, "warn", "of the same major"),
+        ({"cuda": "11.8"}, FIT, "pass", "11.8"),
+        ({"cuda": None}, FIT, "fail", "without CUDA"),
+        ({"cuda": None}, GpuReading("nvml"), "pass", "no GPU"),
+        ({"torch": None}, FIT, "warn", "has no torch"),
+    ]:
+        torch = judge_interpreter("/env/python", replace(ANSWER, **changes), reading)[1]
+        assert (torch.name, torch.status) == ("torch", status) and words in torch.detail, changes
+
+
+def test_the_driver_is_read_by_the_child(fake_nvml: FakeNvml) -> None:
+    fake_nvml.configure(["gpus 2"])
+    found = read_gpus(None)
+    assert found.source == "nvml" and found.problem is None and found.driver_version
+    assert [gpu.index for gpu in found.facts] == [0, 1]
+    assert {sample.state for sample in found.samples.values()} == {"ok"}
+    for gpu in found.facts:
+        assert found.slow[gpu.uuid].pcie_generation is not None and found.slow[gpu.uuid].pcie_width is not None
+    assert [(pair.first, pair.second) for pair in found.pairs] == [(0, 1)]

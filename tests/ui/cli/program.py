@@ -1,0 +1,50 @@
+"""The program in this process, from its entry to its exit code: nothing is started but what a verb itself starts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from click.testing import CliRunner
+
+from gputui.core.config import Workspace
+from gputui.ui.cli.main import entry
+
+
+class Done(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+def call(workspace: Workspace, *words: str, **environ: str) -> Done:
+    argv = ["gputui", "--home", str(workspace.state.parent), *words]
+    with CliRunner().isolation(env=environ) as (out, err, _), patch.object(sys, "argv", argv):
+        try:
+            entry()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        sys.stdout.flush()
+        return Done(code, out.getvalue().decode(), err.getvalue().decode())
+
+
+def said(workspace: Workspace, *words: str, code: int = 0, **environ: str) -> str:
+    """What a command prints; where it does not succeed, what it complains of as well."""
+    done = call(workspace, *words, **environ)
+    assert done.code == code, done
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def shape(workspace: Workspace, *words: str, code: int = 0) -> Any:
+    return json.loads(said(workspace, *words, "--json", code=code))
+
+
+def refused(workspace: Workspace, *words: str, code: int) -> str:
+    """What a refused command said: every line begins with the program's name, nothing is printed beside it."""
+    done = call(workspace, *words)
+    assert (done.code, done.stdout) == (code, ""), done
+    assert done.stderr and all(line.startswith("gputui: ") for line in done.stderr.splitlines()), done
+    return done.stderr

@@ -1,0 +1,110 @@
+"""`gputui alerts`: the list, acknowledging, silencing, the rules in force, and a message that is tried."""
+
+from __future__ import annotations
+
+import json
+
+from click.testing import CliRunner
+
+from gputui.recovery.alerts.rules import RULES
+from gputui.ui.cli.main import command as gputui
+from tests.machines import Machine
+from tests.texts import mentions
+from tests.ui.cli.program import refused
+from tests.ui.tui.filling import Filler
+
+
+def say(machine: Machine, *words: str, code: int = 0) -> str:
+    """What the command says, in this process: nothing is started for it."""
+    result = CliRunner().invoke(gputui, ["--home", str(machine.folder / "home"), "alerts", *words])
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def listed(machine: Machine) -> dict[int, dict[str, object]]:
+    return {one["id"]: one for one in json.loads(say(machine, "--json"))}
+
+
+def fill(machine: Machine) -> None:
+    """Two alerts that an agent finds as they are: the machine keeps to both of their rules."""
+    machine.workspace.alerts.write_text("disk: {above_percent: 0, for: 0}\n")
+    filler = Filler(machine.workspace)
+    filler.alert("disk", "The disk of the state is 97 % full, more than 95 %")
+    filler.alert("gpu_hot", "GPU 0 is at 88 °C, above 85 °C", subject="GPU 0", subject_id="GPU-a")
+    filler.close()
+
+
+def test_what_lasts_the_severest_first(machine: Machine) -> None:
+    assert say(machine) == "no active alerts\n"
+    assert json.loads(say(machine, "--json")) == []
+    fill(machine)
+    listed = json.loads(say(machine, "list", "--json"))
+    assert [one["rule"] for one in listed] == ["disk", "gpu_hot"]
+    assert listed[0]["state"] == "raised" and listed[0]["value"] == 1.0 and listed[0]["acknowledged_at"] is None
+    assert mentions(say(machine), "disk", "97 %")
+
+
+def test_acknowledging_and_silencing_go_through_the_agent(machine: Machine) -> None:
+    fill(machine)
+    number = next(key for key, one in listed(machine).items() if one["rule"] == "disk")
+    assert mentions(machine.gputui("alerts", "ack", str(number)), "acknowledged: ", "disk")
+    seen = listed(machine)[number]
+    assert seen["acknowledged_by"] and seen["acknowledged_at"]
+    assert mentions(machine.gputui("alerts", "silence", str(number), "--for", "2h"), "disk", "host", "2 h")
+    assert listed(machine)[number]["silenced_until"]
+    assert machine.json("alerts", "silence", "gpu_hot", "--for", "30min")["silenced"] == 1
+    assert mentions(say(machine), "gpu_hot is silenced") and "no agent runs" not in say(machine)
+    assert machine.json("alerts", "silence", str(number), "--for", "0")["silenced"] == 1
+    assert listed(machine)[number]["silenced_until"] is None
+    assert mentions(
+        refused(machine.workspace, "alerts", "ack", "999", code=3), "gputui: ", "alert 999", "gputui alerts"
+    )
+    assert mentions(refused(machine.workspace, "alerts", "silence", "gpu_hott", code=3), "'gpu_hott'")
+    assert machine.json("alerts", "ack", "--all")["ids"] is not None
+    machine.kill_agent()
+    assert "no agent runs" in say(machine)
+
+
+def test_wrong_words_are_refused_before_anything(machine: Machine) -> None:
+    for words, said in {
+        ("ack",): "name alerts by their numbers",
+        ("silence", "1", "--for", "soon"): "expected a time such as 30min",
+        ("silence", "1", "--for", "90d"): "of at most 30 days",
+        ("--all", "rules"): "go with gputui alerts alone",
+    }.items():
+        assert said in say(machine, *words, code=2), words
+
+
+def test_the_rules_in_force_and_where_they_come_from(machine: Machine) -> None:
+    rules = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}
+    assert list(rules) == list(RULES) and rules["gpu_hot"]["sources"] == {}
+    machine.workspace.alerts.write_text("gpu_hot: {above_celsius: 80, for: 2 min}\nshm: off\n")
+    profile = machine.profile(
+        "slow", "script: steps.py\ngpus: 0\nalerts: {slow_steps: {above_milliseconds: 900}, data_wait: off}\n"
+    )
+    said = say(machine, "rules", profile)
+    lines = {line.split()[0]: line for line in said.splitlines() if line.strip()}
+    assert "2 min" in lines["gpu_hot"] and "above_celsius 80 °C" in lines["gpu_hot"]
+    assert lines["gpu_hot"].endswith("alerts.yaml: above_celsius, for")
+    assert lines["slow_steps"].endswith("profile: above_milliseconds") and " off " in lines["data_wait"]
+    assert lines["shm"].endswith("alerts.yaml: off") and lines["xid"].endswith("standard")
+    shape = {one["id"]: one for one in json.loads(say(machine, "rules", "--json"))}
+    assert shape["gpu_hot"]["thresholds"][0] == {
+        "name": "above_celsius",
+        "value": 80.0,
+        "unit": "°C",
+        "meaning": RULES["gpu_hot"].thresholds[0].help,
+        "source": "alerts.yaml",
+    }
+
+
+def test_a_message_is_tried(machine: Machine) -> None:
+    assert mentions(say(machine, "test", code=3), "command", "webhook")
+    got = machine.folder / "got"
+    # The message is the last argument: that of sh, which here reads what comes on its input.
+    machine.workspace.alerts.write_text(
+        f"notify: {{command: [sh, -c, 'cat > {got}'], webhook: 'http://127.0.0.1:1/hook'}}\n"
+    )
+    results = json.loads(say(machine, "test", "--json", code=1))
+    assert [(one["way"], one["sent"]) for one in results] == [("command", True), ("webhook", False)]
+    assert json.loads(got.read_text())["kind"] == "test"

@@ -1,0 +1,107 @@
+"""`gputui --once`: one frame as text or JSON, also of a past moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.runs.agent_process import read_identity, stop_agent
+from gputui.studies.spec import Objective
+from gputui.ui.cli.once import WIDTH_WITHOUT_TERMINAL
+from tests.texts import mentions
+from tests.ui.cli.program import refused, said, shape
+from tests.ui.tui.filling import Filler
+
+
+@pytest.fixture
+def filler(workspace: Workspace) -> Iterator[Filler]:
+    made = Filler(workspace, now=time.time())
+    made.overnight()
+    yield made
+    made.close()
+
+
+def test_a_frame_without_a_terminal_is_plain_text_of_its_whole_height(filler: Filler) -> None:
+    for number in range(40):
+        filler.run(f"old-{number}", "succeeded", ended_ago=10_000.0 + number)
+    shown = said(filler.workspace, "--once", "--readonly")
+    lines = shown.splitlines()
+    assert "\x1b" not in shown and max(map(len, lines)) <= WIDTH_WITHOUT_TERMINAL
+    assert all(line == line.rstrip() for line in lines)
+    words = ("gpt2-124m-1 r0", "✗ lost", "vit-b16-1", "lr-sweep-3", "resnet50-2", "RUNS", "EVENTS", "host  cpu 34%")
+    assert [word for word in words if word not in shown] == []
+    assert mentions(shown, "31 older", "gputui ps")
+    assert mentions(lines[1], "No agent runs")
+    assert read_identity(filler.workspace) is None  # a read-only look starts nothing
+    assert "help" not in shown and "live" not in shown
+
+
+def test_columns_lines_and_ascii_are_heeded(filler: Filler) -> None:
+    shown = said(filler.workspace, "--once", "--readonly", COLUMNS="80", LINES="20", GPUTUI_ASCII="1")
+    lines = shown.splitlines()
+    assert shown.isascii() and len(lines) <= 20 and max(map(len, lines)) <= 80
+    assert "EVENTS" in shown and "RUNS" in shown
+
+
+def test_a_past_moment_needs_no_agent_and_shows_what_was(filler: Filler) -> None:
+    shown = said(filler.workspace, "--once", "--at", "-400s")
+    first, second, *_ = shown.splitlines()
+    assert "◀ " in first and first.endswith("· 6 min ago") and second.endswith("now")
+    assert "lr-sweep-3" not in shown and mentions(shown, "after 47 s")
+    assert read_identity(filler.workspace) is None
+    assert "--at: 'soon' is not a time" in refused(filler.workspace, "--once", "--at", "soon", code=2)
+
+
+def test_json_is_one_object_of_the_known_shapes(filler: Filler) -> None:
+    now = shape(filler.workspace, "--once", "--readonly")
+    then = shape(filler.workspace, "--once", "--at", "-10m")
+    assert (now["is_past"], then["is_past"]) == (False, True)
+    runs = {run["id"]: run for run in now["runs"]}
+    for run in shape(filler.workspace, "ps"):
+        assert run.items() <= runs[run["id"]].items()
+        shown = shape(filler.workspace, "show", run["id"])
+        assert {key: shown[key] for key in run} == run
+    assert runs["gpt2-124m-1"]["step"] == 4120 and runs["gpt2-124m-1"]["total_steps"] == 6000
+    assert [gpu["index"] for gpu in now["gpus"]] == list(range(8))
+    assert now["gpus"][0]["run_id"] == "gpt2-124m-1" and now["gpus"][0]["rank"] == 0
+    assert now["host"]["cpu_percent"] == 34 and now["agent"]["running"] is False
+    assert {run["id"] for run in then["runs"]} == {"gpt2-124m-1", "vit-b16-1", "resnet50-2"}
+    assert then["runs"][0]["step"] < runs[then["runs"][0]["id"]]["step"]
+    assert [event["message"] for event in then["events"]][-1].startswith("GPU 7 fell off")
+
+
+def test_lists_show_the_metric_that_a_run_is_judged_by(filler: Filler) -> None:
+    filler.study("acc-1", trials=1, objectives=(Objective("top1"),))
+    filler.study("two-1", trials=1, objectives=(Objective("top1"), Objective("seconds")))
+    line = {"step": 3, "time": filler.now - 9, "loss": 2.5, "val/accuracy": 0.625, "top1": 61}
+    filler.metrics("acc-1-t0", 1, [line])
+    for run_id, ended_ago in (("own-1", None), ("own-2", 9.0)):
+        state = "succeeded" if ended_ago else "running"
+        filler.run(run_id, state, params={"best_metric": "val/accuracy"}, ended_ago=ended_ago)
+        filler.attempt(run_id, 1, state, ended_ago=ended_ago)
+        filler.metrics(run_id, 1, [line])
+    runs = {run["id"]: (run["loss"], run["metric"], run["metric_value"]) for run in shape(filler.workspace, "ps")}
+    assert runs["own-1"] == runs["own-2"] == (2.5, "val/accuracy", 0.625)
+    assert runs["acc-1-t0"] == (2.5, "top1", 61)
+    assert runs["gpt2-124m-1"][1] is None and runs["two-1-t0"][1] is None
+    for text in (said(filler.workspace, "ps"), said(filler.workspace, "--once", "--readonly")):
+        for words in (("own-1", "accuracy 0.625"), ("own-2", "accuracy 0.625"), ("acc-1-t0", "top1 61")):
+            (row,) = (row for row in text.splitlines() if all(word in row for word in words))
+            assert not set(row) & set("▁▂▃▄▅▆▇█"), "the curve of the loss"
+
+
+def test_an_agent_is_started_so_that_the_values_are_of_now(filler: Filler) -> None:
+    filler.workspace.scenario.write_text("gpus: 2\nseed: 7\nfaults: []\n")
+    try:
+        shown = said(filler.workspace, "--once")
+        assert "simulated GPUs" in shown and "No agent runs" not in shown
+        assert read_identity(filler.workspace) is not None
+    finally:
+        stop_agent(filler.workspace)
+
+
+def test_without_any_record_a_read_only_look_says_so(workspace: Workspace) -> None:
+    assert "nothing has been recorded" in refused(workspace, "--once", "--readonly", code=3)

@@ -1,0 +1,95 @@
+"""`gputui policy`: what would happen, with nothing done."""
+
+from __future__ import annotations
+
+import json
+
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.policies import POLICIES
+from tests.machines import Machine
+from tests.texts import mentions
+from tests.ui.cli.program import refused, said, shape
+from tests.ui.tui.filling import Filler
+
+PROFILE = """
+    name: small
+    launcher: python
+    script: steps.py
+    python: python3
+    gpus: 0
+    params: {steps: 50, micro: 16, api_key: hush-hush}
+    roles: {batch_size: micro}
+    checkpoints: {dir: "{run_dir}/checkpoints", pattern: "step_*.pt", resume: "--resume {checkpoint}"}
+    recovery: {policy: standard, max_attempts: 4}
+"""
+
+
+def test_the_ready_policies(machine: Machine) -> None:
+    listed = shape(machine.workspace, "policy")
+    assert [policy["name"] for policy in listed] == list(POLICIES)
+    assert listed[2]["max_attempts"] == 8 and listed[2]["backoff"]["base_seconds"] == 2.0
+    text = said(machine.workspace, "policy")
+    assert all(name in text for name in POLICIES)
+
+
+def test_a_policy_in_words_and_as_data(machine: Machine) -> None:
+    text = said(machine.workspace, "policy", "show", "aggressive")
+    for name, kind in KINDS.items():
+        assert name in text
+        assert kind.deterministic == (name in text[text.index("never retried:") :])
+    assert "rollback 1 + tighter_clip 2" in text
+    found = shape(machine.workspace, "policy", "show", "off")
+    assert not found["enabled"] and found["max_attempts"] == 1 and found["backoff"] is None
+    assert shape(machine.workspace, "policy", "show")["name"] == "standard"
+    assert json.loads(said(machine.workspace, "policy", "--json", "show", "off")) == found
+
+
+def test_a_profile_says_what_applies_and_what_is_skipped_and_why(machine: Machine) -> None:
+    profile = machine.profile("small", PROFILE)
+    found = shape(machine.workspace, "policy", "show", profile)
+    assert (found["profile"], found["max_attempts"]) == ("small", 4)
+    actions = {action["action"]: action for action in found["actions"]}
+    assert actions["shrink_batch"]["applied"]
+    assert actions["shrink_batch"]["changes"] == [{"parameter": "micro", "from": 16, "to": 12}]
+    assert not actions["fewer_workers"]["applied"]
+    assert mentions(actions["fewer_workers"]["note"], "num_workers")
+    text = said(machine.workspace, "policy", "show", profile)
+    assert "lowered micro 16 → 12" in text and "skipped" in text and "policy standard, changed" in text
+
+
+def test_trying_changes_nothing_and_shows_no_secret(machine: Machine) -> None:
+    profile = machine.profile("small", PROFILE)
+    told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    first, last = told["attempts"][0], told["attempts"][-1]
+    assert (first["params_before"]["micro"], first["params_after"]["micro"]) == (16, 12)
+    assert first["rung"] == 0 and first["resume_from"].endswith("step_00000900.pt")
+    assert last["verdict"] == "stop" and told["stopped"]
+    assert "hush" not in json.dumps(told)
+    text = said(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--profile", profile)
+    assert "micro  16 → 12" in text and "gradient_checkpointing was skipped" in text and "hush" not in text
+    assert not machine.workspace.database.exists() and not list(machine.workspace.runs.iterdir())
+
+
+def test_a_run_as_it_stands(machine: Machine) -> None:
+    filler = Filler(machine.workspace)
+    filler.overnight()
+    filler.close()
+    told = shape(machine.workspace, "policy", "try", "--incident", "cuda_oom", "--run", "vit-b16-1")
+    first = told["attempts"][0]
+    # It was brought back twice; its third attempt is where the trial begins.
+    assert (first["attempt"], first["step"]) == (3, 9440)
+    assert first["params_before"]["batch_size"] == 384
+    assert shape(machine.workspace, "policy", "show", "vit-b16-1")["run"] == "vit-b16-1"
+
+
+def test_what_is_refused(machine: Machine) -> None:
+    assert "did you mean cuda_oom" in refused(machine.workspace, "policy", "try", "--incident", "cudaoom", code=2)
+    assert "did you mean standard" in refused(machine.workspace, "policy", "show", "standrad", code=2)
+    assert "known are" in refused(machine.workspace, "policy", "try", "--incident", "killed", "--policy", "xyz", code=2)
+    assert "--incident" in refused(machine.workspace, "policy", "try", code=2)
+    both = ("--profile", "a", "--run", "b")
+    assert "not both" in refused(machine.workspace, "policy", "try", "--incident", "killed", *both, code=2)
+    refused(machine.workspace, "policy", "try", "--incident", "killed", "--profile", "nowhere", code=2)
+    refused(machine.workspace, "policy", "try", "--incident", "killed", "--run", "nobody-1", code=3)
+    profile = machine.profile("bad", PROFILE.replace("max_attempts: 4", "max_attempts: many"))
+    assert "max_attempts" in refused(machine.workspace, "policy", "show", profile, code=2)

@@ -1,0 +1,109 @@
+"""`gputui report` from a filled store to its files, and what hostile names can do there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gputui.core.config import Workspace
+from gputui.ui.cli.main import command
+from tests.ui.tui.filling import NOW, Filler, uuid
+
+HOSTILE = '<script>alert("x")</script>\x1b[2J<img src=//evil/x onerror=1>'
+
+
+@pytest.fixture
+def workspace_with_runs(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    monkeypatch.setattr("gputui.ui.cli.report.time.time", lambda: NOW)
+    filler = Filler(workspace)
+    filler.agent()
+    filler.gpus(2)
+    for index, percents in ((0, (90, 98)), (1, (0, 100))):
+        for place, percent in enumerate(percents):
+            filler.sample(index, at=NOW - 1000 + place, utilization=percent, power=500.0 + percent)
+    for number, name in enumerate(("net-1", "net-2")):
+        gpus = tuple(range(number + 1))
+        filler.run(name, "succeeded", name="net", gpus=gpus, params={"note": HOSTILE, "lr": 0.1}, ended_ago=100.0)
+        filler.attempt(name, 1, "succeeded", gpus=gpus, ended_ago=100.0, last_step=3)
+        filler.metrics(name, 1, [
+            {
+                "step": step, "time": NOW - 900 + step, "rank": 0, "epoch": step // 2, "loss": 4.0 - step, "lr": 0.1,
+                "lr_expected": 0.1, "grad_norm": 1.0, "step_time": 0.5, "data_time": 0.05, "comm_time": 0.1,
+                "samples_per_s": 100.0 + 50 * number, HOSTILE: 1.0, f"val/{HOSTILE}": 2.0,
+            }
+            for step in range(4)
+        ])  # fmt: skip
+    filler.connection.execute(
+        "INSERT INTO attempt_energy VALUES ('net-1', 1, ?, ?, NULL, 7.2e6, 1)", (uuid(0), NOW - 100)
+    )
+    filler.connection.commit()
+    yield workspace
+    filler.close()
+
+
+def invoke(workspace: Workspace, *words: str) -> Result:
+    return CliRunner().invoke(command, ["--home", str(workspace.state.parent), "report", *words])
+
+
+def test_files_of_two_runs(workspace_with_runs: Workspace, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    result = invoke(workspace_with_runs, "net-1", "net-2", "--out", str(out), "--price-per-kwh", "0.3")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in out.iterdir()) == [
+        "cost_analysis.json", "performance_summary.json", "report.html", "scalability_report.json",
+    ]  # fmt: skip
+    shapes = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    first, second = shapes["performance_summary"]["runs"]
+    assert first["gpu_utilization_percent"]["mean"] == 94.0 and second["gpu_utilization_percent"]["mean"] == 72.0
+    assert first["data_wait_share"] == 0.1 and first["best"]["loss"] == {"value": 1.0, "step": 3, "better": "less"}
+    assert {gate["gate"]: gate["outcome"] for gate in second["gates"]} == {
+        "loss_rise": "pass", "gradients": "pass", "learning_rate": "pass", "validation_gap": "skip",
+        "gpu_utilization": "fail", "parallel_efficiency": "fail",
+    }  # fmt: skip
+    [one, two] = shapes["cost_analysis"]["runs"]
+    assert (one["energy_kwh"], one["price"], one["is_partial"]) == (2.0, 0.6, False)
+    assert (two["energy_kwh"], two["price"], two["is_partial"], two["idle_share"]) == (None, None, True, 0.25)
+    [group] = shapes["scalability_report"]["groups"]
+    assert [(run["run_id"], run["speed_up"], run["efficiency"]) for run in group["runs"]] == [
+        ("net-1", 1.0, 1.0), ("net-2", 1.5, 0.75),
+    ]  # fmt: skip
+
+
+def test_the_page_needs_nothing_else_and_hostile_names_are_harmless(
+    workspace_with_runs: Workspace, tmp_path: Path
+) -> None:
+    assert invoke(workspace_with_runs, "net-1", "net-2", "--out", str(tmp_path)).exit_code == 0
+    text = (tmp_path / "report.html").read_text()
+    assert re.findall(r"<(?:script|img|link|iframe|object|a|base|form)\b", text) == []
+    assert re.findall(r"<[^>]*\s(?:on\w+|src|href)=", text) == []
+    assert {"svg", "polyline", "table"} <= set(re.findall(r"<(\w+)", text))
+    legends = re.findall(r"<text[^>]*>(net-\d) [^<]*</text>", text)
+    assert legends == ["net-1", "net-2"], "the losses of both, over each other"
+    assert "\x1b" not in text and "&lt;script&gt;alert" in text
+
+
+def test_gates_decide_the_exit_code(workspace_with_runs: Workspace) -> None:
+    assert invoke(workspace_with_runs, "net-2", "--json").exit_code == 0
+    failed = invoke(workspace_with_runs, "net-2", "--json", "--gates")
+    assert failed.exit_code == 1 and set(json.loads(failed.stdout)) == {
+        "performance_summary", "cost_analysis", "scalability_report",
+    }  # fmt: skip
+    words = ("--gate", "gpu_utilization=70", "--gate", "parallel_efficiency=70")
+    assert invoke(workspace_with_runs, "net-2", "--json", "--gates", *words).exit_code == 0
+
+
+def test_mistakes_are_named(workspace_with_runs: Workspace) -> None:
+    for words, said in {
+        (): "give run names or --since",
+        ("net-1", "--since", "1h"): "give run names or --since",
+        ("--since", "soon"): "--since",
+        ("net-1", "--gate", "gpu_utilisation=3"): "did you mean gpu_utilization?",
+        ("net-1", "--gate", "gpu_utilization=much"): "gpu_utilization=85",
+    }.items():
+        result = invoke(workspace_with_runs, *words)
+        assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1, words

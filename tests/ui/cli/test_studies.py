@@ -1,0 +1,56 @@
+"""Studies before they begin: how many trials go at once, and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gputui.core.config import locate
+from tests.ui.cli.program import refused, said, shape
+from tests.ui.tui.filling import GIB, Filler
+
+PROFILE = """
+name: small
+command: python train.py --lr {lr}
+gpus: 1
+params: {lr: 0.1}
+"""
+STUDY = """
+profile: ./small.yaml
+space: {lr: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}
+objective: {metric: loss}
+sampler: grid
+trials_per_gpu: 3
+"""
+
+
+def test_trials_that_fit_on_a_gpu_together_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(PROFILE)
+    (tmp_path / "s.yaml").write_text(STUDY)
+    for peak_gib, sharing in ((30, 2), (20, 3), (70, 1), (None, 1)):
+        workspace = locate(tmp_path / str(peak_gib))
+        filler = Filler(workspace)
+        filler.agent()
+        filler.gpus(2)
+        filler.run("small-1", "succeeded", name="small")
+        filler.attempt("small-1", 1, "succeeded", gpus=(0,))
+        if peak_gib is not None:
+            filler.metrics("small-1", 1, [{"step": 1, "gpu_mem_peak": peak_gib * GIB}])
+        filler.close()
+        words = ("study", "check", str(tmp_path / "s.yaml"), "--dry-run")
+        found = shape(workspace, *words)
+        counted = (found["trials"], found["trials_per_gpu"], found["parallel"])
+        assert counted == (8, sharing, 2 * sharing), peak_gib
+        assert ("sharing a GPU" in said(workspace, *words)) is (sharing > 1), peak_gib
+
+
+def test_a_sweep_on_a_target_asks_for_no_gpu_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(PROFILE.replace("gpus: 1", "gpus: 4"))
+    workspace = locate(tmp_path / "home")
+    workspace.create()
+    workspace.targets.write_text("lab: {kind: slurm}\n")
+    words = ("sweep", str(tmp_path / "small.yaml"), "--set", "lr=1,2,3", "--on", "lab", "--parallel", "3")
+    plan = shape(workspace, *words, "--dry-run")
+    assert (plan["target"], plan["parallel"], plan["gpus_per_trial"]) == ("lab", 3, 4)
+    assert "--parallel" in refused(workspace, *words[:-2], code=2)
+    assert f"\nfrom {workspace.targets}" in said(workspace, "targets")
+    assert "gone" in refused(workspace, *words[:5], "gone", code=2)

@@ -1,0 +1,79 @@
+"""The demo's home while it is open, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gputui.runs.process_readings import is_connected
+from gputui.store.database import open_reader
+from gputui.store.runs import find_run
+from gputui.store.studies import read_studies
+from gputui.ui.demo import past, simulated_training
+from gputui.ui.demo.home import demo_home
+from gputui.ui.demo.past import STORIES, DemoPast
+from gputui.ui.tui.commands import start_study
+from gputui.ui.tui.pages.study.choose import make_plan
+from tests.conftest import wait_until
+
+
+def test_a_run_goes_on_another_waits_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(DemoPast.make, "__defaults__", (STORIES[-1:],))
+    monkeypatch.setattr(past, "SAMPLED_SECONDS", 3600.0)
+    monkeypatch.setattr(past, "MAX_TRIAL_LINES", 20)
+    with demo_home() as workspace, closing(open_reader(workspace.database)) as connection:
+
+        def steps() -> int:
+            return find_run(connection, "gpt2-124m-1").attempt_last_step or 0
+
+        begin = wait_until(lambda: steps() if steps() > 48_960 else None, 60, "a step of the resumed run")
+        wait_until(lambda: steps() > begin, 60, "another step")
+        waiting = find_run(connection, "resnet50-1")
+        assert waiting.state == "queued" and waiting.waiting_for
+        folder = str(workspace.state.parent)
+        # As in a real training the ranks form a group: nobody is told that they train alone.
+        assert any(is_connected(pid) for pid in processes_of(folder))
+        # A study that goes on launching trials must end, too.
+        plan = make_plan(workspace.study_files / "vit-lr.yaml", workspace, tmp_path, None)
+        assert plan.base is not None and plan.spec is not None
+        start_study(workspace, plan.base, plan.spec, plan.source)
+        wait_until(lambda: any(not one.state.is_over for one in read_studies(connection)), 60, "the study")
+    assert not Path(folder).exists()
+    wait_until(lambda: not processes_of(folder), 60, "the end of every process of the demo")
+
+
+def processes_of(folder: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and any(folder in word for word in process.info["cmdline"] or ()):
+            found.append(process.pid)
+    return found
+
+
+def test_the_script_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    environment = {**os.environ, "GPUTUI_METRICS": str(metrics), "CUDA_VISIBLE_DEVICES": "0,1"}
+    argv = [
+        sys.executable, simulated_training.__file__, "--out", str(tmp_path), "--steps", "100000",
+        "--step-seconds", "0.01",
+    ]  # fmt: skip
+    process = subprocess.Popen([*argv, "--loss", "6", "1"], env=environment, stdout=subprocess.DEVNULL)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 20, 60, "steps of both ranks")
+    process.terminate()
+    assert process.wait(60) == 0
+    saved = max((tmp_path / "checkpoints").glob("step_*.pt"))
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    last_step = max(line["step"] for line in lines if line["rank"] == 0)
+    assert saved.name == f"step_{last_step:06d}.pt"
+    again = [*argv, "--loss", "6", "1", "--resume", str(saved)]
+    again[again.index("100000")] = str(last_step + 3)
+    assert subprocess.run(again, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode == 0

@@ -1,0 +1,110 @@
+"""The demo's past: what the agent's own code made of it."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from gputui.core.config import Workspace, locate
+from gputui.machine.simulated import SimulatedSource
+from gputui.store import checkpoints
+from gputui.store.attempts import read_attempts
+from gputui.store.database import open_reader
+from gputui.store.hardware import gpu_history, quarantined
+from gputui.store.metrics.objectives import reported_values
+from gputui.store.run_history import read_incidents
+from gputui.store.runs import find_run, read_runs
+from gputui.store.studies import StudyState, TrialState, find_study, read_rungs, read_trials
+from gputui.studies.analysis import best_trial, importances
+from gputui.studies.spec import study_spec
+from gputui.ui.demo.home import SCENARIO, write_profiles
+from gputui.ui.demo.past import STORIES, DemoPast
+
+NOW = 1_795_230_764.0
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = locate(tmp_path_factory.mktemp("demo"), {})
+    workspace.create()
+    workspace.scenario.write_text(SCENARIO.format(seed=5))
+    write_profiles(workspace)
+    DemoPast(workspace, SimulatedSource(workspace.scenario, epoch=NOW), NOW).make()
+    return workspace
+
+
+@pytest.fixture
+def connection(workspace: Workspace) -> Iterator[sqlite3.Connection]:
+    with closing(open_reader(workspace.database)) as connection:
+        yield connection
+
+
+def test_every_story_is_a_run_that_is_over(connection: sqlite3.Connection) -> None:
+    runs = read_runs(connection)
+    stories = [run for run in runs if run.study_id is None]
+    assert len(stories) == len(STORIES)
+    assert {run.run_id: run.state for run in stories} == {
+        "resnet50-1": "succeeded", "vit-b16-1": "succeeded", "gpt2-124m-1": "succeeded", "bert-mlm-1": "failed",
+        "vit-b16-2": "succeeded", "gpt2-124m-2": "stopped",
+    }  # fmt: skip
+    assert all(run.ended_at is not None and run.ended_at < NOW for run in runs)
+    assert connection.execute("SELECT count(*) FROM leases").fetchone() == (0,)
+
+
+def test_incidents_and_decisions_are_those_of_the_standard_policy(connection: sqlite3.Connection) -> None:
+    kinds = {one.run_id: one.kind for run in read_runs(connection) for one in read_incidents(connection, run.run_id)}
+    assert kinds == {"vit-b16-1": "cuda_oom", "gpt2-124m-1": "gpu_lost", "bert-mlm-1": "user_exception"}
+    first, second = read_attempts(connection, "vit-b16-1")
+    assert (first.params["batch_size"], second.params["batch_size"]) == (512, 256)
+    assert second.resumed_step == 34_000 and second.first_step == 34_001
+    lost = read_attempts(connection, "gpt2-124m-1")
+    assert [len(attempt.gpus) for attempt in lost] == [4, 3]
+    assert set(quarantined(connection)) == set(lost[0].gpus) - set(lost[1].gpus)
+
+
+def test_each_run_can_be_resumed_from_its_last_checkpoint(connection: sqlite3.Connection) -> None:
+    for run in read_runs(connection):
+        rows = [row for row in checkpoints.of_run(connection, run.run_id) if row.is_written]
+        is_pruned = run.study_id is not None and run.state == "stopped"
+        if run.run_id != "bert-mlm-1" and not is_pruned:
+            assert max(row.step or 0 for row in rows) == run.attempt_last_step
+            assert any(Path(row.path).exists() for row in rows)
+
+
+def test_the_study_is_what_its_file_says(connection: sqlite3.Connection) -> None:
+    study = find_study(connection, None)
+    assert (study.study_id, study.state) == ("vit-lr-1", StudyState.FINISHED)
+    assert study.ended_at is not None and study.ended_at < NOW
+    spec = study_spec(study)
+    trials = read_trials(connection, study.study_id)
+    states = Counter(one.state for one in trials)
+    assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED} and len(trials) == spec.budget.trials
+    runs = {run.run_id: run for run in read_runs(connection)}
+    for one in trials:
+        run = runs[one.run_id or ""]
+        assert (run.study_id, run.trial) == (study.study_id, one.number)
+        assert run.state == ("succeeded" if one.state is TrialState.COMPLETE else "stopped")
+        assert one.reason in (None, run.reason)
+        reported = reported_values(connection, run.run_id, ["val/loss"], "step", {})[0]
+        rungs = [each for each in read_rungs(connection, study.study_id) if each.number == one.number]
+        assert [each.value for each in rungs] == list(itertools.accumulate((each.value for each in reported), min))
+    best = best_trial(trials, spec.objectives)
+    found = importances(trials, spec.space, spec.objectives[0])
+    assert best is not None and 2e-4 < best.params["lr"] < 2e-3 and found is not None and found[0].name == "lr"
+
+
+def test_gpus_were_busy_while_a_run_had_them(connection: sqlite3.Connection) -> None:
+    run = find_run(connection, "gpt2-124m-2")
+    assert run.started_at is not None and run.ended_at is not None
+    middle = (run.started_at + run.ended_at) / 2
+    history = gpu_history(connection, middle - 600, middle + 600, 4)
+    assert len(history) == 8
+    for uuid, gpu in history.items():
+        busy = [value for value in gpu.utilization_percent if value is not None]
+        assert busy and (min(busy) > 50) == (uuid in run.gpus)

@@ -1,0 +1,142 @@
+"""The table of actions: every key leads somewhere, and what is not possible says why."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from gputui.core.cells import cell_width
+from gputui.store.runs import find_run
+from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
+from gputui.ui.tui.actions.footer import footer_line
+from gputui.ui.tui.actions.help import help_lines
+from gputui.ui.tui.actions.reasons import NO_RUN
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.commands import Commands
+from gputui.ui.tui.navigation import Navigation
+from gputui.ui.tui.pages.alerts.page import AlertsScreen
+from gputui.ui.tui.pages.compare.page import CompareCharts, CompareScreen
+from gputui.ui.tui.pages.gpu.page import GpuScreen
+from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
+from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.pages.processes.page import ProcessesScreen
+from gputui.ui.tui.pages.run.chart_pane import RunCharts
+from gputui.ui.tui.pages.run.log_pane import RunLog
+from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.pages.study.choose import ChooseStudyScreen
+from gputui.ui.tui.pages.study.page import StudyScreen
+from gputui.ui.tui.time_travel import TimeTravel
+from gputui.ui.tui.widgets.page import ActionScreen
+from tests.ui.tui.filling import Filler
+
+SCREENS: dict[Scope, type[ActionScreen]] = {
+    "overview": OverviewScreen,
+    "run": RunScreen,
+    "profiles": ChooseProfileScreen,
+    "launch": LaunchScreen,
+    "alerts": AlertsScreen,
+    "gpu": GpuScreen,
+    "compare": CompareScreen,
+    "processes": ProcessesScreen,
+    "studies": StudyScreen,
+    "study_files": ChooseStudyScreen,
+}
+PARTS: dict[Scope, tuple[type, ...]] = {"run": (RunCharts, RunLog), "compare": (CompareCharts,)}
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+
+def twice(words: Iterable[str]) -> list[str]:
+    return [word for word, count in Counter(words).items() if count > 1]
+
+
+def test_no_key_means_two_things_and_names_are_unique_on_a_page() -> None:
+    assert {scope: twice(key for one in actions_in(scope) for key in one.keys) for scope in SCOPES} == {
+        scope: [] for scope in SCOPES
+    }
+    for scope in SCOPES:
+        assert twice(one.name for one in actions_in(scope)) == [], scope
+    with pytest.raises(KeyError):
+        find("no such thing", "overview")
+
+
+def test_every_key_is_printed_as_what_is_on_the_keyboard() -> None:
+    assert {key for action in ACTIONS for key in action.keys if "_" in key_word(key)} == set()
+    printed = {"number_sign": "#", "shift+tab": "⇧tab", "ctrl+underscore": "^_"}
+    assert {key: key_word(key) for key in printed} == printed
+
+
+def test_every_action_can_be_carried_out() -> None:
+    missing = [
+        (scope, action.name)
+        for scope in SCOPES
+        for action in actions_in(scope)
+        if not any(
+            hasattr(owner, f"do_{action.name}")
+            for owner in (SCREENS[scope], *PARTS.get(scope, ()), GputuiApp, Navigation, Commands, TimeTravel)
+        )
+    ]
+    assert missing == []
+
+
+def test_the_help_has_every_key_and_ends_with_those_that_do_nothing_now() -> None:
+    for scope, width in itertools.product(SCOPES, (40, 76, 116)):
+        context = Context(scope)
+        lines = ["".join(text for text, _ in line).rstrip() for line in help_lines(context, width)]
+        assert max(map(cell_width, lines)) <= width, (scope, width)
+        for action in actions_in(scope):
+            if action.why_not(context) is None:
+                assert any(context.key_word(action) in line for line in lines), (scope, width, action.name)
+            else:
+                assert lines[-1].startswith("Not now: "), (scope, width, action.name)
+
+
+def test_the_footer_uses_the_width_in_three_parts() -> None:
+    wide = "".join(text for text, _ in footer_line(Context("overview"), 120)).rstrip()
+    assert wide == (
+        " ↵ open  n new  N like it  s stop │ p processes  i GPU  c compare  ! alerts  t past │ / filter  ^p find  "
+        "? help  q quit"
+    )
+    narrow = "".join(text for text, _ in footer_line(Context("overview"), 80)).rstrip()
+    assert narrow == " ↵ open  n new  N like it  s stop │ / filter  ^p find  ? help  q quit"
+
+
+def test_what_is_possible_depends_on_the_run(filler: Filler) -> None:
+    filler.run("a-1", "running")
+    filler.run("b-1", "failed", ended_ago=5.0)
+    filler.run("c-1", "stopping")
+    running, failed, stopping = (find_run(filler.connection, run_id) for run_id in ("a-1", "b-1", "c-1"))
+    here = Context("overview")
+    assert find("stop", "overview").why_not(here) == NO_RUN
+    assert find("stop", "overview").why_not(replace(here, run=running)) is None
+    assert find("stop", "overview").why_not(replace(here, run=failed)) == "b-1 is failed already."
+    assert find("stop", "overview").why_not(replace(here, run=stopping)) == "c-1 is stopping already."
+    assert find("resume", "overview").why_not(replace(here, run=failed)) is None
+    assert "only an ended run" in str(find("resume", "overview").why_not(replace(here, run=running)))
+    assert "stop it first" in str(find("remove", "overview").why_not(replace(here, run=running)))
+    assert find("remove", "overview").why_not(replace(here, run=failed)) is None
+    assert find("restart", "overview").why_not(replace(here, run=running)) is None
+    assert "cannot begin again" in str(find("restart", "overview").why_not(replace(here, run=stopping)))
+    for name in ("stop", "resume", "restart", "remove", "launch"):
+        assert find(name, "overview").why_not(replace(here, run=failed, is_readonly=True)) == "This view is read only."
+
+
+def test_whatever_a_read_only_view_refuses_is_refused_while_looking_back(filler: Filler) -> None:
+    filler.run("a-1", "running")
+    filler.run("b-1", "failed", ended_ago=5.0)
+    filler.run("c-1", "queued")
+    allowed = []
+    for scope, run_id in itertools.product(SCOPES, ("a-1", "b-1", "c-1")):
+        readonly = Context(scope, find_run(filler.connection, run_id), is_readonly=True)
+        for action in actions_in(scope):
+            refused = action.why_not(readonly)
+            if refused is not None and refused == refused_here(readonly):
+                why_not = action.why_not(replace(readonly, is_readonly=False, past_at="03:12:44"))
+                if why_not is None or "L returns to it" not in why_not:
+                    allowed.append((scope, run_id, action.name))
+    assert allowed == []

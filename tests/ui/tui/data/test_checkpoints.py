@@ -1,0 +1,91 @@
+"""The checkpoints of a run's page: listed and checked in a thread."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from gputui.store import checkpoints
+from gputui.store.checkpoints import CheckpointRow
+from gputui.ui.tui.data import checkpoints as checkpoint_list
+from gputui.ui.tui.data.checkpoints import CheckpointReader, LedgerFact
+from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
+from tests.ui.tui.filling import Filler
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(folder: Path, step: int, *, damaged: bool = False) -> Path:
+    path = folder / f"step_{step}.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", b"weights" * 100)
+    if damaged:
+        content = bytearray(path.read_bytes())
+        content[60] ^= 0xFF
+        path.write_bytes(content)
+    return path
+
+
+def look(reader: CheckpointReader, folder: Path, to_check: str | None = None) -> CheckpointList:
+    reader.read(folder, "step_*.pt", to_check)
+    reader.wait(60.0)
+    return reader.read(folder, "step_*.pt", to_check)
+
+
+def test_the_newest_is_checked_and_the_others_when_asked(tmp_path: Path) -> None:
+    write(tmp_path, 100, damaged=True)
+    write(tmp_path, 200)
+    clock = Clock()
+    reader = CheckpointReader(clock)
+    found = look(reader, tmp_path)
+    assert found.is_known and found.count == 2
+    assert [(each.step, each.is_valid) for each in found.newest] == [(200, True), (100, None)]
+    assert "CRC" in found.newest[0].why and found.newest[0].size_bytes and found.newest[0].modified_at
+    asked = look(reader, tmp_path, "step_100.pt")
+    assert asked.newest[1].is_valid is False and "damaged" in asked.newest[1].why
+
+
+def test_what_comes_later_is_found_a_few_seconds_later(tmp_path: Path) -> None:
+    clock = Clock()
+    reader = CheckpointReader(clock)
+    assert look(reader, tmp_path / "missing") == CheckpointList(is_known=True)
+    write(tmp_path, 100)
+    assert look(reader, tmp_path).count == 1
+    write(tmp_path, 200)
+    assert reader.read(tmp_path, "step_*.pt").count == 1  # listed a moment ago
+    clock.now = checkpoint_list.LIST_SECONDS
+    assert look(reader, tmp_path).newest[0].step == 200
+
+
+def test_of_a_past_moment_only_what_was_there() -> None:
+    found = CheckpointList((Checkpoint("b", 2, 1, 20.0), Checkpoint("a", 1, 1, 10.0)), 5, True)
+    then = found.at(15.0, [Checkpoint("c", 1, 1, 12.0, is_gone=True)])
+    assert [each.name for each in then.newest] == ["c", "a"] and then.count == 5
+
+
+def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(filler: Filler) -> None:
+    rows = [CheckpointRow(f"/c/{name}", 1, "run", int(at * 1e9), 7, step, at, is_settled=True)
+            for name, at, step in (("step_1.pt", 10.0, 1), ("last.pt", 11.0, 1), ("kept.pt", 12.0, 2))]  # fmt: skip
+    again = replace(rows[1], modified_ns=int(30e9), step=3)
+    filler.run("a-1")
+    checkpoints.save(filler.connection, "a-1", (), rows, 12.0)
+    checkpoints.save(filler.connection, "a-1", rows, (again, rows[2]), 40.0)
+    then = {at: [row[0] for row in checkpoints.former(filler.connection, "a-1", at)] for at in (10.5, 39.0, 40.0)}
+    assert then == {10.5: ["/c/step_1.pt"], 39.0: ["/c/step_1.pt", "/c/last.pt"], 40.0: []}
+
+
+def test_what_the_ledger_knows_wins_over_the_name(tmp_path: Path) -> None:
+    path = write(tmp_path, 200)
+    facts = {str(path): LedgerFact(190, 2, "was left by a rollback")}
+    reader = CheckpointReader(Clock())
+    reader.read(tmp_path, "step_*.pt", None, facts)
+    reader.wait(60.0)
+    (one,) = reader.read(tmp_path, "step_*.pt", None, facts).newest
+    assert (one.step, one.attempt, one.refused) == (190, 2, "was left by a rollback")

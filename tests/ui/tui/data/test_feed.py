@@ -1,0 +1,210 @@
+"""The feed: what is committed arrives, and whatever goes wrong becomes a sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.metrics.curves.model import ChartRequest
+from gputui.store import commands
+from gputui.store.commands import CommandAnswer
+from gputui.store.database import open_commander, open_reader, set_aside
+from gputui.ui.tui.data.feed import Feed
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest, Moment, Snapshot
+from gputui.ui.tui.data.snapshot_json import snapshot_shape
+from tests.ui.tui.filling import NOW, Filler, an_hour_later
+
+DEADLINE_SECONDS = 60.0
+
+
+class Listener:
+    """Keeps what a feed hands out."""
+
+    def __init__(self) -> None:
+        self.snapshots: queue.Queue[Snapshot] = queue.Queue()
+        self.answers: queue.Queue[CommandAnswer] = queue.Queue()
+
+    def until(self, is_wanted: Callable[[Snapshot], bool]) -> Snapshot:
+        end = time.monotonic() + DEADLINE_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            snapshot = self.snapshots.get(timeout=left)
+            if is_wanted(snapshot):
+                return snapshot
+        raise AssertionError("no such snapshot came")
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def feed(workspace: Workspace, listener: Listener) -> Iterator[Feed]:
+    made = Feed(workspace, wall=an_hour_later)
+    made.attach(listener.snapshots.put, listener.answers.put)
+    yield made
+    made.stop()
+    assert "feed" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_first_snapshot_is_there_before_the_screen(feed: Feed, filler: Filler) -> None:
+    filler.overnight()
+    feed.start()
+    snapshot = feed.first(60.0)
+    assert len(snapshot.gpus) == 8
+    assert [row.run.run_id for row in snapshot.runs][:2] == ["vit-b16-1", "gpt2-124m-1"]
+    assert snapshot.runs[1].progress.total_steps == 6000
+
+
+def test_an_absurd_number_of_steps_leaves_the_json_readable(filler: Filler, workspace: Workspace) -> None:
+    filler.run("long-1")
+    filler.attempt("long-1", 1)
+    lines = [
+        {"step": step, "time": NOW - 1000 + 100 * step, "rank": 0, "total_steps": 1.7e308, "loss": math.inf}
+        for step in range(5)
+    ]
+    filler.metrics("long-1", 1, lines)
+    with closing(open_reader(workspace.database)) as connection:
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest())
+    assert snapshot.runs[0].progress.seconds_left == math.inf
+    (shape,) = json.loads(json.dumps(snapshot_shape(snapshot, running=False, home=""), allow_nan=False))["runs"]
+    assert shape["seconds_left"] is None and shape["steps_per_second"] == 0.01 and shape["loss"] == "Infinity"
+
+
+def test_a_commit_arrives(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    filler.event("something happened")
+    arrived = listener.until(lambda snapshot: snapshot.events[-1].message == "something happened")
+    assert len(arrived.gpus) == 8
+
+
+def test_before_anything_was_recorded_there_is_no_trouble(feed: Feed, workspace: Workspace, listener: Listener) -> None:
+    feed.start()
+    empty = feed.first(60.0)
+    assert (empty.trouble, empty.has_data) == (None, False)
+    filler = Filler(workspace)
+    try:
+        filler.overnight()
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    finally:
+        filler.close()
+
+
+def test_a_corrupt_database_becomes_a_sentence_and_the_screen_recovers(
+    feed: Feed, workspace: Workspace, listener: Listener
+) -> None:
+    workspace.database.write_bytes(b"this is no database" * 1000)
+    feed.start()
+    told = listener.until(lambda snapshot: snapshot.trouble is not None)
+    assert told.trouble is not None and "is damaged" in told.trouble
+    set_aside(workspace.database, time.time())
+    filler = Filler(workspace)
+    try:
+        filler.overnight()
+        assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+    finally:
+        filler.close()
+
+
+def test_what_nobody_foresaw_is_told_and_does_not_end_the_feed(
+    feed: Feed, filler: Filler, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler.overnight()
+    with monkeypatch.context() as patched:
+        patched.setattr("gputui.ui.tui.data.feed.data_version", lambda _connection: {}["nothing"])
+        feed.start()
+        told = listener.until(lambda snapshot: snapshot.trouble is not None)
+        assert told.trouble is not None and "KeyError in test_feed.py, line" in told.trouble
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+
+
+def test_a_locked_database_holds_nothing_up(
+    feed: Feed, workspace: Workspace, filler: Filler, listener: Listener
+) -> None:
+    filler.overnight()
+    filler.close()
+    locker = sqlite3.connect(workspace.database, isolation_level=None)
+    locker.execute("PRAGMA locking_mode = EXCLUSIVE")
+    locker.execute("BEGIN EXCLUSIVE")
+    feed.start()
+    assert not feed.first(0.2).has_data
+    told = listener.until(lambda snapshot: snapshot.trouble is not None)
+    assert told.trouble is not None and "locked by another program" in told.trouble
+    locker.execute("ROLLBACK")
+    locker.close()
+    assert listener.until(lambda snapshot: bool(snapshot.gpus)).trouble is None
+
+
+def test_what_a_new_file_holds_is_read(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    set_aside(workspace.database, time.time())
+    other = Filler(workspace)
+    try:
+        other.agent(problem="No NVIDIA driver found.")
+        found = listener.until(lambda snapshot: not snapshot.gpus and snapshot.agent is not None)
+        assert found.agent is not None and found.agent.gpu_problem == "No NVIDIA driver found."
+    finally:
+        other.close()
+
+
+def test_the_page_of_a_run_is_read_when_it_is_looked_at(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    assert feed.first(60.0).page is None
+    feed.look_at(Interest("vit-b16-1"))
+    page = listener.until(lambda snapshot: snapshot.page is not None).page
+    assert page is not None
+    assert [attempt.number for attempt in page.attempts] == [1, 2, 3]
+    assert page.launched["batch_size"] == 512 and page.run.params["batch_size"] == 384
+    assert page.charts is None
+    feed.look_at(Interest("vit-b16-1", charts=ChartRequest(("loss", "lr"))))
+    charts = listener.until(lambda snapshot: snapshot.page is not None and snapshot.page.charts is not None).page
+    assert charts is not None and charts.charts is not None
+    assert [curve.problem for curve in charts.charts.curves.values()] == [None, None]
+    assert charts.charts.curves["loss"].last is not None and charts.charts.markers
+
+
+def test_the_answer_to_a_command_is_told(feed: Feed, workspace: Workspace, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    commander = open_commander(workspace.database)
+    command_id = commands.submit(commander, "stop", "vit-b16-1", {}, "me", now=time.time())
+    commander.close()
+    commands.give_answer(filler.connection, command_id, "refused", now=time.time(), reason="it is over")
+    listener.until(lambda snapshot: bool(snapshot.gpus))
+    feed.watch(command_id)  # the answer came before anybody waited for it
+    answer = listener.answers.get(timeout=DEADLINE_SECONDS)
+    assert (answer.command_id, answer.state, answer.reason) == (command_id, "refused", "it is over")
+
+
+def test_a_past_moment_is_read_once_and_returned_from(feed: Feed, filler: Filler, listener: Listener) -> None:
+    filler.overnight()
+    feed.start()
+    feed.first(60.0)
+    moment = Moment(NOW - 30)
+    feed.look_back(moment)
+    back = listener.until(lambda snapshot: snapshot.past is not None)
+    assert (back.at, back.past.asked if back.past else None) == (NOW - 30, moment)
+    feed.look_at(Interest("vit-b16-1"))  # a page opened meanwhile is of the same moment
+    page = listener.until(lambda snapshot: snapshot.page is not None)
+    assert page.at == NOW - 30 and page.past is not None
+    filler.event("something happened")
+    later = listener.until(lambda snapshot: snapshot.past is not None and snapshot.past.now > page.past.now)
+    assert later.events == back.events and later.gpus is page.gpus
+    feed.look_back(None)
+    live = listener.until(lambda snapshot: snapshot.past is None)
+    assert live.events[-1].message == "something happened" and live.page is not None

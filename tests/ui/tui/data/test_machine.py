@@ -1,0 +1,42 @@
+"""What the overview shows beyond samples and runs, read from a database filled by hand."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from gputui.core.config import Workspace
+from gputui.store.database import open_reader
+from gputui.ui.tui.data.machine import COSTS_PER_READ
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest
+from tests.ui.tui.filling import NOW, Filler
+
+
+def test_costs_are_worked_out_a_few_at_a_time_and_follow_their_run(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    for number in range(COSTS_PER_READ + 2):
+        run_id = f"broke-{number}"
+        filler.run(run_id, "failed", ended_ago=100.0 + number)
+        filler.attempt(run_id, 1, "failed", ended_ago=100.0 + number, code=1, last_step=5)
+        filler.incident(run_id, 1, "user_exception", "it raised", verdict="stop")
+    reader = SnapshotReader(workspace)
+    with closing(open_reader(workspace.database)) as connection:
+        first = reader.read(connection, NOW, Interest())
+        assert reader.is_behind and sum(row.cost is not None for row in first.runs) == COSTS_PER_READ
+        second = reader.read(connection, NOW, Interest())
+        costs = {row.run.run_id: row.cost for row in second.runs}
+        assert sum(cost is not None for cost in costs.values()) == COSTS_PER_READ + 3 and costs["gpt2-124m-1"] is None
+        vit = costs["vit-b16-1"]
+        assert vit is not None and vit.lost_steps == 422 and vit.incidents == 2
+        filler.incident("vit-b16-1", 3, "hang", "no step for 10 minutes", step=9440)
+        third = reader.read(connection, NOW, Interest())
+        again = next(row.cost for row in third.runs if row.run.run_id == "vit-b16-1")
+        assert again is not None and (again.incidents, again.unknown) == (3, 1)
+        # A target reports only later which checkpoint it chose.
+        filler.connection.execute(
+            "UPDATE attempts SET resumed_from = '/c/step_10.pt', resumed_step = 10 "
+            "WHERE run_id = 'vit-b16-1' AND number = 3"
+        )
+        fourth = reader.read(connection, NOW, Interest())
+        later = next(row.cost for row in fourth.runs if row.run.run_id == "vit-b16-1")
+        assert later is not None and later.lost_steps is not None and later.lost_steps > (again.lost_steps or 0)

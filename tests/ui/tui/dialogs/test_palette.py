@@ -1,0 +1,89 @@
+"""The palette over everything, and what a mere view may do."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.core.config import Workspace
+from gputui.ui.tui.actions import Context, Scope, actions_in
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.dialogs.palette import PaletteScreen, cost, ranked
+from gputui.ui.tui.pages.launch.page import LaunchScreen
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import until
+
+SIZE = (100, 30)
+
+CHANGES = {
+    "stop", "restart", "resume", "remove", "launch", "clone", "start", "pause", "queue_pause", "move_up", "move_down",
+    "signal", "acknowledge", "silence", "study_new",
+}  # fmt: skip
+"""Actions that change something outside of the screen."""
+
+
+def test_beginnings_come_before_middles_and_those_before_letters() -> None:
+    titles = ["Set bell: on", "The theme", "Theme dark", "Stop the run", "Themis", "Toggle heme"]
+    found = ranked(titles, "theme", lambda title: (title, "", True))
+    assert found[0] == "Theme dark"
+    assert found[1] == "The theme"
+    assert "Stop the run" not in found and "Set bell: on" not in found
+
+
+def test_words_may_come_in_any_order_and_letters_may_be_left_out() -> None:
+    assert cost("gpt open", "Open gpt2-124m-1") == cost("open gpt", "Open gpt2-124m-1") is not None
+    assert cost("opgt", "Open gpt2-124m-1") is not None
+    assert cost("tpg", "Open gpt2-124m-1") is None
+    assert cost("metric", "Settings: theme, characters, mouse, bell, title, refresh rate") is None
+    assert cost("oom", "Suspend to the shell; fg returns") is None
+    assert cost("running", "Open gpt2-124m-1", "running") is not None
+
+
+def test_what_is_not_possible_comes_after_its_equals() -> None:
+    things = [("Stop one", False), ("Stop two", True)]
+    assert ranked(things, "stop", lambda each: (each[0], "", each[1]))[0] == ("Stop two", True)
+    assert ranked(things, "", lambda each: (each[0], "", each[1]))[0] == ("Stop two", True)
+
+
+async def choose(pilot: Pilot[Any], words: str) -> None:
+    await pilot.press("ctrl+p")
+    palette = pilot.app.screen
+    assert isinstance(palette, PaletteScreen)
+    await until(pilot, lambda: any(choice.title == "Launch mine" for choice in palette._choices))
+    palette.on_paste(type("Paste", (), {"text": words, "stop": lambda self: None})())
+    await pilot.press("enter")
+    await pilot.pause()
+
+
+async def test_settings_themes_copies_and_profiles_are_found(
+    filler: Filler, make_app: MakeApp, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler.overnight()
+    monkeypatch.chdir(workspace.profiles.parent)
+    (workspace.profiles / "mine.yaml").write_text("name: mine\nlauncher: python\nscript: x.py\ngpus: 0\n")
+    told: list[str] = []
+    monkeypatch.setattr(GputuiApp, "write_sequence", lambda _, sequence: told.append(sequence))
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await choose(pilot, "theme light")
+        assert app.settings.theme == "light"
+        await choose(pilot, "set bell on")
+        assert app.settings.bell
+        await choose(pilot, "copy run")
+        assert "\x1b]52;c;" in told[-1]
+        await choose(pilot, "launch mine")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+
+
+def test_every_action_that_changes_something_says_no_to_a_mere_view() -> None:
+    said = {
+        (scope, action.name): action.why_not(Context(scope, is_readonly=True))
+        for scope in get_args(Scope)
+        if scope != "launch"
+        for action in actions_in(scope)
+        if action.name in CHANGES
+    }
+    assert said == dict.fromkeys(said, "This view is read only.")

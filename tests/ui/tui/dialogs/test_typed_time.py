@@ -1,0 +1,57 @@
+"""A time as it is typed: what is meant by it, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2026, 11, 21, 8, 20, 30, tzinfo=BERLIN).timestamp()
+
+
+def meant(text: str, now: float = NOW) -> str:
+    return datetime.fromtimestamp(parse_moment(text, now, BERLIN), BERLIN).strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def test_what_is_meant() -> None:
+    moments = {
+        "03:12": "2026-11-21 03:12:00",
+        " 3:12 ": "2026-11-21 03:12:00",
+        "03:12:44": "2026-11-21 03:12:44",
+        "9:00": "2026-11-20 09:00:00",  # today's is still to come
+        "2026-11-20 03:12": "2026-11-20 03:12:00",
+        "2026-11-20T03:12:09.5Z": "2026-11-20 04:12:09",
+        "2026-11-20": "2026-11-20 00:00:00",
+        "-20m": "2026-11-21 08:00:30",
+        "- 1h 30M": "2026-11-21 06:50:30",
+        "-1.5h": "2026-11-21 06:50:30",
+        "-2d": "2026-11-19 08:20:30",
+    }
+    assert {typed: meant(typed) for typed in moments} == {typed: f"{text} +0100" for typed, text in moments.items()}
+    for example in EXAMPLES.split(", "):
+        assert parse_moment(example, NOW, BERLIN) < NOW, example
+
+
+def test_what_is_refused() -> None:
+    for typed in ("", "soon", "3", "25:00", "2026-02-30 10:00", "2026-11-22 10:00", "-20x", "-", "-99999999w"):
+        with pytest.raises(TypedTimeError):
+            meant(typed)
+
+
+def test_of_a_time_shown_twice_the_later_one_that_has_passed_is_meant() -> None:
+    noon = datetime(2026, 10, 25, 12, 0, tzinfo=BERLIN).timestamp()
+    assert meant("2:30", noon) == "2026-10-25 02:30:00 +0100"
+    between = datetime(2026, 10, 25, 2, 45, tzinfo=BERLIN, fold=0).timestamp()
+    assert meant("2:30", between) == "2026-10-25 02:30:00 +0200"
+
+
+def test_without_a_zone_the_machines_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    at = parse_moment("3:12", NOW)
+    assert time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) == "2026-11-20 03:12"

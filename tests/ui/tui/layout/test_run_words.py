@@ -1,0 +1,116 @@
+"""What a row says of a run that starts, stops, stalls or was resumed, from the store."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run, StopRequest
+from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.layout.run_words import outlook, silent_seconds, unsaved_words
+from tests.ui.tui.filling import NOW, Filler
+from tests.ui.tui.pages.overview.test_render import read
+
+RUN = Run("a-1", 1, "a", "a", RunState.RUNNING, 1, {}, "{}", NOW - 100, started_at=NOW - 90, attempt_state="running",
+          attempt_started_at=NOW - 90)  # fmt: skip
+
+
+def row_of(workspace: Workspace, run_id: str) -> RunRow:
+    return next(row for row in read(workspace).runs if row.run.run_id == run_id)
+
+
+def test_a_start_has_a_clock_and_what_the_last_one_took(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1", "starting", name="vit", started_ago=14)
+    filler.attempt("vit-1", 1, "starting", started_ago=14)
+    filler.connection.execute("UPDATE attempts SET first_step_at = NULL")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s"
+    filler.run("vit-0", "succeeded", name="vit", started_ago=500, ended_ago=400)
+    filler.attempt("vit-0", 1, "succeeded", started_ago=500, ended_ago=400)  # its first step came after 4 s
+    filler.run("bert-0", "succeeded", name="bert", started_ago=300, ended_ago=200)
+    filler.attempt("bert-0", 1, "succeeded", started_ago=300, ended_ago=200)
+    filler.connection.execute("UPDATE attempts SET first_step_at = started_at + 77 WHERE run_id = 'bert-0'")
+    assert outlook(row_of(workspace, "vit-1"), NOW)[0] == "14 s (last time 4 s)"
+    assert row_of(workspace, "vit-0").run.usual_start_seconds is None, "only what starts needs it"
+
+
+def test_a_stop_says_since_when_what_for_and_until_when(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1", "stopping")
+    filler.attempt("vit-1", 1)
+    filler.connection.execute(
+        "INSERT INTO transitions (run_id, at, from_state, to_state, cause, actor) "
+        "VALUES ('vit-1', ?, 'running', 'stopping', 'stop', 'ada')",
+        (NOW - 12,),
+    )
+    row = row_of(workspace, "vit-1")
+    assert row.run.stop == StopRequest(NOW - 12, 35.0, False)
+    words, style = outlook(row, NOW)
+    assert "12 s" in words and "killed in 23 s" in words and style == "text"
+    assert "being killed" in outlook(row, NOW + 30)[0]
+    filler.connection.execute("UPDATE attempts SET stop_requested = 'kill'")
+    assert row_of(workspace, "vit-1").run.stop == StopRequest(NOW - 12, 35.0, True)
+
+
+def test_a_stop_that_a_hung_rank_holds_up_says_for_how_long_no_step_came() -> None:
+    run = replace(RUN, state=RunState.STOPPING, stop=StopRequest(NOW - 20, 35.0))
+    words, style = outlook(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 26)), NOW)
+    assert "no step for 26 s" in words and style == "warn"
+    words, style = outlook(RunRow(run, Progress(step=40, steps_per_second=10.0, newest_at=NOW - 0.2)), NOW)
+    assert "no step" not in words and style == "text"
+
+
+def test_a_script_that_tells_of_every_hundredth_step_is_not_silent_between_two_of_them(
+    filler: Filler, workspace: Workspace
+) -> None:
+    filler.run("vit-1", "running")
+    filler.attempt("vit-1", 1)
+    ranks = [{"step": 100 * number, "time": NOW - 400 + 40 * number, "loss": 1.0} for number in range(1, 10)]
+    filler.metrics("vit-1", 1, [{**line, "rank": rank} for line in ranks for rank in range(2)])
+    row = row_of(workspace, "vit-1")
+    assert row.progress.report_seconds == pytest.approx(40.0)
+    assert row.progress.steps_per_second == pytest.approx(2.5)
+    assert silent_seconds(row, NOW + 60) is None
+    assert silent_seconds(row, NOW + 200) == pytest.approx(240.0)
+    assert "usually 40 s" in outlook(row, NOW + 200)[0]
+
+
+def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1", "stopping")
+    filler.attempt("vit-1", 1)
+    filler.transition("vit-1", "running", "stopping", "stop", 12)
+    stop = row_of(workspace, "vit-1").run.stop
+    assert stop is not None and (stop.saved_step, stop.has_checkpoints) == (None, True)
+    assert unsaved_words(40, stop).startswith("40 steps") and unsaved_words(None, stop) == ""
+    for step, verdict in ((30, "valid"), (39, "struck"), (20, "unexamined")):
+        filler.connection.execute(
+            "INSERT INTO checkpoints (run_id, path, step, attempt, origin, modified_ns, first_seen_at, verdict) "
+            "VALUES ('vit-1', ?, ?, 1, 'run', 1, 1.0, ?)",
+            (f"/c/{step}", step, verdict),
+        )
+    stop = row_of(workspace, "vit-1").run.stop
+    assert stop is not None and stop.saved_step == 30
+    assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
+    filler.connection.execute("UPDATE runs SET spec = json_set(spec, '$.checkpoints', NULL)")
+    row = row_of(workspace, "vit-1")
+    assert row.run.stop is not None and not row.run.stop.has_checkpoints
+    assert "no checkpoints" in outlook(row, NOW)[0]
+
+
+def test_the_parameters_say_how_long_a_script_trains(filler: Filler, workspace: Workspace) -> None:
+    wanted = [({"max_iters": 400}, 400), ({"max_steps": -1}, None), ({"steps": 30}, None), ({"steps": True}, None)]
+    for number, (params, total) in enumerate(wanted):
+        run_id = f"vit-{number}"
+        filler.run(run_id, params={**params, "lr": 0.1})
+        filler.attempt(run_id, 1)
+        filler.metrics(run_id, 1, [{"step": step, "time": NOW - 41 + step, "loss": 1.0} for step in range(41)])
+        progress = row_of(workspace, run_id).progress
+        assert (progress.step, progress.total_steps) == (40, total), params
+        assert progress.seconds_left == (None if total is None else pytest.approx(360.0, rel=0.1)), params
+
+
+def test_a_run_that_has_done_its_last_step_finishes() -> None:
+    progress = Progress(step=60, total_steps=60, steps_per_second=6.0, newest_at=NOW - 14)
+    assert outlook(RunRow(RUN, progress), NOW) == ("finishing for 14 s", "text")
+    assert outlook(RunRow(RUN, progress), NOW + 600)[1] == "warn"
+    assert outlook(RunRow(RUN, replace(progress, step=59)), NOW)[0].startswith("no step for 14 s")

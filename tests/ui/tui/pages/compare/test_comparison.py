@@ -1,0 +1,146 @@
+"""The comparison of runs as values: what differs, what was best, order and groups."""
+
+from __future__ import annotations
+
+import json
+
+from msgspec.structs import replace
+
+from gputui.metrics.curves.metric_names import is_more_better
+from gputui.metrics.curves.model import ChartData, ChartRequest, Frame, MetricCurve
+from gputui.metrics.draw.envelope import Bin
+from gputui.store.run_states import RunState
+from gputui.store.runs import Run
+from gputui.ui.tui.data.snapshot import Progress, RunRow
+from gputui.ui.tui.pages.compare.comparison import (
+    Comparison,
+    best_words,
+    compare,
+    differing,
+    group_next,
+    in_order,
+    metric_names,
+)
+
+
+def row(run_id: str, step: int | None = None, started_at: float | None = 100.0, **params: object) -> RunRow:
+    run = Run(
+        run_id=run_id, sequence=1, name=run_id, profile="p", state=RunState.RUNNING, attempt=1, params=params,
+        spec_json=json.dumps({"params": params}), created_at=0.0, started_at=started_at,
+    )  # fmt: skip
+    return RunRow(run, Progress(step=step))
+
+
+def measured(name: str, *values: float, names: tuple[str, ...] = ()) -> ChartData:
+    bins = []
+    for x, value in enumerate(values):
+        each = Bin(float(x), float(x))
+        each.add(float(x), value)
+        bins.append(each)
+    curve = MetricCurve(name, tuple(bins), last=values[-1] if values else None)
+    return ChartData(ChartRequest((name,)), Frame("step"), names or (name,), {name: curve})
+
+
+ROWS = [
+    row("a", 10, lr=0.1, batch=64, note=None),
+    row("b", 30, lr=0.01, batch=64, note=None),
+    row("c", None, lr=0.1, batch=32, note=None, extra=True),
+]
+DATA = {"a": measured("loss", 3.0, 0.5, 1.0), "b": measured("loss", 2.0, 1.5, 0.9), "c": measured("loss")}
+ALL = Comparison.of(("a", "b", "c"), "loss")
+
+
+def ids(comparison: Comparison) -> list[str]:
+    return [run.row.run.run_id for run in in_order(compare(ROWS, DATA, comparison, 200.0))]
+
+
+def test_only_what_differs_is_told() -> None:
+    assert differing(ROWS) == {
+        "lr": ("0.1", "0.01", "0.1"), "batch": ("64", "64", "32"), "extra": (None, None, "true"),
+    }  # fmt: skip
+    assert differing(ROWS[:1]) == {}
+
+
+def test_the_best_value_and_where_it_was() -> None:
+    [group] = compare(ROWS, DATA, ALL, 200.0)
+    first, second, third = group.runs
+    assert (first.best, first.best_x, first.last, first.seconds) == (0.5, 1.0, 1.0, 100.0)
+    assert (second.best, second.best_x) == (0.9, 2.0)
+    assert (third.best, third.last) == (None, None)
+    assert third.params == {"lr": "0.1", "batch": "32", "extra": "true"} and first.params["extra"] == "–"
+    assert best_words([group], "loss") == "best 0.5000"
+
+
+def test_orders_with_what_is_unknown_last_and_colours_kept() -> None:
+    orders = {"chosen": "abc", "best": "abc", "last": "bac", "step": "bac", "hours": "abc"}
+    assert {sort: "".join(ids(replace(ALL, sort=sort))) for sort in orders} == orders
+    assert ids(replace(ALL, sort="best", is_reversed=True)) == ["b", "a", "c"]
+    assert ids(replace(ALL, is_reversed=True)) == ["c", "b", "a"]
+    for sort in orders:
+        runs = in_order(compare(ROWS, DATA, replace(ALL, sort=sort), 0.0))
+        assert {run.row.run.run_id: run.colour for run in runs} == {"a": 0, "b": 1, "c": 2}, sort
+
+
+def test_groups_by_a_parameter_one_after_the_other() -> None:
+    grouped = group_next(ALL, ROWS)
+    assert grouped.group == "lr"
+    groups = compare(ROWS, DATA, grouped, 200.0)
+    assert [(group.value, [run.row.run.run_id for run in group.runs]) for group in groups] == [
+        ("0.1", ["a", "c"]), ("0.01", ["b"]),
+    ]  # fmt: skip
+    names = []
+    for _ in range(4):
+        names.append(grouped.group)
+        grouped = group_next(grouped, ROWS)
+    assert names == ["lr", "batch", "extra", None]
+
+
+def test_as_many_curves_as_colours_and_all_runs_in_the_table() -> None:
+    names = [f"run-{number}" for number in range(9)]
+    comparison = Comparison.of(names)
+    assert comparison.hidden == set(names[6:]) and comparison.curve_count == 6
+    assert comparison.toggled("run-8") == comparison  # no colour is free
+    changed = comparison.toggled("run-2").toggled("run-8")
+    assert changed.drawn[2] == "run-8" and changed.hidden == {"run-2", "run-6", "run-7"}
+    assert changed.without("run-8").toggled("run-2") == replace(comparison, run_ids=tuple(names[:8]))
+    runs = in_order(compare([row(name) for name in names], {}, changed, 0.0))
+    assert [run.colour for run in runs] == [0, 1, None, 3, 4, 5, None, None, 2]
+
+
+def test_parameters_within_others_are_told_by_themselves() -> None:
+    rows = [row("a", model={"depth": 2, "width": 8}, data={}), row("b", model={"depth": 4, "width": 8}, data={})]
+    assert differing(rows) == {"model.depth": ("2", "4")}
+
+
+def test_where_more_is_better() -> None:
+    more = ["val/accuracy", "samples_per_s", "F1", "eval_bleu", "mfu"]
+    less = ["loss", "val/loss", "perplexity", "step_time", "grad_norm", "word_error", "mapping"]
+    assert [name for name in more + less if is_more_better(name)] == more
+
+
+def test_what_all_runs_measured_comes_first() -> None:
+    data = {"a": measured("loss", names=("lr", "loss", "own")), "b": measured("loss", names=("lr", "loss", "val/loss"))}
+    assert metric_names(data) == ("loss", "lr", "val/loss", "own")
+
+
+def test_runs_of_other_code_differ_in_it() -> None:
+    def with_code(row: RunRow, commit: str) -> RunRow:
+        spec = json.loads(row.run.spec_json) | {"code": {"commit": commit * 8, "branch": "main", "changed_files": 1}}
+        return replace(row, run=replace(row.run, spec_json=json.dumps(spec)))
+
+    rows = [with_code(ROWS[0], "a1"), with_code(ROWS[2], "b2")]
+    assert differing(rows)["code"] == ("a1a1a1a1 on main, 1 file changed", "b2b2b2b2 on main, 1 file changed")
+    assert "code" not in differing([with_code(ROWS[0], "a1"), with_code(ROWS[2], "a1")])
+
+
+def test_a_stretch_knows_only_its_ends_exactly() -> None:
+    found = {}
+    for values in ((0.5, 2.0, 1.0), (2.0, 1.0, 0.5), (2.0, 0.5, 1.0)):
+        stretch = Bin(0.0, 0.0)
+        for x, value in enumerate(values):
+            stretch.add(float(x), value)
+        data = ChartData(ChartRequest(("loss",)), Frame("step"), ("loss",), {"loss": MetricCurve("loss", (stretch,))})
+        [group] = compare(ROWS[:1], {"a": data}, Comparison.of(("a",), "loss"), 200.0)
+        [run] = group.runs
+        found[values] = run.best, run.best_x, run.is_best_x_exact
+    assert list(found.values()) == [(0.5, 0.0, True), (0.5, 2.0, True), (0.5, 2.0, False)]

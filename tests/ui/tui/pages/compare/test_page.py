@@ -1,0 +1,129 @@
+"""The compare page, driven by keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gputui.runs.spec import RunSpec
+from gputui.runs.submission import SPEC_FILE, write_private
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.dialogs.sheet import DiffScreen
+from gputui.ui.tui.pages.compare.comparison import Comparison
+from gputui.ui.tui.pages.compare.page import CompareScreen
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import text, until
+
+RATES = (0.1, 0.03, 0.01)
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.agent()
+    for number, rate in enumerate(RATES, 1):
+        run = f"sweep-{number}"
+        filler.run(
+            run, "running" if number == 1 else "succeeded", name="sweep",
+            params={"lr": rate, "batch_size": 64 if number < 3 else 32, "depth": 12},
+            ended_ago=None if number == 1 else 60.0 * number,
+        )  # fmt: skip
+        filler.attempt(run, 1, "running" if number == 1 else "succeeded")
+        filler.metrics(
+            run, 1,
+            [{"step": step, "time": filler.now - 1000 + step, "loss": 8.0 / (1 + step * rate),
+              "val/accuracy": step * rate / 100, "epoch": step / 100} for step in range(0, 400, 4)],
+        )  # fmt: skip
+    return make_app()
+
+
+def compared(app: GputuiApp) -> CompareScreen:
+    assert isinstance(app.screen, CompareScreen)
+    return app.screen
+
+
+async def opened(app: GputuiApp, pilot: Any) -> CompareScreen:
+    await pilot.press("c")
+    await pilot.pause()
+    return compared(app)
+
+
+async def test_runs_of_a_profile_lie_over_each_other_with_what_differs(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await opened(app, pilot)
+        assert "3 runs" in text(app, "head") and "loss by step" in text(app, "head")
+        table = text(app, "runs")
+        assert "lr" in table and "batch_size" in table and "depth" not in table
+        assert all(f"sweep-{number}" in table and str(rate) in table for number, rate in enumerate(RATES, 1))
+        assert "0.1970" in table  # 8 / (1 + 396 × 0.1)
+        charts = text(app, "charts")
+        ends = [f"{mark} sweep-{number}" for number, mark in enumerate("●■▲", 1)]
+        assert all(end in charts for end in ends), "each curve ends with its run's name"
+
+
+async def test_metrics_axes_smoothing_and_the_crosshair(app: GputuiApp) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        page = await opened(app, pilot)
+        await pilot.press("tab")
+        assert page.comparison.metric == "val/accuracy"
+        await pilot.pause()
+        assert "max" in text(app, "runs")
+        await pilot.press("shift+tab", "m", "y")
+        await pilot.pause()
+        assert "smoothing 0.8" in text(app, "head") and "log y" in text(app, "head")
+        await pilot.press("slash", *"acc")
+        assert "val/accuracy" in text(app, "head")
+        await pilot.press("enter")
+        assert page.comparison.metric == "val/accuracy"
+        await pilot.press("left")
+        assert page.charts.cursor is not None and " at step " in text(app, "charts").splitlines()[0]
+        before = page.charts.cursor
+        await pilot.press("left")
+        assert page.charts.cursor < before
+        await pilot.press("plus")
+        assert page.charts.viewport.span is not None
+        await pilot.press("shift+left", "shift+right", "minus", "0", "escape")
+        assert page.charts.cursor is None and page.charts.viewport.span is None
+        await pilot.press("x")
+        await pilot.pause()
+        assert "by time" in text(app, "head")
+        assert any(char in text(app, "charts") for char in "⣀⠤⠒⠉⡠⠔")
+
+
+def test_picture(snap_compare: Callable[..., bool], app: GputuiApp) -> None:
+    async def sorted_and_smoothed(pilot: Any) -> None:
+        await opened(app, pilot)
+        for key in ("o", "m"):
+            await pilot.press(key)
+            # What the key asks of the feed is drawn before the next one comes.
+            await pilot.pause()
+
+    assert snap_compare(app, run_before=sorted_and_smoothed, terminal_size=(80, 24))
+
+
+async def test_the_code_of_two_runs_is_compared(app: GputuiApp, filler: Filler) -> None:
+    for number, rate in enumerate(("0.1", "0.2", None), 1):
+        diff = f"diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-lr = 1\n+lr = {rate}\n"
+        code = None if rate is None else {"commit": "0" * 40, "branch": "main", "changed_files": 1, "diff": diff}
+        folder = filler.workspace.run_dir(f"sweep-{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = RunSpec(name="sweep", launcher="python", program=("x.py",), python="python", workdir="/", code=code)
+        write_private(folder / SPEC_FILE, spec.to_json())
+    async with app.run_test(size=(80, 24)) as pilot:
+        page = await opened(app, pilot)
+        page.comparison = Comparison.of(("sweep-1", "sweep-2"))
+        page.changed()
+        page.point_at("sweep-2")
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(app.screen, DiffScreen))
+        styles = {part: style for line in app.screen.lines(76) for part, style in line}  # type: ignore[attr-defined]
+        assert styles["++lr = 0.2"] == "good"
+        await pilot.press("escape")
+        page.comparison = Comparison.of(("sweep-1", "sweep-3"))
+        page.changed()
+        page.point_at("sweep-3")
+        await pilot.press("e")
+        await until(pilot, lambda: "sweep-3" in text(app, "message"))
+        assert app.screen is page

@@ -1,0 +1,112 @@
+"""Which profile to launch from: the list, its filter, files by their path, and the very file of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
+from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import asked, form_of, overview, text, until
+
+
+def launched_from(filler: Filler, run_id: str, path: Path) -> None:
+    """A run that came from this file."""
+    filler.run(run_id, "succeeded", name=run_id.rpartition("-")[0], params={"steps": 42}, ended_ago=5.0)
+    (spec,) = filler.connection.execute("SELECT spec FROM runs WHERE run_id = ?", (run_id,)).fetchone()
+    changed = json.dumps({**json.loads(spec), "profile_path": str(path)})
+    filler.connection.execute("UPDATE runs SET spec = ? WHERE run_id = ?", (changed, run_id))
+
+
+@pytest.fixture
+def mine(profile: Path, tmp_path: Path) -> Path:
+    """A profile in a folder of its own, and several others by name; one has data that is not there, one is broken."""
+    for name, extra in (("alpha", ""), ("needy", "  data_dir: data/none\n"), ("wide", "")):
+        content = (
+            profile.read_text().replace("name: tiny", f"name: {name}").replace("metrics: off", extra + "metrics: off")
+        )
+        profile.with_name(f"{name}.yaml").write_text(content.replace("gpus: 0", f"gpus: {64 if name == 'wide' else 0}"))
+    profile.with_name("broken.yaml").write_text("script: x.py\nparms: {}\n")
+    path = tmp_path / "elsewhere" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        profile.read_text()
+        .replace("name: tiny", "name: mine")
+        .replace("script: tiny.py", f"script: {profile.with_name('tiny.py')}")
+    )
+    return path
+
+
+def choosing(app: GputuiApp) -> ChooseProfileScreen:
+    assert isinstance(app.screen, ChooseProfileScreen)
+    return app.screen
+
+
+async def test_what_was_used_last_comes_first_and_what_is_missing_is_said(
+    filler: Filler, make_app: MakeApp, mine: Path
+) -> None:
+    filler.overnight()
+    launched_from(filler, "mine-1", mine)
+    app = make_app()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("n")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        lines = text(app, "profiles").splitlines()
+        assert "mine.yaml" in lines[2] and "used 1 h" in lines[2]
+        by_name = {row.name: row for row in choosing(app).rows or ()}
+        assert by_name["needy"].missing == "needs data_dir (data/none)"
+        assert by_name["wide"].missing.startswith("needs 64 GPUs")
+        assert by_name["broken"].missing.startswith("broken: ")
+        assert not by_name["alpha"].missing and by_name["alpha"].gpus == "CPU"
+        assert [row.name for row in choosing(app).rows or ()][1] in ("alpha", "tiny")
+
+
+async def test_the_list_is_filtered_and_a_path_opens_a_file(filler: Filler, app: GputuiApp, mine: Path) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("n", *"alp")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        assert [row.name for row in choosing(app).found] == ["alpha"]
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        assert form_of(app).form.entry.name == "alpha"  # type: ignore[union-attr]
+        await pilot.press("escape", "escape")
+        assert choosing(app).edit.text == ""
+        await pilot.press(*str(mine), "x", "enter")
+        assert "There is no file" in text(app, "message")
+        await pilot.press("backspace", "enter")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
+        await until(pilot, lambda: form_of(app).is_settled)
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(asked(filler)))
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_a_run_like_another_comes_from_its_very_file(filler: Filler, make_app: MakeApp, mine: Path) -> None:
+    filler.overnight()
+    launched_from(filler, "mine-1", mine)
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        overview(app).select_run("mine-1")
+        await pilot.press("N")
+        await until(pilot, lambda: isinstance(app.screen, LaunchScreen) and form_of(app).form.entry is not None)
+        assert form_of(app).form.entry.path == mine  # type: ignore[union-attr]
+        assert form_of(app).form.text("steps") == "42"
+
+
+async def test_where_the_file_is_gone_no_other_takes_its_place(filler: Filler, make_app: MakeApp, mine: Path) -> None:
+    filler.overnight()
+    launched_from(filler, "mine-1", mine)
+    mine.unlink()
+    app = make_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        overview(app).select_run("mine-1")
+        await pilot.press("N")
+        await until(pilot, lambda: isinstance(app.screen, OverviewScreen) and "gone" in text(app, "message"))
+        assert str(mine) in text(app, "message") and asked(filler) == []

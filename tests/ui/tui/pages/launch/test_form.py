@@ -1,0 +1,141 @@
+"""The launch form's newer parts: GPUs from a table, another run like an earlier one, a place in the queue."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen
+from gputui.ui.tui.dialogs.sheet import SheetScreen
+from gputui.ui.tui.pages.launch.form import GPUS, PLACE
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import asked, form_of, open_form, text, until
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    filler.run("tiny-1", "succeeded", name="tiny", params={"steps": 42, "lr": 0.5, "gone": 3}, ended_ago=5.0)
+    return make_app()
+
+
+async def test_gpus_are_chosen_from_a_table(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).plan is not None)
+        await pilot.press("ctrl+g")
+        assert isinstance(app.screen, PickGpusScreen)
+        shown = text(app, "sheet")
+        assert "recommended" in shown and "gpt2-124m-1" in shown and "1 chosen" in shown
+        free = [choice.index for choice in app.screen.choices() if choice.is_recommended]
+        await pilot.press("down", "space")
+        assert "2 chosen" in text(app, "sheet")
+        await pilot.press("enter")
+        assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
+        await pilot.press("ctrl+g", "escape")
+        assert form_of(app).form.text(GPUS) == ",".join(map(str, sorted({1, *free})))
+
+
+async def test_a_secret_is_seen_by_nobody_and_comes_from_the_profile(
+    app: GputuiApp, filler: Filler, profile: Path
+) -> None:
+    profile.write_text(profile.read_text().replace("  lr: 0.5", "  lr: 0.5\n  hub_token: of-the-profile"))
+    filler.run("tiny-2", "succeeded", name="tiny", params={"hub_token": "[redacted]", "lr": 0.5}, ended_ago=1.0)
+    async with app.run_test(size=(120, 36)) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await until(pilot, lambda: "hub_token" in form_of(app).form.edits)
+        await pilot.press("ctrl+r")
+        assert form_of(app).form.text("hub_token") == "of-the-profile", "what was redacted is no value"
+        assert "of-the-profile" not in text(app, "launch") and "••••" in text(app, "launch")
+        while (field := form_of(app).form.current) is None or field.key != "hub_token":
+            await pilot.press("down")
+        assert "of-the-profile" not in text(app, "launch")
+        await pilot.press(*"typed")
+        assert "typed" in text(app, "launch") and "was ••••" in text(app, "launch")
+        await pilot.press("down")
+        assert "typed" not in text(app, "launch")
+
+
+@pytest.fixture
+def targets(filler: Filler) -> None:
+    """Two targets of the home; the second answers nobody."""
+    lab = {"kind": "slurm", "partition": "gpu", "time": "4h"}
+    gone = {"kind": "ray", "address": "http://127.0.0.1:9"}
+    filler.workspace.targets.write_text(json.dumps({"lab": lab, "hub": gone}))
+
+
+def sheet(app: GputuiApp) -> str:
+    """What the sheet on top shows; nothing where none is."""
+    if not isinstance(app.screen, SheetScreen):
+        return ""
+    return "\n".join("".join(part for part, _ in line) for line in app.screen.lines(200))
+
+
+async def test_a_target_is_chosen_in_the_form_and_its_script_is_shown(
+    app: GputuiApp, filler: Filler, profile: Path, targets: None
+) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).plan is not None)
+        form = form_of(app)
+        assert form.form.fields[1].key == PLACE and "hub, lab" in form.form.fields[1].hint
+        await pilot.press("down", *"lap")
+        await until(pilot, lambda: form.form.problems.keys() == {PLACE})
+        await pilot.press("backspace", "b")
+        await until(pilot, lambda: form.is_settled and form.plan is not None and form.plan.spec is not None)
+        assert form.plan is not None and form.plan.spec is not None and form.plan.spec.target is not None
+        assert form.plan.spec.target["name"] == "lab" and "#SBATCH --partition=gpu" in form.plan.description
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: "#SBATCH --time=240" in sheet(app))
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is form)
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(asked(filler)))
+    (spec,) = (filler.workspace.state / "inbox").glob("*.json")
+    assert json.loads(spec.read_text())["target"]["name"] == "lab"
+
+
+LONG = """
+name: long
+description: Many parameters.
+launcher: python
+script: tiny.py
+python: {python}
+gpus: 0
+params:
+  data_dir: {{default: here, help: a folder}}
+  precision: {{default: bf16, choices: [fp32, bf16, fp16], help: of the forward pass}}
+  steps: {{default: 10, min: 1, max: 100, help: how many}}
+  grad_clip: 1.0
+  warmup_steps: 100
+  timeout_seconds: 60
+  augment: true
+  dropout: 0.1
+metrics: off
+"""
+
+
+@pytest.fixture
+def long_profile(profile: Path) -> Path:
+    path = profile.with_name("long.yaml")
+    path.write_text(LONG.format(python=sys.executable))
+    profile.unlink()
+    return path
+
+
+def test_the_form(snap_compare: Any, app: GputuiApp, long_profile: Path) -> None:
+    async def press(pilot: Any) -> None:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).is_settled and form_of(app).form.entry is not None)
+        await pilot.press("up", "right", "down", "down")
+        form_of(app).plan = None  # paths of this machine
+        form_of(app).paint()
+
+    assert snap_compare(app, run_before=press, terminal_size=(80, 24))

@@ -1,0 +1,105 @@
+"""The GPU area, the cards and the page of a GPU, as text."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from gputui.core.config import Workspace, locate
+from gputui.ui.tui.layout.gpu_words import gpu_row, health, who
+from gputui.ui.tui.layout.strips import aggregate_line
+from gputui.ui.tui.pages.gpu.view import fact_lines
+from gputui.ui.tui.pages.overview.gpus import gpu_height, gpu_lines
+from tests.texts import mentions
+from tests.ui.tui.filling import NOW, Filler
+from tests.ui.tui.pages.overview.test_render import read, styles_of, text_of, widths
+
+
+def test_every_width_is_filled_exactly(tmp_path: Path) -> None:
+    for count in (1, 8, 16):
+        workspace = locate(tmp_path / str(count))
+        filler = Filler(workspace)
+        filler.many_gpus(count)
+        filler.quarantine(count - 1, "it fell off the bus twice")
+        snapshot = read(workspace)
+        filler.close()
+        for width, height in itertools.product((40, 60, 80, 100, 120, 160, 200, 240), (4, 12, 30)):
+            most = gpu_height(snapshot, width, height)
+            lines = gpu_lines(snapshot, width, most)
+            assert widths(lines) == {width} and len(lines) == most, (count, width, height)
+            text = "\n".join(text_of(lines))
+            if height == 30:
+                assert text.count(" r0") == 1 and "in quarantine since 03:01:04" in text, (count, width)
+
+
+def test_a_gpu_in_quarantine_says_so_and_how_it_ends(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    filler.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
+    snapshot = read(workspace)
+    text = text_of(gpu_lines(snapshot, 80, 10))
+    assert "⊘ quarantine" in text[5]
+    assert text[9] == " ⊘ GPU 4 in quarantine since 03:01:04: XID 48: double bit ECC err… · C clears it"
+    for index in (0, 1):
+        filler.quarantine(index, "the same")
+    assert mentions(text_of(gpu_lines(read(workspace), 80, 10))[-1], "GPUs 0, 1, 4", "quarantine")
+    row = gpu_row(snapshot, snapshot.gpus[4])
+    facts = "\n".join(text_of(fact_lines(row, None, NOW, 100)))
+    assert mentions(facts, "vit-b16-1", "attempt 2", "XID 48") and "`gputui gpus --clear 4`" in facts
+
+
+def test_health_names_the_worst_first(filler: Filler, workspace: Workspace) -> None:
+    filler.many_gpus(3)
+    filler.slow(0, row_remap_failed=True, ecc_uncorrected=3)
+    filler.xid(0, 48, "double bit ECC error")
+    filler.slow(1, row_remap_pending=True)
+    for _ in range(2):
+        filler.xid(1, 31, "memory page fault")
+    filler.slow(2, ecc_uncorrected=None, row_remap_pending=None)
+    snapshot = read(workspace)
+
+    def words(index: int) -> str:
+        return "".join(text for text, _ in health(gpu_row(snapshot, snapshot.gpus[index])))
+
+    assert words(0) == "row remap failed · 3 ECC uncorr. · XID 48"
+    assert words(1) == "2 XIDs · remap due"
+    assert words(2) == "–"  # the driver says nothing, which is not "ok"
+    assert "XID 3" in text_of([aggregate_line(snapshot, 120)])[0]
+
+
+def test_a_gpu_is_free_where_nobody_is_seen_and_its_memory_is_empty(filler: Filler, workspace: Workspace) -> None:
+    filler.agent()
+    filler.gpus(1)
+    found = {}
+    for memory, processes in itertools.product((0.4, 30.0, None), ("[]", None)):
+        filler.sample(0, memory_gib=memory)
+        filler.connection.execute("UPDATE gpus SET processes = ?", (processes,))
+        snapshot = read(workspace)
+        said = "".join(text for text, _ in who(gpu_row(snapshot, snapshot.gpus[0]), 20))
+        found[memory, processes] = said, "1 free" in text_of([aggregate_line(snapshot, 100)])[0]
+    assert found == {
+        (0.4, "[]"): ("free", True),
+        (0.4, None): ("free", True),
+        (30.0, "[]"): ("no visible process", False),
+        (30.0, None): ("–", False),
+        (None, "[]"): ("free", True),
+        (None, None): ("–", False),
+    }
+
+
+def test_what_a_lost_gpu_told_is_no_longer_so(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    snapshot = read(workspace)
+    facts = fact_lines(gpu_row(snapshot, snapshot.gpus[7]), None, NOW, 120)
+    text = text_of(facts)
+    assert "✗ lost 03:02:11" in text[0] and mentions(text[0], "last values")
+    [power] = [line for line in facts if line[0][0].strip() == "power"]
+    assert {style for _, style in power} <= {"dim", "track", "text"} and styles_of(power, "W of") == {"dim"}
+
+
+def test_memory_that_is_held_for_nothing_says_for_how_long(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    filler.bad_night()  # the alert was raised after half an hour, 90 minutes ago
+    snapshot = read(workspace)
+    row = gpu_row(snapshot, snapshot.gpus[5])
+    said = {28: "alice · python · idle 2 h", 20: "alice · idle 2 h", 15: "alice · python"}
+    assert {width: "".join(text for text, _ in who(row, width)) for width in said} == said

@@ -1,0 +1,165 @@
+"""The overview under a pilot: the focus, the queue, the quarantine, marks and orders; and the page of a GPU."""
+
+from __future__ import annotations
+
+from gputui.store import commands
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.pages.gpu.page import GpuScreen
+from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.pages.study.page import StudyScreen
+from tests.texts import mentions
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler, uuid
+from tests.ui.tui.test_screens import SMALL, asked, feed_of, overview, text, until
+
+LARGE = (200, 50)
+
+
+async def test_tab_moves_the_focus_and_arrows_move_in_it(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        assert overview(app).focus_at.section == "runs" and "▸● vit-b16-1" in text(app, "runs")
+        await pilot.press("tab")
+        assert "▸03:12:14    lr-sweep-3" in text(app, "events") and "›● vit-b16-1" in text(app, "runs")
+        await pilot.press("up", "up", "up")
+        assert "▸03:02:11  ✗ vit-b16-1" in text(app, "events")
+        await pilot.press("tab", "j", "j", "k")
+        assert "▸ 1   96" in text(app, "gpus") and "▸" not in text(app, "events")
+        await pilot.press("G")
+        assert "▸ 7 ✗ lost" in text(app, "gpus")
+        await pilot.press("g", "shift+tab")
+        assert overview(app).focus_at.section == "events"
+        await pilot.press("tab", "tab")
+        assert overview(app).focus_at.section == "runs" and overview(app).table.cursor == "vit-b16-1"
+
+
+async def test_marks_and_orders(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("space", "space")
+        assert overview(app).marked_runs == ("vit-b16-1", "gpt2-124m-1") and "2 marked" in text(app, "runs")
+        assert "◆● vit-b16-1" in text(app, "runs")
+        await pilot.press("g", "space")
+        assert overview(app).marked_runs == ("gpt2-124m-1",)
+        await pilot.press("o")
+        assert "RUNS newest first" in text(app, "runs")
+        assert overview(app).shown_rows[0].run.run_id == "resnet50-2"
+        await pilot.press("o", "o")
+        losses = [row.progress.loss for row in overview(app).shown_rows]
+        assert losses[:2] == sorted(loss for loss in losses if loss is not None) and losses[2:] == [None, None]
+        await pilot.press("o", "o", "o", "o")
+        assert text(app, "runs").startswith(" RUNS ─")
+
+
+async def test_the_queue_is_paused_after_a_question_and_opened_without(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("P", "n", "P", "y")
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
+        assert asked(filler) == [("queue_pause", None, {})]
+        waiting = commands.pending(filler.connection)[0]
+        commands.give_answer(filler.connection, waiting.command_id, "done", now=filler.now, result={"paused": True})
+        filler.pause_queue("me", seconds_ago=5)
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert mentions(text(app, "message"), "no run starts")
+        assert mentions(text(app, "runs"), "paused by me", "P ")
+        await pilot.press("P")
+        await until(pilot, lambda: len(asked(filler)) == 2)
+        assert asked(filler)[-1] == ("queue_resume", None, {})
+
+
+async def test_waiting_runs_move_and_others_do_not(app: GputuiApp, filler: Filler) -> None:
+    filler.run("lr-sweep-4", "queued", name="lr-sweep", started_ago=None)
+    filler.connection.execute("UPDATE runs SET priority = 5 WHERE run_id = 'lr-sweep-4'")
+    feed_of(app).refresh()
+    async with app.run_test(size=SMALL) as pilot:
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "#1 priority 5 · next" in text(app, "runs") and "#2 · waits for 2 GPUs" in text(app, "runs")
+        await pilot.press("plus")
+        assert mentions(text(app, "message"), "waiting run")
+        await pilot.press("down", "down", "minus")
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
+        assert asked(filler) == [("queue_move", "lr-sweep-4", {"place": "down"})]
+        waiting = commands.pending(filler.connection)[0]
+        result = {"id": "lr-sweep-4", "state": "queued", "priority": 5, "position": 2}
+        commands.give_answer(filler.connection, waiting.command_id, "done", now=filler.now, result=result)
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert mentions(text(app, "message"), "lr-sweep-4", "#2")
+        await pilot.press("down", "plus")
+        await until(pilot, lambda: len(asked(filler)) == 2)
+        assert asked(filler)[-1] == ("queue_move", "lr-sweep-3", {"place": "up"})
+
+
+async def test_the_page_of_a_gpu(app: GputuiApp, filler: Filler) -> None:
+    filler.quarantine(4, "XID 48: double bit ECC error")
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("shift+tab", "down", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, GpuScreen) and app.screen.uuid == uuid(1)
+        assert "gpt2-124m-1 rank 1" in text(app, "body") and "throttles at 87°C" in text(app, "body")
+        assert feed_of(app).interest.gpu_uuid == uuid(1)
+        assert "utilisation" in text(app, "body")
+        await pilot.press("C")
+        assert "No GPU is in quarantine." in text(app, "message")
+        await pilot.press("plus")
+        await pilot.pause()
+        assert feed_of(app).interest.gpu_span_seconds == 3600.0
+        await pilot.press("plus", "minus", "minus", "minus")
+        await pilot.pause()
+        assert feed_of(app).interest.gpu_span_seconds == 600.0
+        await pilot.press("pagedown", "down", "up", "pagedown", "pagedown")
+        assert "DRIVER EVENTS (XID)" in text(app, "body")
+        await pilot.press("pageup", "pageup", "pageup", "tab", "tab", "tab")
+        await pilot.pause()
+        assert "GPU 4" in text(app, "head") and "quarantine    since" in text(app, "body")
+        await pilot.press("enter")
+        assert "There is no run" in text(app, "message")
+        await pilot.press("C", "y")
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
+        assert asked(filler) == [("clear_gpu", None, {"uuid": uuid(4)})]
+        await pilot.press("shift+tab", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(app.screen, GpuScreen) and feed_of(app).interest.gpu_uuid == uuid(3)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is overview(app) and feed_of(app).interest.gpu_uuid is None
+
+
+async def test_ended_trials_of_a_study_share_a_row_that_opens_it(filler: Filler, make_app: MakeApp) -> None:
+    filler.overnight()
+    filler.study()
+    app = make_app()
+    async with app.run_test(size=LARGE) as pilot:
+        table = overview(app)
+        (stands_for,) = table.folded_trials.values()
+        ended = {row.run.run_id for row in app.snapshot.runs if row.run.study_id and row.run.state.is_over}
+        assert {row.run.run_id for row in stands_for} == ended and len(ended) > 2
+        assert ended & set(table.row_ids) == {stands_for[0].run.run_id}
+        (line,) = [line for line in text(app, "runs").splitlines() if "trials:" in line]
+        assert f"{len(ended)} trials" in line and "pruned" in line and "stopped" not in line
+        table.point_at(stands_for[0].run.run_id)
+        # No key reaches a trial that no line shows.
+        assert table.run_in_question is None and table.study_in_question == "lr-search-1"
+        await pilot.press("u", "X", "delete", "d", "plus", "space", "c")
+        assert app.screen is table and not table.marked_runs
+        await pilot.press("s", "y", "P", "N", *"12", "enter")
+        await until(pilot, lambda: len(asked(filler)) == 3)
+        study = {"study": "lr-search-1"}
+        assert asked(filler) == [
+            ("study_stop", None, study),
+            ("study_pause", None, study),
+            ("study_extend", None, {**study, "trials": 12}),
+        ]
+        table.point_at(stands_for[1].run.run_id)
+        table.keep_cursor()
+        assert table.study_in_question == "lr-search-1"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, StudyScreen) and app.screen.study_id == stands_for[0].run.study_id
+        await pilot.press("escape", "slash", *stands_for[1].run.run_id, "enter")
+        assert stands_for[1].run.run_id in table.row_ids and not table.folded_trials
+        await pilot.press("u", "n")
+        assert app.screen is table and len(asked(filler)) == 3

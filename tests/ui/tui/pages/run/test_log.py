@@ -1,0 +1,222 @@
+"""The log of a run's page: reading it piece by piece, and looking at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputui.core.cells import cell_width
+from gputui.runs.log_levels import Level
+from gputui.ui.tui.data import log_tail
+from gputui.ui.tui.data.log_tail import LogReader
+from gputui.ui.tui.data.snapshot import LogTail
+from gputui.ui.tui.pages.run.log import log_lines
+from gputui.ui.tui.pages.run.log_view import LogView, Search
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "output.log"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a size that a test can fill."""
+    monkeypatch.setattr(log_tail, "TAIL_BYTES", 100)
+    monkeypatch.setattr(log_tail, "DEEP_BYTES", 1000)
+    monkeypatch.setattr(log_tail, "MOST_LINES", 60)
+
+
+def numbers(tail: LogTail) -> list[int]:
+    return list(range(tail.first, tail.first + len(tail.lines)))
+
+
+def test_what_was_read_is_kept_and_only_the_rest_is_read(log: Path) -> None:
+    reader = LogReader()
+    log.write_text("one\ntwo\nhal")
+    first = reader.read(log.parent, None)
+    assert first.lines == ("one", "two", "hal") and first.is_whole and first.label == "launcher"
+    assert reader.read(log.parent, None) is first  # nothing new: nothing is read
+    with log.open("a") as file:
+        file.write("f\nERROR three\n")
+    second = reader.read(log.parent, None)
+    assert second.lines == ("one", "two", "half", "ERROR three") and second.first == first.first
+    assert list(second.levels) == [0, 0, 0, Level.ERROR]
+
+
+def test_only_the_end_of_a_long_log_is_read_until_more_is_wanted(log: Path, small: None) -> None:
+    log.write_text("".join(f"line {n:03}\n" for n in range(100)))
+    reader = LogReader()
+    tail = reader.read(log.parent, None)
+    assert tail.lines[-1] == "line 099" and 5 < len(tail.lines) < 15 and not tail.is_whole
+    deep = reader.read(log.parent, None, deep=True)
+    assert len(deep.lines) == 60 and deep.lines[-1] == "line 099" and not deep.is_whole
+    place = dict(zip(numbers(deep), deep.lines, strict=True))
+    assert all(place[number] == line for number, line in zip(numbers(tail), tail.lines, strict=True))
+    with log.open("a") as file:
+        file.write("the newest\n")
+    newer = reader.read(log.parent, None, deep=True)
+    assert newer.lines[-1] == "the newest" and newer.first == deep.first + 1
+
+
+def test_a_flood_and_a_log_that_begins_anew(log: Path, small: None) -> None:
+    reader = LogReader()
+    log.write_text("old\n")
+    before = reader.read(log.parent, None)
+    log.write_text("old\n" + "".join(f"flood {n:04}\n" for n in range(1000)))
+    flooded = reader.read(log.parent, None)
+    assert flooded.lines[-1] == "flood 0999" and len(flooded.lines) < 20 and flooded.first > before.first
+    log.write_text("again\n")
+    assert reader.read(log.parent, None).lines == ("again",)
+
+
+def test_a_log_that_cannot_be_read_says_so(log: Path) -> None:
+    log.write_text("x\n")
+    reader = LogReader()
+    reader.read(log.parent, None)
+    log.unlink()
+    log.mkdir()
+    assert "Cannot read" in str(reader.read(log.parent, None).problem)
+
+
+def test_a_progress_bar_is_one_line_that_changes(log: Path) -> None:
+    reader = LogReader()
+    log.write_bytes(b"begin\n\rstep 1\rstep 2")
+    first = reader.read(log.parent, None)
+    assert first.lines == ("begin", "step 2")
+    with log.open("ab") as file:
+        for number in range(3, 300):
+            file.write(b"\rstep %d" % number)
+            if number % 20 == 0:
+                file.flush()
+                assert reader.read(log.parent, None).lines == ("begin", f"step {number}")
+        file.write(b"\rstep 300\nend\n")
+    done = reader.read(log.parent, None)
+    assert done.lines == ("begin", "step 300", "end") and done.first == first.first
+    assert LogReader().read(log.parent, None, deep=True).lines[-2:] == ("step 300", "end")
+
+
+# --- looking at it
+
+
+def tail_of(count: int, first: int = 0, label: str = "rank 0") -> LogTail:
+    lines = tuple(f"WARNING {n}" if n % 10 == 0 else f"line {n}" for n in range(first, first + count))
+    levels = bytes(int(Level.WARNING) if line.startswith("W") else 0 for line in lines)
+    return LogTail(label, (label,), lines, None, levels, first)
+
+
+def shown(view: LogView) -> list[str]:
+    return [view.line(number)[0] for number in view.line_numbers]
+
+
+def view_of(count: int = 50, height: int = 4) -> LogView:
+    view = LogView()
+    view.update(tail_of(count), height)
+    return view
+
+
+def test_the_end_is_followed_until_somebody_scrolls() -> None:
+    view = view_of()
+    assert shown(view) == ["line 46", "line 47", "line 48", "line 49"] and view.is_following
+    view.scroll(-2)
+    seen = shown(view)
+    assert seen[-1] == "line 47" and view.lines_below == 2
+    view.update(tail_of(80), 4)
+    assert shown(view) == seen and view.lines_below == 32
+    view.update(tail_of(60, first=30), 4)  # the oldest are dropped, what is read stays
+    assert shown(view) == seen
+    view.scroll(1000)
+    assert view.is_following and shown(view)[-1] == "line 89"
+    view.to_top()
+    assert shown(view)[0] == "WARNING 30" and view.is_at_top
+    view.follow()
+    assert shown(view)[-1] == "line 89"
+
+
+def test_hits_are_found_as_lines_come_and_walked_through() -> None:
+    view = view_of()
+    view.look_for("warn")
+    assert view.hits == [0, 10, 20, 30, 40] and view.current_hit == 40 and view.hit_place == 5
+    assert 40 in view.line_numbers
+    view.next_hit(-1)
+    assert view.current_hit == 30 and 30 in view.line_numbers
+    view.update(tail_of(70), 4)
+    assert view.hits[-2:] == [50, 60] and 30 in view.line_numbers
+    view.next_hit(1)
+    view.next_hit(1)
+    assert view.current_hit == 50
+    for _ in range(2):
+        view.next_hit(1)
+    assert view.current_hit == 0  # around the end
+    view.look_for("")
+    assert view.hits == [] and view.current_hit is None
+
+
+def test_a_search_minds_capitals_only_when_there_are_some() -> None:
+    assert Search.of("loss").pattern is not None
+    assert bool(Search.of("loss").pattern and Search.of("loss").pattern.search("LOSS"))  # type: ignore[union-attr]
+    assert not Search.of("Loss").pattern.search("loss")  # type: ignore[union-attr]
+    assert Search.of("a.c").pattern.search("abc") is None  # type: ignore[union-attr]
+    assert Search.of("~a.c").pattern.search("xABC") is not None  # type: ignore[union-attr]
+    assert "not a regular expression" in str(Search.of("~(").problem)
+    assert Search.of("~").pattern is None
+
+
+def test_only_what_is_grave_is_shown_and_searched() -> None:
+    view = view_of()
+    view.only_grave()
+    assert shown(view) == ["WARNING 10", "WARNING 20", "WARNING 30", "WARNING 40"]
+    view.update(tail_of(70), 4)
+    assert shown(view)[-1] == "WARNING 60"
+    view.look_for("line")
+    assert view.hits == []
+    view.only_grave()
+    assert len(view.hits) == 63 and shown(view)[-1] in {"line 69", "line 68", "line 67", "line 66"}
+
+
+def test_long_lines_are_read_sideways() -> None:
+    lines = ("short", "漢字" + "x" * 80 + "END")
+    view = LogView()
+    view.update(LogTail("rank 0", ("rank 0",), lines, None, bytes(2), 0), 4)
+    assert "END" not in "".join(text for line in log_lines(view, None, 60, 5) for text, _ in line)
+    view.sideways(20, 59)
+    drawn = log_lines(view, None, 60, 5)
+    assert {sum(cell_width(text) for text, _ in line) for line in drawn} == {60}
+    assert "from column 21" in "".join(text for text, _ in drawn[0]) and view.left == 20
+    view.sideways(1000, 59)
+    assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).endswith("xEND")
+    view.sideways(-1000, 59)
+    assert view.left == 0
+    view.sideways(2, 59)
+    # The second half of a wide character is a blank.
+    assert "".join(text for text, _ in log_lines(view, None, 60, 5)[2]).startswith(" … xxx")
+
+
+def test_the_log_of_a_new_attempt_is_another_one(tmp_path: Path) -> None:
+    """Warnings and hits of the log before must not be looked for in it."""
+    for number, count in ((1, 50), (2, 3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "output.log").write_text("".join(f"WARNING {number}.{n}\n" for n in range(count)))
+    reader, view = LogReader(), LogView()
+    view.update(reader.read(tmp_path / "1", None), 4)
+    view.only_grave()
+    view.look_for("warning")
+    view.scroll(-20)
+    view.update(reader.read(tmp_path / "2", None), 4)
+    assert shown(view) == ["WARNING 2.0", "WARNING 2.1", "WARNING 2.2"] and len(view.hits) == 3
+    assert view.is_following and view.current_hit is None
+
+
+def test_logs_of_attempts_before_can_be_chosen(tmp_path: Path) -> None:
+    for number in range(1, 7):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "output.log").write_text("" if number in (4, 6) else f"attempt {number}\n")
+    reader = LogReader()
+    tail = reader.read(tmp_path / "6", None)
+    assert tail.labels == ("launcher of attempt 5", "launcher of attempt 3") and tail.lines == ()
+    chosen = reader.read(tmp_path / "6", "launcher of attempt 3")
+    assert chosen.label == "launcher of attempt 3" and chosen.lines == ("attempt 3",)
+    assert reader.read(tmp_path / "6", "rank 7").label == "launcher"

@@ -1,0 +1,301 @@
+"""The sections of a run's page, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gputui.core.config import Workspace
+from gputui.metrics.curves.model import (
+    ChartData,
+    ChartMarker,
+    ChartRequest,
+    Frame,
+    HardwareCurve,
+    MetricCurve,
+)
+from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.envelope import Bin
+from gputui.store.database import open_reader
+from gputui.store.metrics import queries
+from gputui.ui.tui.data.progress import rank_rows
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, Interest, RankRow, RunPage, Snapshot
+from gputui.ui.tui.layout.chart_settings import ChartSettings
+from gputui.ui.tui.layout.charts import (
+    ChartLook,
+    markers_near,
+    next_marker,
+    panel_lines,
+)
+from gputui.ui.tui.layout.panels import Panel, panels
+from gputui.ui.tui.pages.run.chart_files import chart_file
+from gputui.ui.tui.pages.run.charts_head import chart_head
+from gputui.ui.tui.pages.run.checkpoints import checkpoint_lines, checkpoint_note
+from gputui.ui.tui.pages.run.head import from_top, run_head
+from gputui.ui.tui.pages.run.parameters import parameter_lines
+from gputui.ui.tui.pages.run.ranks import ranks_lines
+from gputui.ui.tui.pages.run.timeline import cost_lines, timeline_lines
+from tests.ui.tui.filling import NOW, Filler
+from tests.ui.tui.pages.overview.test_render import text_of, widths
+
+
+def styles(lines: Iterable[Line], text: str) -> set[str]:
+    return {style for line in lines for piece, style in line if text in piece}
+
+
+@pytest.fixture
+def snapshot(filler: Filler, workspace: Workspace) -> Snapshot:
+    filler.overnight()
+    with closing(open_reader(workspace.database)) as connection:
+        return SnapshotReader(workspace).read(connection, NOW, Interest("vit-b16-1"))
+
+
+@pytest.fixture
+def page(snapshot: Snapshot) -> RunPage:
+    assert snapshot.page is not None
+    return snapshot.page
+
+
+# --- head, parameters, ranks
+
+
+def test_the_head_of_a_page_keeps_whole_words(page: RunPage, snapshot: Snapshot) -> None:
+    line = run_head(page, snapshot.gpus, NOW, 80)
+    assert widths([line]) == {80}
+    assert text_of([line]) == [" vit-b16-1 · ● running ↻2 · step 9 440/90k · 6 h 43 min left · GPU 6   03:12:44"]
+    [wider] = text_of([run_head(page, snapshot.gpus, NOW, 120)])
+    assert "step 9 440/90 000 · 6 h 43 min left · loss 1.942 · GPU 6 ·" in wider
+
+
+def test_parameters_show_what_recovery_changed_and_why(page: RunPage) -> None:
+    text = text_of(parameter_lines(page, NOW, 80))
+    assert text[1].split() == ["batch_size", "512", "384", "←", "cuda", "oom", "01:41:05"]
+    assert text[2].split()[:3] == ["grad_accum", "1", "2"]
+    assert text[3].split() == ["lr", "0.001", "0.001"]
+
+
+def test_slow_ranks_are_named() -> None:
+    ranks = {n: RankRow(n, 100, NOW, 0.3, 0.006, slowdown=1.0) for n in range(4)}
+    ranks[2] = RankRow(2, 100, NOW, 0.45, 0.12, slowdown=1.5)
+    text = text_of(ranks_lines(ranks, 80, 8))
+    assert text[3].endswith("▲ slow, 1.5× the median")
+    assert "slow" not in text[1]
+    few = text_of(ranks_lines(ranks, 80, 4))
+    assert any("r2" in line for line in few) and few[-1] == "  … 2 more, none slower"
+    assert text_of(ranks_lines({}, 80, 4)) == ["  No rank has reported yet."]
+
+
+def test_the_rank_that_waits_least_for_others_is_the_slow_one() -> None:
+    from gputui.store.metrics.queries import RankLine
+
+    def line(rank: int, own: float) -> RankLine:
+        return RankLine(rank, 10, NOW, {"step_time": 1.0, "comm_time": 1.0 - own})
+
+    rows = rank_rows([line(0, 0.5), line(1, 0.5), line(2, 0.9)])
+    assert rows[2].is_slow and not rows[0].is_slow
+    work = [text.split()[2:4] for text in text_of(ranks_lines(rows, 80, 8))[1:]]
+    assert work == [["500", "ms"], ["500", "ms"], ["900", "ms"]], "the row shows what it is called slow by"
+
+
+def test_ranks_are_compared_over_the_newest_steps_that_all_have_written(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1")
+    filler.attempt("vit-1", 1)
+    lines = [
+        {"step": step, "rank": rank, "step_time": 0.1, "comm_time": 0.02 if rank == 1 else 0.06}
+        for step in range(40)
+        for rank in (0, 1)
+    ]
+    # One slow step of rank 0, which its peer has not written yet.
+    lines.append({"step": 40, "rank": 0, "step_time": 0.9, "comm_time": 0.0})
+    filler.metrics("vit-1", 1, lines)
+    with closing(open_reader(workspace.database)) as connection:
+        means = queries.rank_means(connection, "vit-1", 1, 2)
+        snapshot = SnapshotReader(workspace).read(connection, NOW, Interest("vit-1"))
+    assert means[0]["comm_time"] == pytest.approx(0.06) and means[1]["step_time"] == pytest.approx(0.1)
+    assert snapshot.page is not None
+    ranks = snapshot.page.progress.ranks
+    assert ranks[1].is_slow and not ranks[0].is_slow and ranks[0].step == 40
+
+
+# --- the timeline and what it cost
+
+
+def test_the_timeline_tells_the_story_in_order(page: RunPage, snapshot: Snapshot) -> None:
+    assert text_of(timeline_lines(page, snapshot.gpus, NOW, 80)) == [
+        " 00:09:22 queued",
+        " 00:09:24 started on GPU 6–7",
+        " 01:41:04 attempt 1 ended with code 1 after 1 h 32 min at step 4 310",
+        " 01:41:04 CUDA ran out of memory on rank 1 at step 4310",
+        "          → batch_size 512 → 384 and grad_accum 1 → 2, the effective batch",
+        "            stays within 2 %",
+        "          cost 311 steps, 1 h 2 min and 2.1 GPU-hours",
+        " 01:41:54 attempt 2 from step 4 000 on GPU 6–7",
+        " 03:02:11 attempt 2 ended by signal 9 after 1 h 20 min at step 8 110",
+        " 03:02:11 GPU 7 was lost (XID 79) at step 8110",
+        "          → left GPU 7 out and went on with one rank, for the other GPU is",
+        "            healthy",
+        "          cost 111 steps, 3 min 57 s and 0.076 GPU-hours",
+        " 03:02:58 attempt 3 from step 8 000 on GPU 6",
+    ]
+    there = replace(page, run=replace(page.run, target="lab"), attempts=page.attempts[:1])
+    assert " 00:09:24 started on lab" in text_of(timeline_lines(there, snapshot.gpus, NOW, 80))
+    assert text_of(cost_lines(page, 80)) == [" 2 incidents cost 422 steps, 1 h 6 min and 2.1 GPU-hours"]
+    assert cost_lines(replace(page, costs={}), 80) == []
+    evidence = text_of(timeline_lines(page, snapshot.gpus, NOW, 80, with_evidence=True))
+    assert "          · XID 79: GPU has fallen off the bus" in evidence
+
+
+# --- checkpoints
+
+
+def test_checkpoints_tell_what_is_known_of_each(page: RunPage) -> None:
+    found = CheckpointList(
+        (
+            Checkpoint("step_9000.pt", 9000, 3 << 30, NOW - 90, True, "the CRC of each of its 9 members was checked"),
+            Checkpoint("step_8500.pt", 8500, 3 << 30, NOW - 900, False, "is damaged"),
+            Checkpoint("step_8000.pt", 8000, None, None),
+            Checkpoint("step_7500.pt", 7500, None, None, True, "", 2, "was left by a rollback"),
+        ),
+        count=8,
+        is_known=True,
+    )
+    shown = text_of(checkpoint_lines(replace(page, checkpoints=found), NOW, 80))
+    assert shown[0].split()[:6] == ["step", "9", "000", "3", "GiB", "1"] and "✓ whole: the CRC" in shown[0]
+    assert "✗ is damaged" in shown[1]
+    assert shown[2].endswith("· not checked  ← attempt 3 went on from here") and "–" in shown[2]
+    assert shown[3].endswith("✗ was left by a rollback, attempt 2")
+    assert shown[4] == "  … 4 older ones"
+    assert checkpoint_note(found, NOW) == "8, newest step 9 000, 1 min old"
+    # The step of a file that is written over is that of the metrics at its time.
+    over = CheckpointList((Checkpoint("last.pth.tar", 9000, 3 << 30, NOW - 90),), count=1, is_known=True)
+    assert text_of(checkpoint_lines(replace(page, checkpoints=over), NOW, 80))[0].startswith(" last.pth.tar ~9 000 ")
+    for nothing, words in (
+        (None, "names no place"),
+        (CheckpointList(), "Looking"),
+        (CheckpointList(is_known=True), "None has been"),
+        (CheckpointList(is_elsewhere=True), "on its target"),
+    ):  # fmt: skip
+        assert words in text_of(checkpoint_lines(replace(page, checkpoints=nothing), NOW, 80))[0]
+
+
+def test_what_is_left_out_above_and_below_is_said() -> None:
+    lines: list[Line] = [[(f"{number:<20}", "text")] for number in range(10)]
+    assert text_of(from_top(lines, 0, 20, 4)) == ["0", "1", "2", "  … 7 more"]
+    assert text_of(from_top(lines, 3, 20, 4)) == ["  … 4 above", "4", "5", "  … 4 more"]
+    assert text_of(from_top(lines, 99, 20, 4)) == ["  … 7 above", "7", "8", "9"]
+    assert from_top(lines, 0, 20, 0) == []
+
+
+# --- which charts, and where
+
+
+def test_pins_come_first_then_what_matters_then_the_hardware() -> None:
+    names = ("epoch", "my/metric", "grad_norm", "lr", "loss", "samples_per_s")
+    found = panels(names, ChartSettings(), has_gpus=True)
+    keys = [panel.key for panel in found.shown]
+    assert keys[:6] == ["loss", "samples_per_s", "gpu/utilization", "lr", "grad_norm", "my/metric"]
+    assert keys[-1] == "epoch" and found.count == len(keys)
+    assert all(not panel.key.startswith("gpu/") for panel in panels(names, ChartSettings(), has_gpus=False).shown)
+    pinned = panels(names, ChartSettings(pins=("my/metric", "gone"), filter_text="l*"), has_gpus=True).shown
+    assert [panel.key for panel in pinned] == ["my/metric", "loss", "lr"] and pinned[0].is_pinned
+    assert next(p.colour for p in found.shown if p.key == "lr") == pinned[2].colour  # wherever it stands
+    broken = panels(names, ChartSettings(filter_text="~("), has_gpus=False)
+    assert broken.problem is not None and "not a regular expression" in broken.problem
+
+
+# --- charts
+
+
+def bins(*values: float, start: int = 0) -> tuple[Bin, ...]:
+    found = []
+    for x, value in enumerate(values, start):
+        each = Bin(float(x), float(x))
+        each.add(float(x), value)
+        found.append(each)
+    return tuple(found)
+
+
+LOSS = Panel("loss", "loss", 0)
+UTIL = Panel("gpu/utilization", "GPU util %", 2, "utilization")
+
+
+def data_of(*curves: MetricCurve, hardware: tuple[HardwareCurve, ...] = (), markers: tuple[ChartMarker, ...] = (),
+            end: float = 9.0) -> ChartData:  # fmt: skip
+    request = ChartRequest(hardware=("utilization",))
+    return ChartData(request, Frame("step", 0.0, end), tuple(c.name for c in curves),
+                     {curve.name: curve for curve in curves}, hardware, markers)  # fmt: skip
+
+
+def look_of(**changes: object) -> ChartLook:
+    base = ChartLook(ChartSettings(), (0.0, 10.0), None, None, {"GPU-a": 0, "GPU-b": 1})
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_the_legend_tells_the_newest_value_or_that_at_the_crosshair() -> None:
+    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0))
+    assert " loss  9" in text_of(panel_lines(LOSS, data, look_of(), 60, 9))[0]
+    tall = text_of(panel_lines(LOSS, data, look_of(), 60, 10))
+    assert tall[0].strip() == "loss" and [line for line in tall if line.endswith(" 9")]  # where the curve ends
+    lines = panel_lines(LOSS, data, look_of(cursor=3.2, focus="loss"), 60, 10)
+    assert text_of(lines)[0].startswith("▸loss  3") and widths(lines) == {60}
+    assert styles(lines, "│") >= {"cursor"}
+    nan = data_of(MetricCurve("loss", bins(1.0, float("nan"), 2.0), last=2.0))
+    lines = panel_lines(LOSS, nan, look_of(cursor=1.0), 60, 10)
+    assert "loss  nan" in text_of(lines)[0] and "× 1 not finite" in text_of(lines)[0]
+
+
+def test_smoothed_curves_keep_the_measured_ones_behind_them() -> None:
+    curve = MetricCurve("loss", bins(5, 1, 5, 1), smooth=bins(5, 3, 3.5, 3), last=1.0)
+    lines = panel_lines(LOSS, data_of(curve), look_of(window=(0.0, 4.0)), 60, 12)
+    assert "~ 3  1" in text_of(lines)[0]
+    drawn = {style for line in lines[1:-1] for text, style in line if any(0x2800 < ord(char) < 0x2900 for char in text)}
+    assert drawn == {"series.0", "shadow"}
+
+
+def test_each_gpu_has_its_curve_and_many_are_told_by_their_range() -> None:
+    pair = (HardwareCurve("utilization", "GPU-b", bins(90, 91), 91.0),
+            HardwareCurve("utilization", "GPU-a", bins(10, 11), 11.0))  # fmt: skip
+    lines = panel_lines(UTIL, data_of(hardware=pair), look_of(), 60, 10)
+    assert "● 0: 11  ■ 1: 91" in text_of(lines)[0] and "100 ┤" in "\n".join(text_of(lines))
+    at = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=0.0), 60, 10))[0]
+    assert "● 0: 10  ■ 1: 90" in at
+    far = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(cursor=9.0), 60, 10))[0]
+    assert "● 0: –  ■ 1: –" in far  # nothing was recorded there
+    small = text_of(panel_lines(UTIL, data_of(hardware=pair), look_of(), 26, 6))[0]
+    assert small.rstrip() == f" {UTIL.title}  11–91", "no value is cut from a legend"
+    many = tuple(HardwareCurve("utilization", f"GPU-{n}", bins(90 - n), 90.0 - n) for n in range(8))
+    gpus = {f"GPU-{n}": n for n in range(8)}
+    assert "83 (GPU 7) to 90" in text_of(panel_lines(UTIL, data_of(hardware=many), look_of(gpus=gpus), 60, 10))[0]
+
+
+def test_no_two_metrics_share_a_file(tmp_path: Path) -> None:
+    keys = ["val/loss", "val_loss", "val.loss", "val loss", "/", "..", "größe", "grö_e", "x" * 300]
+    names = [chart_file(tmp_path, "a-1", replace(UTIL, key=key), data_of(), look_of()).name for key in keys]
+    assert len(set(names)) == len(keys) and names[0] == "val.loss-step" and names[1] == "val_loss-step"
+    assert all(name and not name.startswith((".", "-")) and "/" not in name and len(name) < 200 for name in names)
+
+
+MARKERS = (
+    ChartMarker(3.0, "checkpoint", "ckpt", text="checkpoint of step 3"),
+    ChartMarker(5.0, "restart", "↻1", attempt=2),
+    ChartMarker(5.1, "incident", "cuda oom", at=NOW, text="CUDA ran out of memory on rank 1"),
+)
+
+
+def test_what_happened_stands_below_every_curve_and_is_named_at_the_crosshair() -> None:
+    data = data_of(MetricCurve("loss", bins(*range(10)), last=9.0), markers=MARKERS)
+    tall = text_of(panel_lines(LOSS, data, look_of(), 60, 12))
+    assert "cuda oom" in tall[-1] and "┴" in tall[-2] and "┊" in tall[3]
+    low = text_of(panel_lines(LOSS, data, look_of(), 60, 7))
+    assert "cuda oom" not in "\n".join(low) and "┊" in low[1]
+    head = text_of([chart_head(data, panels(("loss",), ChartSettings(), has_gpus=False), look_of(cursor=5.0), (LOSS,),
+                               100)])[0]  # fmt: skip
+    assert head == " │ step 5 · ✗ CUDA ran out of memory on rank 1 03:12:44 · ↻1"
+    assert [marker.kind for marker in markers_near(MARKERS, 5.0, 0.5)] == ["incident", "restart"]
+    assert next_marker(MARKERS, 3.0, 1) is MARKERS[1] and next_marker(MARKERS, 3.0, -1) is None
+    assert next_marker(MARKERS, None, -1) is MARKERS[2]

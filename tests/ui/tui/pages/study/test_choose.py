@@ -1,0 +1,63 @@
+"""Which study to start: the files, what each would start, and the start after a question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.pages.study.choose import ChooseStudyScreen, StudyFileRow
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import asked, text, until
+
+STUDY = """\
+profile: tiny
+space: {steps: [5, 10, 20]}
+objective: {metric: loss, direction: minimize}
+sampler: grid
+"""
+
+
+@pytest.fixture
+def files(profile: Path) -> Path:
+    """The folder of the home's studies with a valid file and a broken one."""
+    folder = profile.parent.parent / "studies"
+    folder.mkdir(exist_ok=True)
+    (folder / "lengths.yaml").write_text(STUDY)
+    (folder / "broken.yaml").write_text(STUDY.replace("profile: tiny", "profile: none-such"))
+    return folder
+
+
+def choosing(app: GputuiApp) -> ChooseStudyScreen:
+    assert isinstance(app.screen, ChooseStudyScreen)
+    return app.screen
+
+
+def row(app: GputuiApp) -> StudyFileRow | None:
+    return choosing(app).current
+
+
+async def test_a_study_is_started_from_its_file(filler: Filler, app: GputuiApp, files: Path) -> None:
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("S", "N", *"length")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        current = row(app)
+        assert current is not None and (current.name, current.profile) == ("lengths", "tiny")
+        await until(pilot, lambda: "3 trials of tiny" in text(app, "study_files"))
+        assert "steps=5" in text(app, "study_files")
+        await pilot.press("enter", "y")
+        await until(pilot, lambda: bool(asked(filler)))
+        verb, _, args = asked(filler)[0]
+        assert verb == "study" and args["spec"]["name"] == "lengths" and args["source"] == STUDY
+
+
+async def test_a_broken_file_says_what_is_wrong_and_is_not_started(filler: Filler, app: GputuiApp, files: Path) -> None:
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("ctrl+n", *"broken")
+        await until(pilot, lambda: choosing(app).rows is not None)
+        current = row(app)
+        assert current is not None and "none-such" in current.problem
+        await pilot.press("enter")
+        await until(pilot, lambda: "none-such" in text(app, "message"))
+        assert choosing(app) and asked(filler) == []

@@ -1,0 +1,174 @@
+"""The page of studies: the rows of its table, its keys, and looking back."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from textual.pilot import Pilot
+
+from gputui.store.run_states import RunState
+from gputui.store.studies import TrialState
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.data.reader import SnapshotReader
+from gputui.ui.tui.data.snapshot import Interest, Moment, Progress, StudyPage
+from gputui.ui.tui.pages.compare.page import CompareScreen
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.pages.study.page import StudyScreen
+from gputui.ui.tui.pages.study.view import StudyTable, picture_lines, study_head, table_lines, trial_rows
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import NOW, Filler
+from tests.ui.tui.pages.overview.test_render import text_of
+from tests.ui.tui.test_screens import asked, text, until
+
+SIZE = (120, 36)
+
+
+def read(filler: Filler, moment: Moment | None = None) -> StudyPage:
+    interest = Interest(studies=True, moment=moment)
+    found = SnapshotReader(filler.workspace).read(filler.connection, NOW, interest).study_page
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def found(filler: Filler) -> StudyPage:
+    filler.study()
+    return read(filler)
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    filler.study()
+    return make_app()
+
+
+def page(app: GputuiApp) -> StudyScreen:
+    assert isinstance(app.screen, StudyScreen)
+    return app.screen
+
+
+async def opened(pilot: Pilot[Any]) -> None:
+    await pilot.press("S")
+    await pilot.pause()
+
+
+# --- rows
+
+
+def test_trials_are_sorted_by_value_the_complete_ones_first_and_filtered(found: StudyPage) -> None:
+    rows = trial_rows(found, {}, StudyTable(order="value"))
+    assert len(rows) == 14 and rows[0].trial.number == 4
+    assert {row.trial.state for row in rows[:8]} == {TrialState.COMPLETE}
+    values = [row.trial.value for row in rows[:8]]
+    assert values == sorted(value for value in values if value is not None)
+    pruned = trial_rows(found, {}, StudyTable(filter_text="pruned"))
+    assert {row.trial.state for row in pruned} == {TrialState.PRUNED} and len(pruned) < 14
+
+
+def test_the_past_has_the_trials_of_then(filler: Filler) -> None:
+    filler.study(began_ago=5700.0)
+    trials = read(filler, Moment(NOW - 600.0)).trials
+    assert [trial.number for trial in trials] == list(range(13))
+    assert [trial.state for trial in trials[8:]] == ["complete"] * 2 + ["pruned"] + ["running"] * 2
+
+
+def test_the_same_rungs_of_trials_lie_below_each_other(found: StudyPage) -> None:
+    lines = text_of(table_lines(found, trial_rows(found, {}, StudyTable()), StudyTable(), 170, 20))
+    column = lines[1].index("CURVE")
+    curves = {int(line[:7].replace("★", "")): line[column : column + 10].ljust(10) for line in lines[2:16]}
+    assert curves[0].strip() and len(curves[0].rstrip()) == 10
+    # Pruned at rung 5 of 27, and still at rung 3.
+    assert curves[2][0] != " " and len(curves[2].rstrip()) == 2
+    assert curves[12][0] != " " and len(curves[12].rstrip()) == 2
+    assert "rung 5: 7th of 9" in lines[4] and "pruned at" not in lines[4]
+
+
+def test_losses_are_a_trials_curve_only_where_the_loss_is_what_is_searched(found: StudyPage) -> None:
+    trial = next(trial for trial in found.trials if trial.run_id is not None)
+    progress = {str(trial.run_id): Progress(losses=(3.0, 2.0, 1.0))}
+    for metric, shown in (("loss", (3.0, 2.0, 1.0)), ("val/accuracy", ())):
+        objective = replace(found.spec.objectives[0], metric=metric)
+        without_rungs = found._replace(rungs={}, spec=replace(found.spec, objectives=(objective,)))
+        rows = {row.trial.number: row for row in trial_rows(without_rungs, progress, StudyTable())}
+        assert rows[trial.number].curve == shown, metric
+
+
+def test_a_trial_whose_run_is_queued_is_not_called_running(found: StudyPage) -> None:
+    trial = next(trial for trial in found.trials if trial.state is TrialState.RUNNING)
+    for state, word in ((RunState.QUEUED, "queued"), (RunState.RUNNING, "running"), (RunState.FAILED, "running")):
+        rows = trial_rows(found, {}, StudyTable(), {str(trial.run_id): state})
+        assert next(row for row in rows if row.trial.number == trial.number).sign.word == word
+
+
+def test_no_trial_is_the_best_of_several_objectives(found: StudyPage) -> None:
+    first = found.spec.objectives[0]
+    spec = replace(found.spec, objectives=(first, replace(first, metric="seconds")))
+    trials = tuple(replace(one, values=(*one.values, -one.values[0])) if one.values else one for one in found.trials)
+    page = found._replace(spec=spec, trials=trials)
+    head = " ".join(text_of(study_head(page, 170)))
+    assert "Pareto front: 8" in head and "best" not in head and "best" in " ".join(text_of(study_head(found, 170)))
+    assert sum(row.is_best for row in trial_rows(page, {}, StudyTable())) == 8
+    pictures = " ".join(text_of(picture_lines(page, StudyTable(), 100, 60)))
+    assert "for val_loss" in pictures and "for seconds" in pictures
+
+
+# --- keys
+
+
+async def test_the_overview_names_the_study_and_its_trials_open_and_are_compared(app: GputuiApp) -> None:
+    async with app.run_test(size=SIZE) as pilot:
+        strip = text(app, "studies")
+        assert "lr-search" in strip and "12 of 40 trials" in strip and "0.4044" in strip
+        await opened(pilot)
+        assert page(app).row_ids == list(range(14))
+        await pilot.press("down", "down", "enter")
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-search-1-t2"
+        await pilot.press("escape", "c")
+        assert isinstance(app.screen, CompareScreen) and "lr-search-1-t4" in app.screen.comparison.run_ids
+        await pilot.press("escape", "escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_a_point_is_added_by_hand_from_that_of_a_trial(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SIZE) as pilot:
+        await opened(pilot)
+        await pilot.press("n")
+        line = page(app).line
+        assert line is not None and "lr=0.00739" in line.text
+        copied = page(app).copyable()[0].text
+        assert shlex.split(copied) == [word for each in shlex.split(line.text) for word in ("--set", each)]
+        await pilot.press(*["backspace"] * len("muon"), *"adamw", "enter")
+        await until(pilot, lambda: bool(asked(filler)))
+        point: dict[str, object] = {"lr": 0.00739, "batch_size": 256, "optimizer": "adamw"}
+        wanted = [("study_enqueue", None, {"study": "lr-search-1", "set": point})]
+        assert asked(filler) == wanted
+        await pilot.press("n", "space", "x", "enter")
+        assert len(asked(filler)) == 1 and "NAME=VALUE" in text(app, "message")
+        # As the command line reads them.
+        for typed, value in (("1e-05", 1e-05), ("[", "[")):
+            await pilot.press("n", "ctrl+u")
+            page(app).type_line(None, f"lr={typed}")
+            wanted.append(("study_enqueue", None, {"study": "lr-search-1", "set": {"lr": value}}))
+            await until(pilot, lambda: len(asked(filler)) == len(wanted))
+            assert asked(filler) == wanted
+
+
+async def test_a_trial_is_pruned_and_kept_and_the_study_paused_and_stopped(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=(160, 36)) as pilot:
+        await opened(pilot)
+        await pilot.press("end", "x", "y")
+        await until(pilot, lambda: len(asked(filler)) == 1)
+        await pilot.press("e")
+        await until(pilot, lambda: len(asked(filler)) == 2)
+        trial = {"study": "lr-search-1", "trial": 13}
+        assert asked(filler) == [("study_prune", None, trial), ("study_keep", None, {**trial, "keep": True})]
+        await pilot.press("P")
+        await until(pilot, lambda: len(asked(filler)) == 3)
+        await pilot.press("X", "y")
+        await until(pilot, lambda: len(asked(filler)) == 4)
+        assert [verb for verb, _, _ in asked(filler)[2:]] == ["study_pause", "study_stop"]

@@ -1,0 +1,340 @@
+"""The real app under a pilot: every key and page, against a database filled by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.core.config import Workspace
+from gputui.store import commands
+from gputui.ui.tui import commands as asking
+from gputui.ui.tui.actions.reasons import NO_RUN
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.dialogs.palette import PaletteScreen
+from gputui.ui.tui.dialogs.questions import ConfirmScreen
+from gputui.ui.tui.dialogs.sheet import HelpScreen, SheetScreen
+from gputui.ui.tui.pages.launch.choose import ChooseProfileScreen
+from gputui.ui.tui.pages.launch.page import LaunchScreen
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.pages.run.page import RunScreen
+from gputui.ui.tui.widgets.pane import Pane
+from tests.texts import mentions
+from tests.ui.tui.conftest import StillFeed
+from tests.ui.tui.filling import Filler
+
+SMALL = (80, 24)
+WIDE = (160, 48)
+
+
+def text(app: GputuiApp, pane: str) -> str:
+    return app.screen.query_one(f"#{pane}", Pane).text
+
+
+def overview(app: GputuiApp) -> OverviewScreen:
+    screen = app.screen_stack[0]
+    assert isinstance(screen, OverviewScreen)
+    return screen
+
+
+def feed_of(app: GputuiApp) -> StillFeed:
+    assert isinstance(app.feed, StillFeed)
+    return app.feed
+
+
+async def until(pilot: Pilot[Any], is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it did not come to this"
+        await pilot.pause(0.02)
+
+
+def asked(filler: Filler) -> list[tuple[str, str | None, dict[str, Any]]]:
+    """What was asked for, always in the name of this process: what is gone by then is not obeyed."""
+    rows = filler.connection.execute("SELECT verb, run_id, args FROM commands ORDER BY command_id").fetchall()
+    found = [(verb, run_id, json.loads(args)) for verb, run_id, args in rows]
+    assert all(args.pop("asker")["pid"] == os.getpid() for _, _, args in found)
+    return found
+
+
+# --- the overview
+
+
+async def test_the_first_frame_is_full(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        assert "gpt2-124m-1 r0" in text(app, "gpus")
+        assert "vit-b16-1" in text(app, "runs")
+        assert "fell off the bus" in text(app, "events")
+        assert "? help" in text(app, "footer")
+        heights = [pane.size.height for pane in app.screen.query(Pane)]
+        assert sum(heights) == 24
+        await pilot.resize_terminal(*WIDE)
+        await until(pilot, lambda: "utilisation" in text(app, "trend-heads"))
+        await pilot.pause()
+        assert sum(pane.outer_size.height + pane.styles.margin.top for pane in app.screen.query(Pane)) == 48
+
+
+async def test_the_cursor_moves_and_stays_on_its_run(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        for key, wanted in (
+            ("j", "gpt2-124m-1"), ("down", "lr-sweep-3"), ("k", "gpt2-124m-1"), ("up", "vit-b16-1"),
+            ("up", "vit-b16-1"), ("G", "resnet50-2"), ("j", "resnet50-2"), ("g", "vit-b16-1"), ("end", "resnet50-2"),
+            ("home", "vit-b16-1"),
+        ):  # fmt: skip
+            await pilot.press(key)
+            assert overview(app).table.cursor == wanted
+        filler.end("vit-b16-1", "failed")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert overview(app).table.cursor == "vit-b16-1"
+        assert "▸✗ vit-b16-1" in text(app, "runs")
+
+
+async def test_the_filter_narrows_the_table_while_typing(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("slash", "v", "i", "t")
+        assert [row.run.run_id for row in overview(app).shown_rows] == ["vit-b16-1"]
+        await pilot.press("backspace", "backspace", "backspace", "q", "q")  # q is text here, not a key
+        assert overview(app).shown_rows == [] and "No run matches" in text(app, "runs")
+        await pilot.press("escape")
+        assert len(overview(app).shown_rows) == 4
+        await pilot.press("slash", "l", "r", "enter", "enter")
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
+        await pilot.press("escape")
+        assert "/lr" in text(app, "runs")
+        await pilot.press("escape")
+        assert len(overview(app).shown_rows) == 4
+
+
+async def test_a_terminal_that_is_too_small_is_told(app: GputuiApp) -> None:
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.resize_terminal(30, 6)
+        await until(pilot, lambda: text(app, "notice") != "")
+        assert text(app, "notice").split("\n") == ["This terminal has 30×6 cells;", "gputui needs 40×9."]
+        assert text(app, "gpus") == "" == text(app, "trends")
+        await pilot.resize_terminal(160, 48)
+        await until(pilot, lambda: text(app, "notice") == "")
+        assert "gpt2-124m-1 r0" in text(app, "gpus")
+        assert "utilisation" in text(app, "trend-heads")
+
+
+# --- a run's page
+
+
+async def test_a_run_that_is_removed_while_its_page_is_open(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("G", "enter")
+        await pilot.pause()
+        assert "resnet50-2" in text(app, "head")
+        filler.connection.execute("DELETE FROM runs WHERE run_id = 'resnet50-2'")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "resnet50-2 · is gone" in text(app, "head")
+        await pilot.press("s")
+        assert NO_RUN in text(app, "message")
+        await pilot.press("escape")
+        assert isinstance(app.screen, OverviewScreen)
+
+
+# --- what changes a run
+
+
+async def test_stopping_asks_first_and_shows_the_answer(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("s")
+        assert isinstance(app.screen, ConfirmScreen)
+        assert "Stop vit-b16-1?" in text(app, "confirm") and "checkpoint" in text(app, "confirm")
+        await pilot.press("enter", "x")  # neither is an answer
+        assert isinstance(app.screen, ConfirmScreen)
+        await pilot.press("n")
+        assert isinstance(app.screen, OverviewScreen) and asked(filler) == []
+        await pilot.press("s", "y")
+        await until(pilot, lambda: len(asked(filler)) == 1 and bool(feed_of(app).watched))
+        assert asked(filler) == [("stop", "vit-b16-1", {"now": False})]
+        assert "Stop vit-b16-1…" in text(app, "message")
+        commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "vit-b16-1", "state": "stopping"})
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert mentions(text(app, "message"), "Stop vit-b16-1: ", "stopping")
+
+
+async def test_what_the_agent_does_not_answer_is_withdrawn(
+    app: GputuiApp, filler: Filler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gputui.ui.tui.commands.patience_seconds", lambda _verb: 0.3)
+
+    def state() -> tuple[str, str | None] | None:
+        row = filler.connection.execute("SELECT state, reason FROM commands").fetchone()
+        return None if row is None else tuple(row)
+
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("s", "y")
+        await until(pilot, lambda: bool(feed_of(app).watched))
+        assert app.commands.unanswered == ["Stop vit-b16-1"]
+        await until(pilot, lambda: state() == ("refused", "not answered in time"))
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert "Stop vit-b16-1: refused" in text(app, "message") and app.commands.unanswered == []
+
+
+async def test_a_refusal_is_shown_with_its_reason(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("G", "u")
+        await until(pilot, lambda: bool(feed_of(app).watched))
+        assert asked(filler) == [("resume", "resnet50-2", {"set": {}})]
+        commands.give_answer(filler.connection, 1, "refused", now=1.0, reason="no valid checkpoint in /x")
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert mentions(text(app, "message"), "Resume resnet50-2: refused", "no valid checkpoint in /x")
+        await pilot.press("k")
+        assert text(app, "message") == ""
+
+
+async def test_restarting_removing_and_resuming_a_complete_run_ask_first(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        wanted: list[tuple[str, str, dict[str, Any]]] = []
+        for key, verb in (("X", "restart"), ("delete", "rm")):
+            await pilot.press("G", key)
+            assert isinstance(app.screen, ConfirmScreen), key
+            await pilot.press("y")
+            wanted.append((verb, "resnet50-2", {}))
+            await until(pilot, lambda: len(asked(filler)) == len(wanted))
+            assert asked(filler) == wanted
+        filler.end("resnet50-2", "succeeded")
+        feed_of(app).refresh()
+        await pilot.press("G", "u")
+        assert isinstance(app.screen, ConfirmScreen), "a complete run is resumed after a question"
+
+
+async def test_a_store_that_does_not_come_is_told(
+    app: GputuiApp, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "STORE_SECONDS", 0.2)
+    async with app.run_test(size=SMALL) as pilot:
+        workspace.database.rename(workspace.database.with_name("elsewhere"))
+        await pilot.press("s", "y")
+        await until(pilot, lambda: "Cannot ask the agent" in text(app, "message"))
+        assert not workspace.database.exists(), "asking makes no new store"
+
+
+# --- help and palette
+
+
+async def test_the_help_is_about_the_screen_behind_it(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen) and "Open the run or GPU" in text(app, "sheet")
+        await pilot.press("down", "up", "pagedown", "escape")
+        await pilot.press("enter", "question_mark")
+        assert "Zoom in, around the" in text(app, "sheet") and "Mark or unmark" not in text(app, "sheet")
+        await pilot.press("escape")
+        assert isinstance(app.screen, RunScreen)
+
+
+async def test_the_palette_finds_actions_and_runs(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("ctrl+p", *"open gpt2")
+        assert isinstance(app.screen, PaletteScreen)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "gpt2-124m-1"
+        await pilot.press("colon", *"lr-sweep", "down", "up", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen) and app.screen.run_id == "lr-sweep-3"
+        assert len(app.screen_stack) == 2 and feed_of(app).interest.run_id == "lr-sweep-3"
+        assert "lr-sweep-3 · ◌ queued" in text(app, "head")
+        await pilot.press("ctrl+p", *"zzzz", "enter")
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("escape", "ctrl+p", *"all gpus", "enter")
+        assert overview(app).is_folded
+        await pilot.press("ctrl+p", *"stop the run", "enter")
+        assert isinstance(app.screen, ConfirmScreen)
+
+
+# --- launching
+
+
+async def open_form(pilot: Pilot[Any], app: GputuiApp, typed: str = "") -> None:
+    """Through the list of profiles to the form of the first one that fits."""
+    await pilot.press("n")
+    choosing = app.screen
+    assert isinstance(choosing, ChooseProfileScreen)
+    await until(pilot, lambda: choosing.rows is not None)
+    await pilot.press(*typed, "enter")
+    await pilot.pause()
+
+
+def form_of(app: GputuiApp) -> LaunchScreen:
+    assert isinstance(app.screen, LaunchScreen)
+    return app.screen
+
+
+async def test_launching_with_a_changed_parameter(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).plan is not None and form_of(app).plan.spec is not None)  # type: ignore[union-attr]
+        assert "--steps 10" in text(app, "launch") and "how many steps" in text(app, "launch")
+        await pilot.press("down", "down", *"25")  # what is typed takes the place of the 10
+        await until(pilot, lambda: "--steps 25" in text(app, "launch"))
+        assert "was 10" in text(app, "launch")
+        await pilot.press("up", "down", "backspace", *"6", "home", "delete", "left", *"2")  # an editing key changes it
+        await until(pilot, lambda: "--steps 26" in text(app, "launch"))
+        await pilot.press("backspace", *"2")
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(feed_of(app).watched))
+        assert isinstance(app.screen, OverviewScreen)
+        [(verb, _, args)] = asked(filler)
+        assert verb == "run" and args["name"] == "tiny"
+        spec = json.loads((app.workspace.state / "inbox" / f"{args['ticket']}.json").read_text())
+        assert spec["params"] == {"steps": 26, "lr": 0.5}
+        filler.run("tiny-1", "queued", started_ago=None)
+        commands.give_answer(filler.connection, 1, "done", now=1.0, result={"id": "tiny-1", "state": "queued"})
+        feed_of(app).refresh()
+        await pilot.pause()
+        assert mentions(text(app, "message"), "Launch tiny: ", "tiny-1", "GPUs are free")
+        assert overview(app).table.cursor == "tiny-1"
+
+
+async def test_mistakes_show_while_typing_and_keep_it_from_starting(
+    app: GputuiApp, filler: Filler, profile: Path
+) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).plan is not None)
+        await pilot.press("down", "down", "ctrl+u", *"lots")
+        assert mentions(text(app, "launch"), "✗", "whole number", "1 to 100")
+        await pilot.press("enter")
+        assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
+        await pilot.press("up", "up", "ctrl+u", *"99")
+        await pilot.press("down", "down", "ctrl+u", *"5")
+        await until(pilot, lambda: "99" in (form_of(app).plan.blocked_by or "") if form_of(app).plan else False)  # type: ignore[union-attr]
+        await pilot.press("enter")
+        assert isinstance(app.screen, LaunchScreen) and asked(filler) == []
+
+
+async def test_enter_typed_ahead_of_the_checks_waits_for_them(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).form.entry is not None)
+        await pilot.press("down", "down", "ctrl+u", *"25", "enter")
+        await until(pilot, lambda: bool(asked(filler)))
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_the_dry_run_shows_everything_and_starts_nothing(app: GputuiApp, filler: Filler, profile: Path) -> None:
+    async with app.run_test(size=(120, 50)) as pilot:
+        await open_form(pilot, app)
+        await until(pilot, lambda: form_of(app).plan is not None)
+        await pilot.press("ctrl+d")
+        assert isinstance(app.screen, SheetScreen)
+        shown = " ".join(text(app, "sheet").replace("│", " ").split())
+        for word in ("command", "--steps 10", "GPUTUI_RUN_ID=RUN", "none, on the CPU", "✓ program"):
+            assert word in shown
+        await pilot.press("escape", "escape", "escape")
+        assert isinstance(app.screen, OverviewScreen) and asked(filler) == []

@@ -1,0 +1,200 @@
+"""Settings: what is kept, what survives, what is refused, and the sheet that changes them."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from gputui.core.config import Workspace
+from gputui.ui.tui import settings as kept
+from gputui.ui.tui.actions import Scope, actions_in
+from gputui.ui.tui.actions.key_names import key_name
+from gputui.ui.tui.actions.keymap import resolve
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.dialogs.settings import ITEMS
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.settings import Preferences, Settings
+from tests.ui.tui.conftest import StillFeed
+from tests.ui.tui.filling import Filler
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "config" / "settings.json"
+
+
+def test_what_is_saved_is_read_again_and_private(path: Path) -> None:
+    assert (
+        kept.save(path, {"theme": "dark", "pins": ["loss", "lr"], "refresh_seconds": 2, "keys": {"stop": "S"}}) is None
+    )
+    found, trouble = kept.load(path)
+    assert trouble is None
+    assert found == Settings(theme="dark", pins=("loss", "lr"), refresh_seconds=2.0, keys={"stop": "S"})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_what_another_version_or_view_wrote_survives(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text('{"future": {"deep": [1]}, "bell": true, "theme": "light"}')
+    kept.save(path, {"theme": "dark"})
+    assert json.loads(path.read_text()) == {"future": {"deep": [1]}, "bell": True, "theme": "dark"}
+
+
+def test_a_broken_file_is_one_sentence_and_is_kept(path: Path) -> None:
+    assert kept.load(path) == (Settings(), None), "without a file there are defaults and no word"
+    path.parent.mkdir()
+    for text in ("{", "[]", '"x"', "\0", "{" + " " * 300_000 + "}"):
+        path.write_text(text)
+        found, trouble = kept.load(path)
+        assert found == Settings()
+        assert trouble is not None and str(path) in trouble and "\n" not in trouble, text[:9]
+        said = kept.save(path, {"bell": True})
+        assert said is not None and "set aside" in said, text[:9]
+        assert path.with_name("settings.json.broken").read_text() == text
+        assert kept.load(path) == (Settings(bell=True), None), text[:9]
+
+
+def test_values_that_do_not_fit_are_named_and_the_others_hold(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(
+        json.dumps(
+            {"theme": "pink\x1b[31m", "refresh_seconds": 1e9, "bell": 1, "pins": "x", "keys": {"a": 1}, "title": True}
+        )
+    )
+    found, trouble = kept.load(path)
+    assert found == Settings(title=True)
+    assert trouble is not None and "\x1b" not in trouble
+    for name in ("theme", "refresh_seconds", "bell", "pins", "keys"):
+        assert name in trouble
+
+
+def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.save(path, {"bell": True})
+
+    def no_room(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept.os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space"):
+        kept.save(path, {"bell": False})
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    told: list[str] = []
+    preferences = Preferences(Settings(), path, told.append)
+    preferences.change(theme="dark")
+    preferences.finish()
+    assert preferences.settings.theme == "dark"
+    assert len(told) == 1 and "only until the end" in told[0]
+
+
+def test_many_changes_at_once_are_all_kept(path: Path) -> None:
+    preferences = Preferences(Settings(), path, pytest.fail)
+    for number in range(50):
+        preferences.change(refresh_seconds=float(number + 1), bell=number % 2 == 0)
+    preferences.finish()
+    assert kept.load(path)[0] == preferences.settings == Settings(refresh_seconds=50.0, bell=False)
+    assert threading.active_count() < 20
+
+
+# --- keys
+
+
+def test_keys_are_written_as_people_write_them() -> None:
+    assert key_name("S") == "S"
+    assert key_name("?") == "question_mark"
+    assert key_name("+") == "plus"
+    assert key_name("ctrl++") == "ctrl+plus"
+    assert key_name("ctrl+s") == "ctrl+s"
+    assert key_name("f5") == "f5"
+    for wrong in ("", "hyperspace", "cmd+s", "SS"):
+        assert key_name(wrong) is None
+
+
+def test_a_wish_holds_wherever_the_action_is() -> None:
+    found = resolve({"stop": "f9 ctrl+s", "run.theme": "f8"})
+    assert not found.refused
+    assert found.on("overview")["stop"] == ("f9", "ctrl+s") == found.on("run")["stop"]
+    assert "theme" not in found.on("overview") and found.on("run")["theme"] == ("f8",)
+
+
+def test_what_cannot_be_is_refused_in_words() -> None:
+    for wanted, word in [
+        ({"overview.stop": "q"}, "quit"),
+        ({"overview.stop": "f9", "overview.theme": "f9"}, "f9"),
+        ({"stopp": "f9"}, "stop"),
+        ({"stop": "hyperspace"}, "no such key"),
+        ({"stop": ""}, "no key"),
+        ({"launch.preview": "p"}, "text"),
+    ]:
+        found = resolve(wanted)
+        assert len(found.refused) == 1 and word in found.refused[0], (wanted, word)
+        for scope in get_args(Scope):
+            keys = [key for action in actions_in(scope) for key in found.on(scope).get(action.name, action.keys)]
+            assert len(keys) == len(set(keys)), (wanted, word)
+
+
+# --- on the screen
+
+
+def make(workspace: Workspace, settings: Settings) -> GputuiApp:
+    feed = StillFeed(workspace)
+    return GputuiApp(workspace, feed, feed.read(), settings=settings, settings_path=workspace.settings)
+
+
+async def test_a_chosen_key_does_it_and_is_told_in_footer_and_help(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    app = make(workspace, Settings(keys={"overview.fold": "f7", "overview.stop": "q"}))
+    async with app.run_test(size=(160, 36)) as pilot:
+        await pilot.pause()
+        assert "cannot have q" in app.screen.query_one("#message").text
+        assert "f7 charts" in app.screen.query_one("#footer").text
+        before = app.screen.query_one("#gpus").text
+        await pilot.press("a")
+        assert app.screen.query_one("#gpus").text == before
+        await pilot.press("f7")
+        await pilot.pause()
+        assert app.screen.query_one("#gpus").text != before
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "f7" in app.screen.query_one("#sheet").text
+
+
+async def test_the_sheet_changes_settings_with_keys_and_keeps_them(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    app = make(workspace, Settings())
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("comma")
+        await pilot.pause()
+        assert all(item.label in app.screen.query_one("#settings").text for item in ITEMS)
+        await pilot.press("right", "right", "down", "down", "left")
+        await pilot.pause()
+        assert app.settings.theme == "dark"
+        assert app.settings.mouse == "off"
+        await pilot.press("escape")
+    app.preferences.finish()
+    assert kept.load(workspace.settings)[0] == app.settings
+
+
+async def test_charts_order_and_fold_begin_as_they_were_left(filler: Filler, workspace: Workspace) -> None:
+    filler.overnight()
+    app = make(workspace, Settings())
+    async with app.run_test(size=(120, 36)) as pilot:
+        await pilot.press("a", "o", "enter", "v", "m", "asterisk", "y")
+        await pilot.pause()
+        charts = app.chart_memory.usual
+    app.preferences.finish()
+    found, trouble = kept.load(workspace.settings)
+    assert trouble is None
+    assert found.fold and found.sort == "newest" and found.chart_smoothing and found.pins
+    again = make(workspace, found)
+    async with again.run_test(size=(120, 36)) as pilot:
+        await pilot.press("enter")
+        await pilot.pause()
+        assert again.chart_memory.usual.smoothing == charts.smoothing > 0 and again.chart_memory.usual.pins
+        overview = again.screen_stack[0]
+        assert isinstance(overview, OverviewScreen) and overview.is_folded and overview.table.order == "newest"

@@ -1,0 +1,125 @@
+"""Pictures of the pages and dialogs, most of them at the smallest size that shows everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.runs.labels import Labels, store_labels
+from tests.ui.tui import many_processes
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import SMALL, feed_of
+
+LARGE = (200, 50)
+
+
+class Scene(NamedTuple):
+    """What the store holds, and the keys that lead to the picture."""
+
+    fill: Callable[[Filler], object]
+    keys: tuple[str, ...] = ()
+    size: tuple[int, int] = SMALL
+
+
+def log_of(filler: Filler, run_id: str, attempt: int, text: str) -> None:
+    folder = filler.workspace.run_dir(run_id) / "attempts" / str(attempt) / "ranks" / "x" / "attempt_0" / "0"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text(text)
+
+
+def alerts(filler: Filler) -> None:
+    filler.overnight()
+    filler.bad_night()
+
+
+def no_driver(filler: Filler) -> None:
+    filler.agent(problem="No NVIDIA driver found (libnvidia-ml.so.1 is missing).")
+    filler.host()
+
+
+def quarantine(filler: Filler) -> None:
+    """Eight GPUs, one of them lost, one in quarantine; the cursor is among them."""
+    filler.overnight()
+    filler.quarantine(4, "XID 48: double bit ECC error, the GPU needs a reset")
+    filler.pause_queue()
+    filler.run("lr-sweep-4", "queued", name="lr-sweep", started_ago=None, waiting_for="waits for 2 GPUs")
+
+
+def page_fault(filler: Filler) -> None:
+    filler.overnight()
+    filler.xid(3, 31, "memory page fault, mostly an error of the program (illegal address)")
+
+
+def past(filler: Filler) -> None:
+    filler.overnight()
+    filler.history(1500, every=10)
+
+
+def running(filler: Filler) -> None:
+    filler.overnight()
+    log_of(filler, "vit-b16-1", 3, "".join(f"step {n} loss 1.9{n % 10}\n" for n in range(9000, 9441)))
+
+
+def failed(filler: Filler) -> None:
+    filler.agent()
+    filler.gpus(1)
+    filler.sample(0)
+    reason = "a Python exception on rank 0, three times at step 12: KeyError 'labels'"
+    filler.run("resnet50-2", "failed", ended_ago=4000.0, started_ago=9000.0, reason=reason)
+    filler.attempt("resnet50-2", 1, "failed", gpus=(0,), started_ago=9000.0, ended_ago=4000.0, code=1, last_step=12)
+    filler.curve("resnet50-2", 1, 0, 12, end=filler.now - 4000)
+    filler.metrics("resnet50-2", 1, [{"step": 13, "time": filler.now - 4000, "rank": 0, "loss": "NaN"}])
+    log_of(
+        filler, "resnet50-2", 1,
+        "step 12 loss nan\nTraceback (most recent call last):\n  File 'train.py', line 3\nKeyError: 'labels'\n",
+    )  # fmt: skip
+
+
+def study(filler: Filler) -> None:
+    filler.overnight()
+    filler.study()
+
+
+def labels(filler: Filler) -> None:
+    filler.overnight()
+    store_labels(filler.connection, "vit-b16-1", Labels("vit-best", ("base", "sweep:3"), "warm-up 500, the old seed"))
+    store_labels(filler.connection, "resnet50-2", Labels("resnet50", ("broken",), "labels column is missing"))
+
+
+SCENES = {
+    "overview": Scene(Filler.overnight),
+    "overview with alerts": Scene(alerts, size=LARGE),
+    "no driver": Scene(no_driver),
+    "quarantine and a paused queue": Scene(quarantine, ("shift+tab", "down", "down")),
+    "past overview": Scene(past, ("left_square_bracket", "left_square_bracket")),
+    "stopping asks first": Scene(Filler.overnight, ("s",)),
+    "help": Scene(Filler.overnight, ("question_mark",)),
+    "labels": Scene(labels, ("enter", "d")),
+    "gpu": Scene(page_fault, ("shift+tab", "down", "down", "down", "i")),
+    "running run": Scene(running, ("enter", "m", "m", *["left"] * 4), LARGE),
+    "failed run": Scene(failed, ("enter", "3")),
+    "processes": Scene(many_processes.fill, ("p", "v", "down")),
+    "alerts": Scene(alerts, ("exclamation_mark",)),
+    "study": Scene(study, ("S",)),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_picture(snap_compare: Callable[..., bool], filler: Filler, make_app: MakeApp, name: str) -> None:
+    scene = SCENES[name]
+    scene.fill(filler)
+    app = make_app()
+    if name == "processes":
+        many_processes.give(app.feed)
+
+    async def press(pilot: Pilot[Any]) -> None:
+        for key in scene.keys:
+            await pilot.press(key)
+            feed_of(app).wait_for_checkpoints()
+            await pilot.pause()
+
+    assert snap_compare(app, run_before=press, terminal_size=scene.size)

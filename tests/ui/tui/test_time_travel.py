@@ -1,0 +1,152 @@
+"""Looking back: the whole screen as it was, moving along the record, and what is refused meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from gputui.ui.tui.app import GputuiApp
+from gputui.ui.tui.data import processes
+from gputui.ui.tui.dialogs.questions import MomentScreen
+from gputui.ui.tui.pages.overview.page import OverviewScreen
+from gputui.ui.tui.widgets.pane import Pane
+from tests.texts import mentions
+from tests.ui.tui.conftest import MakeApp
+from tests.ui.tui.filling import Filler
+from tests.ui.tui.test_screens import SMALL, WIDE, feed_of, text
+
+
+def whole(app: GputuiApp) -> str:
+    return "\n".join(pane.text for pane in app.screen.query(Pane) if pane.size.height)
+
+
+async def read_all(pilot: Pilot[Any], app: GputuiApp) -> None:
+    """A page asks for more once it knows what there is, such as the metrics of compared runs."""
+    for _ in range(2):
+        feed_of(app).refresh()
+        await pilot.pause()
+
+
+@pytest.fixture
+def app(filler: Filler, make_app: MakeApp) -> GputuiApp:
+    filler.overnight()
+    filler.history(1500, every=10)
+    for run_id, ago in (("gpt2-124m-1", 5400.0), ("vit-b16-1", 11_000.0), ("resnet50-2", 9000.0)):
+        filler.transition(run_id, None, "queued", "launched", ago + 2)
+        filler.transition(run_id, "queued", "starting", "attempt 1", ago)
+        filler.transition(run_id, "starting", "running", "its first step was seen", ago - 4)
+    filler.transition("resnet50-2", "running", "failed", "KeyError 'labels'", 4000.0)
+    for ago, origin, target in (
+        (633.0, "running", "recovering"), (620.0, "recovering", "queued"), (586.0, "queued", "starting"),
+        (580.0, "starting", "running"),
+    ):  # fmt: skip
+        filler.transition("vit-b16-1", origin, target, "GPU 7 was lost", ago)
+    return make_app()
+
+
+async def test_the_whole_screen_is_as_it_was(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        assert "◀" not in whole(app) and "12:44" in text(app, "head")
+        await pilot.press("left_curly_bracket")
+        head = text(app, "head")
+        assert "◀ 03:11:04 · 1 min ago · L live" in head
+        assert text(app, "notice").splitlines()[0].endswith(" now")
+        # The GPUs' samples, the runs' steps and the queue are those of then.
+        assert "gpt2-124m r0" not in text(app, "gpus") and "71.2" not in text(app, "gpus")
+        assert "3 780/6 000" in text(app, "runs")
+        assert "lr-sweep" not in whole(app) and "queued behind 1 run" not in whole(app)
+        assert "resnet50-2" in text(app, "runs") and "1 h ago" in text(app, "runs")
+        await pilot.press("L")
+        assert "◀" not in whole(app) and "lr-sweep" in text(app, "runs")
+        assert "4 120/6 000" in text(app, "runs")
+
+
+async def test_steps_go_on_and_end_in_the_present(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        for key, expected in (
+            ("less_than_sign", "03:12:34"), ("less_than_sign", "03:12:24"), ("left_curly_bracket", "03:10:44"),
+            ("greater_than_sign", "03:10:54"), ("right_curly_bracket", "03:12:34"),
+        ):  # fmt: skip
+            await pilot.press(key)
+            assert f"◀ {expected}" in text(app, "head")
+        await pilot.press("greater_than_sign")
+        assert "◀" not in text(app, "head") and app.time_travel.moment is None
+        await pilot.press("greater_than_sign")
+        assert mentions(text(app, "message"), "present already")
+
+
+async def test_jumping_from_event_to_event(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("left_square_bracket")
+        assert "◀ 03:12:14" in text(app, "head") and "queued behind 1 run" in text(app, "events")
+        await pilot.press("left_square_bracket", "left_square_bracket")
+        assert "◀ 03:02:1" in text(app, "head") and "10 min ago" in text(app, "head")
+        assert "fell off the bus" in text(app, "events") and "training again" not in text(app, "events")
+        assert "↻ vit-b16-1      recovering ↻1" in text(app, "runs")
+        await pilot.press("right_square_bracket")
+        assert "◀ 03:02:58" in text(app, "head") and "training again" in text(app, "events")
+        await pilot.press("right_square_bracket", "right_square_bracket")
+        assert "Nothing happened after this." in text(app, "message")
+        assert "◀ 03:12:14" in text(app, "head")
+
+
+async def test_typing_a_time(app: GputuiApp) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("t")
+        assert isinstance(app.screen, MomentScreen) and "for example 03:12" in text(app, "moment")
+        await pilot.press(*"3:05x")
+        assert "'3:05x' is not a time" in text(app, "moment")
+        await pilot.press("enter")
+        assert isinstance(app.screen, MomentScreen)
+        await pilot.press("backspace")
+        assert mentions(text(app, "moment"), "Sat 21 Nov 2026 03:05:00", "7 min 44 s")
+        await pilot.press("enter")
+        assert isinstance(app.screen, OverviewScreen) and "◀ 03:05:00 · 7 min ago" in text(app, "head")
+        await pilot.press("t", *"-20s", "escape")
+        assert "◀ 03:05:00" in text(app, "head")
+        await pilot.press("L")
+        assert "◀" not in text(app, "head")
+
+
+async def test_what_would_change_the_present_is_refused_in_words(app: GputuiApp, filler: Filler) -> None:
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("left_curly_bracket")
+        for key in ("s", "u", "x", "delete", "n"):
+            await pilot.press(key)
+            assert isinstance(app.screen, OverviewScreen)
+            assert mentions(text(app, "message"), "03:11:04", "present", "L ")
+        assert filler.connection.execute("SELECT count(*) FROM commands").fetchone() == (0,)
+
+
+async def test_the_page_of_a_run_is_as_it_was(app: GputuiApp) -> None:
+    async with app.run_test(size=WIDE) as pilot:
+        await pilot.press("enter")
+        assert "attempt 3" in text(app, "head") and "left GPU 7 out" in whole(app)
+        await pilot.press("t", *"3:01", "enter")
+        assert "◀ 03:01:00" in text(app, "head") and "attempt 2" in text(app, "head")
+        assert "GPU 7 was lost" not in whole(app) and "CUDA ran out of memory" in whole(app)
+        await pilot.press("escape")
+        assert "◀ 03:01:00" in text(app, "head")
+        assert isinstance(app.screen, OverviewScreen)
+
+
+async def test_every_page_looks_back(app: GputuiApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What this machine itself does changes meanwhile.
+    monkeypatch.setattr(processes, "AGAIN_SECONDS", float("inf"))
+    async with app.run_test(size=WIDE) as pilot:
+        for keys in ("p", "exclamation_mark", "i", "space j space c"):
+            await pilot.press(*keys.split())
+            page = app.screen
+            assert not isinstance(page, OverviewScreen), keys
+            await read_all(pilot, app)
+            before = whole(app)
+            await pilot.press("left_square_bracket", "left_square_bracket")
+            assert app.screen is page
+            assert "◀ 03:02:58 · 9 min ago · L live" in text(app, "head"), keys
+            assert text(app, "notice").splitlines()[0].endswith(" now"), keys
+            await pilot.press("L")
+            await read_all(pilot, app)
+            assert whole(app) == before, keys
+            await pilot.press("escape")
