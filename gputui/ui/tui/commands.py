@@ -66,6 +66,8 @@ class Commands:
         self._page = page
         self._watch = watch
         self._asked: dict[int, str] = {}
+        self._newest_write = threading.Event()  # set when it is over, written or not
+        self._newest_write.set()
 
     @property
     def unanswered(self) -> list[str]:
@@ -78,17 +80,23 @@ class Commands:
         return run
 
     def ask(self, words: str, verb: str, run_id: str | None, args: Mapping[str, Any]) -> None:
-        """Write a command for the agent in a thread; its answer is shown."""
+        """Write a command for the agent in a thread, after those asked before; its answer is shown."""
         seconds = patience_seconds(verb)
         self.ask_by(words, lambda: submit(self._shell.workspace, verb, run_id, args), patience=seconds)
 
     def ask_by(self, words: str, write: Callable[[], int], *, patience: float = ANSWER_SECONDS) -> None:
         """`ask` with ``write``, which writes the command and returns its id. A command without an answer after
         ``patience`` seconds is withdrawn, so that it is not carried out long after the person repeated it."""
+        earlier, written = self._newest_write, threading.Event()
+        self._newest_write = written
 
         def work() -> None:
+            earlier.wait()
             try:
-                command_id = write()
+                try:
+                    command_id = write()
+                finally:
+                    written.set()
                 self._shell.post_message(Asked(words, command_id, None))
                 withdraw_late(self._shell.workspace, command_id, patience)
             except (StoreError, sqlite3.Error, OSError) as error:
