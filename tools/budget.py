@@ -2,14 +2,17 @@
 
 ``budget.toml`` gives each room its paths and the most lines and files (or words) that it may have. A room may shrink;
 it grows only by a commit that edits its budget and says why. ``--lower`` sets each budget to what its room has now,
-where that is less.
+where that is less. ``--table`` shows each room of code with the form of its functions.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -91,6 +94,38 @@ def lowered(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> dict[s
     return result
 
 
+class Shape(NamedTuple):
+    """A room's code in numbers."""
+
+    room: str
+    lines: int
+    files: int
+    longest: int  # lines of its longest file
+    mean: float  # lines of a function
+    once: int  # functions of at most nine lines that are named once, beside their definition and imports
+
+
+def shapes(rooms: Mapping[str, Room], tracked: list[str], root: Path) -> Iterator[Shape]:
+    """Measure each room of ``gputui``; a function is used once where no other file or line names it again."""
+    files = {name: files_of(room, tracked) for name, room in rooms.items() if "lines" in room.limits}
+    files = {name: found for name, found in files.items() if any(file.startswith("gputui/") for file in found)}
+    texts = {file: (root / file).read_text("utf-8") for found in files.values() for file in found}
+    named = Counter[str]()
+    for text in texts.values():
+        named.update(re.findall(r"\w+", re.sub(r"^\s*(from .* import (\(.*?\)|.*)|import .*)$", "", text, flags=re.M)))
+    for name, found in files.items():
+        lengths, once = [], 0
+        for file in found:
+            for node in ast.walk(ast.parse(texts[file])):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    length = (node.end_lineno or node.lineno) - node.lineno + 1
+                    lengths.append(length)
+                    once += length <= 9 and named[node.name] == 2
+        counted = measure(rooms[name], tracked, root)
+        longest = max(len(texts[file].splitlines()) for file in found)
+        yield Shape(name, counted["lines"], len(found), longest, sum(lengths) / len(lengths), once)
+
+
 def main(arguments: list[str]) -> int:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -102,6 +137,11 @@ def main(arguments: list[str]) -> int:
     rooms = load(BUDGET)
     if arguments == ["--lower"]:
         BUDGET.write_text(dump(lowered(rooms, tracked, ROOT)), "utf-8")
+        return 0
+    if arguments == ["--table"]:
+        print("room           lines  files  longest  mean function  used once")
+        for shape in shapes(rooms, tracked, ROOT):
+            print("{:<12}{:>8}{:>7}{:>9}{:>15.1f}{:>11}".format(*shape))
         return 0
     found = list(problems(rooms, tracked, ROOT))
     for problem in found:

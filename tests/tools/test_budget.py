@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.budget import Room, dump, load, lowered, problems
+from tools.budget import Room, Shape, dump, load, lowered, problems, shapes
 
 FILES = ["gputui/a/one.py", "gputui/a/two.py", "gputui/b.py", "docs/page.md"]
 
@@ -45,3 +45,11 @@ def test_lowering_takes_what_is_unused_and_never_raises(tmp_path: Path) -> None:
     assert found["b"].limits == {"lines": 1, "files": 1}
     (tmp_path / "budget.toml").write_text(dump(found))
     assert load(tmp_path / "budget.toml") == found
+
+
+def test_a_function_named_by_no_second_line_is_used_once(tmp_path: Path) -> None:
+    (tmp_path / "gputui/a").mkdir(parents=True)
+    (tmp_path / FILES[0]).write_text("def f():\n    pass\n\n\ndef g():\n    f()\n    f()\n    return f\n\n\ng()\n")
+    (tmp_path / FILES[1]).write_text("from gputui.a.one import g\n")
+    found = list(shapes({"a": rooms(9)["a"]}, FILES[:2], tmp_path))
+    assert found == [Shape("a", lines=12, files=2, longest=11, mean=3.0, once=1)]
