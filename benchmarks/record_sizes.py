@@ -10,13 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
-from gputui.agent.recording import day_rollups
-from gputui.agent.recording.history_retention import HistoryRetention
+from gputui.agent.janitor import Janitor
 from gputui.agent.recording.recorder import Message, Recorder
-from gputui.core.config import locate
+from gputui.agent.recording.sample_rollups import renew_days
+from gputui.core.config import Workspace, locate
 from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
 from gputui.machine.tiers import SLOW_SECONDS
 from gputui.store.database import open_writer
@@ -42,12 +41,10 @@ def measure() -> dict[str, Any]:
 def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, Any]:
     """Bytes a day of samples and of minutes, per GPU and of the whole machine, from ``seconds`` of samples, which are
     whole hours."""
-    with _store() as (connection, folder):
+    with _store() as (connection, workspace):
         now = [START]
-        recorder = Recorder(connection, folder / "runs", lambda: now[0])
-        keeping = HistoryRetention(
-            connection, folder / "record.yaml", recorder, lambda: now[0], 1 / hertz, clock=time.thread_time
-        )
+        recorder = Recorder(connection, workspace.runs, lambda: now[0])
+        janitor = Janitor(workspace, recorder, 1 / hertz, lambda: now[0])
         facts = tuple(GpuFacts(f"GPU-{i}", i, "H200") for i in range(gpus))
         recorder.take([Inventory(START, "simulated", None, facts)])
         noise = random.Random(7)
@@ -60,11 +57,11 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
             recorder.flush()
             if now[0] >= tidy_at:
                 tidy_at = now[0] + TURN_SECONDS
-                turns.append(_turn(keeping, now[0]))
+                turns += _turns(janitor)
         while True:
             now[0] += TURN_SECONDS
-            turns.append(_turn(keeping, now[0]))
-            if now[0] > START + seconds + SETTLED_SECONDS and not keeping.rollups.is_behind:
+            turns += _turns(janitor)
+            if now[0] > START + seconds + SETTLED_SECONDS:
                 break
         samples, minutes = (sum(_bytes(connection, table) for table in tables) for tables in (SAMPLES, MINUTES))
     days = seconds / DAY
@@ -77,11 +74,13 @@ def bytes_on_disk(gpus: int, hertz: float, seconds: float = HOUR) -> dict[str, A
     }
 
 
-def _turn(keeping: HistoryRetention, now: float) -> float:
-    """The processor time of one turn in seconds."""
-    began = time.thread_time()
-    keeping.turn(now)
-    return time.thread_time() - began
+def _turns(janitor: Janitor) -> Iterator[float]:
+    """The processor time in seconds of each step, until nothing is left to do."""
+    is_more = True
+    while is_more:
+        began = time.thread_time()
+        is_more = janitor.work()
+        yield time.thread_time() - began
 
 
 def year_query(gpus: int = 8) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def year_query(gpus: int = 8) -> dict[str, Any]:
                     for hour in range(int(YEAR / HOUR))
                 ),
             )
-            day_rollups.renew(connection, number + 1, range(int(START), int(START + YEAR), int(DAY)))
+            renew_days(connection, number + 1, range(int(START), int(START + YEAR), int(DAY)))
         connection.execute("UPDATE record_bounds SET raw_since = ?", (START + YEAR,))
         asked: dict[str, str | None] = {"year_query_seconds": None, "year_query_one_gpu_seconds": "GPU-0"}
         return {name: min(_timed(connection, uuid) for _ in range(5)) for name, uuid in asked.items()}
@@ -170,10 +169,10 @@ def _bytes(connection: sqlite3.Connection, table: str) -> int:
 
 
 @contextmanager
-def _store() -> Iterator[tuple[sqlite3.Connection, Path]]:
+def _store() -> Iterator[tuple[sqlite3.Connection, Workspace]]:
     with tempfile.TemporaryDirectory(prefix="gputui-bench-") as name:
         workspace = locate(name, {})
         workspace.create()
         with closing(open_writer(workspace.database)) as connection:
             connection.execute("PRAGMA synchronous = OFF")
-            yield connection, Path(name)
+            yield connection, workspace

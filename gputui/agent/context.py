@@ -6,16 +6,16 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
 from msgspec import Struct
 
+from gputui.agent.janitor import Janitor, bound_log
 from gputui.agent.jobs import Jobs
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
-from gputui.agent.recording.write_ahead_log import WriteAheadLog
-from gputui.agent.slices import Turn
 from gputui.core.config import Workspace
 from gputui.metrics.background_reads import ReadContext
 from gputui.metrics.ingest import MetricsIngest
@@ -23,18 +23,48 @@ from gputui.runs.attempt_processes import ProcessScanner, files_written
 from gputui.runs.executors import Executors
 from gputui.store.database import open_reader
 
+# The parts of a turn that serve each run stop after this.
+TURN_SECONDS = 0.016
+
+
+@dataclass(slots=True)
+class Turn:
+    """The time that all parts of a turn share for their work per run. Each part serves at least one run in every turn,
+    so none starves. ``clock`` returns monotonic seconds."""
+
+    clock: Callable[[], float]
+    _ends_at: float = math.inf
+    _postponed: set[str] = field(default_factory=set)
+
+    def begin(self) -> None:
+        self._ends_at = self.clock() + TURN_SECONDS
+
+    def is_spent(self) -> bool:
+        """Whether the remaining work has to wait for the next turn."""
+        return self.clock() >= self._ends_at
+
+    def postpones(self, part: str) -> bool:
+        """Whether a part that does not divide its work waits for the next turn: if this one is spent, and the part has
+        not waited already."""
+        if part in self._postponed or not self.is_spent():
+            self._postponed.discard(part)
+            return False
+        self._postponed.add(part)
+        return True
+
 
 class AgentContext(Struct, frozen=True):
     """Clocks, store, threads and services of one agent.
 
     Attributes:
-        connection: the only writer of the store; used by the loop's thread alone.
+        connection: the main writer of the store; used by the loop's thread alone.
         now: UTC unix seconds.
         monotonic: seconds, for durations.
         wake: starts the next turn of the loop; callable from any thread.
         turn: the time budget of the current turn.
         jobs: threads for slow work.
         recorder: the current state of GPUs and host.
+        janitor: tidies the store beside the loop.
         scanner: finds the processes of attempts.
         executors: run attempts, by the target of their run.
     """
@@ -46,8 +76,8 @@ class AgentContext(Struct, frozen=True):
     wake: Callable[[], None]
     turn: Turn
     jobs: Jobs
-    write_ahead_log: WriteAheadLog
     recorder: Recorder
+    janitor: Janitor
     ingest: MetricsIngest
     scanner: ProcessScanner = msgspec.field(default_factory=ProcessScanner)
     executors: Executors = msgspec.field(default_factory=Executors)
@@ -61,9 +91,12 @@ class AgentContext(Struct, frozen=True):
         wake: Callable[[], None],
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        interval_seconds: float = 1.0,
     ) -> AgentContext:
         """The context of the agent that serves ``workspace``."""
+        bound_log(connection)
         jobs = Jobs(wake, monotonic)
+        recorder = Recorder(connection, workspace.runs, now)
         read_context = ReadContext(
             home=workspace.state,
             # A read is never given up: what it returns, however late, is stored.
@@ -80,8 +113,8 @@ class AgentContext(Struct, frozen=True):
             wake=wake,
             turn=Turn(monotonic),
             jobs=jobs,
-            write_ahead_log=WriteAheadLog(connection, workspace.database, jobs, monotonic),
-            recorder=Recorder(connection, workspace.runs, now),
+            recorder=recorder,
+            janitor=Janitor(workspace, recorder, interval_seconds, now),
             ingest=MetricsIngest(connection, redactor_of=partial(redactor_of, workspace), read_context=read_context),
         )
 

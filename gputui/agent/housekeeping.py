@@ -1,4 +1,4 @@
-"""Periodic upkeep: log sizes, retention of history, orphaned processes, and a warning about logouts."""
+"""Periodic upkeep: log sizes, orphaned processes, and a warning about logouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from gputui.agent import agent_log
 from gputui.agent.context import AgentContext
 from gputui.agent.health.log_quota import AttemptFolder, LogBounds
 from gputui.agent.health.orphan_watch import OrphanWatch
-from gputui.agent.recording.history_retention import HistoryRetention
 from gputui.core.units import duration
 from gputui.machine.logout import logout_end
 from gputui.runs.identity import is_of_this_boot
@@ -27,23 +26,14 @@ class Housekeeping:
     """The upkeep of one state directory."""
 
     context: AgentContext
-    interval_seconds: float
     log_at: float = 0.0
     log_is_stuck: bool = False
     orphans: OrphanWatch = field(init=False)
     log_bounds: LogBounds = field(init=False)
-    record: HistoryRetention = field(init=False)
 
     def __post_init__(self) -> None:
         self.orphans = OrphanWatch(self.context)
         self.log_bounds = LogBounds(self.context)
-        self.record = HistoryRetention(
-            self.context.connection,
-            self.context.workspace.record,
-            self.context.recorder,
-            self.context.now,
-            self.interval_seconds,
-        )
 
     def begin(self) -> None:
         """Warn once per database if a logout would end the agent. Raises sqlite3.Error."""
@@ -56,7 +46,6 @@ class Housekeeping:
         """Do what is due; ``now`` is monotonic, ``living`` are the attempts that run. Raises sqlite3.Error."""
         self.orphans.turn(now)
         self.log_bounds.turn(now, living)
-        self.record.turn(now)
         if now >= self.log_at:
             self.log_at = now + LOG_SECONDS
             self._bound_log()

@@ -38,7 +38,7 @@ from gputui.machine.sampler_client import SamplerClient, SamplerCommand
 from gputui.metrics.ingest import PUMP_SECONDS
 from gputui.runs.agent_process import agent_argv, has_views
 from gputui.runs.identity import boot_id, identify
-from gputui.store.database import StoreCorruptError, open_writer, pragma, set_aside, suspect_mark
+from gputui.store.database import StoreCorruptError, open_writer, set_aside, suspect_mark
 from gputui.store.events import add_event
 from gputui.version import VERSION
 
@@ -51,13 +51,6 @@ HOUSEKEEPING_SECONDS = 1.0
 INTAKE_SECONDS = 0.25
 # Budget for the files of live attempts in a turn that also reads those of ended ones.
 SHORT_PUMP_SECONDS = 0.005
-# 32 MiB, which new samples soon use again.
-KEPT_FREE_PAGES = 8192
-# Between slices of rows of removed runs and of free pages; a slice takes about 16 ms.
-REMOVE_SECONDS = 0.03
-LOOK_SECONDS = 5.0
-# Deletion pauses while readers keep the write-ahead log long.
-LONG_LOG_SECONDS = 0.25
 LINGER_SECONDS = 30.0
 OCCUPANTS_SECONDS = 2.0
 UNWRITABLE_SECONDS = 0.5
@@ -102,17 +95,19 @@ class Agent:
         forget_old_tickets(workspace, self.started_at)
         self.selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.context = context = AgentContext.of(connection, workspace, wake=self._wake)
+        self.context = context = AgentContext.of(
+            connection, workspace, wake=self._wake, interval_seconds=options.interval_seconds
+        )
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
         self.alerting = Alerting(context, self.supervisor.running, options.interval_seconds)
         self.supervisor.outbox.alerts_by = self.alerting.notice_target
-        self.upkeep = Housekeeping(context, options.interval_seconds)
+        self.upkeep = Housekeeping(context)
         self.sinks = Sinks(context)
         self.studies = Studies(context)
         self._began_at = self._needed_at = self.context.monotonic()
         # When each part is due, in monotonic seconds.
-        self._due = dict.fromkeys(("metrics", "commands", "housekeeping", "removal"), self._began_at)
+        self._due = dict.fromkeys(("metrics", "commands", "housekeeping"), self._began_at)
         # A scenario file in the state directory replaces the GPUs by simulated ones.
         self.is_simulated = workspace.scenario.exists()
         if self.is_simulated:
@@ -149,9 +144,11 @@ class Agent:
         self.selector.register(self.sampler.fileno(), selectors.EVENT_READ, None)
         self._introduce(ready=True)
         log.info("agent %s started, pid %d", VERSION, os.getpid())
+        self.context.janitor.start()
         try:
             self._loop()
         finally:
+            self.context.janitor.stop()
             self.doorbell.stop()
             self.sampler.close()
             self.sinks.close()
@@ -197,7 +194,8 @@ class Agent:
             parts.begin_turn()
             self.context.turn.begin()
             try:
-                self._turn(ready)
+                with self.context.janitor.writing:
+                    self._turn(ready)
             except sqlite3.OperationalError as error:
                 # Another process holds the lock: nothing was changed, everything is tried again.
                 roll_back(self.context.connection)
@@ -222,7 +220,8 @@ class Agent:
             due["commands"] = now + (COMMAND_SECONDS if self.doorbell.is_heard else INTAKE_SECONDS)
             if parts.do("commands", partial(dispatch.answer_all, self.supervisor)):
                 self._needed_at = now
-                self._hasten("removal", now)
+                # A run may have been removed.
+                self.context.janitor.call()
         self.supervisor.advance()
         if soon >= due["housekeeping"] and self.context.turn.postpones("housekeeping"):
             due["housekeeping"] = now
@@ -231,26 +230,9 @@ class Agent:
             if self.supervisor.runs.attempts():
                 self._hasten("metrics", now + INTAKE_SECONDS)
             self._housekeeping(now)
-        if now >= due["removal"] and self.context.write_ahead_log.is_long:
-            due["removal"] = now + LONG_LOG_SECONDS
-        elif now >= due["removal"]:
-            # Pages become free once the rows are deleted; each turn gives both a little time.
-            is_more = parts.do("removal", self.supervisor.removal.turn) or parts.do("free pages", self._return_pages)
-            due["removal"] = self.context.monotonic() + (REMOVE_SECONDS if is_more else LOOK_SECONDS)
-            if is_more:
-                self._needed_at = now
-        parts.do("the log", self.context.write_ahead_log.turn)
         if self.is_simulated and now >= due["occupants"]:
             due["occupants"] = now + OCCUPANTS_SECONDS
             parts.do("occupants", lambda: self.sampler.send_occupants(self.supervisor.occupants()))
-
-    def _return_pages(self) -> bool:
-        """Return free pages of the database, which removed runs leave, to the file system; True if more may remain."""
-        if pragma(self.context.connection, "freelist_count") <= KEPT_FREE_PAGES:
-            return False
-        # Not execute(): it steps the statement once, which frees one page.
-        self.context.connection.executescript("PRAGMA incremental_vacuum(256)")
-        return True
 
     def _hasten(self, what: str, at: float) -> None:
         self._due[what] = min(self._due[what], at)
@@ -306,7 +288,7 @@ class Agent:
         return any(isinstance(message, FastTick) for message in messages)
 
     def _pump(self) -> bool:
-        if self.context.write_ahead_log.is_behind:
+        if self.context.janitor.is_log_late:
             return False
         # A turn has time for one long file, and those of ended attempts come first.
         is_short = self.supervisor.is_reading_rest()
@@ -334,6 +316,7 @@ class Agent:
         """Stop if no client needs this agent, or if its database or its lock was replaced: another agent may have the
         new one."""
         self._show_longest_turn()
+        self.context.janitor.call()
         for path, own in self._own.items():
             try:
                 is_own = os.path.samestat(path.stat(), own)

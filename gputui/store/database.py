@@ -110,14 +110,21 @@ def set_aside(path: Path, now: float) -> Path:
     return target
 
 
-def open_commander(path: Path) -> sqlite3.Connection:
-    """Open a view's connection for inserting commands. Raises as `open_reader` does."""
+def open_commander(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
+    """Open a connection that writes beside the agent's: a view's, for inserting commands. Raises as `open_reader`
+    does."""
     if not path.exists():
         raise StoreMissingError(f"nothing has been recorded in {path.parent} yet; start gputui or gputui --record")
     refuse_other_machine(path.parent)
     uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
+        connection = sqlite3.connect(
+            uri,
+            uri=True,
+            timeout=BUSY_TIMEOUT_SECONDS,
+            isolation_level=None,
+            check_same_thread=check_same_thread,
+        )
     except sqlite3.Error as error:
         raise _explain(error, path) from error
     try:

@@ -356,6 +356,7 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
             moved.restore()
         raise
     supervisor.context.ingest.forget(target.run_id)
+    supervisor.context.janitor.has_lines = True
     if moved is not None:
         supervisor.removal.delete_folder(moved)
 

@@ -226,7 +226,7 @@ class Supervisor:
         self._adopt_more()
         first: sqlite3.OperationalError | None = None
         # All attempts that end in this turn share one budget.
-        read_until = self.context.monotonic() + (0.0 if self.context.write_ahead_log.is_behind else READ_SECONDS)
+        read_until = self.context.monotonic() + (0.0 if self.context.janitor.is_log_late else READ_SECONDS)
         if not self.unstepped:
             self.unstepped = [run.run_id for run in self.runs][::-1]
         while self.unstepped:
@@ -343,7 +343,7 @@ class Supervisor:
             self.unstepped
             or self.has_more_to_start
             or self.health.waiting
-            or (self.is_reading_rest() and not self.context.write_ahead_log.is_behind)
+            or (self.is_reading_rest() and not self.context.janitor.is_log_late)
         ):
             return self.context.monotonic()
         if any(isinstance(run.phase, Sweeping) and run.phase.since is not None for run in self.runs):
@@ -365,7 +365,7 @@ class Supervisor:
             or self.runs.releasing()
             or self.context.jobs.is_busy
             or notices.is_owing(self.context.connection)
-            or self.removal.has_lines_left()
+            or self.context.janitor.has_lines
         )
 
     # --- what the command handlers call -------------------------------------------------------------------------------

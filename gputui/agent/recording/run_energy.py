@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.runs.repository import transaction
 from gputui.store import samples
 from gputui.store.attempts import fellows
 from gputui.store.costs import consumed_joules, own_seconds
@@ -95,12 +94,11 @@ def _count_readings(
         tally = replace(tally, until=max(tally.until, last - BORDER_SECONDS))
     is_read_out = until > last and now > last
     is_settled = ended is not None and (tally.until >= ended or is_read_out)
-    with transaction(connection):
-        connection.execute(
-            "INSERT OR REPLACE INTO attempt_energy "
-            "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*key, tally.until, tally.counter_joules, tally.energy_joules, is_settled),
-        )
+    connection.execute(
+        "INSERT OR REPLACE INTO attempt_energy "
+        "(run_id, attempt, gpu_uuid, until, counter_joules, energy_joules, settled) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (*key, tally.until, tally.counter_joules, tally.energy_joules, is_settled),
+    )
 
 
 def _readings(

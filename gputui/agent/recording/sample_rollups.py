@@ -1,38 +1,31 @@
 """Rollups of samples into minutes, hours and days.
 
-A span that is over is computed from stored samples, a slice at a time. A mark of progress moves in the transaction that
-writes the span's row, so the successor of a killed agent repeats the span. A span that is repeated because the clock
-was set back gives the same row plus its new samples. A day is computed from its hours whenever one of them changes.
+A span that is over is computed from stored samples. A mark of progress moves in the transaction that writes the span's
+row, so the successor of a killed agent repeats the span. A span that is repeated because the clock was set back gives
+the same row plus its new samples. A day is computed from its hours in the transaction that writes one of them.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import groupby
 
-from gputui.agent.recording import day_rollups
 from gputui.machine.tiers import SLOW_SECONDS
-from gputui.runs.repository import transaction
 from gputui.store import samples
 from gputui.store.costs import energy_between
-from gputui.store.rollups import HOUR, MINUTE
+from gputui.store.rollups import DAY, HOUR, MINUTE
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
-from gputui.store.span_summary import GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Gathered, names
+from gputui.store.span_summary import GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Gathered, Kept, names
 
-# Rows of one slice, which takes about 3 ms.
-ROWS_AT_ONCE = 1000
+Write = Callable[[], AbstractContextManager[sqlite3.Connection]]
+"""Begins a transaction of the janitor."""
 
 _GPU_COLUMNS = ("state", "throttle_reasons", *(kept.column for kept in GPU_KEPT))
 _HOST_COLUMNS = tuple(kept.column for kept in HOST_KEPT)
-_TABLES = {
-    (MINUTE, True): "host_minutes",
-    (HOUR, True): "host_hours",
-    (MINUTE, False): "gpu_minutes",
-    (HOUR, False): "gpu_hours",
-}
 _GPU_NAMES = [
     "gpu_id", "at", "sample_count", *names(GPU_KEPT), "throttled_fraction", "energy_joules",
     *names((MEMORY_TEMPERATURE,)),
@@ -40,95 +33,59 @@ _GPU_NAMES = [
 _HOST_NAMES = ["at", "sample_count", *names(HOST_KEPT)]
 
 
-@dataclass(slots=True)
-class _Open:
-    """A span of which not all slices are read yet. ``at`` is its begin, ``read_until`` the end of the last slice."""
-
-    source: int
-    at: int
-    read_until: float
-    gathered: Gathered
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Rollups:
-    """Computes the rollups of all sources. ``interval_seconds`` is the sampling interval; ``clock`` returns monotonic
-    seconds. ``is_behind``: spans that are over are not rolled up yet."""
+    """Computes the rollups of all sources. ``interval_seconds`` is the sampling interval."""
 
     connection: sqlite3.Connection
     interval_seconds: float
-    clock: Callable[[], float]
-    is_behind: bool = True
-    _done: tuple[int, int] | None = None
-    # The unfinished span by its length.
-    _open: dict[int, _Open] = field(default_factory=dict)
+    write: Write
 
-    def turn(self, now: float, deadline: float) -> None:
-        """Roll up the spans that are over by ``now`` (UTC unix seconds), until ``deadline`` (monotonic). Raises
-        sqlite3.Error without a partial change."""
+    def turn(self, now: float) -> bool:
+        """Roll up at most an hour of each source that is over by ``now`` (UTC unix seconds); True if more are left.
+        Raises sqlite3.Error without a partial change."""
         # A span's energy needs the first counter reading after it.
         over_by = now - max(SLOW_SECONDS, self.interval_seconds) * 2
-        closed = (int(over_by // MINUTE) * MINUTE, int(over_by // HOUR) * HOUR)
-        if closed == self._done and not self.is_behind:
-            return
-        if self._done is not None and closed < self._done:
-            # The clock was set back: gathered spans may get more samples.
-            self._open.clear()
-        self._done = closed
         sources = [HOST_ID, *(row[0] for row in self.connection.execute("SELECT gpu_id FROM gpus ORDER BY gpu_id"))]
-        for span, end in zip((MINUTE, HOUR), closed, strict=True):
+        marks = {
+            (span, source): until
+            for span, source, until in self.connection.execute("SELECT span_seconds, gpu_id, until FROM rollup_marks")
+        }
+        is_more = False
+        for span in (MINUTE, HOUR):
+            end = int(over_by // span * span)
             for source in sources:
-                while (mark := self._mark(span, source)) != end:
-                    if self.clock() >= deadline:
-                        self.is_behind = True
-                        return
-                    self._advance(span, source, mark, end)
-        self.is_behind = False
+                mark = marks.get((span, source), 0)
+                if mark != end:
+                    is_more |= self._advance(span, source, mark, end)
+        return is_more
 
-    def _advance(self, span: int, source: int, mark: int, end: int) -> None:
-        """Roll up one slice of one source after its mark."""
-        if mark > end:
-            # The clock was set back: new samples belong to spans that are done already.
-            self._move(span, source, end)
-            return
-        opened = self._open.pop(span, None)
-        if opened is not None and (opened.source, opened.at) != (source, mark):
-            opened = None
-        begin = mark if opened is None else opened.read_until
+    def _advance(self, span: int, source: int, mark: int, end: int) -> bool:
+        """Roll up an hour of one source after its mark; True if more is left before ``end``."""
         series, columns = (HOST, _HOST_COLUMNS) if source == HOST_ID else (GPU, _GPU_COLUMNS)
-        rows = samples.between(self.connection, series, source, columns, begin, end, ROWS_AT_ONCE)
-        until = end if len(rows) < ROWS_AT_ONCE else rows.pop()[0]
-        done, opened = self._gather(span, source, rows, until, opened)
-        with transaction(self.connection):
-            self._store(span, source, [self._summary(span, source, span_open) for span_open in done])
-            self._move(span, source, int(until // span) * span if opened is None else opened.at)
-        if opened is not None:
-            self._open[span] = opened
+        first = samples.between(self.connection, series, source, (), mark, end, 1)
+        # Where the mark is after the end, the clock was set back: new samples belong to spans that are done already.
+        until = min(end, int(first[0][0] // HOUR + 1) * HOUR) if first else end
+        rows = samples.between(self.connection, series, source, columns, mark, until)
+        spans = [(at, list(group)) for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span)]
+        summaries = [self._summary(span, source, at, group) for at, group in spans]
+        with self.write() as connection:
+            if summaries:
+                self._store(connection, span, source, summaries)
+            connection.execute(
+                "INSERT INTO rollup_marks (span_seconds, gpu_id, until) VALUES (?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET until = excluded.until",
+                (span, source, until),
+            )
+        return until != end
 
-    def _gather(
-        self, span: int, source: int, rows: Sequence[Row], until: float, opened: _Open | None
-    ) -> tuple[list[_Open], _Open | None]:
-        """Add rows, which are complete up to ``until``; return the spans that are over, and the unfinished one."""
-        done: list[_Open] = []
-        for at, group in groupby(rows, key=lambda row: int(row[0] // span) * span):
-            if opened is None or opened.at != at:
-                done += [] if opened is None else [opened]
-                opened = _Open(source, at, until, Gathered(HOST_KEPT if source == HOST_ID else GPU_KEPT))
-            columns = list(zip(*group, strict=True))[1:]
-            if source == HOST_ID:
-                opened.gathered.add(columns)
-            else:
-                opened.gathered.add(columns[2:], states=columns[0], reasons=columns[1])
-        if opened is not None:
-            opened.read_until = until
-            if opened.at + span <= until:
-                return [*done, opened], None
-        return done, opened
-
-    def _summary(self, span: int, source: int, span_open: _Open) -> tuple[int, list[object]]:
-        gathered, at = span_open.gathered, span_open.at
+    def _summary(self, span: int, source: int, at: int, rows: Sequence[Row]) -> list[object]:
+        columns = list(zip(*rows, strict=True))[1:]
+        gathered = Gathered(HOST_KEPT if source == HOST_ID else GPU_KEPT)
         if source == HOST_ID:
-            return at, [at, gathered.samples, *gathered.summary()]
+            gathered.add(columns)
+            return [at, gathered.samples, *gathered.summary()]
+        gathered.add(columns[2:], states=columns[0], reasons=columns[1])
         longest = max(60.0, 3 * self.interval_seconds)
         slow = samples.between(
             self.connection,
@@ -138,12 +95,11 @@ class Rollups:
             at - longest,
             at + span + longest,
         )
-        energy = energy_between(
-            [(when, joules) for when, joules, _ in slow if joules is not None], at, at + span, longest
-        )
+        readings = [(when, joules) for when, joules, _ in slow if joules is not None]
+        energy = energy_between(readings, at, at + span, longest)
         warmth = Gathered((MEMORY_TEMPERATURE,))
         warmth.add([[celsius for when, _, celsius in slow if at <= when < at + span]])
-        return at, [
+        return [
             source,
             at,
             gathered.answered,
@@ -153,31 +109,62 @@ class Rollups:
             *warmth.summary(),
         ]
 
-    def _store(self, span: int, source: int, made: Sequence[tuple[int, list[object]]]) -> None:
-        if not made:
-            return
-        columns = _HOST_NAMES if source == HOST_ID else _GPU_NAMES
-        (raw_since,) = self.connection.execute("SELECT raw_since FROM record_bounds").fetchone()
-        # A span whose samples were deleted keeps the row that was computed from all of them.
-        lasting = [values for at, values in made if at < raw_since]
-        for clash, some in (("IGNORE", lasting), ("REPLACE", [values for at, values in made if at >= raw_since])):
-            self.connection.executemany(
-                f"INSERT OR {clash} INTO {_TABLES[span, source == HOST_ID]} ({', '.join(columns)}) "  # noqa: S608
-                f"VALUES ({', '.join('?' * len(columns))})",
-                some,
+    def _store(
+        self, connection: sqlite3.Connection, span: int, source: int, summaries: Sequence[Sequence[object]]
+    ) -> None:
+        columns, kind = (_HOST_NAMES, "host") if source == HOST_ID else (_GPU_NAMES, "gpu")
+        (raw_since,) = connection.execute("SELECT raw_since FROM record_bounds").fetchone()
+        place = columns.index("at")
+        for values in summaries:
+            # A span whose samples were deleted keeps the row that was computed from all of them.
+            clash = "IGNORE" if int(str(values[place])) < raw_since else "REPLACE"
+            connection.execute(
+                f"INSERT OR {clash} INTO {kind}_{'minutes' if span == MINUTE else 'hours'} "  # noqa: S608
+                f"({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
+                values,
             )
         if span == HOUR:
-            day_rollups.renew(self.connection, source, (at for at, _ in made))
+            renew_days(connection, source, (int(str(values[place])) for values in summaries))
 
-    def _mark(self, span: int, source: int) -> int:
-        row = self.connection.execute(
-            "SELECT until FROM rollup_marks WHERE span_seconds = ? AND gpu_id = ?", (span, source)
-        ).fetchone()
-        return 0 if row is None else int(row[0])
 
-    def _move(self, span: int, source: int, until: int) -> None:
-        self.connection.execute(
-            "INSERT INTO rollup_marks (span_seconds, gpu_id, until) VALUES (?, ?, ?) "
-            "ON CONFLICT DO UPDATE SET until = excluded.until",
-            (span, source, until),
-        )
+def renew_days(connection: sqlite3.Connection, source: int, hours: Iterable[int]) -> None:
+    """Recompute the days of a source that contain ``hours`` (UTC unix seconds). Raises sqlite3.Error."""
+    query = _HOST_DAY if source == HOST_ID else _GPU_DAY
+    for day in sorted({hour // DAY * DAY for hour in hours}):
+        connection.execute(query, {"gpu_id": source, "day": float(day), "end": float(day + DAY)})
+
+
+def _day_query(kind: str, kept: Sequence[Kept], own: Sequence[tuple[str, str]]) -> str:
+    """SQL that recomputes a day from its hours."""
+    parts = [("at", ":day"), ("sample_count", "sum(sample_count)")]
+    for column in kept:
+        mean = _mean(f"{column.column}_mean", column.digits)
+        parts.append((f"{column.column}_mean", mean if column.digits else f"CAST({mean} AS INTEGER)"))
+        parts += [
+            (f"{column.column}_{part}", f"{part}({column.column}_{part})")
+            for part in ("min", "max")
+            if part in column.parts
+        ]
+    columns, values = zip(*parts, *own, strict=True)
+    where = "gpu_id = :gpu_id AND " if kind == "gpu" else ""
+    return (
+        f"INSERT OR REPLACE INTO {kind}_days ({', '.join(columns)}) SELECT {', '.join(values)} FROM {kind}_hours "  # noqa: S608
+        f"WHERE {where}at >= :day AND at < :end HAVING count(*) > 0"
+    )
+
+
+def _mean(name: str, digits: int) -> str:
+    """SQL for the mean of an hourly column, weighted by samples; hours without a value are left out."""
+    return f"round(sum({name} * sample_count) / sum(CASE WHEN {name} NOTNULL THEN sample_count END), {digits})"
+
+
+_HOST_DAY = _day_query("host", HOST_KEPT, [])
+_GPU_DAY = _day_query(
+    "gpu",
+    (*GPU_KEPT, MEMORY_TEMPERATURE),
+    [
+        ("gpu_id", ":gpu_id"),
+        ("throttled_fraction", _mean("throttled_fraction", 4)),
+        ("energy_joules", "sum(energy_joules)"),
+    ],
+)

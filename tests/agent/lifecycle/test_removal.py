@@ -20,7 +20,7 @@ from gputui.store.runs import get_run
 from tests.agent.conftest import NOW, add_run
 from tests.conftest import wait_until
 
-LINES = 40_000
+LINES = 4000
 
 
 def supervise(workspace: Workspace, connection: sqlite3.Connection) -> Supervisor:
@@ -34,7 +34,7 @@ def supervisor(workspace: Workspace, connection: sqlite3.Connection) -> Supervis
 
 
 def long_run(supervisor: Supervisor, run_id: str = "a-1", lines: int = LINES) -> None:
-    """A run that has ended, with so many lines, as its metrics' source and some of what is made of them."""
+    """A run that has ended, with so many lines."""
     connection = supervisor.context.connection
     add_run(connection, run_id, RunState.STOPPED, workspace=supervisor.context.workspace)
     with transaction(connection):
@@ -46,13 +46,6 @@ def long_run(supervisor: Supervisor, run_id: str = "a-1", lines: int = LINES) ->
             "INSERT INTO metrics " + lines_of + "SELECT ?, 0, i * 200, 1, NULL, i, i, "
             'printf(\'{"step": %d, "loss": 0.5, "text": "%s"}\', i, hex(zeroblob(60))) FROM n',
             (lines, source),
-        )
-
-        connection.execute(
-            "INSERT INTO metric_envelopes (source_id, attempt, name, level, number, entries) "
-            + lines_of
-            + "SELECT ?, 1, 'loss', 0, i, zeroblob(1000) FROM n",
-            (lines // 200, source),
         )
     (supervisor.context.workspace.run_dir(run_id) / "model.pt").write_bytes(b"weights")
 
@@ -72,8 +65,8 @@ def removed_folders(workspace: Workspace) -> list[str]:
     return sorted(entry.name for entry in kept.iterdir()) if kept.is_dir() else []
 
 
-def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Supervisor) -> None:
-    connection = supervisor.context.connection
+def test_a_long_run_is_gone_at_once_and_its_lines_are_left_to_the_janitor(supervisor: Supervisor) -> None:
+    connection, janitor = supervisor.context.connection, supervisor.context.janitor
     long_run(supervisor)
     long_run(supervisor, "a-2", lines=500)
     answer = ask_to_remove(supervisor)
@@ -82,19 +75,10 @@ def test_a_long_run_is_gone_at_once_and_its_lines_go_in_slices(supervisor: Super
     assert not supervisor.context.workspace.run_dir("a-1").exists()
     # Nothing of it is waited for, and all of it is still there.
     assert count(connection, "metrics") == LINES + 500 and supervisor.is_busy()
-    before = count(connection, "metrics")
-    supervisor.removal.sizes["metrics"].most = 5000
-    assert supervisor.removal.turn()
-    assert 0 < before - count(connection, "metrics") <= 5000 * 8
-    # The next agent goes on.
-    another = supervise(supervisor.context.workspace, connection)
-    while another.removal.turn():
-        pass
-    for table, left in (("metrics", 500), ("metric_envelopes", 2), ("metric_sources", 1)):
-        assert count(connection, table) == left
+    while janitor.work():
+        assert supervisor.is_busy()
+    assert count(connection, "metrics") == 500 and not janitor.has_lines
     wait_until(lambda: not removed_folders(supervisor.context.workspace))
-    assert not another.removal.has_lines_left()
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
 def test_what_cannot_be_removed_loses_nothing(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +94,7 @@ def test_what_cannot_be_removed_loses_nothing(supervisor: Supervisor, monkeypatc
     answer = commands.answer(supervisor.context.connection, command_id)
     assert answer is not None and answer.state == "refused" and "\n" not in (answer.reason or "")
     assert (supervisor.context.workspace.run_dir("a-1") / "model.pt").read_bytes() == b"weights"
-    assert count(supervisor.context.connection, "metrics") == 10 and not supervisor.removal.has_lines_left()
+    assert count(supervisor.context.connection, "metrics") == 10 and not supervisor.context.janitor.has_lines
 
 
 def test_a_folder_moved_for_a_removal_that_never_happened_is_put_back(supervisor: Supervisor) -> None:
