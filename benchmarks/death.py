@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks.alone import alone
 from benchmarks.scene import Scene, wait_until
-from gputui.runs.identity import environment_of, marked_processes
+from gputui.runs.identity import environment_of
+from gputui.runs.processes import tagged_processes
 from gputui.store.attempts import Attempt, read_attempts
 from gputui.store.database import StoreMissingError, open_reader
 from gputui.store.run_states import RunState
@@ -56,7 +57,7 @@ def _once(scene: Scene, randomness: random.Random) -> dict[str, float]:
         time.sleep(randomness.random())
         worker = next(
             identity.pid
-            for identity in marked_processes(scene.workspace.run_dir(run_id))
+            for identity in tagged_processes(scene.workspace.run_dir(run_id))
             if (variables := environment_of(identity.pid) or {}).get("RANK") == RANK and "LOCAL_RANK" in variables
         )
         died_at = time.time()

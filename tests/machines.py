@@ -19,8 +19,9 @@ import pytest
 
 from gputui.core.config import Workspace, locate
 from gputui.runs.agent_process import read_identity
-from gputui.runs.attempt_processes import processes_of
-from gputui.runs.identity import ProcessIdentity, all_pids, identify, is_alive
+from gputui.runs.identity import ProcessIdentity, identify, is_alive
+from gputui.runs.processes import processes_of
+from gputui.runs.shim import all_pids
 from tests import forkserver
 from tests.conftest import wait_until
 

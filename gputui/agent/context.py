@@ -19,8 +19,8 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
 from gputui.metrics.background_reads import ReadContext
 from gputui.metrics.ingest import MetricsIngest
-from gputui.runs.attempt_processes import ProcessScanner, files_written
 from gputui.runs.executors import Executors
+from gputui.runs.processes import ProcessScanner, files_written
 from gputui.store.database import open_reader
 
 # The parts of a turn that serve each run stop after this.

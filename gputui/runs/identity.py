@@ -18,10 +18,11 @@ from gputui.runs import shim
 
 log = logging.getLogger(__name__)
 
-_PROC = Path("/proc")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 # Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0: proc_pid_stat(5).
-_STATE, _PARENT, _START_TICKS = 0, 1, 19
+_STATE, _PARENT, _USER, _START_TICKS = 0, 1, 11, 19
 
 
 class ProcessIdentity(NamedTuple):
@@ -34,12 +35,15 @@ class ProcessIdentity(NamedTuple):
 
 
 class ProcessStat(Struct, frozen=True):
-    """The fields of /proc/PID/stat that supervision needs. ``state`` is the letter of proc_pid_stat(5)."""
+    """What /proc/PID/stat tells. ``state`` is the letter of proc_pid_stat(5); ``cpu_seconds`` is of the process,
+    ``children_seconds`` of its children that it has waited for."""
 
     pid: int
     parent_pid: int
     state: str
     start_ticks: int
+    cpu_seconds: float = 0.0
+    children_seconds: float = 0.0
 
     @property
     def is_dead(self) -> bool:
@@ -72,7 +76,15 @@ def read_stat(pid: int) -> ProcessStat | None:
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) <= _START_TICKS:
         return None
-    return ProcessStat(pid, int(fields[_PARENT]), fields[_STATE].decode("ascii"), int(fields[_START_TICKS]))
+    user, system, child_user, child_system = map(int, fields[_USER : _USER + 4])
+    return ProcessStat(
+        pid,
+        int(fields[_PARENT]),
+        fields[_STATE].decode("ascii"),
+        int(fields[_START_TICKS]),
+        (user + system) / TICKS_PER_SECOND,
+        (child_user + child_system) / TICKS_PER_SECOND,
+    )
 
 
 def identify(pid: int) -> ProcessIdentity | None:
@@ -228,9 +240,14 @@ def _log_once(text: str) -> None:
     log.info("%s", text)
 
 
-def all_pids() -> list[int]:
-    """Every PID that procfs shows."""
-    return [int(name) for name in os.listdir(_PROC) if name.isdigit()]
+def private_bytes(pid: int) -> int | None:
+    """Unshared resident memory of a process, None if unknown."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - for every process of a run
+            _, resident, shared, *_ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return max(resident - shared, 0) * _PAGE_BYTES
 
 
 def raw_environment(pid: int) -> bytes | None:
@@ -250,19 +267,6 @@ def environment_of(pid: int) -> dict[str, str] | None:
         return None
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
-
-
-Owner = tuple[str, int | None]
-"""The run and the rank that a process belongs to."""
-
-
-def owner_in(pid: int, environment: Mapping[str, str], runs: Path | str) -> Owner | None:
-    """The run and rank that a process's environment is marked with; None if the run is not in the folder ``runs``."""
-    run_id, tag = environment.get("GPUTUI_RUN_ID"), environment.get("GPUTUI_RUN_DIR")
-    path = f"{runs}/{run_id}"
-    if not run_id or (tag != path and not names_folder(pid, tag, path)):
-        return None
-    return run_id, rank_in(environment)
 
 
 def names_folder(pid: int, tag: str | None, run_dir: Path | str) -> bool:
@@ -286,22 +290,3 @@ def rank_in(environment: Mapping[str, str]) -> int | None:
     is_first_node = all(environment.get(name, "0") == "0" for name in ("NODE_RANK", "GROUP_RANK"))
     rank = environment.get("RANK") or (environment.get("LOCAL_RANK", "") if is_first_node else "")
     return int(rank) if rank.isascii() and rank.isdigit() else None
-
-
-def marked_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
-    """Every living process that carries the mark of a run, or of one ``attempt``, in its environment.
-
-    The mark is the run's folder, because its id is unique within one home only.
-    """
-    needle, found = b"\0GPUTUI_RUN_DIR=", []
-    for pid in all_pids():
-        # Nearly all processes are unmarked: only the rest is worth parsing.
-        if needle not in (raw_environment(pid) or b""):
-            continue
-        environment = environment_of(pid) or {}
-        is_marked = attempt is None or environment.get("GPUTUI_ATTEMPT") == str(attempt)
-        if is_marked and names_folder(pid, environment.get("GPUTUI_RUN_DIR"), run_dir):
-            identity = identify(pid)
-            if identity is not None:
-                found.append(identity)
-    return found

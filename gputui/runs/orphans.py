@@ -3,29 +3,15 @@ identity."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from gputui.core.redaction import redact_command_line
-from gputui.runs import shim
-from gputui.runs.attempt_processes import is_tagged
-from gputui.runs.identity import (
-    ProcessIdentity,
-    all_pids,
-    environment_of,
-    identify,
-    is_alive,
-    names_folder,
-    raw_environment,
-    read_stat,
-    send_signal,
-)
+from gputui.runs.identity import ProcessIdentity, boot_id, is_alive, is_of_another_user, read_stat, send_signal
+from gputui.runs.processes import ProcessScanner, command_of
 from gputui.store.run_states import RunState
 
 TERM_SECONDS = 5.0
@@ -51,39 +37,15 @@ class RunStatus(Struct, frozen=True):
 
 
 def find_marked(runs: Path) -> list[MarkedProcess]:
-    """Every tagged process of the runs in the folder ``runs``, and their descendants without a tag."""
-    needle = b"\0GPUTUI_RUN_DIR="
-    found: dict[int, MarkedProcess] = {}
-    for pid in all_pids():
-        # Nearly all processes are untagged: only the rest is worth the costly checks.
-        if needle not in (raw_environment(pid) or b""):
-            continue
-        identity = identify(pid)
-        environment = None if identity is None else environment_of(pid)
-        run_id = (environment or {}).get("GPUTUI_RUN_ID")
-        if identity is None or environment is None or not run_id or not _is_own(pid):
-            continue
-        if not names_folder(pid, environment.get("GPUTUI_RUN_DIR"), f"{runs}/{run_id}") or not is_alive(identity):
-            continue
-        number = environment.get("GPUTUI_ATTEMPT", "")
-        attempt = int(number) if number.isascii() and number.isdigit() else None
-        found[pid] = MarkedProcess(identity, run_id, attempt, _command(pid))
-    children = _children() if found else {}
-    for one in list(found.values()):
-        for pid in shim.below({one.identity.pid}, children, lambda pid: is_tagged(environment_of(pid) or {}, runs)):
-            identity = identify(pid)
-            if identity is not None and _is_own(pid):
-                found[pid] = replace(one, identity=identity, command=_command(pid))
-    return list(found.values())
-
-
-def _children() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for pid in all_pids():
-        stat = read_stat(pid)
-        if stat is not None and not stat.is_dead:
-            children.setdefault(stat.parent_pid, []).append(pid)
-    return children
+    """Every process of this user with the tag of a run in the folder ``runs``, and its descendants without a tag."""
+    scan = ProcessScanner().scan()
+    return [
+        MarkedProcess(
+            ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id()), owner.run_id, owner.attempt, command_of(pid)
+        )
+        for pid, owner in scan.owned(runs).items()
+        if not is_of_another_user(pid)
+    ]
 
 
 def orphans(processes: Sequence[MarkedProcess], runs: Mapping[str, RunStatus]) -> list[MarkedProcess]:
@@ -130,18 +92,3 @@ def end(
         if not left:
             break
     return left
-
-
-def _is_own(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
-    except OSError:
-        return False
-
-
-def _command(pid: int) -> str:
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return ""
-    return redact_command_line(raw)

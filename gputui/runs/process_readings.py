@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.core.redaction import redact_command_line
-from gputui.runs.attempt_processes import AttemptProcess
-from gputui.runs.identity import ProcessIdentity
+from gputui.runs.identity import ProcessIdentity, private_bytes, read_stat
+from gputui.runs.processes import AttemptProcess, command_of
 
 _PROC = "/proc"
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-# Fields of /proc/PID/stat after the command's closing parenthesis, counted from 0: proc_pid_stat(5).
-_STATE, _TIMES, _START = 0, slice(11, 15), 19
 
 
 class ProcessReading(Struct, frozen=True):
@@ -35,21 +29,17 @@ class ProcessReading(Struct, frozen=True):
 
 def read_process(identity: ProcessIdentity) -> ProcessReading | None:
     """The reading of a process, or None if it has ended."""
-    try:
-        text = _text(identity.pid, "stat")
-    except OSError:
-        return None
-    fields = text[text.rfind(")") + 2 :].split()
-    if int(fields[_START]) != identity.start_ticks or fields[_STATE] in ("Z", "X", "x"):
+    stat = read_stat(identity.pid)
+    if stat is None or stat.is_dead or stat.start_ticks != identity.start_ticks:
         return None
     return ProcessReading(
         pid=identity.pid,
         start_ticks=identity.start_ticks,
-        state=fields[_STATE],
-        cpu_seconds=sum(map(int, fields[_TIMES])) / _TICKS,
+        state=stat.state,
+        cpu_seconds=stat.cpu_seconds + stat.children_seconds,
         queued_seconds=_queued(identity.pid),
         io_bytes=_io(identity.pid),
-        private_bytes=_private(identity.pid),
+        private_bytes=private_bytes(identity.pid),
     )
 
 
@@ -61,8 +51,9 @@ def describe(processes: Iterable[AttemptProcess]) -> str:
         reading = read_process(identity)
         if reading is None:
             continue
-        command = redact_command_line(_attempt_text(identity.pid, "cmdline").encode())[:300]
-        waits = _attempt_text(identity.pid, "wchan").strip()
+        command, waits = command_of(identity.pid)[:300], ""
+        with contextlib.suppress(OSError):
+            waits = _text(identity.pid, "wchan").strip()
         shown = "–" if rank is None else str(rank)
         rows.append(f"{identity.pid:>8} {shown:>5} {reading.state:<5} {waits or '–':<24} {command}")
     return "\n".join(rows) + "\n"
@@ -83,13 +74,6 @@ def _text(pid: int, name: str) -> str:
     return Path(f"{_PROC}/{pid}/{name}").read_text("utf-8", "replace")
 
 
-def _attempt_text(pid: int, name: str) -> str:
-    try:
-        return _text(pid, name)
-    except OSError:
-        return ""
-
-
 def _queued(pid: int) -> float | None:
     try:
         return int(_text(pid, "schedstat").split()[1]) / 1e9
@@ -105,14 +89,6 @@ def _io(pid: int) -> int | None:
     except (OSError, ValueError):
         return None
     return sum(values.get(name, 0) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
-
-
-def _private(pid: int) -> int | None:
-    try:
-        _, resident, shared, *_ = map(int, _text(pid, "statm").split())
-    except (OSError, ValueError):
-        return None
-    return max(resident - shared, 0) * _PAGE
 
 
 _SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6")

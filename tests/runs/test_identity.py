@@ -17,10 +17,10 @@ from gputui.runs.identity import (
     identify,
     is_alive,
     is_gone,
-    marked_processes,
     read_stat,
     send_signal,
 )
+from gputui.runs.processes import tagged_processes
 from tests.conftest import wait_until
 
 
@@ -60,11 +60,11 @@ def test_marks_are_found_whole() -> None:
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert [found.pid for found in marked_processes(name)] == [child.pid]
-        assert [found.pid for found in marked_processes(name, 2)] == [child.pid]
-        assert marked_processes(name, 1) == []
-        assert marked_processes(name[:-1]) == []
-        assert marked_processes(name.replace("homes/a", "homes/b")) == []
+        assert [found.pid for found in tagged_processes(name)] == [child.pid]
+        assert [found.pid for found in tagged_processes(name, 2)] == [child.pid]
+        assert tagged_processes(name, 1) == []
+        assert tagged_processes(name[:-1]) == []
+        assert tagged_processes(name.replace("homes/a", "homes/b")) == []
         assert (environment_of(child.pid) or {})["GPUTUI_RUN_DIR"] == name
         child.kill()
 

@@ -16,8 +16,8 @@ from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike
 from gputui.recovery.watch.progress import LONGEST_GAP_SECONDS, ProgressLine, ProgressSilence, StepPace, StepProgress
 from gputui.recovery.watch.verdict import Verdict, judge
-from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.process_readings import ProcessReading, reaches_out, read_process, sockets_of
+from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import Cursor
 from gputui.store.metrics.watched import WatchedLine, earlier_starts, ended_for_hang, newest_lines

@@ -31,8 +31,8 @@ from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.numbers import Anomaly
 from gputui.recovery.watch.progress import EARLY_LINES, silence
-from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes, is_connected
+from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints

@@ -23,10 +23,10 @@ from gputui.core.regular_files import read_regular
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.kinds import KINDS
 from gputui.runs import repository
-from gputui.runs.attempt_processes import processes_of
 from gputui.runs.command import Launch
 from gputui.runs.foreign_json import read_foreign_json, time_in
 from gputui.runs.labels import read_labels, store_labels
+from gputui.runs.processes import processes_of
 from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError

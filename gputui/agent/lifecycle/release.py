@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import ActiveRun, ActiveRuns, Releasing
 from gputui.runs import repository
-from gputui.runs.attempt_processes import processes_of
 from gputui.runs.gpu_locks import GpuHeldError, GpuLocks
 from gputui.runs.identity import ProcessIdentity, is_being_killed
+from gputui.runs.processes import processes_of
 from gputui.runs.repository import transaction
 from gputui.store.events import add_event
 from gputui.store.runs import get_run

@@ -23,8 +23,8 @@ from gputui.machine.gpu_model import (
     ProcessTick,
     SlowTick,
 )
-from gputui.runs.attempt_processes import owner_of
-from gputui.runs.identity import Owner, read_stat
+from gputui.runs.identity import read_stat
+from gputui.runs.processes import Owner, owner_of
 from gputui.runs.repository import transaction
 from gputui.store import series
 from gputui.store.events import EventKind, add_event
@@ -261,7 +261,7 @@ class Recorder:
                 )
 
     def _process_json(self, process: GpuProcess) -> dict[str, object]:
-        run_id, rank = self._owners.of(process) or (None, None)
+        run_id, rank, _ = self._owners.of(process) or (None, None, None)
         return {**{name: getattr(process, name) for name in _PROCESS_FIELDS}, "run_id": run_id, "rank": rank}
 
     def _write_inventory(self, inventory: Inventory) -> None:

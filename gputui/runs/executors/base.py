@@ -12,9 +12,9 @@ from gputui.runs.launchers.base import ANY_PORT, Placement
 from gputui.store.attempts import Attempt
 
 if TYPE_CHECKING:
-    from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
     from gputui.runs.command import Launch
     from gputui.runs.executors.options import TargetOptions
+    from gputui.runs.processes import AttemptProcess, ProcessScan
     from gputui.runs.spec import RunSpec
 
 

@@ -23,11 +23,11 @@ from gputui.runs.identity import (
     is_alive,
     is_elsewhere,
     is_of_this_boot,
-    marked_processes,
     open_pidfd,
     send_signal,
 )
 from gputui.runs.process_lock import is_held
+from gputui.runs.processes import tagged_processes
 from gputui.store.attempts import Attempt
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
@@ -77,7 +77,7 @@ def find(executor: Executor, run_dir: Path, attempt: int) -> ProcessIdentity | N
     if recorded is not None and serves(recorded, folder):
         return recorded
     name = os.fsencode(executor.file_name)
-    for identity in marked_processes(run_dir, attempt):
+    for identity in tagged_processes(run_dir, attempt):
         try:
             argv = Path(f"/proc/{identity.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:

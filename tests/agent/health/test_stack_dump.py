@@ -13,8 +13,8 @@ import pytest
 from gputui.agent.health.incident_folder import LOG_CHARACTERS
 from gputui.agent.health.stack_dump import StackDump
 from gputui.core.redaction import Redactor
-from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, identify
+from gputui.runs.processes import AttemptProcess
 from tests.conftest import wait_until
 
 TOKEN = "hf_" + "a1B2" * 8

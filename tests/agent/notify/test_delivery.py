@@ -10,7 +10,8 @@ import pytest
 
 from gputui.agent.notify.delivery import describe, run_command
 from gputui.recovery.policies import NoticeTarget
-from gputui.runs.identity import all_pids, identify
+from gputui.runs.identity import identify
+from gputui.runs.shim import all_pids
 from tests.conftest import wait_until
 from tests.texts import mentions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.runs.process_table import HostProcess
+from gputui.runs.processes import HostProcess
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.feed import Feed
 from gputui.ui.tui.data.processes import ProcessReader

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gputui.core.config import Workspace
-from gputui.runs.process_table import ProcessTable, core_percents, core_times
+from gputui.runs.processes import ProcessTable
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import ProcessSet
 
@@ -22,7 +22,7 @@ class ProcessReader:
         self._clock = clock
         self._read_at = float("-inf")
         self._newest: ProcessSet | None = None
-        self._cores: list[tuple[int, int]] = []
+        self._cores = 0
 
     def read(self, gpus: Sequence[GpuView]) -> ProcessSet:
         """The processes on these GPUs and of our runs."""
@@ -31,6 +31,13 @@ class ProcessReader:
             self._read_at = now
             listed = (process for gpu in gpus for process in gpu.processes or ())
             hosts = self._table.read(each.pid for each in listed if each.start_ticks is not None)
-            cores, self._cores = self._cores, core_times()
-            self._newest = ProcessSet(hosts, core_percents(cores, self._cores))
+            self._newest = ProcessSet(hosts, self._core_percents())
         return self._newest
+
+    def _core_percents(self) -> tuple[float, ...]:
+        """The busy percent of each core since the last read; empty at the first, and where their number changed."""
+        import psutil  # not needed by screens that never show the page
+
+        before, percents = self._cores, psutil.cpu_percent(percpu=True)
+        self._cores = len(percents)
+        return tuple(percents) if before == self._cores else ()

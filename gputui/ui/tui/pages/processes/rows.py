@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.safe_text import clean
 from gputui.core.units import index_ranges
-from gputui.runs.process_table import HostProcess
+from gputui.runs.processes import HostProcess
 from gputui.store.hardware import ProcessView
 from gputui.ui.tui.data.snapshot import Snapshot
 

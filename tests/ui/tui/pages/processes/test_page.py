@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 
 from gputui.runs.identity import read_stat
-from gputui.runs.process_table import HostProcess, core_percents, core_times
+from gputui.runs.processes import HostProcess
 from gputui.ui.tui.app import GputuiApp
 from gputui.ui.tui.data.snapshot import ProcessSet, Snapshot
 from gputui.ui.tui.dialogs.signals import SignalScreen
@@ -169,16 +168,6 @@ async def test_a_confirmed_signal_ends_a_real_process(app: GputuiApp) -> None:
 
 
 # --- commands, cores, environment, letters
-
-
-def test_cores_are_measured_between_two_readings(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  1 1 1 1\ncpu0 100 0 0 900 0 0 0 0\ncpu1 100 0 0 900 0 0 0 0\nintr 5\n")
-    before = core_times(stat)
-    stat.write_text("cpu  1 1 1 1\ncpu0 150 0 0 950 0 0 0 0\ncpu1 100 0 0 950 50 0 0 0\n")
-    assert core_percents(before, core_times(stat)) == (50.0, 0.0)
-    assert core_percents(before, before) == (None, None)
-    assert core_percents([], before) == () and core_times(tmp_path / "none") == []
 
 
 async def test_the_environment_is_shown_without_secrets(app: GputuiApp) -> None:

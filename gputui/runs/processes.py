@@ -1,4 +1,4 @@
-"""The processes of an attempt, wherever they are watched, ended, counted or shown.
+"""The processes of runs, wherever they are watched, ended, counted or shown.
 
 A process is found in three ways, and each finds what the others miss: the shim's list (``processes.json``, also when
 the shim is gone), the process tree below the known processes, and the tag in the environment. A program that sets its
@@ -8,27 +8,29 @@ title overwrites its environment, and that of sudo's child cannot be read; both 
 from __future__ import annotations
 
 import os
+import pwd
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
+from gputui.core.redaction import redact_command_line
 from gputui.runs import shim
 from gputui.runs.agent_process import AGENT_MARK
 from gputui.runs.foreign_json import read_foreign_json
 from gputui.runs.identity import (
-    Owner,
+    TICKS_PER_SECOND,
     ProcessIdentity,
     ProcessStat,
-    all_pids,
     boot_id,
     environment_of,
     files_written_by,
     names_folder,
-    owner_in,
+    private_bytes,
     rank_in,
     raw_environment,
     read_stat,
@@ -37,14 +39,14 @@ from gputui.runs.identity import (
 _LIST_BYTES = 8 << 20
 # Deeper than any process tree of a training.
 _DEEPEST = 64
+_COMMAND_MAX_CHARACTERS = 500
 
 # A forked process has its parent's environment until it calls exec.
 _YOUNG_SECONDS = 10.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 _NAMES = {
     name.encode(): name
     for name in (
-        "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", AGENT_MARK,
+        "GPUTUI_RUN_ID", "GPUTUI_RUN_DIR", "GPUTUI_ATTEMPT", AGENT_MARK,
         "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE",
     )
 }  # fmt: skip
@@ -67,6 +69,14 @@ class AttemptProcess(Struct, frozen=True):
         return self.identity.pid
 
 
+class Owner(NamedTuple):
+    """The run that a process belongs to, with rank and attempt where they are known."""
+
+    run_id: str
+    rank: int | None
+    attempt: int | None
+
+
 class ProcessScanner:
     """Scans all processes of the machine repeatedly. A tag is read while its process is young and then remembered, for
     the process may overwrite its environment later."""
@@ -79,7 +89,7 @@ class ProcessScanner:
         up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
         before, self._tags = self._tags, {}
         stats, tags = {}, {}
-        for pid in all_pids():
+        for pid in shim.all_pids():
             stat = read_stat(pid)
             if stat is None or stat.is_dead:
                 continue
@@ -88,7 +98,7 @@ class ProcessScanner:
             tag = before.get(key)
             if tag is None:
                 tag = _tag_of(pid)
-            if up_seconds - stat.start_ticks / _TICKS > _YOUNG_SECONDS:
+            if up_seconds - stat.start_ticks / TICKS_PER_SECOND > _YOUNG_SECONDS:
                 self._tags[key] = tag
             if tag:
                 tags[pid] = tag
@@ -133,10 +143,36 @@ class ProcessScan:
             for pid in sorted(found)
         ]
 
+    def owned(self, runs: Path) -> dict[int, Owner]:
+        """The owner of each process of the runs in the folder ``runs``, by PID: by its own tag or that of its nearest
+        tagged ancestor."""
+        tagged = {pid: owner_in(pid, each, runs) for pid, each in self.environments.items() if is_tagged(each, runs)}
+        found: dict[int, Owner] = {}
+        waiting = [(pid, owner) for pid, owner in tagged.items() if owner is not None]
+        while waiting:
+            pid, owner = waiting.pop()
+            found[pid] = owner
+            for child in self._children.get(pid, ()):
+                if child not in tagged:
+                    rank = shim.rank_by_output(child, str(runs))
+                    waiting.append((child, owner if rank is None else owner._replace(rank=rank)))
+        return found
+
 
 def processes_of(run_dir: Path, attempt: int | None = None) -> list[AttemptProcess]:
     """Every living process of a run or of one ``attempt``, with its shim, in PID order."""
     return ProcessScanner().scan().processes_of(run_dir, attempt)
+
+
+def tagged_processes(run_dir: Path | str, attempt: int | None = None) -> list[ProcessIdentity]:
+    """Every living process with the tag of a run, or of one ``attempt``. The tag is the run's folder, because its id
+    is unique within one home only."""
+    scan = ProcessScanner().scan()
+    return [
+        ProcessIdentity(pid, scan.stats[pid].start_ticks, boot_id())
+        for pid, environment in scan.environments.items()
+        if _is_of(pid, environment, run_dir, attempt)
+    ]
 
 
 def files_written(attempts: Sequence[tuple[Path, int]]) -> list[set[tuple[int, int]]]:
@@ -158,27 +194,31 @@ def is_tagged(environment: Mapping[str, str], runs: Path | str) -> bool:
     return os.path.dirname(folder) == str(runs) or shim.is_run_folder(os.fsencode(folder))  # noqa: PTH120 - often
 
 
+def owner_in(pid: int, environment: Mapping[str, str], runs: Path | str) -> Owner | None:
+    """The owner that a process's environment is tagged with; None if that is no run in the folder ``runs``."""
+    run_id = environment.get("GPUTUI_RUN_ID")
+    if not run_id or AGENT_MARK in environment:
+        return None
+    if not names_folder(pid, environment.get("GPUTUI_RUN_DIR"), f"{runs}/{run_id}"):
+        return None
+    return Owner(run_id, rank_in(environment), _number(environment.get("GPUTUI_ATTEMPT", "")))
+
+
 def owner_of(pid: int, runs: Path | str) -> Owner | None:
-    """The run and rank of a process, by its own tag or that of its nearest tagged ancestor. None if that is no run in
-    the folder ``runs``."""
+    """The owner of one process, as `ProcessScan.owned` tells those of all."""
     rank = None
     for _ in range(_DEEPEST):
         environment = environment_of(pid) or {}
         if rank is None:
-            rank = rank_by_output(pid, runs)
+            rank = shim.rank_by_output(pid, str(runs))
         if is_tagged(environment, runs):
             owner = owner_in(pid, environment, runs)
-            return owner if owner is None or owner[1] is not None else (owner[0], rank)
+            return owner if owner is None or owner.rank is not None else owner._replace(rank=rank)
         stat = read_stat(pid)
         if stat is None or stat.parent_pid <= 1:
             return None
         pid = stat.parent_pid
     return None
-
-
-def rank_by_output(pid: int, runs: Path | str) -> int | None:
-    """The rank to whose log below the folder ``runs`` a process writes, else None."""
-    return shim.rank_by_output(pid, str(runs))
 
 
 def _tag_of(pid: int) -> Mapping[str, str]:
@@ -192,7 +232,7 @@ def _tag_of(pid: int) -> Mapping[str, str]:
     return environment if environment.keys() & {"GPUTUI_RUN_DIR", AGENT_MARK} else {}
 
 
-def _is_of(pid: int, environment: Mapping[str, str], run_dir: Path, attempt: int | None) -> bool:
+def _is_of(pid: int, environment: Mapping[str, str], run_dir: Path | str, attempt: int | None) -> bool:
     if AGENT_MARK in environment:
         return False
     if attempt is not None and environment.get("GPUTUI_ATTEMPT") != str(attempt):
@@ -207,7 +247,7 @@ def _place(pid: int, environment: Mapping[str, str], listed: _Place | None, run_
         size = _number(environment.get("WORLD_SIZE", ""))
     if listed is not None:
         rank, size = listed[0] if rank is None else rank, listed[1] if size is None else size
-    return rank_by_output(pid, run_dir) if rank is None else rank, size
+    return shim.rank_by_output(pid, str(run_dir)) if rank is None else rank, size
 
 
 def _inherited(pid: int, places: Mapping[int, _Place], parents: Mapping[int, int]) -> _Place:
@@ -247,3 +287,91 @@ def _whole(value: object) -> int | None:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+# --- the table of the screen -----------------------------------------------------------------------------------------
+
+
+class HostProcess(Struct, frozen=True):
+    """One process. ``cpu_percent`` is of one core, since the previous reading (None in the first); ``memory_bytes`` is
+    unshared resident memory. ``run_id`` and ``rank`` come from its own tag or its ancestors'. ``running_seconds`` is
+    since its start."""
+
+    pid: int
+    parent_pid: int
+    start_ticks: int
+    state: str
+    user: str | None
+    command: str | None
+    cpu_percent: float | None
+    memory_bytes: int | None
+    run_id: str | None = None
+    rank: int | None = None
+    running_seconds: float | None = None
+
+
+class ProcessTable:
+    """Reads the processes repeatedly; one per thread. ``runs`` is the folder of this home's runs."""
+
+    def __init__(self, runs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._runs = runs
+        self._clock = clock
+        self._scanner = ProcessScanner()
+        self._cpu_seconds: dict[tuple[int, int], float] = {}
+        self._read_at: float | None = None
+
+    def read(self, wanted: Iterable[int]) -> dict[int, HostProcess]:
+        """The processes of this home's runs and the visible ones of the ``wanted`` PIDs, by PID."""
+        now = self._clock()
+        elapsed = None if self._read_at is None else now - self._read_at
+        self._read_at = now
+        up_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)
+        scan = self._scanner.scan()
+        owned = scan.owned(self._runs)
+        before, self._cpu_seconds = self._cpu_seconds, {}
+        found = {}
+        for pid in owned.keys() | (set(wanted) & scan.stats.keys()):
+            stat, owner = scan.stats[pid], owned.get(pid)
+            key = (pid, stat.start_ticks)
+            self._cpu_seconds[key] = stat.cpu_seconds
+            found[pid] = HostProcess(
+                pid=pid,
+                parent_pid=stat.parent_pid,
+                start_ticks=stat.start_ticks,
+                state=stat.state,
+                user=_user_of(pid),
+                command=command_of(pid)[:_COMMAND_MAX_CHARACTERS] or None,
+                cpu_percent=100 * (stat.cpu_seconds - before[key]) / elapsed if key in before and elapsed else None,
+                memory_bytes=private_bytes(pid),
+                run_id=None if owner is None else owner.run_id,
+                rank=None if owner is None else owner.rank,
+                running_seconds=max(0.0, up_seconds - stat.start_ticks / TICKS_PER_SECOND),
+            )
+        return found
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process without its secrets, or the name of its program; "" if it has ended."""
+    for name in ("cmdline", "comm"):  # a zombie has no command line
+        try:
+            text = redact_command_line(Path(f"/proc/{pid}/{name}").read_bytes())
+        except OSError:
+            return ""
+        if text:
+            return text
+    return ""
+
+
+def _user_of(pid: int) -> str | None:
+    try:
+        return _user_name(os.stat(f"/proc/{pid}").st_uid)  # noqa: PTH116
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
