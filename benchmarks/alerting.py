@@ -17,7 +17,7 @@ from benchmarks.percentiles import percentile
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
 from gputui.core.config import Workspace, locate
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, Inventory
+from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.runs import repository
 from gputui.runs.command import Launch
@@ -25,7 +25,7 @@ from gputui.runs.spec import RunSpec
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
 from gputui.store.run_states import RunState
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, HostSample
 
 GIB = 2**30
 RUN = "bench-1"

@@ -16,12 +16,11 @@ from gputui.agent.janitor import Janitor
 from gputui.agent.recording.recorder import Message, Recorder
 from gputui.agent.recording.sample_rollups import renew_days
 from gputui.core.config import Workspace, locate
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
-from gputui.machine.tiers import SLOW_SECONDS
+from gputui.machine.gpu_model import SLOW_SECONDS, FastTick, GpuFacts, Inventory, SlowTick
 from gputui.store.database import open_writer
 from gputui.store.hardware import gpu_history
-from gputui.store.series import HostSample
-from gputui.store.span_summary import GPU_KEPT, names
+from gputui.store.rollups import GPU_KEPT, names
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 START = 1_790_035_200.0
 HOUR, DAY, YEAR = 3600.0, 86_400.0, 365 * 86_400.0

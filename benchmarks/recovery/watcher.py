@@ -15,12 +15,12 @@ from benchmarks.recovery.healthy import Run, Stretch
 from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
 from gputui.agent.health.attempt_state import LOOK_SECONDS, AttemptState
 from gputui.agent.health.monitor import MEMORY_SECONDS
-from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.policies import POLICIES
 from gputui.recovery.watch.leak import MemorySample
 from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, StepPace, StepProgress, silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
+from gputui.store.series import GpuSample
 
 POLICY = POLICIES["standard"]
 BEGAN_AT = 1_700_000_000.0

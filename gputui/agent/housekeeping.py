@@ -12,7 +12,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.log_quota import AttemptFolder, LogBounds
 from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.core.units import duration
-from gputui.machine.logout import logout_end
+from gputui.machine.systemd import logout_end
 from gputui.runs.identity import is_of_this_boot
 from gputui.store.events import add_event, has_event
 

@@ -23,9 +23,9 @@ from gputui.agent.recording.sample_rollups import Rollups
 from gputui.core.config import Workspace, file_identity
 from gputui.core.units import bytes_text
 from gputui.runs.repository import transaction
+from gputui.store.agent import Retention
 from gputui.store.database import is_locked, open_commander, pragma, room
 from gputui.store.events import EventKind, add_event
-from gputui.store.retention import Retention
 
 log = logging.getLogger(__name__)
 

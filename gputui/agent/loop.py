@@ -30,7 +30,7 @@ from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.lifecycle.sweep import read_rest
 from gputui.agent.limits import why_unwritable
 from gputui.agent.lock import AgentLock
-from gputui.agent.recording.file_output import FileOutput
+from gputui.agent.recording.output import FileOutput
 from gputui.agent.studies import Studies
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick

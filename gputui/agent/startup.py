@@ -15,10 +15,9 @@ from typing import TextIO
 from gputui.agent.limits import raise_limits
 from gputui.agent.lock import AgentLock, AgentRunningError
 from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, describe_failure, log_to_stderr
-from gputui.agent.recording.file_output import FileOutput
-from gputui.agent.recording.status_line import record_line, record_shape
-from gputui.core.cells import clip
+from gputui.agent.recording.output import FileOutput, record_line, record_shape
 from gputui.core.config import Workspace
+from gputui.core.text import clip
 from gputui.runs.agent_process import AgentUnreachableError, has_views, spawn_agent, stop_agent
 from gputui.store.database import StoreError, refuse_other_machine
 from gputui.store.machine import claim

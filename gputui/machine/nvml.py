@@ -1,51 +1,86 @@
-"""GPUs through NVML, NVIDIA's management library, with nvidia-ml-py.
+"""The GPUs of this machine, read through NVML.
 
-Calls are chosen for their cost. With eight GPUs at 1 Hz they are at most:
-
-====================  ======================================================================  ===========
-tier                  calls for each GPU                                                      with 8 GPUs
-====================  ======================================================================  ===========
-fast, every tick      utilisation, memory, temperature, power field, SM clock, event reasons    48 / s
-events, every tick    one wait without a timeout, for all GPUs                                 1 / s
-processes, 3 s        compute list, utilisation; every fifth time graphics and MPS lists       6.4 / s
-slow, 5 s             memory clock, P-state, fan, one batch of field values                    6.4 / s
-link, 10 s a round    PCIe in both directions, generation, width; video engines; power limit   5.6 / s
-====================  ======================================================================  ===========
-
-PCIe throughput comes from nvmlDeviceGetPcieThroughput, one GPU at a time and after the fast tier has been sent,
-because it blocks for 20 ms in each direction. The byte counters among the field values (NVML_FI_DEV_PCIE_COUNT_*) do
-not block, but they wrap after an undocumented number of bits. With 32 bits a busy link wraps many times between two
-readings.
-
-Power is the instantaneous field, which answers in microseconds; the averaged one takes milliseconds. The energy counter
-gives better means.
+NVML answers "not supported" for what a GPU, driver or mode lacks, at the cost of a call. Such answers are cached per
+GPU and call; temporary errors are not.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from ctypes import c_void_p, cast
 from typing import Any, TypeVar
 
 from gputui.machine.gpu_model import (
     FastTick,
+    FreshProcessNeededError,
     GpuEvent,
     GpuFacts,
     GpuProcess,
-    GpuSample,
     Inventory,
     Occupant,
     ProcessTick,
     SlowTick,
 )
 from gputui.machine.gpu_processes import GpuProcessReader
-from gputui.machine.gpu_source import FreshProcessNeededError
-from gputui.machine.nvml_calls import ERROR_LIB_RM_VERSION_MISMATCH, Calls, DriverGoneError, GpuGoneError, problem_of
-from gputui.machine.nvml_events import XidEvents
-from gputui.machine.nvml_facts import read_facts
-from gputui.machine.nvml_processes import ProcessLists
-from gputui.machine.nvml_readings import Gpu
+from gputui.machine.nvml_readings import (
+    ERROR_LIB_RM_VERSION_MISMATCH,
+    Calls,
+    DriverGoneError,
+    Gpu,
+    GpuGoneError,
+    ProcessLists,
+    problem_of,
+    read_facts,
+)
 from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT, xid_text
+from gputui.store.series import GpuSample
+
+_XID_CRITICAL_ERROR = 0x8  # nvmlEventTypeXidCriticalError in nvml.h
+_AT_ONCE_MAX = 64
+
+
+class XidEvents:
+    """An event set over all GPUs of a session. Drivers without events (old ones, WSL) report none."""
+
+    def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
+        self._nvml = nvml
+        self._uuids: dict[int | None, str] = {}
+        self._set: Any = None
+        with contextlib.suppress(nvml.NVMLError):
+            self._set = nvml.nvmlEventSetCreate()
+        if self._set is None:
+            return
+        for uuid, handle in handles.items():
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(handle, _XID_CRITICAL_ERROR, self._set)
+                self._uuids[_address(handle)] = uuid
+
+    def read(self) -> list[tuple[str, int]]:
+        """Return (UUID, XID) of the events since the last call, without waiting."""
+        found: list[tuple[str, int]] = []
+        if not self._uuids:
+            return found
+        # Any error ends the reading: usually a timeout. The fast tier reports a lost GPU.
+        with contextlib.suppress(self._nvml.NVMLError):
+            while len(found) < _AT_ONCE_MAX:
+                data = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+                uuid = self._uuids.get(_address(data.device))
+                if uuid is not None and data.eventType & _XID_CRITICAL_ERROR:
+                    found.append((uuid, int(data.eventData)))
+        return found
+
+    def close(self) -> None:
+        if self._set is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._set)
+            self._set = None
+            self._uuids.clear()
+
+
+def _address(handle: Any) -> int | None:
+    return cast(handle, c_void_p).value
+
 
 RECHECK_SECONDS = 10.0
 RECHECK_RARELY_SECONDS = 300.0

@@ -29,11 +29,21 @@ from pathlib import Path
 from types import FrameType
 
 from gputui.core.config import own_python
-from gputui.machine.gpu_model import Inventory
-from gputui.machine.gpu_source import FreshProcessNeededError, Source, say
+from gputui.machine.gpu_model import (
+    Cadence,
+    FreshProcessNeededError,
+    Inventory,
+    Message,
+    ReadBackoff,
+    Schedule,
+    Source,
+    WireCommand,
+    bounded_interval,
+    decode_command,
+    encode,
+    say,
+)
 from gputui.machine.host_sample import HostSampler
-from gputui.machine.tiers import Cadence, ReadBackoff, Schedule, bounded_interval
-from gputui.machine.wire import Message, WireCommand, decode_command, encode
 
 EXIT_USAGE = 2
 EXIT_INTERNAL = 70

@@ -20,10 +20,17 @@ from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_FILE_MODE, own_python
 from gputui.machine.child import signal_name
-from gputui.machine.gpu_model import FastTick, Occupant
-from gputui.machine.gpu_source import LOG_PREFIX
-from gputui.machine.tiers import ReadBackoff, bounded_interval
-from gputui.machine.wire import Message, decode, encode_interval, encode_occupants
+from gputui.machine.gpu_model import (
+    LOG_PREFIX,
+    FastTick,
+    Message,
+    Occupant,
+    ReadBackoff,
+    bounded_interval,
+    decode,
+    encode_interval,
+    encode_occupants,
+)
 
 HealthState = Literal["starting", "ok", "silent", "restarting", "dead"]
 

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.forms import Model, expected, validated, within
 from gputui.core.yaml_forms.quantities import parse_size
-from gputui.machine.gpu_model import GpuSample, GpuSlowSample
-from gputui.machine.scenario import Fault, FaultKind, Foreign, Scenario
+from gputui.machine.simulated import Fault, FaultKind, Foreign, Scenario
+from gputui.store.series import GpuSample, GpuSlowSample
 
 _DEFAULT, _FOREIGN, _FAULT = Scenario(), Foreign(), Fault("lost")
 _LONG_SECONDS = 1_000_000_000

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
-from gputui.core.safe_text import SEQUENCE
+from gputui.core.text import SEQUENCE
 from gputui.metrics.contract import Parsed, ParsedLine, Rejected, cut_off, parse_line, parse_values
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import Any
 
 import orjson
 
+from gputui.core.config import open_regular
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.core.regular_files import open_regular
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
 from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, parse_values
 from gputui.metrics.custody import Custody

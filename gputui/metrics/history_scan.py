@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 from gputui.metrics.contract import MAX_LINE_BYTES
 
 PIECE_BYTES = 256 << 10

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 from gputui.metrics.records import TRACKERS
 from gputui.metrics.tracker_files import DamagedRecordError
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gputui.core.redaction import Redactor
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.yaml_forms.quantities import format_size
 from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus

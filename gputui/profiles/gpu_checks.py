@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from gputui.core.units import index_ranges
 from gputui.core.yaml_forms.quantities import format_sizes
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import GpuRequest, RunSpec
+from gputui.store.series import GpuSample, GpuSlowSample
 
 
 class GpuSituation(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from gputui.core.config import Workspace, shipped_profiles
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.yaml_forms.document import KeyPath
 from gputui.core.yaml_forms.file import given_twice, parse_file, problem_at, read_text, whole_file
 from gputui.core.yaml_forms.forms import findings

@@ -9,7 +9,7 @@ from msgspec import Struct
 from gputui.core.yaml_forms.quantities import format_size
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec
-from gputui.store.memory_peaks import PastPeak
+from gputui.store.gpu_use import PastPeak
 
 MARGIN = 0.95
 """The usable share of a GPU's memory; the CUDA context and fragmentation take the rest."""

@@ -26,7 +26,7 @@ from gputui.runs.checks import CheckResult
 from gputui.runs.executors import Executors
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import ROLE_NAMES, RunSpec
-from gputui.store.memory_peaks import PastPeak
+from gputui.store.gpu_use import PastPeak
 
 _PLACEHOLDER = re.compile(rf"\{{({NAME_PATTERN})\}}")
 _RUN_DIR = "{run_dir}"

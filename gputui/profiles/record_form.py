@@ -12,7 +12,7 @@ from pydantic import PlainValidator, model_validator
 from gputui.core.yaml_forms.file import parse_file
 from gputui.core.yaml_forms.forms import Model, expected, problem, validated
 from gputui.core.yaml_forms.quantities import parse_duration, parse_size
-from gputui.store.retention import LEAST_BYTES, LEAST_RAW_SECONDS, Retention
+from gputui.store.agent import LEAST_BYTES, LEAST_RAW_SECONDS, Retention
 
 _DEFAULT = Retention()
 

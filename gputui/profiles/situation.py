@@ -7,13 +7,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from gputui.core.safe_text import clean
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample, unseen_use
+from gputui.core.text import clean
+from gputui.machine.gpu_model import GpuFacts, unseen_use
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.recovery.alerts.rules import RULES
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, Quarantined
+from gputui.store.series import GpuSample, GpuSlowSample
 
 
 def situation_of(

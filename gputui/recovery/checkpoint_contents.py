@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 
 MOST_BYTES = 32 << 20
 # The archives of torch.save end with the checksums of all that they hold.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 
 # Files that each save writes; others, such as a tokenizer's or an evaluation's, may be written once or at any time.
 SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import count
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.ledger_inputs import AttemptSpan

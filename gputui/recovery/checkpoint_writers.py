@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 from gputui.recovery.ledger_inputs import AttemptSpan
 from gputui.store.checkpoints import AFTER_END_SECONDS, Neighbour
 from gputui.store.machine import Machine, this_machine

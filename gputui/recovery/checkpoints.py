@@ -22,7 +22,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 from gputui.recovery import checkpoint_folders, safetensors_file
 from gputui.recovery.checksums import CHECKSUM_SUFFIX, ChecksumError, Checksums, read_checksums
 from gputui.recovery.ledger_inputs import FoundCheckpoint

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import redact_text
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import bytes_text
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import Evidence

@@ -14,8 +14,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import duration
-from gputui.recovery.action_results import NO_EFFECT, Change, Effect, show, whole
-from gputui.recovery.actions import ACTIONS, AppliedAction, Result, SkippedAction, apply_changes, tuned_by_study
+from gputui.recovery.action_results import (
+    NO_EFFECT,
+    AppliedAction,
+    Change,
+    Effect,
+    Result,
+    SkippedAction,
+    apply_changes,
+    show,
+    whole,
+)
+from gputui.recovery.actions import ACTIONS, tuned_by_study
 from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, rolled_back
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.machine.child import signal_name
 from gputui.recovery.evidence import ErrorFile, Evidence, ExitRecord
 from gputui.recovery.kinds import KINDS, Tier

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import duration
 from gputui.recovery.cost import Cost, in_words, total
 from gputui.recovery.decide import Resumption

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.safe_text import SEQUENCE
+from gputui.core.text import SEQUENCE
 from gputui.runs.logs import lines_of
 
 MAX_MESSAGE_LINES = 40

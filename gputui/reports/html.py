@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN
 
 _STYLE = """

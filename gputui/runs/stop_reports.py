@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputui.runs.log_levels import TRACEBACK
+from gputui.runs.logs import TRACEBACK
 
 # Those of torchrun and of launchers built on it.
 _STOP_EXCEPTION = re.compile(r"\b(SignalException|SIGTERMException)\b")

@@ -10,8 +10,7 @@ from msgspec.structs import asdict
 
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
-from gputui.store.attempts import Attempt
-from gputui.store.costs import AttemptCost, RunCost
+from gputui.store.attempts import Attempt, AttemptCost, RunCost
 from gputui.store.hardware import GpuView, Quarantined
 from gputui.store.placements import PlacementView
 from gputui.store.run_history import DecisionView, IncidentView

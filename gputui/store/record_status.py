@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from gputui.store.agent import Retention, age_words
 from gputui.store.database import room
 from gputui.store.json_shapes import iso
-from gputui.store.retention import Retention, age_words
 from gputui.store.rollups import bounds, first_sample
 
 

@@ -1,19 +1,115 @@
-"""Queries of rollups (minutes, hours, days): their extent, means for charts, and values at a past time.
+"""Rollups of samples (minutes, hours, days): their summaries, extent, means for charts, and values at a past time.
 
-Times are UTC unix seconds. `span_summary` makes the rows; `sample_spans` and `gpu_counts` read them with the samples.
+Times are UTC unix seconds.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from gputui.store import samples
-from gputui.store.series import HOST, HOST_ID
+from gputui.store.database import one_moment
+from gputui.store.series import GPU, HOST, HOST_ID, Series
+
+
+class Kept(NamedTuple):
+    """A column of samples and its statistics that are kept. Means are rounded to ``digits`` decimals."""
+
+    column: str
+    parts: tuple[str, ...]
+    digits: int
+
+
+_ALL = ("mean", "min", "max", "p95")
+_NO_PERCENTILE = ("mean", "min", "max")
+
+GPU_KEPT = (
+    Kept("utilization_percent", _ALL, 2),
+    Kept("memory_used_bytes", _NO_PERCENTILE, 0),
+    Kept("temperature_celsius", _ALL, 2),
+    Kept("power_watts", _ALL, 2),
+    Kept("sm_clock_mhz", _NO_PERCENTILE, 1),
+)
+MEMORY_TEMPERATURE = Kept("memory_temperature_celsius", _NO_PERCENTILE, 2)
+"""A value of the slow samples of a GPU."""
+
+HOST_KEPT = (
+    Kept("cpu_percent", _ALL, 2),
+    Kept("memory_used_bytes", _NO_PERCENTILE, 0),
+    Kept("disk_used_bytes", ("mean",), 0),
+    Kept("disk_read_bytes_per_second", ("mean",), 0),
+    Kept("disk_write_bytes_per_second", ("mean",), 0),
+    Kept("network_received_bytes_per_second", ("mean",), 0),
+    Kept("network_sent_bytes_per_second", ("mean",), 0),
+)
+
+
+def names(kept: Sequence[Kept]) -> list[str]:
+    """The columns in the order of `Gathered.summary`."""
+    return [f"{column.column}_{part}" for column in kept for part in column.parts]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Samples of one span, added in batches. ``samples`` is their number, ``answered`` the number of those in which the
+    GPU answered."""
+
+    kept: Sequence[Kept]
+    samples: int = 0
+    answered: int = 0
+    _columns: list[list[float]] = field(default_factory=list)
+    _known: int = 0
+    _throttled: int = 0
+
+    def add(
+        self,
+        columns: Sequence[Sequence[float | None]],
+        states: Sequence[str] = (),
+        reasons: Sequence[str | None] = (),
+    ) -> None:
+        """Add a batch: one sequence per kept column; ``reasons`` are throttle reasons as JSON lists."""
+        if not self._columns:
+            self._columns = [[] for _ in self.kept]
+        self.samples += len(columns[0])
+        self.answered += states.count("ok")
+        known = [given for given in reasons if given is not None]
+        self._known += len(known)
+        self._throttled += len(known) - known.count("[]")
+        for own, column in zip(self._columns, columns, strict=True):
+            # Timsort merges sorted batches quickly.
+            own += sorted(value for value in column if value is not None)
+
+    def summary(self) -> list[float | int | None]:
+        """The values in the order of `names`; None without a known value."""
+        found: list[float | int | None] = []
+        for one, values in zip(self.kept, self._columns or [[]] * len(self.kept), strict=True):
+            values.sort()
+            parts = _parts(values, one.digits) if values else {}
+            found += [parts.get(part) for part in one.parts]
+        return found
+
+    @property
+    def throttled_fraction(self) -> float | None:
+        """The share of samples with a throttle reason; None if the driver reported nothing."""
+        return None if not self._known else round(self._throttled / self._known, 4)
+
+
+def _parts(values: Sequence[float], digits: int) -> Mapping[str, float | int]:
+    mean = math.fsum(values) / len(values)
+    return {
+        "mean": round(mean, digits) if digits else round(mean),
+        "min": values[0],
+        "max": values[-1],
+        "p95": values[math.ceil(0.95 * len(values)) - 1],
+    }
+
 
 MINUTE = 60
 HOUR = 3600
@@ -211,3 +307,128 @@ def _after(connection: sqlite3.Connection, limits: Bounds, at: float, sampled: f
 def first_sample(connection: sqlite3.Connection) -> float | None:
     """The time of the host's first known sample."""
     return sampled_around(connection, float("-inf"))[1]
+
+
+Values = tuple[int, float | None, float | None, float | None]
+
+
+class SampleSpan(NamedTuple):
+    """The samples of span ``number``. ``values`` has for each requested column the number of known values, the minimum,
+    the maximum and the mean."""
+
+    number: int
+    first_at: float
+    last_at: float
+    samples: int
+    values: Sequence[Values]
+
+
+GPU_COLUMNS = frozenset(
+    {"utilization_percent", "memory_used_bytes", "power_watts", "temperature_celsius", "sm_clock_mhz"}
+)
+HOST_COLUMNS = frozenset({"cpu_percent", "memory_used_bytes"})
+
+
+def gpu_spans(
+    connection: sqlite3.Connection,
+    uuid: str,
+    columns: Sequence[str],
+    seconds: float,
+    first: int,
+    last: int,
+    looked_at: float,
+) -> Iterator[SampleSpan]:
+    """The samples of a GPU in the spans from number ``first`` to ``last``; span n begins ``n · seconds`` after 1970.
+
+    Only the first ``looked_at`` seconds of each span are read, which bounds the cost of long spans. Columns are of
+    GPU_COLUMNS. Spans without samples are left out. Raises sqlite3.Error.
+    """
+    assert GPU_COLUMNS.issuperset(columns)
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    if row is None:
+        return iter(())
+    with one_moment(connection):
+        return iter(list(_all_spans(connection, GPU, row[0], columns, seconds, first, last, looked_at)))
+
+
+def host_spans(
+    connection: sqlite3.Connection, columns: Sequence[str], seconds: float, first: int, last: int, looked_at: float
+) -> Iterator[SampleSpan]:
+    """The same for the host; columns are of HOST_COLUMNS."""
+    assert HOST_COLUMNS.issuperset(columns)
+    with one_moment(connection):
+        return iter(list(_all_spans(connection, HOST, HOST_ID, columns, seconds, first, last, looked_at)))
+
+
+def newest_gpu_sample(connection: sqlite3.Connection, uuid: str) -> float | None:
+    """The time of a GPU's newest sample (UTC unix seconds)."""
+    row = connection.execute("SELECT gpu_id FROM gpus WHERE uuid = ?", (uuid,)).fetchone()
+    sample = None if row is None else samples.newest(connection, GPU, row[0], (), math.inf)
+    return None if sample is None else float(sample[0])
+
+
+def newest_host_sample(connection: sqlite3.Connection) -> float | None:
+    """The time of the host's newest sample."""
+    sample = samples.newest(connection, HOST, HOST_ID, (), math.inf)
+    return None if sample is None else float(sample[0])
+
+
+def _all_spans(
+    connection: sqlite3.Connection,
+    series: Series,
+    gpu_id: int,
+    columns: Sequence[str],
+    seconds: float,
+    first: int,
+    last: int,
+    looked_at: float,
+) -> Iterator[SampleSpan]:
+    """Spans from hours, minutes and samples, each where no finer data exist."""
+    limits = bounds(connection)
+    kind = "host" if series is HOST else "gpu"
+    for table, since, until in (
+        ("hours", float("-inf"), limits.minutes_since),
+        ("minutes", limits.minutes_since, limits.raw_since),
+        ("samples", limits.raw_since, float("inf")),
+    ):
+        begin = first if since == float("-inf") else max(first, math.ceil(since / seconds))
+        end = last if until == float("inf") else min(last, math.ceil(until / seconds) - 1)
+        if begin > end:
+            continue
+        # Minutes and hours have few rows per span, so all are read.
+        read = looked_at if table == "samples" else seconds
+        values = _OF_SAMPLES if table == "samples" else _OF_ROLLUPS
+        named = {"first": begin, "last": end, "seconds": seconds, "looked_at": read, "gpu_id": gpu_id}
+        yield from _spans(connection, f"{kind}_{table}", values, columns, named)
+
+
+# SQL for the number of samples, and per column for its number of values, extremes and sum.
+_OF_SAMPLES = ("count(*)", "count({0}), min({0}), max({0}), total({0})")
+_OF_ROLLUPS = (
+    "sum(sample_count)",
+    "total(CASE WHEN {0}_mean NOTNULL THEN sample_count END), min({0}_min), max({0}_max), "
+    "total({0}_mean * sample_count)",
+)
+_SPANS = "WITH RECURSIVE spans (n) AS (SELECT :first UNION ALL SELECT n + 1 FROM spans WHERE n < :last)"
+
+
+def _spans(
+    connection: sqlite3.Connection,
+    table: str,
+    values: tuple[str, str],
+    columns: Sequence[str],
+    named: Mapping[str, float],
+) -> Iterator[SampleSpan]:
+    asked = ", ".join((values[0], *(values[1].format(name) for name in columns)))
+    source = "" if table.startswith("host_") else "gpu_id = :gpu_id AND"
+    rows = connection.execute(
+        f"{_SPANS} SELECT n, min(at), max(at), {asked} FROM spans CROSS JOIN {table} AS s "  # noqa: S608
+        f"ON {source} s.at >= n * :seconds AND s.at < n * :seconds + :looked_at GROUP BY n",
+        named,
+    )
+    for number, first_at, last_at, samples_there, *rest in rows:
+        found = []
+        for i in range(0, len(rest), 4):
+            count, low, high, total = rest[i : i + 4]
+            found.append((int(count), low, high, total / count if count else None))
+        yield SampleSpan(number, first_at, last_at, int(samples_there), found)

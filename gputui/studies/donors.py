@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gputui.core.config import PRIVATE_DIR_MODE
-from gputui.core.regular_files import open_regular
+from gputui.core.config import PRIVATE_DIR_MODE, open_regular
 from gputui.recovery.checkpoints import measured, validate
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store import checkpoints

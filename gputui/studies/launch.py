@@ -18,7 +18,7 @@ from gputui.profiles.resolve import ResolveError, resolve
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.database import StoreError, open_reader
-from gputui.store.memory_peaks import past_peaks
+from gputui.store.gpu_use import past_peaks
 from gputui.store.studies import SECONDS_PER_HOUR, expected_seconds
 from gputui.studies import decide
 from gputui.studies.loading import gpus_of

@@ -11,11 +11,10 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from gputui.core.cells import cell_width
-from gputui.core.safe_text import clean
+from gputui.core.text import cell_width, clean
 from gputui.metrics.draw.axes import AxisKind
-from gputui.metrics.draw.chart import Curve, XAxis, YAxis
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Curve, XAxis, YAxis
 from gputui.metrics.draw.picture import Drawing
 from gputui.store.studies import RungValue, TrialRecord, TrialState
 from gputui.studies.analysis import best_so_far, complete, pareto_front, ranked

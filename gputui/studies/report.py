@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, duration, gpu_hours, metric_value, percent
 from gputui.metrics.draw.export import svg_text
 from gputui.metrics.draw.picture import Drawing, picture

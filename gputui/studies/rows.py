@@ -11,8 +11,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from gputui.store.attempts import fellows, read_attempts
-from gputui.store.costs import alone_seconds
+from gputui.store.attempts import alone_seconds, fellows, read_attempts
 from gputui.store.events import Severity, add_event
 from gputui.store.studies import StudyRecord, StudyState, TrialState, Wish
 from gputui.studies.spec import StudySpec

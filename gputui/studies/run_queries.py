@@ -8,7 +8,7 @@ import os
 import sqlite3
 
 from gputui.runs.spec import RunSpec, Scalar
-from gputui.store.memory_peaks import peak_bytes, study_peaks
+from gputui.store.gpu_use import peak_bytes, study_peaks
 from gputui.store.metrics.objectives import reported_values
 from gputui.store.metrics.queries import latest
 from gputui.store.run_states import RunState

@@ -13,10 +13,10 @@ import pytest
 from gputui.agent.janitor import LONG_LOG_BYTES, MOVED_AT_BYTES, Janitor, bound_log
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, GpuSlowSample, Inventory, SlowTick
+from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
+from gputui.store.agent import Retention
 from gputui.store.database import room
-from gputui.store.retention import Retention
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from tests.agent.conftest import add_run
 from tests.conftest import wait_until
 from tests.stores import open_store

@@ -5,8 +5,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.core.cells import cell_width, clip, fit
-from gputui.core.safe_text import MARKS_PER_CHARACTER, REPLACEMENT, clean
+from gputui.core.text import MARKS_PER_CHARACTER, REPLACEMENT, cell_width, clean, clip, fit
 
 
 def assert_harmless(text: str) -> None:

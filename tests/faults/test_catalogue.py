@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.recovery.actions import AppliedAction
+from gputui.recovery.action_results import AppliedAction
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gputui.profiles.draft import Draft, Preset, draft
+from gputui.profiles.draft import Draft, draft
+from gputui.profiles.draft_subject import Preset
 from gputui.profiles.loading import Profile, read_profile
 from gputui.profiles.script_survey import SurveyError
 from gputui.profiles.typed_command import DraftError

@@ -11,11 +11,19 @@ import subprocess
 import sys
 from typing import TypeVar
 
-from gputui.machine.gpu_model import FastTick, GpuEvent, Inventory, ProcessTick, SlowTick
+from gputui.machine.gpu_model import (
+    FastTick,
+    FreshProcessNeededError,
+    GpuEvent,
+    Inventory,
+    Message,
+    ProcessTick,
+    SlowTick,
+    decode,
+    encode,
+)
 from gputui.machine.gpu_processes import GpuProcessReader
-from gputui.machine.gpu_source import FreshProcessNeededError
 from gputui.machine.nvml import NvmlSource
-from gputui.machine.wire import Message, decode, encode
 
 M = TypeVar("M", Inventory, FastTick, SlowTick, ProcessTick)
 

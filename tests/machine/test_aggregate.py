@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gputui.machine.aggregate import GpuTotals, totals
-from gputui.machine.gpu_model import GpuSample
+from gputui.store.series import GpuSample
 
 INDICES = {"a": 0, "b": 1, "c": 2}
 

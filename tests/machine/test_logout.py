@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.machine.logout import would_end
+from gputui.machine.systemd import would_end
 from tests.tables import table
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"

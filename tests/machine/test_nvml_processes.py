@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.machine.nvml_processes import Row, invalid_reason, merged
+from gputui.machine.nvml_readings import Row, invalid_reason, merged
 from tests.tables import table
 
 TOTAL = 80 * 2**30

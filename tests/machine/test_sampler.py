@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.machine.gpu_model import FastTick
+from gputui.machine.gpu_model import FastTick, Message, decode
 from gputui.machine.sampler import EXIT_USAGE
-from gputui.machine.wire import Message, decode
 from gputui.store.series import HostSample
 
 SAMPLER = [sys.executable, "-P", "-m", "gputui.machine.sampler"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gputui.core.yaml_forms.problems import ProfileError
-from gputui.machine.scenario import Foreign, load_scenario
 from gputui.machine.scenario_form import read_scenario
+from gputui.machine.simulated import Foreign, load_scenario
 from tests.tables import table
 
 EXAMPLE = """

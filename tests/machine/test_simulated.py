@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gputui.machine.gpu_model import FastTick, GpuSample, Occupant
+from gputui.machine.gpu_model import FastTick, Occupant
 from gputui.machine.simulated import SimulatedSource
+from gputui.store.series import GpuSample
 
 EPOCH = 1_000_000.0
 GIB = 2**30

@@ -7,9 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.machine.gpu_model import FastTick, GpuEvent, GpuSample, Inventory, Occupant, ProcessTick, SlowTick
-from gputui.machine.wire import Message, WireCommand, decode, decode_command, encode, encode_occupants
-from gputui.store.series import HostSample
+from gputui.machine.gpu_model import (
+    FastTick,
+    GpuEvent,
+    Inventory,
+    Message,
+    Occupant,
+    ProcessTick,
+    SlowTick,
+    WireCommand,
+    decode,
+    decode_command,
+    encode,
+    encode_occupants,
+)
+from gputui.store.series import GpuSample, HostSample
 
 # What JSON can carry: finite numbers, integers of 64 bits, text without lone surrogates.
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import pytest
 
-from gputui.machine.gpu_model import FastTick, GpuSample
+from gputui.machine.gpu_model import FastTick, Message
 from gputui.machine.sampler_client import SamplerClient, SamplerHealth
-from gputui.machine.wire import Message
+from gputui.store.series import GpuSample
 
 M = TypeVar("M")
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gputui.profiles.memory_fit import Expectation, check_memory, expect
 from gputui.runs.spec import GpuRequest, RunSpec
-from gputui.store.memory_peaks import PastPeak
+from gputui.store.gpu_use import PastPeak
 from tests.tables import table
 from tests.texts import mentions
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.profiles import preflight
 from gputui.profiles.describe import describe, preview_launch
 from gputui.profiles.gpu_checks import GpuSituation, check_gpus, likely_gpus
@@ -18,6 +18,7 @@ from gputui.profiles.interpreter_checks import check_interpreter
 from gputui.profiles.preflight import check, quick_checks
 from gputui.runs.checks import CheckResult
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
+from gputui.store.series import GpuSample, GpuSlowSample
 from tests.conftest import wait_until
 from tests.tables import table
 from tests.texts import mentions

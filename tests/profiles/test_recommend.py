@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.topology import GpuPair
 from gputui.profiles.gpu_checks import GpuSituation, likely_gpus
 from gputui.profiles.recommend import recommend, usable
 from gputui.runs.spec import GpuRequest
+from gputui.store.series import GpuSample, GpuSlowSample
 
 GIB = 2**30
 GPUS = [GpuFacts(uuid=f"GPU-{index}", index=index, name="H200", memory_total_bytes=80 * GIB) for index in range(4)]

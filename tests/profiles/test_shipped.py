@@ -9,7 +9,8 @@ import pytest
 from gputui.core.config import shipped_profiles
 from gputui.profiles.loading import load
 from gputui.profiles.resolve import resolve
-from gputui.recovery.actions import AppliedAction, shrink_batch
+from gputui.recovery.action_results import AppliedAction
+from gputui.recovery.actions import shrink_batch
 from gputui.recovery.batches import EFFECTIVE_BATCH_TOLERANCE
 from gputui.recovery.classify import Incident
 from gputui.recovery.machine_actions import ActionContext

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, Literal
 
-from gputui.recovery.actions import AppliedAction, SkippedAction, shrink_batch
+from gputui.recovery.action_results import AppliedAction, SkippedAction
+from gputui.recovery.actions import shrink_batch
 from gputui.recovery.batches import Grain, Pair, fit
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.recovery.action_results import Effect, Precondition
-from gputui.recovery.actions import ACTIONS, AppliedAction, SkippedAction
+from gputui.recovery.action_results import AppliedAction, Effect, Precondition, SkippedAction
+from gputui.recovery.actions import ACTIONS
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.runs.log_levels import Level, LevelReader
+from gputui.runs.logs import Level, LevelReader
 from tests.tables import table
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gputui.runs.log_times import line_time, lines_by
+from gputui.runs.logs import line_time, lines_by
 from tests.tables import table
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC).timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.store.costs import alone_seconds, consumed_joules, energy_between, own_seconds
+from gputui.store.attempts import alone_seconds, consumed_joules, energy_between, own_seconds
 
 
 def test_consumed() -> None:

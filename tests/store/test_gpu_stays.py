@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gputui.core.config import Workspace
-from gputui.store.gpu_counts import GpuCounts, Stay, gpu_counts
+from gputui.store.gpu_use import GpuCounts, Stay, gpu_counts
 from tests.ui.tui.filling import GIB, NOW, Filler, uuid
 
 HOUR = 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gputui.store.memory_peaks import past_peaks, study_peaks
+from gputui.store.gpu_use import past_peaks, study_peaks
 from tests.ui.tui.filling import GIB, NOW, Filler
 
 

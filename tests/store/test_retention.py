@@ -10,7 +10,7 @@ import pytest
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import load_retention
 from gputui.profiles.record_form import read_retention
-from gputui.store.retention import DAY_SECONDS, Retention, age_words
+from gputui.store.agent import DAY_SECONDS, Retention, age_words
 
 
 def read(text: str) -> Retention:

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.agent.commands import dispatch
-from gputui.agent.commands.answers import RefusedError
+from gputui.agent.commands.handlers import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace

@@ -21,7 +21,7 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.nccl_logs import NcclLogs
 from gputui.agent.lifecycle.run_files import alerts_of
 from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.metrics.report import IngestReport
 from gputui.recovery.alerts.engine import Engine, Key
 from gputui.recovery.alerts.moments import IDLE, GpuMoment, HostMoment, RunMoment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.agent.commands.answers import RefusedError, answer
+from gputui.agent.commands.handlers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core import units
 from gputui.recovery.alerts.overrides import MAX_SECONDS

@@ -18,12 +18,10 @@ from msgspec.structs import replace
 
 from gputui.agent.commands import (
     alert_commands,
-    label_commands,
-    orphan_commands,
-    queue_commands,
+    handlers,
     study_commands,
 )
-from gputui.agent.commands.answers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
+from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_of
 from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
@@ -379,12 +377,12 @@ HANDLERS: dict[str, Callable[[Supervisor, PendingCommand], None]] = {
     "restart": restart,
     "resume": resume,
     "rm": remove,
-    "label": label_commands.label,
+    "label": handlers.label,
     "clear_gpu": clear_gpu,
-    "queue_pause": queue_commands.pause,
-    "queue_resume": queue_commands.resume,
-    "queue_move": queue_commands.move,
-    "orphans_ended": orphan_commands.orphans_ended,
+    "queue_pause": handlers.pause,
+    "queue_resume": handlers.resume,
+    "queue_move": handlers.move,
+    "orphans_ended": handlers.orphans_ended,
     "alert_ack": alert_commands.acknowledge,
     "alert_silence": alert_commands.silence,
     "study": study_commands.begin,

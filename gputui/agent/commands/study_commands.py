@@ -9,7 +9,7 @@ import sqlite3
 import msgspec
 from msgspec.structs import replace
 
-from gputui.agent.commands.answers import RefusedError, answer
+from gputui.agent.commands.handlers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.runs import repository

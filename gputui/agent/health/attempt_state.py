@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gputui.agent.jobs import Job
-from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.watch.activity import Doing, GpuActivity, doing
 from gputui.recovery.watch.leak import Leak, MemorySample, find_leak
 from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike
@@ -21,6 +20,7 @@ from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.queries import Cursor
 from gputui.store.metrics.watched import WatchedLine, earlier_starts, ended_for_hang, newest_lines
+from gputui.store.series import GpuSample
 
 LOOK_SECONDS = 2.0
 # Only the newest lines are read, so that a check is short even if lines arrive faster than a thousand a second.

@@ -24,8 +24,7 @@ from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core import units
 from gputui.core.redaction import BY_LOOK
-from gputui.core.safe_text import clean
-from gputui.machine.gpu_model import GpuSample
+from gputui.core.text import clean
 from gputui.recovery.history import resumptions
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.leak import MemorySample
@@ -43,6 +42,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.metrics.watched import newest_lines, observations
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
+from gputui.store.series import GpuSample
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gputui.core.regular_files import open_regular
+from gputui.core.config import open_regular
 from gputui.metrics.formats import PRINTED_STREAMS
 from gputui.recovery.checkpoints import look_in
 from gputui.runs.command import checkpoint_directory, in_run

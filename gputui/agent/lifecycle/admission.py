@@ -37,8 +37,8 @@ from gputui.runs.submission import SPEC_FILE
 from gputui.store import alerts, queue
 from gputui.store.attempts import Attempt
 from gputui.store.events import add_event, last_kind
+from gputui.store.gpu_use import study_peaks
 from gputui.store.hardware import quarantined
-from gputui.store.memory_peaks import study_peaks
 from gputui.store.run_history import met_incident
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run, queued_runs

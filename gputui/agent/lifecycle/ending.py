@@ -18,7 +18,7 @@ from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_text
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.recovery.checkpoint_ledger import candidates, out_of_order
 from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident, outcome

@@ -18,8 +18,8 @@ from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import incident_folder
 from gputui.agent.lifecycle.attempt_launch import rank_output, read_record
 from gputui.agent.lifecycle.run_files import open_metrics
+from gputui.core.config import read_regular
 from gputui.core.redaction import Redactor, redact_params
-from gputui.core.regular_files import read_regular
 from gputui.metrics.ingest import MetricsIngest
 from gputui.recovery.kinds import KINDS
 from gputui.runs import repository

@@ -55,7 +55,7 @@ from gputui.runs.spec import SpecError, spec_of
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
-from gputui.store.memory_peaks import peak_bytes
+from gputui.store.gpu_use import peak_bytes
 from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run, active_run_count, get_run, runs_in, unknown_runs
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.agent.recording.sample_rollups import Write
+from gputui.store.agent import Retention
 from gputui.store.database import room
-from gputui.store.retention import Retention
 from gputui.store.rollups import DAY, HOUR, MINUTE
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
 

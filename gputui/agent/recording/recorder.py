@@ -12,23 +12,13 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from gputui.machine.gpu_model import (
-    FastTick,
-    GpuEvent,
-    GpuFacts,
-    GpuProcess,
-    GpuSample,
-    GpuSlowSample,
-    Inventory,
-    ProcessTick,
-    SlowTick,
-)
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, GpuProcess, Inventory, ProcessTick, SlowTick
 from gputui.runs.identity import read_stat
 from gputui.runs.processes import Owner, owner_of
 from gputui.runs.repository import transaction
 from gputui.store import series
 from gputui.store.events import EventKind, add_event
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from gputui.version import VERSION
 
 log = logging.getLogger(__name__)

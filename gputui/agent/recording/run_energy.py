@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store import samples
-from gputui.store.attempts import fellows
-from gputui.store.costs import consumed_joules, own_seconds
+from gputui.store.attempts import consumed_joules, fellows, own_seconds
 from gputui.store.series import SLOW
 
 BORDER_SECONDS = 120.0

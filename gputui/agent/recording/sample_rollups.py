@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 
-from gputui.machine.tiers import SLOW_SECONDS
+from gputui.machine.gpu_model import SLOW_SECONDS
 from gputui.store import samples
-from gputui.store.costs import energy_between
-from gputui.store.rollups import DAY, HOUR, MINUTE
+from gputui.store.attempts import energy_between
+from gputui.store.rollups import DAY, GPU_KEPT, HOST_KEPT, HOUR, MEMORY_TEMPERATURE, MINUTE, Gathered, Kept, names
 from gputui.store.samples import Row
 from gputui.store.series import GPU, HOST, HOST_ID, SLOW
-from gputui.store.span_summary import GPU_KEPT, HOST_KEPT, MEMORY_TEMPERATURE, Gathered, Kept, names
 
 Write = Callable[[], AbstractContextManager[sqlite3.Connection]]
 """Begins a transaction of the janitor."""

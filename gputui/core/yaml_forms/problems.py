@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 
 _SHOWN_CHARACTERS = 60
 

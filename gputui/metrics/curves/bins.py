@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.metrics.curves.axis import AxisMap
-from gputui.metrics.curves.metric_names import is_set
-from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve
+from gputui.metrics.curves.model import AttemptCurve, ChartRequest, MetricCurve, is_set
 from gputui.metrics.curves.run_lines import CurveLine
 from gputui.metrics.curves.smooth import smooth_bins
 from gputui.metrics.draw.envelope import Bin, Buckets

@@ -16,7 +16,7 @@ from gputui.metrics.curves.axis import AxisMap, interpolate
 from gputui.metrics.curves.model import ChartRequest, HardwareCurve, HardwareField, Window
 from gputui.metrics.draw.envelope import Bin
 from gputui.store.attempts import Attempt
-from gputui.store.sample_spans import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
+from gputui.store.rollups import SampleSpan, gpu_spans, host_spans, newest_gpu_sample, newest_host_sample
 
 SAMPLES_AT_ONCE = 200_000
 """Most samples read when a chart is opened, about 100 ms; of a longer time, only a part of each span is read."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.metrics.curves import run_lines
 from gputui.metrics.curves.axis import AxisMap, AxisTimeline, Pairs, cuts_of
 from gputui.metrics.curves.bins import RESOLUTION, Followed

@@ -11,8 +11,7 @@ import orjson
 from gputui.metrics.curves import run_lines
 from gputui.metrics.curves.axis import AxisMap
 from gputui.metrics.curves.bins import new_buckets
-from gputui.metrics.curves.metric_names import is_set
-from gputui.metrics.curves.model import ChartRequest, RankCurve, RankCurves
+from gputui.metrics.curves.model import ChartRequest, RankCurve, RankCurves, is_set
 from gputui.metrics.curves.smooth import smooth_bins
 from gputui.metrics.draw.envelope import Bin, Buckets
 from gputui.store.metrics.queries import FilePosition, as_float

@@ -1,14 +1,223 @@
-"""From values to places on an axis: scales, and ends at round values."""
+"""Axes: ticks at round values, their labels, and the room that they take."""
 
+from __future__ import annotations
+
+import itertools
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
+from gputui.core.units import short_number
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.ticks import round_steps
+
+_STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
+_EVEN_STEPS: Final = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+_TIME_STEPS_SECONDS: Final = tuple(
+    float(seconds)
+    for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+)
+_LOG_TIMES_SECONDS: Final = (
+    (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 2592000),
+    (1, 10, 60, 600, 3600, 36000, 86400, 864000),
+    (1, 60, 3600, 86400),
+)
+"""Times for a logarithmic axis, the closest first."""
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most `most` ascending multiples of 1, 2, 2.5 or 5 times a power of ten from `low` to `high`, both included."""
+    if most < 1 or not high > low or not math.isfinite(high - low):
+        return [low] if most >= 1 and low == high else []
+    ticks = _first_fitting(low, high, (high - low) / most, most)
+    if len(ticks) < 2 <= most:
+        # One tick tells no scale; a closer step may fit where the ends lie between its multiples.
+        closer = _first_fitting(low, high, (high - low) / (most + 1), most)
+        return closer if len(closer) > len(ticks) else ticks
+    return ticks
+
+
+def _first_fitting(low: float, high: float, smallest: float, most: int) -> list[float]:
+    """Multiples of the first round step from `smallest` upwards that has no more than `most` of them."""
+    for step in round_steps(smallest):
+        ticks = _multiples(low, high, step)
+        if len(ticks) <= most:
+            return ticks
+    return []
+
+
+@lru_cache(256)
+def even_ticks(
+    low: float, high: float, rows: int, most: int, *, is_low_fixed: bool = False, is_high_fixed: bool = False
+) -> tuple[float, float, tuple[tuple[int, float], ...]]:
+    """Ends of a linear axis of `rows` rows, at or beyond `low` and `high`, and its ticks as (row from the bottom,
+    value): two to `most` of them, all equally many rows apart.
+
+    A tick is a round value wherever an end is free to move. Between two fixed ends it is one that few digits write.
+    """
+    ends = ((0, low), (rows - 1, high))
+    # Steps between are multiples and shares of the whole.
+    if rows < 2 or not math.isfinite((high - low) * 100) or not high - low > 1e-300:
+        return low, high, ends[:rows]
+    if is_high_fixed:
+        counts = (count for count in range(min(most, rows) - 1, 1, -1) if (rows - 1) % count == 0)
+        for count in counts:
+            step = (high - low) / count
+            if float(f"{step:.2g}") == float(f"{step:.12g}"):
+                return low, high, tuple((row * (rows - 1) // count, low + row * step) for row in range(count + 1))
+        return low, high, ends
+    best: tuple[float, float, float, list[tuple[int, float]]] | None = None
+    for apart in range(1, rows):
+        steps = round_steps((high - low) / (rows - 1) * apart, _EVEN_STEPS)
+        for step in itertools.islice(steps, 4):
+            in_row = step / apart
+            first = math.floor(low / in_row + 1e-9)
+            if is_low_fixed and abs(first * in_row - low) > 1e-9 * max(abs(low), in_row):
+                continue
+            start, end = first * in_row, (first + rows - 1) * in_row
+            ticks = [(row, (first + row) // apart * step) for row in range(rows) if (first + row) % apart == 0]
+            if (
+                not math.isfinite(end - start)
+                or end < high - 1e-9 * in_row
+                or not 2 <= len(ticks) <= most
+                or len({value for _, value in ticks}) < 2
+            ):
+                continue
+            # Room that no value uses costs; a third label and steps that people count in are worth some of it.
+            badness = (end - start) / (high - low) - 0.01 * len(ticks)
+            badness += 0.25 if len(ticks) == 2 < most else 0.0
+            badness += 0.2 if len(ticks) > 2 and f"{step:e}"[0] in "368" else 0.0
+            if best is None or badness < best[0]:
+                best = (badness, min(start, low), max(end, high), ticks)
+    if best is None:
+        return low, high, ends
+    return best[1], best[2], tuple((row, float(f"{value:.12g}")) for row, value in best[3])
+
+
+def time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
+    """At most `most` ascending ticks at seconds, minutes, hours or days that a clock would show."""
+    if most < 1 or not high_seconds > low_seconds:
+        return []
+    if high_seconds - low_seconds < most:
+        return linear_ticks(low_seconds, high_seconds, most)
+    for step in _TIME_STEPS_SECONDS:
+        if (high_seconds - low_seconds) / step <= most + 1:
+            ticks = _multiples(low_seconds, high_seconds, step)
+            if len(ticks) <= most:
+                return ticks
+    return [86400 * day for day in linear_ticks(low_seconds / 86400, high_seconds / 86400, most)]
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most `most` ascending ticks of a logarithmic axis: powers of ten, or with 2 and 5 where there is room.
+
+    An axis within less than a decade that holds none of these gets ticks as a linear one.
+    """
+    if most < 1 or not 0 < low < high:
+        return []
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    # A tick at the very edge may differ from it by rounding.
+    low, high = low * (1 - 1e-9), min(high * (1 + 1e-9), 1.7e308)
+    if last - first <= most:
+        for factors in ((1, 2, 5), (1, 3), (1,)):
+            ticks = [
+                value
+                for exponent in range(first, last + 1)
+                for factor in factors
+                if low <= (value := float(f"{factor}e{exponent}")) <= high
+            ]
+            if 2 <= len(ticks) <= most:
+                return ticks
+    stride = max(1, math.ceil((last - first) / most))
+    ticks = [
+        value
+        for exponent in range(first, last + 1)
+        if exponent % stride == 0 and low <= (value := float(f"1e{exponent}")) <= high
+    ]
+    if len(ticks) >= min(2, most):
+        return ticks[:most]
+    return linear_ticks(low, high, most)
+
+
+def log_time_ticks(low_seconds: float, high_seconds: float, most: int) -> list[float]:
+    """At most `most` ascending ticks of a logarithmic axis at times that a clock would show."""
+    if most < 1 or not 0 < low_seconds < high_seconds:
+        return []
+    for seconds in _LOG_TIMES_SECONDS:
+        ticks = [float(tick) for tick in seconds if low_seconds <= tick <= high_seconds]
+        if 2 <= len(ticks) <= most:
+            return ticks
+    return log_ticks(low_seconds, high_seconds, most)
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Short labels, all different, for ascending ticks: "0", "2k", "4k" or "0.25", "0.5"."""
+    labels = [short_number(tick) for tick in ticks]
+    if len(set(labels)) == len(labels):
+        return labels
+    # Ticks that differ beyond three digits are written out as far as they differ.
+    for digits in range(4, 18):
+        labels = [f"{tick:.{digits}g}" for tick in ticks]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def time_labels(ticks_seconds: Sequence[float]) -> list[str]:
+    """Labels for ticks of elapsed time: "40s", "1:30", "2h", "2h30", "3d", finer where ticks lie closer."""
+    labels = [_elapsed(tick) for tick in ticks_seconds]
+    return labels if len(set(labels)) == len(labels) else tick_labels(ticks_seconds)
+
+
+def _elapsed(seconds: float) -> str:
+    sign = "-" if seconds < 0 else ""
+    seconds = abs(seconds)
+    whole = round(seconds)
+    if seconds < 60 and abs(seconds - whole) > 1e-9:
+        return f"{sign}{short_number(seconds)}s"
+    if whole < 60:
+        return f"{sign}{whole}s" if whole else "0"
+    minutes, rest = divmod(whole, 60)
+    if rest:
+        hours, minutes = divmod(minutes, 60)
+        return f"{sign}{hours}:{minutes:02d}:{rest:02d}" if hours else f"{sign}{minutes}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{sign}{minutes}m"
+    if minutes:
+        return f"{sign}{hours}h{minutes:02d}"
+    days, hours = divmod(hours, 24)
+    if not days:
+        return f"{sign}{hours}h"
+    return f"{sign}{days}d{hours}h" if hours else f"{sign}{days}d"
+
+
+def round_steps(smallest: float, factors: Sequence[float] = _STEPS[:-1]) -> Iterable[float]:
+    """Round steps from about `smallest` upwards: these factors times a power of ten."""
+    exponent = math.floor(math.log10(smallest)) if smallest > 0 else -323
+    for power in range(exponent, exponent + 4):
+        for step in factors:
+            value = float(f"{step}e{power}")
+            if value >= smallest * (1 - 1e-9) and value > 0:
+                yield value
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    """Multiples of `step` from `low` to `high`; none where they cannot be distinguished."""
+    if not math.isfinite(low / step) or not math.isfinite(high / step):
+        return []
+    slack = 1e-9
+    first = math.ceil(low / step - slack)
+    last = math.floor(high / step + slack)
+    if last - first > 10_000 or (last > first and float(first) * step == float(first + 1) * step):
+        return []
+    ticks = (min(max(number * step, low), high) for number in range(first, last + 1))
+    # Multiples of a decimal step are written as the decimal they mean: 3 × 0.1 is 0.3.
+    return list(dict.fromkeys(float(f"{tick:.15g}") for tick in ticks))
+
 
 AxisKind = Literal["linear", "log"]
 

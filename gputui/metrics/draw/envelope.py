@@ -5,6 +5,8 @@ point among a million stays a spike, and a NaN stays visible. `reduce` works on 
 after point in amortised constant time and constant memory.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -60,7 +62,7 @@ class Bin:
         self.last = value
         self.last_x = x
 
-    def merge(self, later: "Bin") -> None:
+    def merge(self, later: Bin) -> None:
         """Add the bin that follows this one in x."""
         self.points += later.points
         self.nan += later.nan
@@ -77,7 +79,7 @@ class Bin:
         self.last = later.last
         self.last_x = later.last_x
 
-    def copy(self) -> "Bin":
+    def copy(self) -> Bin:
         """A copy of the bin."""
         return Bin(
             self.first_x,

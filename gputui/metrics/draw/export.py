@@ -1,14 +1,20 @@
-"""A chart as a file: the bins as CSV, the picture as SVG, or as PNG where pillow is installed."""
+"""A chart as a file (CSV, SVG, PNG where pillow is installed) or as plain text."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Literal, cast
 from xml.sax.saxutils import escape, quoteattr
 
-from gputui.metrics.draw.chart import Curve
+from gputui.metrics.draw.axes import AxisKind, linear_ticks, log_ticks, round_outward, tick_labels, value_scale
+from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.glyphs import AREA, QUARTERS
+from gputui.metrics.draw.parts import Curve
 from gputui.metrics.draw.picture import Drawing, Label, Path, Picture, picture
 
 ExportKind = Literal["csv", "svg", "png"]
@@ -136,3 +142,247 @@ EXPORTS: Mapping[ExportKind, Callable[[Drawing], bytes]] = {
     "svg": lambda drawing: svg_text(picture(drawing)).encode(),
     "png": lambda drawing: png_bytes(picture(drawing)),
 }
+
+
+Characters = Literal["braille", "blocks", "ascii"]
+
+UNKNOWN: Final = "?"
+
+_ASCII: Final = {
+    # frames and axes
+    **dict.fromkeys("─━┄┈╌═", "-"),
+    **dict.fromkeys("│┃║", "|"),
+    **dict.fromkeys("┆┊╎", ":"),
+    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪╔╗╚╝", "+"),
+    # signs
+    "●": "*", "◌": ".", "◔": "o", "◑": "%", "○": "o", "◐": "%", "◉": "@", "◆": "&", "◇": "o", "■": "#", "□": "o",
+    "▪": "#", "▫": "o", "✓": "+", "✔": "+", "✗": "x", "✘": "x", "×": "x", "▲": "!", "△": "!", "⚠": "!", "▼": "v",
+    "▽": "v", "▸": ">", "▶": ">", "►": ">", "›": ">", "»": ">", "◂": "<", "◀": "<", "◄": "<", "‹": "<", "«": "<",
+    "▾": "v", "▴": "^", "⊘": "%", "◈": "+", "↻": "@", "↺": "@", "★": "*", "☆": "o", "✚": "+", "✖": "x",
+    # arrows
+    "↑": "^", "↓": "v", "←": "<", "→": ">", "↵": "<", "⇧": "^", "⇒": ">", "⇐": "<", "↔": "=", "↕": "|", "↗": "/",
+    "↘": "\\",
+    # letters and punctuation
+    "…": "~", "–": "-", "—": "-", "−": "-", "·": ".", "•": "*", "°": " ", "µ": "u", "μ": "u", "≤": "<", "≥": ">",
+    "≈": "~", "±": "~", "∞": "8", "½": "5", "²": "2", "³": "3", "Σ": "S", "σ": "s", "Δ": "d", "‘": "'", "’": "'",
+    "“": '"', "”": '"', "„": '"', "ß": "s", "æ": "a", "œ": "o", "ø": "o", "Ø": "O", "ł": "l", "đ": "d",
+    # bars and blocks
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
+    **dict(zip("▏▎▍▋▊▉", "---==#", strict=True)),
+    **dict(zip("░▒▓", ".:%", strict=True)),
+    **dict(zip("▝▗▐▘▀▚▜▖▞▄▟▌▛▙", "'.|''\\'./=/|'\\", strict=True)),
+    "▔": "'", "▕": "|", "␛": "^",
+}  # fmt: skip
+
+
+def ascii_char(char: str) -> str:
+    """One printable ASCII character for any cell's text; what has no likeness is a question mark."""
+    if not char:
+        return UNKNOWN
+    first = char[0]
+    if " " <= first <= "~":
+        return first
+    found = _ASCII.get(first)
+    if found is not None:
+        return found
+    code = ord(first)
+    if 0x2800 <= code <= 0x28FF:
+        return _stroke(code - 0x2800)
+    if 0x2400 <= code <= 0x2421:  # pictures of control characters
+        return "^"
+    base = unicodedata.normalize("NFKD", first)[:1]
+    if " " <= base <= "~":
+        return base
+    return " " if unicodedata.category(first) == "Zs" else UNKNOWN
+
+
+def block_char(char: str) -> str:
+    """The cell's text with braille as quarter blocks, for fonts without braille."""
+    if char == AREA:
+        return "░"
+    if len(char) == 1 and "\u2800" <= char <= "\u28ff":
+        dots = ord(char) - 0x2800
+        left = (dots & 0x03 > 0) | (dots & 0x44 > 0) << 1
+        right = (dots & 0x18 > 0) | (dots & 0xA0 > 0) << 1
+        return QUARTERS[left << 2 | right]
+    return char
+
+
+def _stroke(dots: int) -> str:
+    """The ASCII character whose ink lies nearest to that of a braille cell of these dots (bit n is dot n + 1)."""
+    if not dots:
+        return " "
+    if dots == ord(AREA) - 0x2800:
+        return ":"
+    left = [bool(dots & bit) for bit in (0x01, 0x02, 0x04, 0x40)]
+    right = [bool(dots & bit) for bit in (0x08, 0x10, 0x20, 0x80)]
+    rows = [row for row in range(4) if left[row] or right[row]]
+    if any(left) and any(right):
+        tilt = _middle(left) - _middle(right)
+        if abs(tilt) >= 1.5 or (abs(tilt) >= 1 and len(rows) > 2):
+            return "/" if tilt > 0 else "\\"
+    if len(rows) >= 3:
+        return "|" if rows != [0, 1, 3] and rows != [0, 2, 3] else ":"
+    if rows[-1] - rows[0] >= 2:
+        return ":"
+    place = sum(rows) / len(rows)
+    return "'" if place < 1 else "-" if place < 2.5 else "."
+
+
+def _middle(column: Sequence[bool]) -> float:
+    rows = [row for row, is_set in enumerate(column) if is_set]
+    return sum(rows) / len(rows)
+
+
+def translator(characters: Characters) -> Callable[[Sequence[str]], Sequence[str]] | None:
+    """Return what converts cells to a set of characters; None for braille. An empty cell, the second half of a wide
+    character, becomes a separate ASCII character."""
+    if characters == "braille":
+        return None
+    convert = lru_cache(4096)(ascii_char if characters == "ascii" else block_char)
+    return lambda cells: [convert(cell) for cell in cells]
+
+
+def ascii_line(text: str) -> str:
+    """A line of text in ASCII, for what is printed and not laid out in cells: its width may change."""
+    return "".join(ascii_char(char) for char in text if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
+
+
+def characters_for(choice: str, environ: Mapping[str, str]) -> Characters:
+    """The characters to use: those chosen, or with ``auto`` those that the locale and the terminal can show.
+
+    ``GPUTUI_ASCII=1`` asks for ASCII in any case. A locale that is set and is not UTF-8 cannot carry more, and
+    the fonts of the kernel's console hold no braille. Where no locale is set, or C or POSIX by LANG, UTF-8 is taken for
+    granted, as Python does (PEP 538).
+    """
+    if environ.get("GPUTUI_ASCII", "0") not in ("", "0"):
+        return "ascii"
+    if choice in ("braille", "blocks", "ascii"):
+        return cast("Characters", choice)
+    locale = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "UTF-8"
+    is_utf8 = "UTF-8" in locale.upper() or "UTF8" in locale.upper()
+    return "braille" if is_utf8 and environ.get("TERM") != "linux" else "ascii"
+
+
+_MARKERS: Final = ("braille", "*", "o", "+", "x", "#")
+_SHOWN_MARKERS: Final = ("⠿", "*", "o", "+", "x", "#")
+
+
+def plot_text(
+    series: Sequence[tuple[str, Sequence[Bin]]],
+    width: int,
+    height: int,
+    *,
+    title: str = "",
+    x_label: str = "",
+    log_y: bool = False,
+) -> str:
+    """A framed plot of several series as text without colours.
+
+    Args:
+        series: pairs of a label and a reduced series; twice as many bins as the width show all there is. What cannot be
+            drawn (not finite, or for `log_y` not above 0) is left out and, as far as bins tell, counted in the line
+            above the plot.
+        width, height: size in cells, of the whole text; plotext needs about 20 × 8 for something readable.
+        title: first words of the line above the plot. Like labels, it must be harmless text.
+        x_label: name of the x axis.
+        log_y: logarithmic value axis.
+
+    Returns:
+        Lines of at most `width` characters joined by newlines. With nothing to draw, a sentence that says so.
+    """
+    heading = [title] if title else []
+    curves: list[tuple[str, list[tuple[float, float]]]] = []
+    for number, (label, bins) in enumerate(series):
+        marker = number % len(_MARKERS)
+        path = [(x, value) for x, value in _path(bins) if not log_y or value > 0]
+        words = [_SHOWN_MARKERS[marker], label] if len(series) > 1 else [label]
+        left_out = sum(each.non_finite for each in bins)
+        if log_y:
+            below = (each for each in bins if each.high is not None and each.high <= 0)
+            left_out += sum(each.points - each.non_finite for each in below)
+        if left_out:
+            words.append(f"({left_out} left out)")
+        heading.append(" ".join(filter(None, words)))
+        if path:
+            curves.append((_MARKERS[marker], path))
+    first_line = "  ".join(filter(None, heading))[: max(0, width)].rstrip()
+    if not curves:
+        return f"{first_line}\nnothing to plot".strip()
+    body = _plotext(curves, width, height - bool(first_line), x_label, log_y)
+    lines = [line.rstrip() for line in body.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return "\n".join([first_line, *lines] if first_line else lines)
+
+
+def _path(bins: Iterable[Bin]) -> Iterable[tuple[float, float]]:
+    """Points through the first, lowest, highest and last value of each bin."""
+    for each in bins:
+        if each.low is None or each.high is None or each.first is None or each.last is None:
+            continue
+        if each.low == each.high:
+            yield each.first_x, each.first
+            continue
+        middle = each.first_x / 2 + each.last_x / 2
+        yield each.first_x, each.first
+        yield middle, each.low
+        yield middle, each.high
+        yield each.last_x, each.last
+
+
+def _ends(values: Iterable[float]) -> tuple[float, float]:
+    known = list(values)
+    return min(known), max(known)
+
+
+def _axis_value(value: float, log_y: bool) -> float:
+    return math.log10(value) if log_y else value
+
+
+def _unit(low: float, high: float) -> Callable[[float], float]:
+    """A map from low … high to 0 … 1. plotext's library aborts the process if differences of values overflow, so it
+    gets only these."""
+    extent = high / 2 - low / 2
+
+    def place(value: float) -> float:
+        return min(1.0, max(0.0, (value / 2 - low / 2) / extent)) if extent > 0 else 0.5
+
+    return place
+
+
+def _plotext(
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]], width: int, height: int, x_label: str, log_y: bool
+) -> str:
+    import plotext
+
+    # One figure serves the whole process, and by default it is no larger than the terminal.
+    figure: Any = plotext.figure
+    plotext.terminal.limit(False, False)
+    figure.clear()
+    try:
+        figure.theme("colorless")
+        figure.plot_size(width, height)
+        kind: AxisKind = "log" if log_y else "linear"
+        x_scale = value_scale(*_ends(x for _, path in curves for x, _ in path))
+        y_scale = value_scale(*_ends(value for _, path in curves for _, value in path), kind)
+        low, high = round_outward(y_scale.low, y_scale.high, kind)
+        x_ticks = linear_ticks(x_scale.low, x_scale.high, max(2, width // 12))
+        y_ticks = (log_ticks if log_y else linear_ticks)(low, high, max(2, height // 3))
+        across = _unit(x_scale.low, x_scale.high)
+        bottom, top = _axis_value(low, log_y), _axis_value(high, log_y)
+        up = _unit(bottom, top)
+        for marker, path in curves:
+            heights = [up(_axis_value(value, log_y)) for _, value in path]
+            figure.draw(figure.signal([across(x) for x, _ in path], heights, marker=marker).lines())
+        # plotext's own logarithm fails on a constant, and its labels have an exponent in every place.
+        x_ruler, y_ruler = figure.ruler("x"), figure.ruler("y")
+        x_ruler.lim(0.0, 1.0)
+        x_ruler.ticks([across(tick) for tick in x_ticks], tick_labels(x_ticks))
+        y_ruler.lim(0.0, 1.0)
+        y_ruler.ticks([up(_axis_value(tick, log_y)) for tick in y_ticks], tick_labels(y_ticks))
+        if x_label:
+            figure.label(x_label, "x")
+        return str(figure.build().string(True))
+    finally:
+        figure.clear()

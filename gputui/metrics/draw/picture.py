@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from gputui.core.units import metric_value, short_number
 from gputui.metrics.draw.axes import Scale
-from gputui.metrics.draw.chart import Curve, Marker, XAxis, YAxis, value_ticks, x_scale_of, y_scale_of
-from gputui.metrics.draw.edges import x_ticks
+from gputui.metrics.draw.chart import value_ticks, x_scale_of, x_ticks, y_scale_of
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Curve, Marker, XAxis, YAxis
 
 WIDTH, HEIGHT = 1200, 600
 _LEFT, _RIGHT, _TOP, _BOTTOM = 90, 20, 50, 60

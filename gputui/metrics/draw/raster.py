@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gputui.metrics.draw import glyphs
 from gputui.metrics.draw.axes import Scale
-from gputui.metrics.draw.dots import Layer, merged, top_row
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.glyphs import Layer, merged, top_row
 
 Span = tuple[str, str]
 """A piece of text and the key of its style."""

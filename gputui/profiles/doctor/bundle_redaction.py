@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gputui.core.redaction import REDACTED, Redactor, redact_named
-from gputui.core.secret_names import is_secret_parameter, is_secret_variable
+from gputui.core.redaction import REDACTED, Redactor, is_secret_parameter, is_secret_variable, redact_named
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^\s\"']+", re.IGNORECASE)
 _ADDRESS_NAMES = ("webhook", "url")

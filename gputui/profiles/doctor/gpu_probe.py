@@ -20,8 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from gputui.machine.child import ChildError, run_child
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample, Inventory
+from gputui.machine.gpu_model import GpuFacts, Inventory
 from gputui.machine.topology import PATHS, GpuPair
+from gputui.store.series import GpuSample, GpuSlowSample
 
 DEADLINE_SECONDS = 15.0
 # From nvml.h. The binding defines READ as a tuple, which no call accepts.

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from gputui.machine.logout import LogoutEnd, logout_end
+from gputui.machine.systemd import LogoutEnd, logout_end
 from gputui.runs.identity import open_pidfd
 
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from gputui.machine.gpu_model import GpuSlowSample
+from gputui.store.series import GpuSlowSample
 
 
 class RuleReading(Struct, frozen=True):

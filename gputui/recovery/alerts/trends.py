@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.throttle import TROUBLE
 from gputui.recovery.alerts.moments import GpuMoment
+from gputui.store.series import GpuSample, GpuSlowSample
 
 MINUTE_SECONDS = 60.0
 POWER_SECONDS = 300.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.reports.prometheus.moment import ScrapeMoment
 from gputui.store.hardware import GpuView, HostView, rank_among
 from gputui.store.runs import Run

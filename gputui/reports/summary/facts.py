@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from gputui.metrics.draw.picture import Drawing
-from gputui.store.costs import RunCost
+from gputui.store.attempts import RunCost
 
 IDLE_PERCENT = 5.0
 """A GPU with a lower utilisation is idle; drivers report a few percent for a screen or a copy."""

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, bytes_text, count, duration, metric_value, short_number, watts
-from gputui.metrics.draw.chart import XAxis
 from gputui.metrics.draw.export import svg_text
+from gputui.metrics.draw.parts import XAxis
 from gputui.metrics.draw.picture import Drawing, picture
 from gputui.reports import html
 from gputui.reports.html import plain

@@ -8,17 +8,16 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gputui.core.safe_text import clean
-from gputui.metrics.curves.drawing import drawing, hardware_drawing
+from gputui.core.text import clean
 from gputui.metrics.curves.live_curves import read_charts
+from gputui.metrics.curves.markers import drawing, hardware_drawing
 from gputui.metrics.curves.model import ChartRequest
 from gputui.metrics.draw.picture import Drawing
 from gputui.reports.summary.facts import IDLE_PERCENT, GpuUse, Lost, RunFacts, spread
 from gputui.reports.summary.tally import ExpectedRate, measured
 from gputui.runs.spec import known_spec
-from gputui.store.attempts import Attempt, read_attempts
-from gputui.store.costs import run_cost
-from gputui.store.gpu_counts import Stay, gpu_counts
+from gputui.store.attempts import Attempt, read_attempts, run_cost
+from gputui.store.gpu_use import Stay, gpu_counts
 from gputui.store.metrics import queries
 from gputui.store.runs import Run, read_runs
 

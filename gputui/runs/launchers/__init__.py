@@ -7,12 +7,8 @@ Read first: base.py.
 
 from __future__ import annotations
 
-from gputui.runs.launchers.accelerate import Accelerate
 from gputui.runs.launchers.base import Launcher
-from gputui.runs.launchers.command import Command
-from gputui.runs.launchers.deepspeed import Deepspeed
-from gputui.runs.launchers.python import Python
-from gputui.runs.launchers.torchrun import Torchrun
+from gputui.runs.launchers.kinds import Accelerate, Command, Deepspeed, Python, Torchrun
 
 FOR_RANKS, FOR_SCRIPT, FOR_COMMAND = Torchrun(), Python(), Command()
 """The defaults for a profile or command line without a launcher: a script with several ranks, one with a single

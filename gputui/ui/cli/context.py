@@ -17,7 +17,7 @@ import click
 from msgspec import Struct
 
 from gputui.core.config import Workspace
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity, stopped_agent
 from gputui.runs.identity import asker
 from gputui.store import commands

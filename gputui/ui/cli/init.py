@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
-from gputui.profiles.draft import PRESETS, draft
+from gputui.profiles.draft import draft
+from gputui.profiles.draft_subject import PRESETS
 from gputui.profiles.loading import read_profile
 from gputui.profiles.script_survey import SurveyError
 from gputui.profiles.typed_command import DraftError

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.gpu_checks import GpuSituation
 from gputui.profiles.loading import Profile, ProfileNotFoundError, find, load
@@ -23,8 +23,8 @@ from gputui.runs.spec import RunSpec
 from gputui.store import alerts
 from gputui.store.agent import read_agent
 from gputui.store.database import StoreError, open_reader
+from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.store.hardware import quarantined, read_gpus
-from gputui.store.memory_peaks import PastPeak, past_peaks
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_USAGE, Session
 
 

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from gputui.core import units
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.bars import sparkline
+from gputui.core.text import clean
 from gputui.metrics.draw.envelope import reduce
-from gputui.metrics.draw.plot import plot_text
+from gputui.metrics.draw.export import plot_text
+from gputui.metrics.draw.glyphs import sparkline
 from gputui.metrics.formats import Reading, line_format
 from gputui.metrics.trial import Trial, try_log
 from gputui.profiles.loading import Profile

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
 from gputui.runs.stop_reports import stop_report
 from gputui.store.attempts import get_attempt

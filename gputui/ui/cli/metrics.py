@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from gputui.core import units
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.yaml_forms.nearest import did_you_mean
-from gputui.metrics.curves.drawing import drawing
 from gputui.metrics.curves.live_curves import read_charts
+from gputui.metrics.curves.markers import drawing
 from gputui.metrics.curves.model import AXES, ChartData, ChartRequest
 from gputui.metrics.draw import export as files
 from gputui.metrics.intake_words import intake_words
@@ -97,7 +97,7 @@ def _none_words(connection: sqlite3.Connection, run: Run) -> str:
 
 def draw(data: ChartData, title: str, width: int, *, log_y: bool) -> None:
     """Plot the curves on standard output."""
-    from gputui.metrics.draw.plot import plot_text
+    from gputui.metrics.draw.export import plot_text
 
     series = [(curve.name, curve.smooth or curve.bins) for curve in data.curves.values()]
     label = _AXIS_NAMES[data.request.axis]

@@ -7,7 +7,7 @@ import time
 import click
 
 from gputui.core import units
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.store import queue
 from gputui.store.metrics import intake
 from gputui.store.run_states import RunState

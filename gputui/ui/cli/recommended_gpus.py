@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.yaml_forms.problems import shorten
 from gputui.core.yaml_forms.quantities import parse_size
 from gputui.machine.gpu_model import GpuFacts

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Session, fail
 
 if TYPE_CHECKING:
-    from gputui.agent.recording.file_output import FileOutput
-    from gputui.agent.recording.sample_lines import Format
+    from gputui.agent.recording.output import FileOutput, Format
 
 MIN_ROTATED_BYTES = 64 << 10
 
@@ -52,7 +51,7 @@ def record(
 
 
 def _samples(output: Path | None, rotate: str | None) -> FileOutput | None:
-    from gputui.agent.recording.file_output import FileOutput
+    from gputui.agent.recording.output import FileOutput
     from gputui.core.yaml_forms.quantities import parse_size
 
     if output is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gputui.core.config import Workspace, locate
-from gputui.machine.service_unit import MARK, NAME, unit_path, unit_text
+from gputui.machine.systemd import MARK, NAME, unit_path, unit_text
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_UNREACHABLE, Session, actor, fail, json_option, print_json, say
 
 SYSTEMCTL_SECONDS = 30.0

@@ -17,8 +17,7 @@ from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import SpecError, known_spec
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store import checkpoints, json_columns, json_shapes
-from gputui.store.attempts import read_attempts
-from gputui.store.costs import RunCost, run_cost
+from gputui.store.attempts import RunCost, read_attempts, run_cost
 from gputui.store.metrics import intake
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.run_history import read_decisions, read_incidents

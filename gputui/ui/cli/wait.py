@@ -11,8 +11,7 @@ from contextlib import closing
 import click
 
 from gputui.core import units
-from gputui.core.cells import clip
-from gputui.core.safe_text import clean
+from gputui.core.text import clean, clip
 from gputui.store.database import data_version
 from gputui.store.events import EventView, read_events
 from gputui.store.run_history import read_incidents

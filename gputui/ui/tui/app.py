@@ -30,9 +30,9 @@ from textual.theme import Theme as TextualTheme
 from textual.timer import Timer
 
 from gputui.core.config import Workspace
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import duration
-from gputui.metrics.draw.plain import characters_for
+from gputui.metrics.draw.export import characters_for
 from gputui.ui.tui.actions import find
 from gputui.ui.tui.actions.keymap import resolve
 from gputui.ui.tui.agent_watchdog import AgentKeeper

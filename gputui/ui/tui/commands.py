@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from textual.message import Message
 
 from gputui.core.config import Workspace
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.runs.identity import asker
 from gputui.store import json_columns
 from gputui.store.commands import (

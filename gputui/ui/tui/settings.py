@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.config import PRIVATE_DIR_MODE, PRIVATE_FILE_MODE
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 
 MOST_BYTES = 1 << 18
 """A larger file is not read."""

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
 from gputui.core.config import Workspace, locate
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
 from gputui.metrics.report import AttemptProgress, IngestReport
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, HostSample
 from tests.agent.conftest import attempt_of
 from tests.stores import open_store
 from tests.texts import mentions

@@ -13,9 +13,8 @@ import pytest
 
 from gputui.agent.child_processes import ChildProcess, Ended
 from gputui.agent.context import AgentContext
-from gputui.agent.exports import live_sink
-from gputui.agent.exports.live_sink import PATIENCE_SECONDS, RETRY_SECONDS
-from gputui.agent.exports.sinks import Sinks
+from gputui.agent.exports import sinks
+from gputui.agent.exports.sinks import PATIENCE_SECONDS, RETRY_SECONDS, Sinks
 from gputui.core.config import Workspace
 from gputui.reports.export.memory import MemoryPlace, Remembered
 from gputui.runs.spec import RunSpec
@@ -96,7 +95,7 @@ def bench(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ben
     workspace.run_dir("net-1").mkdir()
     write_spec(workspace.run_dir("net-1") / SPEC_FILE, spec)
     made = Bench(filler)
-    monkeypatch.setattr(live_sink, "start", made.start)
+    monkeypatch.setattr(sinks, "start", made.start)
     yield made
     filler.close()
 

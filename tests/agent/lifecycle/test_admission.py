@@ -14,7 +14,7 @@ from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.admission import MISSING_SECONDS, PEAKS_SECONDS, Admission
 from gputui.agent.lifecycle.release import GpuRelease
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.repository import transaction
@@ -23,6 +23,7 @@ from gputui.store.attempts import Attempt
 from gputui.store.events import read_events
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
+from gputui.store.series import GpuSample
 from tests.agent.conftest import NOW, add_run, run_of
 
 RECOVERED = (RunState.STARTING, RunState.RECOVERING, RunState.QUEUED)

@@ -8,11 +8,12 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.admission import gpu_availability
 from gputui.agent.lifecycle.scheduler import GpuAvailability
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuProcess, Inventory, ProcessTick
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.store.hardware import quarantine
 from gputui.store.run_states import RunState
+from gputui.store.series import GpuSample
 from tests.agent.conftest import NOW, add_run
 
 

@@ -12,12 +12,12 @@ from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import ActiveRuns
 from gputui.agent.lifecycle.release import DEADLINE_SECONDS, HELD_LOOK_SECONDS, LOOK_SECONDS, GpuRelease
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import GpuSample
 from gputui.runs import repository
 from gputui.runs.gpu_locks import GpuLocks
 from gputui.runs.identity import identify
 from gputui.runs.repository import transaction
 from gputui.store.run_states import RunState
+from gputui.store.series import GpuSample
 from tests.agent.conftest import NOW, SPEC, add_run
 from tests.texts import mentions
 

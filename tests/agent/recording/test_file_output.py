@@ -6,9 +6,9 @@ import csv
 import json
 from pathlib import Path
 
-from gputui.agent.recording.file_output import KEPT_FILES, FileOutput, RotatedFile
-from gputui.machine.gpu_model import FastTick, GpuEvent, GpuProcess, GpuSample, GpuSlowSample, ProcessTick, SlowTick
-from gputui.store.series import HostSample
+from gputui.agent.recording.output import KEPT_FILES, FileOutput, RotatedFile
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuProcess, ProcessTick, SlowTick
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 NOW = 1_790_000_000.5
 INDICES = {"GPU-a": 0, "GPU-b": 1}

@@ -13,21 +13,11 @@ from msgspec.structs import replace
 
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
-from gputui.machine.gpu_model import (
-    FastTick,
-    GpuEvent,
-    GpuFacts,
-    GpuProcess,
-    GpuSample,
-    GpuSlowSample,
-    Inventory,
-    ProcessTick,
-    SlowTick,
-)
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, GpuProcess, Inventory, ProcessTick, SlowTick
 from gputui.runs.identity import read_stat
 from gputui.store.events import read_events
 from gputui.store.hardware import read_gpus
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from tests.agent.conftest import NOW
 
 FACTS = tuple(GpuFacts(f"GPU-{i}", i, "H200", memory_total_bytes=80 << 30) for i in range(2))

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from gputui.agent.recording.run_energy import settle
-from gputui.store.costs import run_cost
+from gputui.store.attempts import run_cost
 from gputui.store.studies import study_gpu_hours
 from tests.agent.conftest import NOW as START
 from tests.agent.conftest import add_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.metrics.curves.metric_names import filter_names
+from gputui.metrics.curves.model import filter_names
 
 NAMES = ("loss", "val/loss", "val/acc", "lr", "grad_norm", "Layer.0.norm")
 

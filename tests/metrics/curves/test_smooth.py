@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gputui.metrics.curves.metric_names import is_set
+from gputui.metrics.curves.model import is_set
 from gputui.metrics.curves.smooth import smooth_bins
 from gputui.metrics.draw.envelope import reduce
 

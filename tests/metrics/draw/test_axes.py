@@ -7,16 +7,15 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gputui.metrics.draw import axes
-from gputui.metrics.draw import ticks as axis_ticks
 from gputui.metrics.draw.axes import LinearScale
-from gputui.metrics.draw.edges import x_ticks
+from gputui.metrics.draw.chart import x_ticks
 from gputui.metrics.draw.parts import XAxis
 
 SPANS = st.tuples(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12)).map(lambda each: (each[0], each[0] + each[1]))
 POSITIVE = st.tuples(st.floats(1e-12, 1e12), st.floats(1.01, 1e9)).map(lambda each: (each[0], each[0] * each[1]))
 
 
-@pytest.mark.parametrize("find", [axis_ticks.linear_ticks, axis_ticks.time_ticks])
+@pytest.mark.parametrize("find", [axes.linear_ticks, axes.time_ticks])
 @given(span=SPANS, most=st.integers(0, 12))
 def test_linear_and_time_ticks(
     find: Callable[[float, float, int], list[float]], span: tuple[float, float], most: int
@@ -28,14 +27,14 @@ def test_linear_and_time_ticks(
     assert ticks == sorted(set(ticks))
     slack = 1e-6 * (high - low) + 1e-9 * max(abs(low), abs(high))
     assert all(low - slack <= tick <= high + slack for tick in ticks)
-    labels = axis_ticks.tick_labels(ticks)
+    labels = axes.tick_labels(ticks)
     assert len(set(labels)) == len(labels)
 
 
 @given(span=POSITIVE, most=st.integers(1, 12))
 def test_log_ticks(span: tuple[float, float], most: int) -> None:
     low, high = span
-    ticks = axis_ticks.log_ticks(low, high, most)
+    ticks = axes.log_ticks(low, high, most)
     assert len(ticks) <= most and ticks == sorted(set(ticks))
     assert all(low * 0.99 <= tick <= high * 1.01 for tick in ticks)
 
@@ -63,17 +62,17 @@ def test_a_log_scale_holds_what_it_was_made_for(span: tuple[float, float]) -> No
 
 
 def test_examples() -> None:
-    assert axis_ticks.linear_ticks(0, 10, 6) == [0, 2, 4, 6, 8, 10]
-    assert axis_ticks.linear_ticks(0.1, 0.5, 5) == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert axis_ticks.log_ticks(0.9, 1100, 6) == [1, 10, 100, 1000]
-    assert axis_ticks.log_ticks(1, 10, 6) == [1, 2, 5, 10]
-    assert axis_ticks.log_ticks(1e-8, 1e8, 5) == [1e-8, 1e-4, 1, 1e4, 1e8]
-    assert axis_ticks.time_ticks(0, 7200, 5) == [0, 1800, 3600, 5400, 7200]
-    assert axis_ticks.time_labels([0, 1800, 3600, 5400]) == ["0", "30m", "1h", "1h30"]
-    assert axis_ticks.time_labels([0, 30, 60, 90]) == ["0", "30s", "1m", "1:30"]
-    assert axis_ticks.time_labels([86400, 2 * 86400 + 7200]) == ["1d", "2d2h"]
-    assert axis_ticks.tick_labels([0, 2000, 4000]) == ["0", "2k", "4k"]
-    assert axis_ticks.tick_labels([10_000, 10_001, 10_002]) == ["10000", "10001", "10002"]
+    assert axes.linear_ticks(0, 10, 6) == [0, 2, 4, 6, 8, 10]
+    assert axes.linear_ticks(0.1, 0.5, 5) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert axes.log_ticks(0.9, 1100, 6) == [1, 10, 100, 1000]
+    assert axes.log_ticks(1, 10, 6) == [1, 2, 5, 10]
+    assert axes.log_ticks(1e-8, 1e8, 5) == [1e-8, 1e-4, 1, 1e4, 1e8]
+    assert axes.time_ticks(0, 7200, 5) == [0, 1800, 3600, 5400, 7200]
+    assert axes.time_labels([0, 1800, 3600, 5400]) == ["0", "30m", "1h", "1h30"]
+    assert axes.time_labels([0, 30, 60, 90]) == ["0", "30s", "1m", "1:30"]
+    assert axes.time_labels([86400, 2 * 86400 + 7200]) == ["1d", "2d2h"]
+    assert axes.tick_labels([0, 2000, 4000]) == ["0", "2k", "4k"]
+    assert axes.tick_labels([10_000, 10_001, 10_002]) == ["10000", "10001", "10002"]
     assert axes.stable_end(8110) == 10_000
     assert axes.stable_end(0) == 0
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.core.cells import cell_width
-from gputui.metrics.draw.bars import bar, sparkline
-from gputui.metrics.draw.chart import Curve, Line, Marker, XAxis, YAxis, chart
+from gputui.core.text import cell_width
+from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin, reduce
-from gputui.metrics.draw.glyphs import VALUE_TICK
+from gputui.metrics.draw.glyphs import VALUE_TICK, bar, sparkline
+from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, YAxis
 
 
 def plain_text(lines: Sequence[Line]) -> str:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputui.metrics.draw.chart import Curve, Marker, XAxis, YAxis
 from gputui.metrics.draw.envelope import reduce
 from gputui.metrics.draw.export import CSV_COLUMNS, ChartExportError, csv_text, export, kind_of, png_bytes, svg_text
+from gputui.metrics.draw.parts import Curve, Marker, XAxis, YAxis
 from gputui.metrics.draw.picture import Drawing, Label, Path, picture
 
 POINTS = [(float(step), 8 * math.exp(-step / 900) + 1) for step in range(5000)]

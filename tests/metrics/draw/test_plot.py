@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputui.metrics.draw.envelope import reduce
-from gputui.metrics.draw.plot import plot_text
+from gputui.metrics.draw.export import plot_text
 
 
 @given(

@@ -8,9 +8,11 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample
+from gputui.machine.gpu_model import GpuFacts
+from gputui.machine.topology import GpuPair
 from gputui.profiles.doctor.bandwidth import Bandwidth, free_gpus, judge_bandwidth, measure
-from gputui.profiles.doctor.gpu_probe import GpuPair, GpuReading
+from gputui.profiles.doctor.gpu_probe import GpuReading
+from gputui.store.series import GpuSample
 from tests.texts import mentions
 
 FACTS = tuple(GpuFacts(f"GPU-{n}", n, "H100", pcie_generation_max=5, pcie_width_max=16) for n in (0, 1))

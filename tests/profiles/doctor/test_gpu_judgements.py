@@ -7,7 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.fakenvml.build import FakeNvml
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
+from gputui.machine.topology import GpuPair
 from gputui.profiles.doctor.environment import judge_interpreter
 from gputui.profiles.doctor.gpu_judgements import (
     judge_driver,
@@ -16,8 +17,9 @@ from gputui.profiles.doctor.gpu_judgements import (
     judge_persistence,
     judge_topology,
 )
-from gputui.profiles.doctor.gpu_probe import GpuPair, GpuReading, read_gpus
+from gputui.profiles.doctor.gpu_probe import GpuReading, read_gpus
 from gputui.profiles.probe import InterpreterAnswer
+from gputui.store.series import GpuSample, GpuSlowSample
 from tests.texts import mentions
 
 FACTS = tuple(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gputui.machine.logout import LogoutEnd
+from gputui.machine.systemd import LogoutEnd
 from gputui.profiles.doctor import home_judgements as homes
 from gputui.profiles.doctor import host_judgements as hosts
 from gputui.profiles.doctor.home_facts import AgentReading, HomeReading, check_database, measure_write

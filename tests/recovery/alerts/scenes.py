@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gputui.machine.gpu_model import GpuSlowSample
 from gputui.recovery.alerts.engine import AlertChange, Engine, Key
 from gputui.recovery.alerts.moments import GpuMoment, HostMoment, RunMoment
 from gputui.recovery.alerts.resolved_rules import ResolvedRule, standard, with_overrides
 from gputui.recovery.alerts.sentences import sentence
+from gputui.store.series import GpuSlowSample
 
 GIB = 2**30
 Moment = GpuMoment | HostMoment | RunMoment

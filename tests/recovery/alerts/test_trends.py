@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.recovery.alerts.run_trends import RunTrend
 from gputui.recovery.alerts.schedules import RateSchedule, expected_rate
 from gputui.recovery.alerts.trends import GpuTrend, Growth
+from gputui.store.series import GpuSample, GpuSlowSample
 from tests.tables import table
 
 FACTS = GpuFacts("GPU-a", 0, "x")

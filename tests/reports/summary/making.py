@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gputui.reports.summary.facts import GpuUse, Measured, RunFacts, spread
-from gputui.store.costs import RunCost
+from gputui.store.attempts import RunCost
 
 
 def facts(run_id: str = "net-1", **changes: Any) -> RunFacts:

@@ -11,8 +11,7 @@ from gputui.reports.summary.costs import Prices, cost_of, together
 from gputui.reports.summary.facts import GpuUse, Lost, spread
 from gputui.reports.summary.scalability import efficiency_of, scalings
 from gputui.reports.summary.tally import measured
-from gputui.store.attempts import Attempt
-from gputui.store.costs import RunCost
+from gputui.store.attempts import Attempt, RunCost
 from gputui.store.metrics.queries import StoredLine
 from tests.reports.summary.making import facts, fast
 

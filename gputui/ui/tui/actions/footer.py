@@ -7,9 +7,8 @@ from itertools import zip_longest
 
 from msgspec import Struct
 
-from gputui.core.cells import cell_width
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width, clean
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.actions import Action, Context, actions_in, refused_here
 from gputui.ui.tui.actions.groups import ALWAYS_SHOWN, drop_rank, footer_group, footer_order

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from itertools import zip_longest
 
-from gputui.core.cells import cell_width, clip
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width, clip
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.actions import Action, Context, actions_in, key_word
 from gputui.ui.tui.actions.groups import HEADINGS, heading_of

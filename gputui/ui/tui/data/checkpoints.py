@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gputui.core.safe_text import clean
-from gputui.runs.log_levels import LevelReader
-from gputui.runs.logs import RankLog, last_state, printed_lines, rank_logs, read_window
+from gputui.core.text import clean
+from gputui.runs.logs import LevelReader, RankLog, last_state, printed_lines, rank_logs, read_window
 from gputui.ui.tui.data.snapshot import LogTail
 
 TAIL_BYTES = 128 * 1024

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.metrics.curves.live_curves import RunCurves
 from gputui.metrics.curves.model import ChartRequest
 from gputui.store.attempts import read_attempts

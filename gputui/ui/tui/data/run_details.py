@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
 from gputui.recovery.ledger_inputs import spans_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
 from gputui.runs.labels import LabelError, Labels, checked_labels
 from gputui.store.runs import Run
 from gputui.ui.tui.layout.columns import fit_line, wrap

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from textual.message import Message
 
-from gputui.core.cells import cell_width, clip
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width, clean, clip
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import actions_in
 from gputui.ui.tui.dialogs.settings import ITEMS
 from gputui.ui.tui.layout.columns import between, fit_line, selected

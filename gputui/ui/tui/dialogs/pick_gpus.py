@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import celsius, gibibytes, percent
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line, selected
 from gputui.ui.tui.widgets.dialog import Content, Dialog

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import fit_line, selected, wrap
 from gputui.ui.tui.settings import CHOICES, Settings
 from gputui.ui.tui.widgets.dialog import Content, Dialog

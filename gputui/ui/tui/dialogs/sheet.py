@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from gputui.core.cells import clip
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean, clip
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.actions import Context
 from gputui.ui.tui.actions.help import help_lines
 from gputui.ui.tui.layout.columns import wrap

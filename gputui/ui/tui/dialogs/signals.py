@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import ClassVar, NamedTuple
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import fit_line, wrap
 from gputui.ui.tui.widgets.dialog import Content, Dialog
 

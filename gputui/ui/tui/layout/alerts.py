@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import duration
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.data.snapshot import AlertsState

@@ -8,9 +8,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.cells import cell_width
+from gputui.core.text import cell_width
 from gputui.core.units import count, gibibytes, metric_value, short_number
-from gputui.metrics.curves.crosshair import values_at
+from gputui.metrics.curves.markers import values_at
 from gputui.metrics.curves.model import (
     Axis,
     ChartData,
@@ -22,9 +22,9 @@ from gputui.metrics.curves.model import (
     RankCurves,
 )
 from gputui.metrics.draw.axes import AxisKind, log_bounds
-from gputui.metrics.draw.chart import Curve, Line, Marker, XAxis, YAxis, chart
+from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
-from gputui.metrics.draw.parts import XKind
+from gputui.metrics.draw.parts import Curve, Line, Marker, XAxis, XKind, YAxis
 from gputui.metrics.draw.viewport import Extent
 from gputui.ui.tui.layout.chart_settings import ChartSettings
 from gputui.ui.tui.layout.columns import fit_line

@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from gputui.core.cells import cell_width, char_width, clip, fit
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width, char_width, clip, fit
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.theme.looks import SELECTED
 

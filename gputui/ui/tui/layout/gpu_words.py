@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gputui.core.cells import cell_width, clip_middle
-from gputui.core.safe_text import clean
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN, age, byte_rate
 from gputui.machine.gpu_model import unseen_use
 from gputui.metrics.draw.raster import Span

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gputui.core.cells import cell_width
+from gputui.core.text import cell_width
 from gputui.core.units import age, duration
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.timeline import Timeline
 from gputui.ui.tui.data.snapshot import Past, Snapshot

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.core.safe_text import clean
-from gputui.metrics.curves.metric_names import NameFilter, filter_names, is_of_the_run, is_set
-from gputui.metrics.curves.model import HardwareField
+from gputui.core.text import clean
+from gputui.metrics.curves.model import HardwareField, NameFilter, filter_names, is_of_the_run, is_set
 from gputui.store.metrics.queries import is_of_events
 from gputui.ui.tui.layout.chart_settings import ChartSettings, Layout
 

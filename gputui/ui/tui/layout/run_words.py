@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import ago, count, duration
 from gputui.metrics.draw.raster import Span
 from gputui.runs.spec import known_spec

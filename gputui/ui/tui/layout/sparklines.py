@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from gputui.metrics.draw.bars import sparkline
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.glyphs import sparkline
 
 History = Sequence[float | None]
 

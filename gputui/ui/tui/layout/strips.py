@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, byte_rate, celsius, count, duration, gibibytes, metric_value, percent
 from gputui.machine.aggregate import GpuTotals, totals
-from gputui.metrics.draw.bars import sparkline
-from gputui.metrics.draw.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.metrics.draw.chart import chart
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.glyphs import sparkline
+from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView, HostView
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot, StudyRow

@@ -10,8 +10,7 @@ from functools import lru_cache
 
 from rich.cells import get_character_cell_size, split_graphemes
 
-from gputui.core.cells import PLAIN
-from gputui.core.safe_text import clean
+from gputui.core.text import PLAIN, clean
 
 _MOST_CACHED_LENGTH = 256
 

@@ -6,9 +6,8 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gputui.core.cells import clip
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.plain import ascii_line
+from gputui.core.text import clean, clip
+from gputui.metrics.draw.export import ascii_line
 from gputui.store.events import EventView
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.words import RUN_SIGNS

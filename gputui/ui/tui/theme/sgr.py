@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.metrics.draw.chart import Line
-from gputui.metrics.draw.plain import Characters, ascii_line, translator
+from gputui.metrics.draw.export import Characters, ascii_line, translator
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.theme.looks import LOOKS
 
 _COLOURS = {

@@ -9,8 +9,8 @@ from textual import events
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
-from gputui.core.cells import cell_width, clip
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width, clip
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.shell import Shell, passed_to_top
 from gputui.ui.tui.widgets.line_edit import LineEdit

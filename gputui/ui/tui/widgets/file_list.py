@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from textual import events
 from textual.app import ComposeResult
 
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import between, fit_line, selected
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.cells import cell_width
+from gputui.core.text import cell_width
 from gputui.metrics.draw.raster import Span
 
 

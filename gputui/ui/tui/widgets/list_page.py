@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from textual import events
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.layout.columns import fit_line
 from gputui.ui.tui.widgets.line_edit import LineEdit
 from gputui.ui.tui.widgets.page import ActionScreen

@@ -12,8 +12,8 @@ from textual.errors import NoWidget
 from textual.screen import Screen
 from textual.widget import Widget
 
-from gputui.core.cells import cell_width
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width
+from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope, actions_in

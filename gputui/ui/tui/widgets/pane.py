@@ -14,8 +14,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from gputui.core.cells import cell_width
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.shell import Shell
 from gputui.ui.tui.theme.colors import styles_of
 

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from gputui.core.cells import cell_width
+from gputui.core.text import cell_width
 from gputui.store.runs import find_run
 from gputui.ui.tui.actions import ACTIONS, Context, Scope, actions_in, find, key_word, refused_here
 from gputui.ui.tui.actions.footer import footer_line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.theme.colors import ANSI
 from gputui.ui.tui.theme.looks import LOOKS
 from gputui.ui.tui.theme.sgr import as_text

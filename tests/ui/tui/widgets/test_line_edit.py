@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputui.core.cells import cell_width
+from gputui.core.text import cell_width
 from gputui.ui.tui.widgets.line_edit import LineEdit
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.store.alerts import AlertView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope

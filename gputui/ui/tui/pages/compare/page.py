@@ -14,9 +14,8 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widget import Widget
 
-from gputui.core.cells import cell_width
-from gputui.metrics.curves.metric_names import filter_names
-from gputui.metrics.curves.model import ChartData, ChartRequest
+from gputui.core.text import cell_width
+from gputui.metrics.curves.model import ChartData, ChartRequest, filter_names
 from gputui.metrics.draw.envelope import Bin
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.runs import Run

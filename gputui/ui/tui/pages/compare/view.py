@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from gputui.core.cells import clip_middle
-from gputui.core.safe_text import clean
+from gputui.core.text import clean, clip_middle
 from gputui.core.units import aligned, count, duration, metric_value, short_number
-from gputui.metrics.curves.crosshair import values_at
-from gputui.metrics.curves.metric_names import is_more_better
-from gputui.metrics.curves.model import Axis, ChartData, Frame
-from gputui.metrics.draw.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.metrics.curves.markers import values_at
+from gputui.metrics.curves.model import Axis, ChartData, Frame, is_more_better
+from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.layout.charts import AXIS_KINDS, AXIS_NAMES, GUTTER, SHAPES, log_note, place_words, within
 from gputui.ui.tui.layout.columns import Column, fit_line, fitting, head_line, place, row_line, rule, selected

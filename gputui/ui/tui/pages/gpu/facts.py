@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, celsius, count, duration, gibibytes, percent, short_number, watts
 from gputui.metrics.draw.raster import Span
-from gputui.store.costs import JOULES_PER_KWH
+from gputui.store.attempts import JOULES_PER_KWH
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import GpuPage, RankRow
 from gputui.ui.tui.layout.gpu_words import GpuRow, health, held_back, lost, pcie_link, traffic

@@ -8,7 +8,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 from textual.app import ComposeResult
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope

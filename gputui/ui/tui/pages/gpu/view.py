@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, bytes_text, duration
-from gputui.metrics.draw.bars import bar
-from gputui.metrics.draw.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.glyphs import bar
+from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView, ProcessView
 from gputui.ui.tui.data.snapshot import GpuPage, Snapshot

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.message import Message
 
-from gputui.core.cells import clip_middle
 from gputui.core.config import Workspace
-from gputui.core.safe_text import clean
+from gputui.core.text import clean, clip_middle
 from gputui.core.units import ago
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Scope

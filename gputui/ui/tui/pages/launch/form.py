@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.redaction import REDACTED, redact_params
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.runs.command import format_value
 from gputui.runs.spec import Scalar
 from gputui.ui.tui.widgets.line_edit import LineEdit

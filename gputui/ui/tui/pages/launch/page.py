@@ -14,7 +14,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.message import Message
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.ui.tui import commands
 from gputui.ui.tui.actions import Context, Scope
 from gputui.ui.tui.dialogs.pick_gpus import PickGpusScreen

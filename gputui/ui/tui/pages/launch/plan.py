@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.runs.redaction import redact_launch, secrets_of
 from gputui.runs.spec import RunSpec, known_spec
 from gputui.store.database import StoreError, open_reader
-from gputui.store.memory_peaks import PastPeak, past_peaks
+from gputui.store.gpu_use import PastPeak, past_peaks
 from gputui.store.runs import Run
 from gputui.ui.tui.data.run_details import launched_params
 from gputui.ui.tui.data.snapshot import Snapshot

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gputui.core.cells import cell_width, clip
+from gputui.core.text import cell_width, clip
 from gputui.core.units import gibibytes
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import holder_of
 from gputui.store.hardware import GpuView

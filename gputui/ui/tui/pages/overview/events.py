@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.store.events import EventView
 from gputui.ui.tui.layout.columns import clip_line, fit_line, rule, selected
 from gputui.ui.tui.layout.words import SEVERITY_GLYPHS, SEVERITY_STYLES, clock, dated_clock, day_name

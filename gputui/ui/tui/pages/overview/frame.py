@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.data.snapshot import RunRow, Snapshot
 from gputui.ui.tui.layout.alerts import alert_strip
 from gputui.ui.tui.layout.columns import fit_line

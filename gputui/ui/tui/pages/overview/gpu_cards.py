@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gputui.metrics.draw.chart import Curve, Line, XAxis, YAxis, chart
+from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.parts import Curve, Line, XAxis, YAxis
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import HISTORY_SECONDS, Snapshot
 from gputui.ui.tui.layout.columns import fit_line

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from gputui.core.units import UNKNOWN, bytes_text, gibibytes, percent, rate
-from gputui.metrics.draw.bars import bar
+from gputui.metrics.draw.glyphs import bar
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.layout.columns import Column, Placed

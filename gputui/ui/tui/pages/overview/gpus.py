@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
 from gputui.ui.tui.data.snapshot import Snapshot
 from gputui.ui.tui.layout.columns import Placed, fit_line, head_line, place, row_line, selected, wrap
 from gputui.ui.tui.layout.gpu_words import GpuRow, gpu_row, lost

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from gputui.core.cells import cell_width, clip, clip_middle
-from gputui.core.safe_text import clean
+from gputui.core.text import cell_width, clean, clip, clip_middle
 from gputui.core.units import ago, count, duration, index_ranges, metric_value, rate, short_number
-from gputui.metrics.draw.bars import bar
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.glyphs import bar
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.cost import in_words
 from gputui.store.queue import QueuePause

@@ -14,7 +14,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 
 from gputui.core.redaction import Redactor, secrets_in
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.runs import user_signals
 from gputui.runs.identity import environment_of, identify
 from gputui.store.runs import Run

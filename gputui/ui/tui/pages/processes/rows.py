@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import index_ranges
 from gputui.runs.processes import HostProcess
 from gputui.store.hardware import ProcessView

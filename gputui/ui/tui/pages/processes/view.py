@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gputui.core.units import UNKNOWN, age, bytes_text, duration, index_ranges, percent
-from gputui.metrics.draw.bars import sparkline
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.glyphs import sparkline
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import LOOK_BACK_SECONDS
 from gputui.ui.tui.data.snapshot import Snapshot

@@ -9,8 +9,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.metrics.curves.model import Axis, ChartData, ChartRequest, Frame, HardwareField
-from gputui.metrics.draw.chart import Line
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.viewport import Extent, Viewport
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import RunPage

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import count, short_number
-from gputui.metrics.curves.crosshair import values_at
+from gputui.metrics.curves.markers import values_at
 from gputui.metrics.curves.model import ChartData
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.layout.charts import (
     AXIS_NAMES,

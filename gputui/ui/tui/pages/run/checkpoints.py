@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gputui.core.cells import cell_width
+from gputui.core.text import cell_width
 from gputui.core.units import UNKNOWN, age, bytes_text, count
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.runs.checkpoint_names import is_step_named
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList, RunPage

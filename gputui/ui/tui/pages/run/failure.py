@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery.kinds import KINDS
 from gputui.store.run_history import IncidentView

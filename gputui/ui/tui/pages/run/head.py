@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gputui.core.cells import cell_width, clip_middle
-from gputui.core.safe_text import clean
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import ago, count, duration, index_ranges, metric_value, short_number
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.hardware import GpuView
 from gputui.store.runs import Run

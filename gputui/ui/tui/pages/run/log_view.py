@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gputui.core.cells import cell_width
-from gputui.runs.log_levels import Level
+from gputui.core.text import cell_width
+from gputui.runs.logs import Level
 from gputui.ui.tui.data.snapshot import LogTail
 
 EXPRESSION_MARK = "~"

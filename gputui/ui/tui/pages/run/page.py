@@ -12,8 +12,8 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widget import Widget
 
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.intake_words import intake_words
 from gputui.store.runs import Run
 from gputui.ui.tui.actions import Context, Scope

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gputui.core.cells import cell_width, clip_middle
-from gputui.core.safe_text import clean
+from gputui.core.text import cell_width, clean, clip_middle
 from gputui.core.units import UNKNOWN
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.store.run_history import DecisionView, IncidentView
 from gputui.ui.tui.data.run_details import launched_code

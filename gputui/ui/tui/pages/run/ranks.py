@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gputui.core.units import UNKNOWN, bytes_text, count, duration, percent, short_number
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.ui.tui.data.snapshot import RankRow
 from gputui.ui.tui.layout.columns import Column, fit_line, head_line, place, row_line

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.store.hardware import GpuView
 from gputui.ui.tui.data.snapshot import RunPage
 from gputui.ui.tui.layout.columns import fit_line

@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import count, duration
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.recovery import cost
 from gputui.runs.checkpoint_names import step_words

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from msgspec import Struct
 from textual.message import Message
 
-from gputui.core.cells import clip_middle
 from gputui.core.config import Workspace
-from gputui.core.safe_text import clean
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import clean, clip_middle
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.raster import Span
 from gputui.profiles.situation import situation_of
 from gputui.store.database import StoreError, open_reader

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.yaml_forms.document import plain_value
 from gputui.runs.command import assignments
 from gputui.store.runs import Run

@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import UNKNOWN, aligned, count, count_of, duration, gpu_hours, metric_value, percent
-from gputui.metrics.draw.bars import bar, sparkline
-from gputui.metrics.draw.chart import Line, chart
+from gputui.metrics.draw.chart import chart
+from gputui.metrics.draw.glyphs import bar, sparkline
+from gputui.metrics.draw.parts import Line
 from gputui.metrics.draw.picture import Drawing
 from gputui.metrics.draw.raster import Span
 from gputui.store.run_states import RunState

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gputui.core.cells import cell_width
 from gputui.core.config import Workspace
-from gputui.metrics.draw.chart import Line
+from gputui.core.text import cell_width
+from gputui.metrics.draw.parts import Line
 from gputui.store.database import open_reader
 from gputui.store.events import EventView
 from gputui.store.rollups import HostHistory

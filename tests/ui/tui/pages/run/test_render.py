@@ -18,8 +18,8 @@ from gputui.metrics.curves.model import (
     HardwareCurve,
     MetricCurve,
 )
-from gputui.metrics.draw.chart import Line
 from gputui.metrics.draw.envelope import Bin
+from gputui.metrics.draw.parts import Line
 from gputui.store.database import open_reader
 from gputui.store.metrics import queries
 from gputui.ui.tui.data.progress import rank_rows

@@ -1,16 +1,70 @@
-"""Samples written to a rotated file by a thread, so that the agent never waits for the disk."""
+"""The sampler's messages as lines of NDJSON or of one CSV table. Pure.
+
+A line describes a GPU, the host, or a driver event at one time. Its ``kind`` is ``gpu``, ``gpu_slow``, ``host`` or
+``gpu_event``. An unknown value is null, or an empty cell.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Literal
 
-from gputui.agent.recording.sample_lines import CSV_COLUMNS, Format, Message, csv_row, encoded, lines
+from msgspec.structs import asdict
+
+from gputui.agent.recording.recorder import Recorder
+from gputui.core import units
 from gputui.core.config import PRIVATE_FILE_MODE
+from gputui.machine.aggregate import totals
+from gputui.machine.gpu_model import FastTick, GpuEvent, Inventory, ProcessTick, SlowTick
+from gputui.store.json_shapes import iso
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
+
+Format = Literal["ndjson", "csv"]
+Message = Inventory | FastTick | SlowTick | ProcessTick | GpuEvent | HostSample
+Line = dict[str, Any]
+
+_LEADING = ("time", "at", "kind", "gpu", "uuid")
+_KINDS = (GpuSample, GpuSlowSample, HostSample, GpuEvent)
+CSV_COLUMNS = tuple(dict.fromkeys((*_LEADING, *(name for kind in _KINDS for name in kind.__struct_fields__))))
+
+
+def lines(message: Message, indices: Mapping[str, int]) -> Iterator[Line]:
+    """The lines of a message; ``indices`` maps UUIDs to GPU indices. Lists of processes are left out, because they name
+    other users' programs."""
+    if isinstance(message, FastTick | SlowTick):
+        kind = "gpu" if isinstance(message, FastTick) else "gpu_slow"
+        for sample in message.gpus:
+            head = {"time": iso(message.at), "at": message.at, "kind": kind, "gpu": indices.get(sample.uuid)}
+            yield {**head, **asdict(sample)}
+    elif isinstance(message, HostSample):
+        yield {"time": iso(message.at), **asdict(message), "kind": "host"}
+    elif isinstance(message, GpuEvent):
+        head = {"time": iso(message.at), "gpu": indices.get(message.uuid)}
+        yield {**head, **asdict(message), "kind": "gpu_event"}
+
+
+def encoded(line: Line, form: Format) -> bytes:
+    """A line as bytes, with its newline."""
+    if form == "ndjson":
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    cells = [line.get(column) for column in CSV_COLUMNS]
+    return csv_row([";".join(cell) if isinstance(cell, list | tuple) else cell for cell in cells])
+
+
+def csv_row(cells: list[Any]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
 
 log = logging.getLogger(__name__)
 
@@ -150,3 +204,49 @@ class FileOutput:
                 log.warning("%s is written again; %d messages are missing from it", self._path, self._lost)
                 self._is_stuck, self._lost = False, 0
         return True
+
+
+Shape = dict[str, Any]
+
+
+def record_shape(recorder: Recorder, active_runs: int, now: float) -> Shape:
+    """The machine's current state. Keys contain the unit; an unknown value is None."""
+    indices = {uuid: gpu.index for uuid, gpu in recorder.facts.items()}
+    gpus = totals(recorder.fast.values(), indices)
+    host = recorder.host
+    return {
+        "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "gpus": gpus.gpu_count,
+        "gpus_answering": gpus.answering_count,
+        "utilization_percent": gpus.utilization_percent,
+        "memory_used_bytes": gpus.memory_used_bytes,
+        "memory_total_bytes": gpus.memory_total_bytes,
+        "power_watts": gpus.power_watts,
+        "hottest_gpu": gpus.hottest_index,
+        "hottest_celsius": gpus.hottest_celsius,
+        "gpu_problem": recorder.inventory.problem if recorder.inventory else None,
+        "cpu_percent": host.cpu_percent if host else None,
+        "host_memory_used_bytes": host.memory_used_bytes if host else None,
+        "host_memory_total_bytes": host.memory_total_bytes if host else None,
+        "active_runs": active_runs,
+    }
+
+
+def record_line(shape: Shape) -> str:
+    """The same as text."""
+    host = (
+        f"cpu {units.percent(shape['cpu_percent'])}  ram {units.gibibytes(shape['host_memory_used_bytes'])}"
+        f"/{units.gibibytes(shape['host_memory_total_bytes'])} GiB"
+    )
+    runs = f"{shape['active_runs']} run{'' if shape['active_runs'] == 1 else 's'} active"
+    if not shape["gpus"]:
+        return f"{shape['time']}  no GPUs  {host}  {runs}"
+    hottest = (
+        "–" if shape["hottest_gpu"] is None else f"GPU {shape['hottest_gpu']} {units.celsius(shape['hottest_celsius'])}"
+    )
+    return (
+        f"{shape['time']}  {shape['gpus_answering']}/{shape['gpus']} GPUs"
+        f"  util {units.percent(shape['utilization_percent'])}"
+        f"  mem {units.gibibytes(shape['memory_used_bytes'])}/{units.gibibytes(shape['memory_total_bytes'])} GiB"
+        f"  power {units.watts(shape['power_watts'])}  hottest {hottest}  {host}  {runs}"
+    )
