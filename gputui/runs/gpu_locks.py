@@ -1,23 +1,20 @@
 """The lock files of GPUs, by which homes and users of one machine keep off each other's GPUs.
 
-Each GPU has one file in a folder that all users share. The starter of an attempt holds it until it ends: alone, or
-together with trials of the same study.
+Each GPU has one file in a folder that all users share. The starter of an attempt holds it until it ends: alone, or with
+others that share it, as trials of a study do. Whoever takes no lock is seen by the driver's list of processes.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import pwd
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
-from gputui.runs.identity import environment_of
-from gputui.runs.shim import is_shared, open_lock, take_locks
+from gputui.runs.shim import open_lock, take_locks
 
 
 class GpuHeldError(Exception):
@@ -56,26 +53,25 @@ class GpuLocks(Struct, frozen=True):
         """The lock file of a GPU."""
         return self.folder / f"gputui-{uuid}.lock"
 
-    def holder(self, uuid: str) -> str | None:
-        """Who else holds a GPU, in words that follow "is held by"; None if no one does. Creates no file."""
+    def is_held(self, uuid: str) -> bool:
+        """Whether anyone holds a GPU, alone or with others. Creates no file."""
         try:
             descriptor = open_lock(str(self.path(uuid)), create=False)
         except OSError:
-            return None
+            return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            return _holder_of(descriptor) if is_shared(descriptor) else None
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _holder_of(descriptor)
+            return True
         except OSError:
             # A file system without such locks.
-            return None
+            return False
         finally:
             os.close(descriptor)
+        return False
 
-    def take(self, uuids: Sequence[str], group: str | None = None) -> HeldLocks:
-        """Lock all GPUs or none: alone, or together with holders of the same ``group``.
+    def take(self, uuids: Sequence[str], *, shared: bool = False) -> HeldLocks:
+        """Lock all GPUs or none: alone, or ``shared`` with others that share them.
 
         Raises GpuHeldError. A lock file that another user made unusable is skipped: it must not keep anyone from a GPU.
         """
@@ -87,60 +83,13 @@ class GpuLocks(Struct, frozen=True):
                 self.folder.mkdir(PRIVATE_DIR_MODE, exist_ok=True)
                 os.close(open_lock(str(path)))
             except OSError as error:
-                owner = _owner(path)
-                whose = "" if owner is None else f", of {_user(owner)}"
                 problems.append(
-                    f"{path} cannot be locked ({error.strerror}{whose}); have it removed, "
+                    f"{path} cannot be locked ({error.strerror}); have it removed, "
                     "for it keeps users from seeing each other"
                 )
             else:
                 usable[str(path)] = uuid
-        held, conflict = take_locks(list(usable), group)
+        held, conflict = take_locks(list(usable), shared=shared)
         if conflict:
-            uuid = usable[conflict[0]]
-            raise GpuHeldError(f"{uuid} is held by {self.holder(uuid) or 'another home or user'}")
+            raise GpuHeldError(f"{usable[conflict[0]]} is held by another home or user: fuser -v {conflict[0]}")
         return HeldLocks(tuple(held), tuple(usable), tuple(problems))
-
-
-def group_of(workspace: Workspace, study_id: str) -> str:
-    """The group of a study's trials: sixteen hexadecimal digits, unique to the home and study."""
-    return hashlib.sha256(f"{os.getuid()}\n{workspace.state.resolve()}\n{study_id}".encode()).hexdigest()[:16]
-
-
-def _holder_of(descriptor: int) -> str:
-    """Who holds the lock of an open file, by /proc/locks."""
-    status = os.fstat(descriptor)
-    name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    try:
-        lines = Path("/proc/locks").read_text("ascii").splitlines()
-    except OSError:
-        lines = []
-    for fields in (line.split() for line in lines):
-        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5] == name:
-            return _who(int(fields[4]))
-    return "another home or user"
-
-
-def _who(pid: int) -> str:
-    owner = _owner(Path(f"/proc/{pid}"))
-    if owner is None:
-        return "another home or user"
-    if owner != os.getuid():
-        return f"{_user(owner)} (pid {pid})"
-    environment = environment_of(pid) or {}
-    run_id, run_dir = environment.get("GPUTUI_RUN_ID"), environment.get("GPUTUI_RUN_DIR")
-    return f"{run_id} of another home ({run_dir})" if run_id and run_dir else f"another home (pid {pid})"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _owner(path: Path) -> int | None:
-    try:
-        return path.lstat().st_uid
-    except OSError:
-        return None

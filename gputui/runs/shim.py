@@ -28,7 +28,6 @@ import resource
 import select
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -133,7 +132,9 @@ class Shim:
         reserve_record(self.directory / "started.json")
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         locks, conflict = (
-            (self.locks, []) if self.locks else take_locks(self.plan["lock_files"], self.plan.get("lock_group"))
+            (self.locks, [])
+            if self.locks
+            else take_locks(self.plan["lock_files"], shared=self.plan.get("shares_gpus", False))
         )
         error = None if conflict else self.start()
         survivors = self.supervise() if self.child else []
@@ -895,60 +896,30 @@ def growth(before: int | None, after: int | None) -> int | None:
 # --- the locks of GPUs ------------------------------------------------------------------------------------------------
 
 
-def take_locks(paths: list[str], group: str | None = None) -> tuple[list[int], list[str]]:
-    """Lock files, all or none, in sorted order. Returns the descriptors, and the path that another holds. What cannot
-    be opened is left out: it must not block a GPU."""
+def take_locks(paths: list[str], *, shared: bool = False) -> tuple[list[int], list[str]]:
+    """Lock files, all or none, in sorted order: alone, or ``shared``. Returns the descriptors, and the path that
+    another holds. What cannot be opened or locked is left out: it must not block a GPU."""
     held: list[int] = []
     deadline = time.monotonic() + LOCK_SECONDS
     for name in sorted(paths):
-        try:
-            held.append(take_lock(name, group, deadline))
-        except BlockingIOError:
-            for other in held:
-                os.close(other)
-            return [], [name]
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            held.append(open_lock(name))
+            while not is_locked(held[-1], shared=shared):
+                if time.monotonic() >= deadline:
+                    for descriptor in held:
+                        os.close(descriptor)
+                    return [], [name]
+                time.sleep(0.01)
     return held, []
 
 
-def take_lock(name: str, group: str | None, deadline: float) -> int:
-    """Lock a file, trying until ``deadline`` (monotonic): alone, or together with those of the same ``group``
-    (hexadecimal digits).
-
-    A group shares the file's lock, and locks a byte of its own. Of two groups that come at the same time the later one
-    sees the other, perhaps each does, and lets go. Raises BlockingIOError if it is held, OSError if it is unusable.
-    """
-    descriptor = open_lock(name)
+def is_locked(descriptor: int, *, shared: bool) -> bool:
+    """Try to lock an open file; False where another holds it."""
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, (fcntl.LOCK_EX if group is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.01)
-        if group is not None:
-            place = 1 + int(group[:15], 16)
-            byte_lock(descriptor, fcntl.F_OFD_SETLK, fcntl.F_RDLCK, place, 1)
-            if is_shared(descriptor, 0, place) or is_shared(descriptor, place + 1):
-                raise BlockingIOError(errno.EWOULDBLOCK, "locked by another group", name)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def is_shared(descriptor: int, start: int = 0, count: int = 0) -> bool:
-    """Tell whether a group has locked a lock file by one of these bytes (0: all that follow)."""
-    return byte_lock(descriptor, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, count) != fcntl.F_UNLCK
-
-
-def byte_lock(descriptor: int, operation: int, kind: int, start: int, count: int) -> int:
-    """Lock bytes for the open file, or test that; returns the kind in the kernel's answer (struct flock)."""
-    answer = fcntl.fcntl(descriptor, operation, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, count, 0))
-    return int(struct.unpack("hhqqi4x", answer)[0])
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def open_lock(name: str, *, create: bool = True) -> int:

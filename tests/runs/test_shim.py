@@ -283,16 +283,16 @@ def test_locks_are_all_or_none(attempt: Attempt, tmp_path: Path) -> None:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@pytest.mark.parametrize(("group", "joins"), [("a" * 16, True), ("b" * 16, False)])
-def test_a_lock_is_held_while_the_attempt_lives_and_shared_within_its_group_alone(
-    attempt: Attempt, tmp_path: Path, group: str, joins: bool
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_lock_is_held_while_the_attempt_lives_and_shared_with_those_that_share(
+    attempt: Attempt, tmp_path: Path, joins: bool
 ) -> None:
     plan = {"lock_files": [str(tmp_path / "gpu.lock")]}
-    attempt.start("import time; time.sleep(60)", **plan, lock_group="a" * 16)
+    attempt.start("import time; time.sleep(60)", **plan, shares_gpus=True)
     attempt.started()
     (tmp_path / "other").mkdir()
     other = Attempt(tmp_path / "other")
-    other.start("print('ran')", **plan, lock_group=group)
+    other.start("print('ran')", **plan, shares_gpus=joins)
     ended = other.ended()
     assert (ended["lease_conflict"] is None, ended["code"]) == ((True, 0) if joins else (False, None))
     attempt.signal(signal.SIGUSR2)

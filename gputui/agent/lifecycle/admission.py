@@ -30,7 +30,7 @@ from gputui.recovery.kinds import SHARED_OOM
 from gputui.recovery.machine_actions import go_on_with_fewer
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
-from gputui.runs.gpu_locks import GpuHeldError, group_of
+from gputui.runs.gpu_locks import GpuHeldError
 from gputui.runs.repository import transaction
 from gputui.runs.spec import SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE
@@ -86,7 +86,7 @@ class Admission:
 
     def availability(self) -> list[GpuAvailability] | None:
         """The availability of each GPU, or None before the first inventory."""
-        return gpu_availability(self.context, self.release.uuids(), self.release.locks.holder, self.release.held())
+        return gpu_availability(self.context, self.release.uuids(), self.release.locks.is_held, self.release.held())
 
     def turn(self) -> bool:
         """Start as many runs as a turn has time for, and store what the others wait for. True if none is left that may
@@ -230,11 +230,9 @@ class Admission:
         indices = [facts[uuid].index for uuid in start.uuids]
         disk = spec_of(start.run).disk_bytes
         executor = self.context.executors.of(spec_of(start.run).target)
-        group = None
-        if start.uuids and self._may_share(start.run):
-            group = group_of(self.context.workspace, spec_of(start.run).study_id or "")
+        shares_gpus = bool(start.uuids) and self._may_share(start.run)
         try:
-            gpu_locks = self.release.locks.take(start.uuids, group)
+            gpu_locks = self.release.locks.take(start.uuids, shared=shares_gpus)
         except GpuHeldError as error:
             # Taken since the schedule was made; the next turn sees that.
             repository.set_waiting_for(self.context.connection, start.run.run_id, f"waits: {error}")
@@ -259,7 +257,7 @@ class Admission:
                 replaced=start.replaced,
                 taken_from=start.taken_from,
                 lock_files=gpu_locks.paths,
-                lock_group=group,
+                shares_gpus=shares_gpus,
                 executor=executor,
             )
             leases = repository.leases(self.context.connection)
@@ -329,13 +327,13 @@ def give_up(context: AgentContext, run: Run, reason: str) -> None:
 def gpu_availability(
     context: AgentContext,
     draining: Collection[str],
-    holder_of: Callable[[str], str | None] = lambda _uuid: None,
+    is_locked: Callable[[str], bool] = lambda _uuid: False,
     held: Collection[str] = (),
 ) -> list[GpuAvailability] | None:
     """All GPUs that the driver lists, then leased ones that it does not list; None before the first inventory.
 
     ``draining`` are the UUIDs of GPUs that are being released, ``held`` those among them that unkillable processes
-    hold. ``holder_of`` returns the other home that holds the lock of a GPU. Raises sqlite3.Error.
+    hold. ``is_locked`` tells whether another home holds the lock of a GPU. Raises sqlite3.Error.
     """
     connection, recorder = context.connection, context.recorder
     inventory = recorder.inventory
@@ -365,8 +363,8 @@ def gpu_availability(
             foreign = _foreign_process(recorder, gpu.uuid)
             if foreign is not None:
                 blocked_by = f"is used by {foreign.user or 'another user'} (pid {foreign.pid})"
-            elif gpu.uuid not in in_use and (other := holder_of(gpu.uuid)) is not None:
-                blocked_by = f"is held by {other}"
+            elif gpu.uuid not in in_use and is_locked(gpu.uuid):
+                blocked_by = "is held by another home or user"
             elif gpu.uuid not in holders and not recorder.processes.get(gpu.uuid):
                 own_used = None if gpu.memory_is_unified else sample.memory_used_bytes
                 blocked_by = unseen_use(own_used, sample.utilization_percent)

@@ -66,12 +66,13 @@ def prepare_attempt(
     replaced: Sequence[str] = (),
     taken_from: Sequence[tuple[str, str]] = (),
     lock_files: Sequence[str] = (),
-    lock_group: str | None = None,
+    shares_gpus: bool = False,
     executor: Executor,
 ) -> Attempt:
     """Prepare the next attempt: its folder, leases, row, and the position where its metrics begin. Leases of the run
     besides ``uuids`` end; ``replaced`` says why. ``taken_from`` are other runs' leases that end, each a run and a GPU.
-    ``lock_files`` are held by ``executor``. A ``lock_group`` shares them, and the leases, within a study.
+    ``lock_files`` are held by ``executor``. With ``shares_gpus``, they and the leases are
+    shared within a study.
 
     Raises LaunchError (UnusableSpecError if a retry is pointless) or sqlite3.Error. At worst an unused folder remains.
     """
@@ -123,7 +124,7 @@ def prepare_attempt(
                 "params": dict(run.params),
                 "resume_from": run.resume_from,
                 "lock_files": list(lock_files),
-                "lock_group": lock_group,
+                "shares_gpus": shares_gpus,
                 "shell": None if spec.shell is None else asdict(spec.shell),
                 "agent": agent_for_executor(workspace),
                 "metrics_bytes": ingest.sizes(run.run_id, ends),
@@ -141,7 +142,7 @@ def prepare_attempt(
             repository.end_lease(connection, holder, uuid)
             text = f"{uuid} was moved to {run.run_id}, because each run waited for a GPU that the other held"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=holder)
-        repository.take_leases(connection, run.run_id, uuids, now, shared=lock_group is not None)
+        repository.take_leases(connection, run.run_id, uuids, now, shared=shares_gpus)
         if replaced:
             text = f"{'; '.join(replaced)}: replaced"
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)

@@ -130,7 +130,7 @@ def _read_attempt(plan: Path, started_at: float | None, exit_record: Mapping[str
             params=dict(record["params"]),
             launch=Launch.from_json(record),
             resume_from=record.get("resume_from"),
-            shares_gpus=record.get("lock_group") is not None,
+            shares_gpus=bool(record.get("shares_gpus")),
             metrics_bytes={str(path): int(size) for path, size in record["metrics_bytes"].items()},
             started_at=started_at,
             exit_record=exit_record,

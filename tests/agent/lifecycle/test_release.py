@@ -46,7 +46,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
             clock[0] += DEADLINE_SECONDS + 1
             assert not draining.turn()
         assert draining.uuids() == {"GPU-1"} and draining.next_look_seconds() == HELD_LOOK_SECONDS
-        assert here.holder("GPU-1") is not None
+        assert here.is_held("GPU-1")
         # The next attempt had another GPU, and ends too.
         draining.begin("a-1", 2, {"GPU-2": None})
         assert draining.uuids() == {"GPU-1", "GPU-2"}
@@ -56,7 +56,7 @@ def test_a_process_that_cannot_be_killed_holds_its_gpus_until_it_is_gone(
         process.kill()
     clock[0] += DEADLINE_SECONDS + 1
     assert draining.turn() and draining.next_look_seconds() is None
-    assert repository.leases(connection) == {} and here.holder("GPU-1") is None
+    assert repository.leases(connection) == {} and not here.is_held("GPU-1")
     ((kind, message),) = connection.execute("SELECT kind, message FROM events WHERE run_id = 'a-1'").fetchall()
     assert kind == "gpus_released" and mentions(message, "attempt 1", "GPU-1")
 
