@@ -14,18 +14,21 @@ from typing import Any
 
 from benchmarks.alone import alone
 from benchmarks.percentiles import percentile
-from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.context import AgentContext
+from gputui.agent.health.alerting import Alerting
+from gputui.agent.health.feed import begin
+from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.core.config import Workspace, locate
-from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory
-from gputui.metrics.report import AttemptProgress, IngestReport
+from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, Inventory
 from gputui.runs import repository
 from gputui.runs.command import Launch
+from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.spec import RunSpec
 from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
+from gputui.store.metrics.watched import WatchedLine
 from gputui.store.run_states import RunState
-from gputui.store.series import GpuSample, HostSample
+from gputui.store.series import HostSample
 
 GIB = 2**30
 RUN = "bench-1"
@@ -55,7 +58,10 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
     recorder = context.recorder
     recorder.take([Inventory(began, "nvml", None, facts)])
     record = _train(connection, [gpu.uuid for gpu in facts], began)
-    alerting = Alerting(context, lambda: [record])
+    watched = begin(connection, record, at, began)
+    executor = ExecutorProcess(None, workspace.runs, context.executors.of(None))
+    live = LiveAttempt(record, executor, watched=watched)
+    alerting = Alerting(context, lambda: [live])
     alerting.begin()
     spent: list[float] = []
     for step in range(looks):
@@ -64,7 +70,8 @@ def _look(workspace: Workspace, connection: sqlite3.Connection, gpus: int, looks
         host = HostSample(began + at, memory_used_bytes=50 * GIB, memory_total_bytes=100 * GIB)
         recorder.take([tick, host])
         values = {"loss": 5.0 - step / looks, "step_time": 0.3, "data_time": 0.01, "grad_norm": 1.0, "lr": 1e-3}
-        alerting.take(IngestReport(progress=[AttemptProgress(RUN, 1, lines=1, last_step=step, values=values)]))
+        line = WatchedLine(1, None, step, began + at, None, values, began + at)
+        watched.watch.take([line], at, began + at)
         before = time.process_time()
         alerting.turn()
         spent.append(time.process_time() - before)

@@ -1,4 +1,4 @@
-"""Write the alert rules of `gputui.recovery.alerts.rules` into docs/alerts.md: ``python -m docs.alert_tables``.
+"""Write the alert rules of `gputui.recovery.watch.rules` into docs/alerts.md: ``python -m docs.alert_tables``.
 
 It replaces the text between the markers; the rest of the page is written by hand.
 """
@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from gputui.core.units import duration
-from gputui.recovery.alerts.rules import RULES, Rule, SubjectKind
-from gputui.recovery.alerts.sentences import in_unit
+from gputui.recovery.watch.overrides import in_unit
+from gputui.recovery.watch.rules import RULES, Rule, SubjectKind
 
 PAGE = Path(__file__).resolve().parent / "alerts.md"
 

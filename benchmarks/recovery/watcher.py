@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Run, Stretch
 from benchmarks.recovery.ranks_seen import MAY_IDLE, USUAL_WATTS, Seen
-from gputui.agent.health.attempt_state import LOOK_SECONDS, AttemptState
 from gputui.agent.health.monitor import MEMORY_SECONDS
 from gputui.recovery.policies import POLICIES
-from gputui.recovery.watch.leak import MemorySample
-from gputui.recovery.watch.progress import LOOK_AFTER_SECONDS, StepPace, StepProgress, silence
+from gputui.recovery.watch.attempt import LOOK_SECONDS, AttemptWatch
+from gputui.recovery.watch.numbers import MemorySample
+from gputui.recovery.watch.silence import LOOK_AFTER_SECONDS, StepPace, StepProgress, silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.series import GpuSample
@@ -58,7 +58,7 @@ class Watcher:
 
     def __post_init__(self) -> None:
         uuids = tuple(f"GPU-{rank}" for rank in range(self.run.ranks)) if self.run.gpus else ()
-        self.watched = AttemptState(_record(uuids), StepProgress(StepPace()), 0.0)
+        self.watched = AttemptWatch(_record(uuids), StepProgress(StepPace()), 0.0)
         self.watched.note_power({uuid: GpuSample(uuid, power_watts=USUAL_WATTS) for uuid in uuids})
         self.seen = Seen(random.Random(self.run.chance.random()), self.run.ranks, self.run.gpus)
         self.next_look = LOOK_SECONDS * self.run.chance.random()
@@ -101,14 +101,14 @@ class Watcher:
             self.next_look += LOOK_SECONDS
             for finding in found:
                 self._told(finding.kind, at, finding.text)
-        quiet = silence(watched.course, 0.0, POLICY.hang_after_seconds)
+        quiet = silence(watched.progress, 0.0, POLICY.hang_after_seconds)
         overdue_at = looks_from = watched.progress_at + quiet.allowed_seconds
         if quiet.evident_seconds is not None:
             if stretch.activity in MAY_IDLE:
                 looks_from = watched.progress_at + LOOK_AFTER_SECONDS
             else:
                 # Looks before that find a rank at work.
-                watched.last, watched.stuck_since = None, None
+                watched.forget_looks()
         if looks_from < end:
             self._look_at_ranks(end, stretch, looks_from, overdue_at)
         if self.next_look <= end:
@@ -125,10 +125,10 @@ class Watcher:
             at = self.next_look
             self.next_look += LOOK_SECONDS
             self.looks += 1
-            quiet = silence(watched.course, at - watched.progress_at, POLICY.hang_after_seconds)
+            quiet = silence(watched.progress, at - watched.progress_at, POLICY.hang_after_seconds)
             look, samples = self.seen.look(at, LOOK_SECONDS, stretch.activity)
             if not quiet.is_worth_a_look:
-                watched.last, watched.stuck_since = None, None
+                watched.forget_looks()
                 continue
             verdict, is_certain = watched.assess(look, samples, quiet, POLICY.hang_after_seconds)
             if verdict is not None and (is_certain or not verdict.is_stuck):
@@ -138,7 +138,6 @@ class Watcher:
         held = self.run.held_bytes(at)
         leak = self.watched.note_memory(MemorySample(at, int(held), int(max(0.0, self.run.memory_host - held))))
         if leak is not None:
-            self.watched.reported.add("memory_leak")
             self._told("memory_leak", at, f"full in {leak.full_in_seconds:.0f} s")
 
     def _told(self, kind: str, at: float, text: str, overdue_at: float | None = None) -> None:
@@ -146,13 +145,4 @@ class Watcher:
 
 
 def _record(gpus: tuple[str, ...]) -> Attempt:
-    return Attempt(
-        run_id="simulated",
-        number=1,
-        state="running",
-        params={},
-        gpus=gpus,
-        launch={},
-        created_at=BEGAN_AT,
-        started_at=BEGAN_AT,
-    )
+    return Attempt("simulated", 1, "running", {}, gpus, {}, BEGAN_AT, BEGAN_AT)

@@ -17,12 +17,12 @@ from functools import partial
 from msgspec import Struct
 
 from gputui.agent.agent_log import HidingFormatter
-from gputui.agent.alerts.evaluation import Alerting
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
 from gputui.agent.error_barrier import roll_back
 from gputui.agent.exports.sinks import Sinks
+from gputui.agent.health.alerting import Alerting
 from gputui.agent.housekeeping import Housekeeping, note_predecessor
 from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.rebuild import rebuild
@@ -100,7 +100,8 @@ class Agent:
         )
         self.doorbell = Doorbell(workspace.runs, self._wake)
         self.supervisor = Supervisor(context, self.selector)
-        self.alerting = Alerting(context, self.supervisor.running, options.interval_seconds)
+        self.alerting = Alerting(context, self.supervisor.runs.running, options.interval_seconds)
+        self.supervisor.health.stored = self.alerting.stored_course
         self.supervisor.outbox.alerts_by = self.alerting.notice_target
         self.upkeep = Housekeeping(context)
         self.sinks = Sinks(context)
@@ -294,7 +295,6 @@ class Agent:
         is_short = self.supervisor.is_reading_rest()
         report = self.context.ingest.pump(budget_seconds=SHORT_PUMP_SECONDS if is_short else PUMP_SECONDS)
         note_report(self.context.connection, report, self.context.now())
-        self.alerting.take(report)
         if self._unread_runs and not is_short and read_rest(self.context, self._unread_runs[0], PUMP_SECONDS):
             del self._unread_runs[0]
         return report.more or bool(self._unread_runs)

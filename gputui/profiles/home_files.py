@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.recovery.alerts.overrides import Overrides, overrides_from
-from gputui.store.agent import Retention
+from gputui.recovery.watch.overrides import Overrides, overrides_from
+from gputui.store.retention import Retention
 
 
 def load_retention(path: Path) -> Retention:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from gputui.core.text import clean
 from gputui.machine.gpu_model import GpuFacts, unseen_use
 from gputui.profiles.gpu_checks import GpuSituation
-from gputui.recovery.alerts.rules import RULES
+from gputui.recovery.watch.rules import RULES
 from gputui.store.agent import AgentView
 from gputui.store.alerts import AlertView
 from gputui.store.hardware import GpuView, Quarantined

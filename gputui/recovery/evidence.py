@@ -126,7 +126,7 @@ class EvidenceLog(Struct, frozen=True):
     text: str
 
 
-class Observation(Struct, frozen=True):
+class ObservedCause(Struct, frozen=True):
     """An observation of the agent while the attempt ran.
 
     Attributes:
@@ -160,7 +160,7 @@ class Evidence(Struct, frozen=True):
     ended_at: float | None = None
     last_step: int | None = None
     rebooted: bool = False
-    observed: tuple[Observation, ...] = ()
+    observed: tuple[ObservedCause, ...] = ()
     errors: tuple[ErrorFile, ...] = ()
     tails: tuple[EvidenceLog, ...] = ()
     problems: tuple[str, ...] = msgspec.field(default=())
@@ -185,7 +185,7 @@ def collect(
     started_at: float | None = None,
     last_step: int | None = None,
     rebooted: bool = False,
-    observed: Sequence[Observation] = (),
+    observed: Sequence[ObservedCause] = (),
     shared_with: Sequence[str] = (),
 ) -> Evidence:
     """Collect the evidence in an attempt's folder.

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gputui.machine.xid import XidClass, xid_class, xid_text
-from gputui.recovery.evidence import Observation
+from gputui.recovery.evidence import ObservedCause
 
 # A kernel error ends its program at once; torchrun then gives the other ranks up to 30 s.
 NEAR_SECONDS = 90.0
@@ -41,10 +41,10 @@ class Sighting(Struct, frozen=True):
 
 def observations(
     sightings: Sequence[Sighting], gpus: Sequence[str], nproc: int, *, ended_at: float
-) -> tuple[Observation, ...]:
+) -> tuple[ObservedCause, ...]:
     """Observations that may explain the end of an attempt at ``ended_at``, earliest first, one per GPU and kind.
     ``gpus`` are its UUIDs in the order of local ranks."""
-    observed: dict[tuple[str, str], Observation] = {}
+    observed: dict[tuple[str, str], ObservedCause] = {}
     for sighting in sorted(sightings, key=lambda event: event.at):
         if sighting.uuid not in gpus:
             continue
@@ -57,7 +57,7 @@ def observations(
         if kind is None or ended_at - sighting.at > _counts_for(sighting, name):
             continue
         position = gpus.index(sighting.uuid)
-        observation = Observation(
+        observation = ObservedCause(
             kind=kind,
             at=sighting.at,
             text=f"{_text(sighting)}; GPU {position} of the run, {sighting.uuid}",

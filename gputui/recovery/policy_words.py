@@ -8,7 +8,7 @@ from gputui.core.units import duration
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.policies import ENDS_ON, POLICIES, Policy, PolicyAction, kinds_with_ladders
-from gputui.recovery.watch.progress import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
+from gputui.recovery.watch.silence import EARLY_FACTOR, EVIDENT_SHARE, START_FACTOR
 
 SAYS = {
     "off": "nothing: the run stops with its first incident",

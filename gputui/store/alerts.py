@@ -16,10 +16,6 @@ from gputui.store.events import Severity
 ANY_SUBJECT = "*"
 """A silence of a rule for every subject."""
 
-_COLUMNS = (
-    "alert_id, rule, severity, subject_kind, subject_id, subject_name, run_id, raised_at, cleared_at, cleared_because, "
-    "acknowledged_at, acknowledged_by, silenced_until, silenced_by, value, threshold, unit, sentence, remedy"
-)
 _SEVEREST_FIRST = "CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END"
 
 
@@ -59,43 +55,37 @@ class AlertView(Struct, frozen=True):
         return self.lasts and self.acknowledged_at is None and not self.is_silenced(now)
 
 
+_COLUMNS = ", ".join(AlertView.__struct_fields__)
+
+
+def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[AlertView]:
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE {condition}", values)  # noqa: S608 - fixed texts
+    return [AlertView(*row) for row in rows]
+
+
 def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
     """The alerts that are active now, or were at a past time: the severest first, then the newest."""
     order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
     if at is None:
-        rows = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at IS NULL {order}")  # noqa: S608 - fixed
-    else:
-        rows = connection.execute(
-            f"SELECT {_COLUMNS} FROM alerts WHERE raised_at <= ? AND coalesce(cleared_at, ?) >= ? {order}",  # noqa: S608
-            (at, at, at),
-        )
-    return [AlertView(*row) for row in rows]
+        return _read(connection, f"cleared_at IS NULL {order}")
+    return _read(connection, f"raised_at <= ? AND coalesce(cleared_at, ?) >= ? {order}", at, at, at)
 
 
 def cleared(connection: sqlite3.Connection, limit: int, before: float | None = None) -> list[AlertView]:
     """The newest alerts that were cleared (until ``before``, if given), those raised last first."""
     until = float("inf") if before is None else before
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM alerts WHERE cleared_at <= ? AND raised_at <= ? "  # noqa: S608 - fixed names
-        "ORDER BY raised_at DESC, alert_id DESC LIMIT ?",
-        (until, until, limit),
-    )
-    return [AlertView(*row) for row in rows]
+    order = "ORDER BY raised_at DESC, alert_id DESC LIMIT ?"
+    return _read(connection, f"cleared_at <= ? AND raised_at <= ? {order}", until, until, limit)
 
 
 def of_run(connection: sqlite3.Connection, run_id: str) -> list[AlertView]:
     """All alerts about a run, oldest first."""
-    rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM alerts WHERE run_id = ? ORDER BY raised_at, alert_id",  # noqa: S608 - fixed names
-        (run_id,),
-    )
-    return [AlertView(*row) for row in rows]
+    return _read(connection, "run_id = ? ORDER BY raised_at, alert_id", run_id)
 
 
 def one(connection: sqlite3.Connection, alert_id: int) -> AlertView | None:
     """The alert with this id, or None."""
-    row = connection.execute(f"SELECT {_COLUMNS} FROM alerts WHERE alert_id = ?", (alert_id,)).fetchone()  # noqa: S608
-    return None if row is None else AlertView(*row)
+    return next(iter(_read(connection, "alert_id = ?", alert_id)), None)
 
 
 def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str, str], tuple[float, str]]:
@@ -159,10 +149,10 @@ def forget_old_silences(connection: sqlite3.Connection, now: float) -> None:
     connection.execute("DELETE FROM alert_silences WHERE until <= ?", (now,))
 
 
-def engine_state(connection: sqlite3.Connection) -> tuple[float, str] | None:
-    """Time and content of the engine's stored state, or None."""
-    row = connection.execute("SELECT at, state FROM alert_engine").fetchone()
-    return None if row is None else (row[0], row[1])
+def engine_state(connection: sqlite3.Connection) -> str | None:
+    """The engine's stored state, or None."""
+    row = connection.execute("SELECT state FROM alert_engine").fetchone()
+    return None if row is None else str(row[0])
 
 
 def put_engine_state(connection: sqlite3.Connection, state: str, now: float) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.runs.spec import Scalar
 from tests.recovery.attempts import PEER_LOST, lay_out, rank_failed, recorded, report, traceback
 
@@ -56,7 +56,7 @@ def seen(kind: str, text: str, rank: int | None = 1) -> Left:
 
     def leave(folder: Path) -> Evidence:
         lay_out(folder, {"output.log": report({0: -15, 1: -15}, root=0, asked=(0, 1)), "ranks/0/stderr.log": ""})
-        observed = [Observation(kind, 100.0, text, rank=rank, step=LAST_STEP)]
+        observed = [ObservedCause(kind, 100.0, text, rank=rank, step=LAST_STEP)]
         record = ExitRecord(code=1, stop_requested=True)
         return collect(folder, exit=record, ended_at=None, observed=observed, last_step=LAST_STEP)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.recovery.classify import Incident, classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.recovery.hardware import Sighting, observations
 from tests.recovery.attempts import lay_out, report, traceback
 
@@ -17,7 +17,7 @@ def seen(code: int, *, at: float = END - 5, uuid: str = "GPU-b") -> Sighting:
     return Sighting(at, uuid, "xid", code)
 
 
-def observed(*sightings: Sighting, nproc: int = 2) -> tuple[Observation, ...]:
+def observed(*sightings: Sighting, nproc: int = 2) -> tuple[ObservedCause, ...]:
     return observations(sightings, GPUS, nproc, ended_at=END)
 
 
@@ -101,6 +101,6 @@ def test_a_lost_gpu_wins_over_what_the_rank_raised(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_well_in_spite_of_an_error_has_succeeded(tmp_path: Path) -> None:
     assert outcome(evidence(seen(94), code=0, folder=tmp_path), stop_intended=False) == "succeeded"
-    ended = Observation("hang", END, "no step for 300 s")
+    ended = ObservedCause("hang", END, "no step for 300 s")
     stopped = Evidence(ExitRecord(code=0), "torchrun", observed=(ended,))
     assert outcome(stopped, stop_intended=False) == "failed"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from gputui.recovery.classify import classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.recovery.findings import printed_at_end
 from tests.recovery.attempts import PEER_LOST, lay_out, process_ended, rank_failed, report, traceback
 from tests.tables import table
@@ -157,7 +157,7 @@ def test_outcome(exit_record: dict[str, object] | None, stop_intended: bool, exp
 
 def test_a_hang_that_the_agent_ended_is_a_hang(tmp_path: Path) -> None:
     lay_out(tmp_path, {"output.log": report({0: -15, 1: -15}, root=0, asked=(0, 1)), "ranks/0/stderr.log": ""})
-    seen = Observation("hang", 100.0, "no step for 90 s, the longest before was 4 s", rank=1, step=17)
+    seen = ObservedCause("hang", 100.0, "no step for 90 s, the longest before was 4 s", rank=1, step=17)
     evidence = collect(
         tmp_path, exit=ExitRecord(code=1, stop_requested=True), ended_at=None, observed=[seen], last_step=17
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gputui.agent.commands.handlers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core import units
-from gputui.recovery.alerts.overrides import MAX_SECONDS
-from gputui.recovery.alerts.rules import RULES
+from gputui.recovery.watch.overrides import MAX_SECONDS
+from gputui.recovery.watch.rules import RULES
 from gputui.runs.repository import transaction
 from gputui.store import alerts
 from gputui.store.alerts import ANY_SUBJECT, AlertView

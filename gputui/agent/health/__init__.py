@@ -1,5 +1,5 @@
-"""Health of running attempts: hangs, diverging numbers, slow ranks, leaks, GPU faults, logs that grow.
+"""Health of running attempts and of the machine: feeds the detectors, and writes what they observe.
 
-In: metrics, process table, logs and GPU samples of each attempt. Out: an early end of an attempt with its cause, the
-stack dump taken before it, the incident folder, bounded logs. Read `monitor.py` first, then `attempt_state.py`.
+In: stored metrics lines, process table, logs and GPU samples. Out: observations, alerts, an early end of an attempt
+with its cause, the stack dump taken before it, the incident folder, bounded logs. Read `monitor` and `alerting` first.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import GpuProgress, LiveAttempt
 from gputui.machine.xid import FALLEN_OFF_THE_BUS, FIRMWARE_SILENT
-from gputui.recovery.evidence import Observation
+from gputui.recovery.evidence import ObservedCause
 from gputui.recovery.hardware import Sighting, observations
 from gputui.runs.repository import transaction
 from gputui.store import samples, series
@@ -70,7 +70,7 @@ def _risen(connection: sqlite3.Connection, uuid: str, gpu_id: int, since: float,
 
 def hardware_evidence(
     connection: sqlite3.Connection, attempt: Attempt, nproc: int, *, ended_at: float
-) -> tuple[Observation, ...]:
+) -> tuple[ObservedCause, ...]:
     """The driver's reports about an attempt's GPUs while it ran."""
     if not attempt.gpus:
         return ()
@@ -125,7 +125,7 @@ class GpuFaults:
                 if may_end:
                     attempt.executor.ask_to_end(at_once=True)
 
-    def _lost_gpu(self, record: Attempt) -> Observation | None:
+    def _lost_gpu(self, record: Attempt) -> ObservedCause | None:
         """A GPU of the attempt that has been off the bus or unresponsive since before QUIET_SECONDS; None if there is
         none."""
         began = record.started_at if record.started_at is not None else record.created_at

@@ -1,7 +1,8 @@
-"""The health monitor of live attempts: hangs, NaN and diverging numbers, slow ranks, memory leaks.
+"""The health monitor of live attempts: feeds their detectors, and writes and acts on what they observe.
 
-While metrics lines arrive, processes are read only for their memory. A finding is reported once. If the run's policy
-says so, it ends the attempt: the intent is stored first, then stacks are dumped, then the attempt is ended.
+While metrics lines arrive, processes are read only for their memory. A finding is reported once. If the
+run's policy says so, it ends the attempt: the intent is stored first, then stacks are dumped, then the
+attempt is ended.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.attempt_state import LINES_PER_LOOK, LOOK_SECONDS, AttemptState, ProcessSnapshot, take_snapshot
+from gputui.agent.health.feed import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
 from gputui.agent.health.unread_metrics import makes_group, missing_metrics, trace_of
 from gputui.agent.lifecycle import attempt_launch
@@ -24,25 +25,25 @@ from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core import units
 from gputui.core.redaction import BY_LOOK
-from gputui.core.text import clean
+from gputui.core.safe_text import clean
+from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.history import resumptions
 from gputui.recovery.policies import Policy
-from gputui.recovery.watch.leak import MemorySample
-from gputui.recovery.watch.numbers import Anomaly
-from gputui.recovery.watch.progress import EARLY_LINES, silence
+from gputui.recovery.watch.attempt import LOOK_SECONDS
+from gputui.recovery.watch.numbers import MemorySample
+from gputui.recovery.watch.rules import FINDINGS, Observation
+from gputui.recovery.watch.silence import EARLY_LINES, silence
+from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes, is_connected
-from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints
-from gputui.store.attempts import Attempt, read_attempts
-from gputui.store.database import open_reader
+from gputui.store.attempts import read_attempts
 from gputui.store.events import add_event
 from gputui.store.metrics.step_times import StepTimes
-from gputui.store.metrics.watched import newest_lines, observations
+from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.store.series import GpuSample
 
 log = logging.getLogger(__name__)
 
@@ -59,29 +60,16 @@ SLEPT_SECONDS = 10.0
 # How long a run is skipped after an unexpected error.
 TROUBLE_SECONDS = 60.0
 
-# The beginning of each kind's message.
-_HEADS = {
-    "hang": "no progress",
-    "rank_left_early": "no progress",
-    "slow": "slow",
-    "paused": "paused",
-    "nan_loss": "the loss is not a number",
-    "loss_spike": "the loss jumped",
-    "gradient_spike": "gradients grew",
-    "straggler": "slow rank",
-    "memory_leak": "host memory grows",
-    "no_metrics": "no metrics",
-    "no_group": "ranks train alone",
-    "not_resumed": "another checkpoint was loaded",
-    "no_first_rank": "metrics are not watched",
-}
-
 
 @dataclass(slots=True)
 class HealthMonitor:
-    """Checks all live attempts of one state directory, in rounds that may take several turns."""
+    """Checks all live attempts of one state directory, in rounds that may take several turns.
+
+    ``stored`` returns the course of a run's metrics that a former agent stored.
+    """
 
     context: AgentContext
+    stored: Callable[[str], StoredCourse | None] = lambda run_id: None
     due: float = float("-inf")
     # One scan of the machine's processes serves the whole round.
     scan: ProcessScan | None = None
@@ -98,7 +86,7 @@ class HealthMonitor:
             if now - self.due >= SLEPT_SECONDS:
                 for attempt in living:
                     if attempt.watched is not None:
-                        attempt.watched.restart_silence(now)
+                        attempt.watched.watch.restart_silence(now)
             if not self.waiting:
                 self.due = now + LOOK_SECONDS
                 self.scan = None
@@ -139,44 +127,38 @@ class HealthMonitor:
             # It waits on its target, or its state is unknown: a silence is no hang.
             attempt.watched = None
             return
-        state = attempt.watched
-        if state is None:
-            state = self._begun(attempt)
-            if state is None:
+        watched = attempt.watched
+        if watched is None:
+            watched = self._begun(attempt)
+            if watched is None:
                 return
-            attempt.watched = state
-            self._remember(attempt, state)
-        if state.ending is not None:
+            attempt.watched = watched
+            self._remember(attempt, watched)
+        if watched.ending is not None:
             return
-        policy = resolved.policy
-        lines, state.cursor = newest_lines(self.context.connection, record.run_id, state.cursor, LINES_PER_LOOK)
-        before = state.progress_at
-        findings, state.pending = [*state.pending, *state.take(lines, self.context.monotonic(), self.context.now())], []
-        for finding in findings:
-            self._act_on(attempt, state, finding, policy)
-        if state.progress_at > before:
-            state.note_power(self._gpus())
-        if state.ending is None:
-            self._look_for_hang(attempt, state, policy)
-        self._look_for_metrics(state, resolved.spec)
-        self._look_for_group(attempt, state, resolved.spec)
-        self._look_at_start(state)
-        if (rank := state.lone_rank) is not None and "no_first_rank" not in state.reported:
+        self._feed(attempt, watched, resolved)
+        if watched.ending is None:
+            self._look_for_hang(attempt, watched, resolved.policy)
+        self._look_for_metrics(watched, resolved.spec)
+        self._look_for_group(attempt, watched, resolved.spec)
+        self._look_at_start(watched)
+        if (rank := watched.watch.lone_rank) is not None:
             text = (
                 f"all of its metrics lines have rank {rank}, and gputui watches and draws those of rank 0 or without a "
                 "rank: let rank 0 write them; if it is no process's rank, such as LoRA's, give it another name"
             )
-            self._report(state, "no_first_rank", None, None, text)
+            self._show(watched, Observation("no_first_rank", text=text))
         # Before the first steps, loading data and filling caches looks like a leak.
-        settled = not resolved.spec.metrics or state.course.lines >= EARLY_LINES
-        if state.ending is None and settled and self.context.monotonic() - state.memory_at >= MEMORY_SECONDS:
-            self._look_for_leak(attempt, state, resolved)
+        is_settled = not resolved.spec.metrics or watched.watch.progress.lines >= EARLY_LINES
+        if watched.ending is None and is_settled and self.context.monotonic() - watched.memory_at >= MEMORY_SECONDS:
+            self._look_for_leak(attempt, watched, resolved)
 
-    def _begun(self, attempt: LiveAttempt) -> AttemptState | None:
+    def _begun(self, attempt: LiveAttempt) -> WatchedAttempt | None:
         """The attempt's state from the store; None while a job reads it, which takes long for a long run."""
         if attempt.history is None:
             context, record = self.context, attempt.record
-            read = partial(read_history, context.workspace.database, record, context.monotonic(), context.now())
+            clocks = context.monotonic(), context.now()
+            read = partial(read_history, context.workspace.database, record, *clocks, self.stored(record.run_id))
             name = f"reading the newest lines of {record.run_id}"
             attempt.history = context.jobs.start(name, read, deadline_seconds=HISTORY_SECONDS)
         if not attempt.history.is_over:
@@ -184,96 +166,102 @@ class HealthMonitor:
         history, attempt.history = attempt.history, None
         return history.result()
 
-    def _remember(self, attempt: LiveAttempt, state: AttemptState) -> None:
+    def _remember(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:
         """Take over the findings of a former agent: do not report them again, and end the attempt if it meant to."""
-        for row in observations(self.context.connection, state.record.run_id, state.record.number):
-            state.reported.add(row.kind)
+        record = watched.watch.record
+        for row in observations(self.context.connection, record.run_id, record.number):
+            watched.reported.add(row.kind)
             if row.ends:
-                state.ending = row.kind
-        if state.ending is not None:
-            self._begin_end(attempt, state)
+                watched.ending = row.kind
+        if watched.ending is not None:
+            self._begin_end(attempt, watched)
 
-    # --- checks ---------------------------------------------------------------------------------------------------
+    # --- checks -------------------------------------------------------------------------------------------------------
 
-    def _look_for_hang(self, attempt: LiveAttempt, state: AttemptState, policy: Policy) -> None:
-        quiet = silence(state.course, self.context.monotonic() - state.progress_at, policy.hang_after_seconds)
+    def _feed(self, attempt: LiveAttempt, watched: WatchedAttempt, resolved: ResolvedRun) -> None:
+        """Pass the new lines to the detectors, and act on what they see."""
+        watch, context = watched.watch, self.context
+        run_id = watch.record.run_id
+        lines, watched.cursor = newest_lines(context.connection, run_id, watched.cursor, LINES_PER_LOOK)
+        before = watch.progress_at
+        seen = [*watched.pending, *watch.take(lines, context.monotonic(), context.now())]
+        watched.pending = []
+        for observation in seen:
+            self._act_on(attempt, watched, observation, resolved.policy)
+        if watch.progress_at > before:
+            watch.note_power(self._gpus())
+
+    def _look_for_hang(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
+        watch, now = watched.watch, self.context.monotonic()
+        quiet = silence(watch.progress, now - watch.progress_at, policy.hang_after_seconds)
         if not quiet.is_worth_a_look:
-            state.last, state.stuck_since = None, None
+            watch.forget_looks()
             return
         snapshot = take_snapshot(
             self._processes(attempt), self.context.monotonic(), with_connections=not quiet.is_overdue
         )
-        verdict, is_certain = state.assess(snapshot, self._gpus(), quiet, policy.hang_after_seconds)
-        if verdict is not None and not verdict.is_stuck:
-            self._report(state, verdict.kind, verdict.rank, state.course.step, verdict.text)
-        elif verdict is not None and is_certain:
-            self._act_on(attempt, state, Anomaly(verdict.kind, verdict.text, state.course.step, verdict.rank), policy)
+        verdict, is_certain = watch.assess(snapshot, self._gpus(), quiet, policy.hang_after_seconds)
+        if verdict is not None and (is_certain or not verdict.is_stuck):
+            self._act_on(attempt, watched, verdict.observation(quiet, watch.progress.step), policy)
 
-    def _look_for_metrics(self, state: AttemptState, spec: RunSpec) -> None:
+    def _look_for_metrics(self, watched: WatchedAttempt, spec: RunSpec) -> None:
         """Report once why a run that trains has no metrics line; it would look like one that is starting."""
-        if state.had_lines or not spec.metrics or "no_metrics" in state.reported:
+        if watched.watch.had_lines or not spec.metrics or "no_metrics" in watched.reported:
             return
-        if state.metrics_search is not None:
-            if state.metrics_search.is_over:
-                search, state.metrics_search = state.metrics_search, None
+        now, record = self.context.monotonic(), watched.watch.record
+        if watched.metrics_search is not None:
+            if watched.metrics_search.is_over:
+                search, watched.metrics_search = watched.metrics_search, None
                 try:
                     text = search.result()
                 except OSError as error:
                     log.warning("%s", error)
                     text = None
                 if text is not None:
-                    self._report(state, "no_metrics", None, None, text)
-        elif self.context.monotonic() >= state.metrics_searched_at + METRICS_SEARCH_SECONDS:
-            state.metrics_searched_at = self.context.monotonic()
-            record = state.record
-            trace = trace_of(
-                spec,
-                self.context.workspace.run_dir(record.run_id),
-                record.number,
-                record.started_at or record.created_at,
-            )
+                    self._show(watched, Observation("no_metrics", text=text))
+        elif now >= watched.metrics_searched_at + METRICS_SEARCH_SECONDS:
+            watched.metrics_searched_at = now
+            run_dir = self.context.workspace.run_dir(record.run_id)
+            trace = trace_of(spec, run_dir, record.number, record.started_at or record.created_at)
             name = f"looking for what {record.run_id} prints and saves"
-            state.metrics_search = self.context.jobs.start(name, partial(missing_metrics, trace), deadline_seconds=60.0)
+            work = partial(missing_metrics, trace)
+            watched.metrics_search = self.context.jobs.start(name, work, deadline_seconds=60.0)
 
-    def _look_for_group(self, attempt: LiveAttempt, state: AttemptState, spec: RunSpec) -> None:
+    def _look_for_group(self, attempt: LiveAttempt, watched: WatchedAttempt, spec: RunSpec) -> None:
         """Report once that the ranks have made no process group although their script's text makes one. A member of a
         group has a connection to its store or to another rank; a rank with any connection counts as a member."""
-        now = self.context.monotonic()
-        if (
-            state.is_grouped
-            or not state.course.lines
-            or "no_group" in state.reported
-            or now < state.group_at + GROUP_SECONDS
-        ):
+        now, progress = self.context.monotonic(), watched.watch.progress
+        is_over = watched.is_grouped or "no_group" in watched.reported
+        if is_over or not progress.lines or now < watched.group_at + GROUP_SECONDS:
             return
-        state.group_at = now
+        watched.group_at = now
         ranks = [process for process in self._processes(attempt) if process.rank is not None]
         size = len({process.rank for process in ranks})
         if size < 2:
             return
         if any(is_connected(process.identity.pid) for process in ranks):
-            state.is_grouped = True
+            watched.is_grouped = True
             return
-        state.ungrouped_checks += 1
-        if state.ungrouped_checks == UNGROUPED_CHECKS:
-            name = f"reading the script of {state.record.run_id}"
-            state.group_search = self.context.jobs.start(name, partial(makes_group, spec), deadline_seconds=60.0)
-        elif state.group_search is not None and state.group_search.is_over:
+        watched.ungrouped_checks += 1
+        if watched.ungrouped_checks == UNGROUPED_CHECKS:
+            name = f"reading the script of {watched.watch.record.run_id}"
+            watched.group_search = self.context.jobs.start(name, partial(makes_group, spec), deadline_seconds=60.0)
+        elif watched.group_search is not None and watched.group_search.is_over:
             # The ranks of other scripts may be meant to work apart.
-            state.is_grouped = True
+            watched.is_grouped = True
             with suppress(OSError):
-                state.is_grouped = not state.group_search.result()
-            if not state.is_grouped:
+                watched.is_grouped = not watched.group_search.result()
+            if not watched.is_grouped:
                 text = f"its {size} ranks have not made the process group of their script: each trains its own model"
-                self._report(state, "no_group", None, state.course.step, text)
+                self._show(watched, Observation("no_group", text=text, since=progress.step))
 
-    def _look_at_start(self, state: AttemptState) -> None:
+    def _look_at_start(self, watched: WatchedAttempt) -> None:
         """Report once that the script loaded a later checkpoint than it was given: one that is passed over, perhaps
         because it was written after a NaN."""
-        record = state.record
-        if state.is_start_known or record.resumed_from is None or state.course.lines < START_LINES:
+        record = watched.watch.record
+        if watched.is_start_known or record.resumed_from is None or watched.watch.progress.lines < START_LINES:
             return
-        state.is_start_known = True
+        watched.is_start_known = True
         connection = self.context.connection
         attempts = read_attempts(connection, record.run_id)
         ledger = checkpoints.of_run(connection, record.run_id)
@@ -285,25 +273,26 @@ class HealthMonitor:
             "given: the script found a later one, which gputui had passed over; pass it {checkpoint} in the profile's "
             "resume, or let it read $GPUTUI_CHECKPOINT"
         )
-        self._report(state, "not_resumed", None, first, text)
+        self._show(watched, Observation("not_resumed", text=text, since=first))
 
-    def _look_for_leak(self, attempt: LiveAttempt, state: AttemptState, resolved: ResolvedRun) -> None:
-        state.memory_at = self.context.monotonic()
+    def _look_for_leak(self, attempt: LiveAttempt, watched: WatchedAttempt, resolved: ResolvedRun) -> None:
+        watched.memory_at = self.context.monotonic()
         available = available_bytes()
         snapshot = take_snapshot(self._processes(attempt), self.context.monotonic())
         if available is None:
             return
-        leak = state.note_memory(MemorySample(snapshot.at, held_bytes(snapshot), available))
+        leak = watched.watch.note_memory(MemorySample(snapshot.at, snapshot.held_bytes, available))
         if leak is None:
             return
         grows = units.bytes_text(leak.bytes_per_second * 3600)
         text = f"by {grows} an hour; the host's memory is full in {units.duration(leak.full_in_seconds)}"
-        checkpoints = resolved.spec.checkpoints
-        if leak.is_near and checkpoints is not None and checkpoints.resume:
-            self._act_on(attempt, state, Anomaly("memory_leak", text, state.course.step), resolved.policy)
+        seen = Observation("memory_leak", leak.bytes_per_second, text=text, since=watched.watch.progress.step)
+        checkpoint_spec = resolved.spec.checkpoints
+        if leak.is_near and checkpoint_spec is not None and checkpoint_spec.resume:
+            self._act_on(attempt, watched, seen, resolved.policy)
         else:
             # Without checkpoints it would start over, so it had better use the remaining memory.
-            self._report(state, "memory_leak", None, state.course.step, text)
+            self._show(watched, seen)
 
     def _gpus(self) -> Mapping[str, GpuSample]:
         """Current samples of the GPUs of single attempts; none of simulated GPUs, whose load is not the ranks'."""
@@ -317,74 +306,67 @@ class HealthMonitor:
         run_dir = self.context.workspace.run_dir(attempt.record.run_id)
         return attempt.executor.kind.processes(self.scan, run_dir, attempt.record)
 
-    # --- findings -------------------------------------------------------------------------------------------------
+    # --- observations -------------------------------------------------------------------------------------------------
 
-    def _act_on(self, attempt: LiveAttempt, state: AttemptState, finding: Anomaly, policy: Policy) -> None:
-        # Policies have one name for both kinds of hang.
-        subject = "hang" if finding.kind == "rank_left_early" else finding.kind
-        if state.ending is not None:
+    def _act_on(self, attempt: LiveAttempt, watched: WatchedAttempt, seen: Observation, policy: Policy) -> None:
+        """End the attempt if its policy ends those with such an observation, else show it."""
+        if watched.ending is not None:
             return
-        if subject not in policy.ends_on:
-            self._report(state, finding.kind, finding.rank, finding.step, finding.text)
+        if FINDINGS[seen.kind].ends_on not in policy.ends_on:
+            self._show(watched, seen)
             return
-        self._write(state, finding.kind, finding.rank, finding.step, finding.text, ends=True)
-        state.ending = finding.kind
-        self._begin_end(attempt, state)
+        self._write(watched, seen, ends=True)
+        watched.ending = seen.kind
+        self._begin_end(attempt, watched)
 
-    def _report(self, state: AttemptState, kind: str, rank: int | None, step: int | None, text: str) -> None:
-        if kind not in state.reported:
-            state.reported.add(kind)
-            self._write(state, kind, rank, step, text, ends=False)
+    def _show(self, watched: WatchedAttempt, seen: Observation) -> None:
+        if seen.kind not in watched.reported:
+            watched.reported.add(seen.kind)
+            self._write(watched, seen, ends=False)
 
-    def _write(
-        self, state: AttemptState, kind: str, rank: int | None, step: int | None, text: str, *, ends: bool
-    ) -> None:
-        now, record = self.context.now(), state.record
+    def _write(self, watched: WatchedAttempt, seen: Observation, *, ends: bool) -> None:
+        record = watched.watch.record
+        row = ObservationRow(seen.kind, self.context.now(), seen.text, seen.rank, seen.since, ends)
         with transaction(self.context.connection) as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (record.run_id, record.number, now, kind, rank, step, text, ends),
-            )
-            self._add_event(state, kind, rank, f"{text}; ending this attempt" if ends else text, ends=ends)
+            put_observation(connection, record.run_id, record.number, row)
+            text = f"{seen.text}; ending this attempt" if ends else seen.text
+            self._add_event(watched, seen.kind, seen.rank, text, ends=ends)
 
-    def _add_event(self, state: AttemptState, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
+    def _add_event(self, watched: WatchedAttempt, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
         who = "" if rank is None else f", rank {rank}"
         add_event(
             self.context.connection,
             "observation",
-            f"{_HEADS[kind]}{who}: {clean(text)}",
+            f"{FINDINGS[kind].head}{who}: {clean(text)}",
             now=self.context.now(),
             key=kind,
             severity="error" if ends else "warning",
-            run_id=state.record.run_id,
-            attempt=state.record.number,
+            run_id=watched.watch.record.run_id,
+            attempt=watched.watch.record.number,
         )
 
-    def _begin_end(self, attempt: LiveAttempt, state: AttemptState) -> None:
-        record = state.record
-        if state.ending in ("hang", "rank_left_early"):
+    def _begin_end(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:
+        record = watched.watch.record
+        if watched.ending in ("hang", "rank_left_early"):
             workspace = self.context.workspace
             redactor = BY_LOOK if attempt.resolved is None else attempt.resolved.redactor
             dump = StackDump(
                 self._processes(attempt),
                 attempt_launch.attempt_dir(workspace, record.run_id, record.number),
-                incident_folder(workspace.run_dir(record.run_id), record.number, state.ending),
+                incident_folder(workspace.run_dir(record.run_id), record.number, watched.ending),
                 redactor,
             )
             name = f"reading the stacks of {record.run_id}"
-            state.stack_dump = self.context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)
-        elif state.ending == "memory_leak":
-            attempt.executor.ask_to_end(at_once=False)
+            watched.stack_dump = self.context.jobs.start(name, dump.write, deadline_seconds=DEADLINE_SECONDS)
         else:
-            # A last save would contain the bad numbers, and might replace the last good checkpoint.
-            attempt.executor.ask_to_end(at_once=True)
+            # A last save would contain bad numbers, and might replace the last good checkpoint.
+            attempt.executor.ask_to_end(at_once=watched.ending != "memory_leak")
 
     def _end_dumped(self, living: Collection[LiveAttempt]) -> None:
         for attempt in living:
-            state = attempt.watched
-            if state is not None and state.stack_dump is not None and state.stack_dump.is_over:
-                dump, state.stack_dump = state.stack_dump, None
+            watched = attempt.watched
+            if watched is not None and watched.stack_dump is not None and watched.stack_dump.is_over:
+                dump, watched.stack_dump = watched.stack_dump, None
                 attempt.executor.ask_to_end(at_once=True)
                 try:
                     where = dump.result()
@@ -392,11 +374,11 @@ class HealthMonitor:
                     log.exception("%s: its stacks were not kept", attempt.record.run_id)
                     continue
                 if where is not None:
-                    self._add_places(state, *where)
+                    self._add_places(watched, *where)
 
-    def _add_places(self, state: AttemptState, rank: int | None, text: str) -> None:
+    def _add_places(self, watched: WatchedAttempt, rank: int | None, text: str) -> None:
         """Add what the stacks of a hang show to the observation, if that named no rank."""
-        record = state.record
+        record = watched.watch.record
         with transaction(self.context.connection) as connection:
             named = connection.execute(
                 "UPDATE observations SET rank = ?, text = ? || '; ' || text "
@@ -404,16 +386,4 @@ class HealthMonitor:
                 (rank, text, record.run_id, record.number),
             )
             if named.rowcount:
-                self._add_event(state, "hang", rank, text, ends=True)
-
-
-def read_history(database: Path, record: Attempt, clock: float, wall: float) -> AttemptState:
-    """`AttemptState.begin` with a separate connection. Raises sqlite3.Error."""
-    with closing(open_reader(database)) as connection:
-        return AttemptState.begin(connection, record, clock, wall)
-
-
-def held_bytes(snapshot: ProcessSnapshot) -> int:
-    """Private memory of all processes of a snapshot."""
-    groups = [*snapshot.ranks.values(), snapshot.others]
-    return sum(process.private_bytes or 0 for group in groups for process in group)
+                self._add_event(watched, "hang", rank, text, ends=True)

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from gputui.agent.health.attempt_state import AttemptState
+from gputui.agent.health.feed import WatchedAttempt
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
 from gputui.recovery.classify import Incident
-from gputui.recovery.evidence import Evidence, Observation
+from gputui.recovery.evidence import Evidence, ObservedCause
 from gputui.recovery.ledger_inputs import CheckpointSearch, Rows
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
@@ -77,8 +77,8 @@ class LiveAttempt:
     # The run's resolved specification; None if this version cannot read it.
     resolved: ResolvedRun | None = None
     # After a restart of the agent, the job that reads ``watched`` from the store.
-    history: Job[AttemptState] | None = None
-    watched: AttemptState | None = None
+    history: Job[WatchedAttempt] | None = None
+    watched: WatchedAttempt | None = None
     # Health checks are skipped until then after an unexpected error (monotonic).
     unwatched_until: float = float("-inf")
     gpu_progress: GpuProgress | None = None
@@ -107,7 +107,7 @@ class PostmortemTask(Struct, frozen=True):
     checkpoints: CheckpointSearch | None
     checkpoints_wanted: int
     redactor: Redactor = BY_LOOK
-    observed: tuple[Observation, ...] = ()
+    observed: tuple[ObservedCause, ...] = ()
     unanswered: str | None = None
     shared_with: tuple[str, ...] = ()
 

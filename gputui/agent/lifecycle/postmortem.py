@@ -23,7 +23,7 @@ from gputui.recovery.attempt_steps import trouble_of, unsound_since
 from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
 from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern, choose, surveyed, unmatched
 from gputui.recovery.classify import Incident, classify, outcome
-from gputui.recovery.evidence import Evidence, ExitRecord, Observation, collect
+from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
 from gputui.recovery.ledger_inputs import UNKNOWN_TROUBLE, CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor
@@ -74,7 +74,7 @@ def evidence_to_read(
         redactor=resolved.redactor,
         observed=(
             *(
-                Observation(row.kind, row.at, row.text, row.rank, row.step)
+                ObservedCause(row.kind, row.at, row.text, row.rank, row.step)
                 for row in watched.observations(connection, run.run_id, attempt.number)
                 if row.ends
             ),
@@ -146,7 +146,7 @@ def seen_by_driver(
     ended_at: float,
     *,
     is_shared: bool = False,
-) -> tuple[Observation, ...]:
+) -> tuple[ObservedCause, ...]:
     """The driver's reports about the attempt's GPUs. After a stop by gputui, a lost GPU is its reason. On a GPU that
     ``is_shared``, an illegal access does not count, because it may be another program's."""
     nproc = spec_of(run).ranks_on(len(attempt.gpus))

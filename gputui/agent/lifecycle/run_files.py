@@ -17,8 +17,8 @@ from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.records import TRACKERS
 from gputui.metrics.walk import has_wildcards
-from gputui.recovery.alerts.overrides import Overrides, of_profile
 from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
+from gputui.recovery.watch.overrides import Overrides, of_profile
 from gputui.runs.command import in_run
 from gputui.runs.redaction import secrets_of
 from gputui.runs.spec import RunSpec, SpecError, spec_of

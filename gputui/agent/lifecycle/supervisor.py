@@ -333,10 +333,6 @@ class Supervisor:
             for record in records
         ]
 
-    def running(self) -> list[Attempt]:
-        """All attempts whose command is not known to have ended."""
-        return [attempt.record for attempt in self.runs.running()]
-
     def next_due(self) -> float | None:
         """Monotonic time of the next timed action, or None."""
         if (

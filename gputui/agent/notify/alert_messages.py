@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
-from gputui.core.text import clean
-from gputui.recovery.alerts.overrides import Delivery
-from gputui.recovery.alerts.rules import SEVERITIES
+from gputui.core.safe_text import clean
 from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.watch.overrides import Delivery
+from gputui.recovery.watch.rules import SEVERITIES
 from gputui.runs import notices
 from gputui.runs.notices import Way
 from gputui.store.alerts import AlertView

@@ -1,6 +1,6 @@
 """Alert rules for Prometheus, as data.
 
-A rule that corresponds to one of `gputui.recovery.alerts.rules` takes its limits, duration and severity from there, as
+A rule that corresponds to one of `gputui.recovery.watch.rules` takes its limits, duration and severity from there, as
 shipped: ``alerts.yaml`` does not change them. Others have their own numbers; some report what only another machine can
 notice, that gputui itself is gone.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 import yaml
 from msgspec import Struct
 
-from gputui.recovery.alerts import rules as own
+from gputui.recovery.watch import rules as own
 
 Severity = Literal["warning", "critical"]
 

@@ -11,12 +11,19 @@ from msgspec import Struct
 
 from gputui.store.metrics.queries import Cursor, FilePosition, as_float, end_positions
 
-WATCHED = ("loss", "grad_norm", "step_time", "comm_time")
-_PATHS = ", ".join(f"'$.{name}'" for name in (*WATCHED, "event", "phase", "time"))
+WATCHED = (
+    "loss", "val/loss", "grad_norm", "step_time", "comm_time", "data_time", "epoch", "lr", "lr_expected",
+    "lr_scheduled", "total_steps", "samples", "skipped_samples", "cache_hit_rate",
+)  # fmt: skip
+_PATHS = ", ".join(f"""'$."{name}"'""" for name in (*WATCHED, "event", "phase", "time"))
 
 
 class WatchedLine(Struct, frozen=True):
-    """The WATCHED metrics of one line. ``at`` is unix seconds; values may be NaN or infinite."""
+    """The WATCHED metrics of one line; values may be NaN or infinite.
+
+    ``at`` (unix seconds) is the script's time; the time at which a line was read says nothing of its pace,
+    because output comes in blocks. ``stored_at`` is either of them.
+    """
 
     attempt: int
     rank: int | None
@@ -24,6 +31,7 @@ class WatchedLine(Struct, frozen=True):
     at: float | None
     event: str | None
     values: Mapping[str, float]
+    stored_at: float | None = None
 
 
 class ObservationRow(Struct, frozen=True):
@@ -60,19 +68,11 @@ def newest_lines(
             all_read_since = max(all_read_since, rows[-1][3])
         for attempt, rank, step, at, text in reversed(rows):
             *numbers, event, phase, time = orjson.loads(text)
-            pairs = ((name, as_float(value)) for name, value in zip(WATCHED, numbers, strict=True))
+            pairs = ((name, as_float(value)) for name, value in zip(WATCHED, numbers, strict=True) if value is not None)
             marked = event if event is not None else phase if step is None else None
-            lines.append(
-                WatchedLine(
-                    attempt,
-                    rank,
-                    step,
-                    # The time a line was read says nothing of its pace: output comes in blocks.
-                    None if time is None else at,
-                    None if marked is None else str(marked),
-                    {name: value for name, value in pairs if value is not None},
-                )
-            )
+            values = {name: value for name, value in pairs if value is not None}
+            event = None if marked is None else str(marked)
+            lines.append(WatchedLine(attempt, rank, step, None if time is None else at, event, values, at))
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
         lines = [line for line in lines if line.at is not None and line.at >= all_read_since]
@@ -90,6 +90,15 @@ def observations(connection: sqlite3.Connection, run_id: str, attempt: int) -> l
     return [
         ObservationRow(kind, at, text, rank, step, bool(ends)) for kind, at, text, rank, step, ends in rows.fetchall()
     ]
+
+
+def put_observation(connection: sqlite3.Connection, run_id: str, attempt: int, row: ObservationRow) -> None:
+    """Insert an observation; of each kind, the first one of an attempt stays."""
+    connection.execute(
+        "INSERT OR IGNORE INTO observations (run_id, attempt, at, kind, rank, step, text, ends) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (run_id, attempt, row.at, row.kind, row.rank, row.step, row.text, row.ends),
+    )
 
 
 def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) -> bool:

@@ -12,15 +12,14 @@ from gputui.agent.notify.outbox import describe, post, run_command
 from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_alerts
-from gputui.recovery.alerts.overrides import Overrides, of_profile
-from gputui.recovery.alerts.resolved_rules import ResolvedRule, standard, with_overrides
-from gputui.recovery.alerts.sentences import changed_by, in_unit, thresholds
 from gputui.recovery.policies import NoticeTarget
+from gputui.recovery.watch import overrides
+from gputui.recovery.watch.rules import RULES, Rule
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, print_table, say
 from gputui.ui.cli.launch_spec import load_profile, refuse
 
 
-def machine_overrides(session: Session) -> Overrides:
+def machine_overrides(session: Session) -> overrides.Overrides:
     """The overrides in alerts.yaml; ends the command with one line per problem."""
     try:
         return load_alerts(session.workspace.alerts)
@@ -30,20 +29,22 @@ def machine_overrides(session: Session) -> Overrides:
 
 def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     path = session.workspace.alerts
-    machine = with_overrides(standard(), machine_overrides(session).rules, path.name)
+    machine = overrides.with_overrides(RULES, machine_overrides(session).rules, path.name)
     if profile is not None:
-        machine = with_overrides(machine, of_profile(load_profile(session, profile).form.alerts).rules, "profile")
+        machine = overrides.with_overrides(
+            machine, overrides.of_profile(load_profile(session, profile).form.alerts).rules, "profile"
+        )
     if as_json:
         print_json([rule_shape(rule) for rule in machine.values()])
         return
     rows = [
         (
-            rule.rule.id,
-            rule.rule.subject,
+            rule.id,
+            rule.subject,
             rule.severity if rule.enabled else "off",
             units.duration(rule.for_seconds) if rule.for_seconds else "at once",
-            thresholds(rule) or "when it is reported",
-            changed_by(rule),
+            overrides.thresholds(rule) or "when it is reported",
+            overrides.changed_by(rule),
         )
         for rule in machine.values()
     ]
@@ -54,32 +55,27 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     say(f"{where} changes them for this machine{missing}, alerts: in a profile for its runs")
 
 
-def rule_shape(rule: ResolvedRule) -> dict[str, Any]:
+def rule_shape(rule: Rule) -> dict[str, Any]:
     """A rule of ``gputui alerts rules --json``."""
     return {
-        "id": rule.rule.id,
-        "title": rule.rule.title,
-        "subject": rule.rule.subject,
-        "enabled": rule.enabled,
-        "severity": rule.severity,
-        "below": rule.rule.below,
+        **{name: getattr(rule, name) for name in ("id", "title", "subject", "enabled", "severity", "below")},
         "thresholds": [
             {
                 "name": threshold.name,
                 "value": rule.limits[threshold.name],
                 "unit": threshold.unit,
                 "meaning": threshold.help,
-                "source": rule.source(threshold.name),
+                "source": rule.sources.get(threshold.name, overrides.STANDARD),
             }
-            for threshold in rule.rule.thresholds
+            for threshold in rule.thresholds
         ],
         "for_seconds": rule.for_seconds,
         "hysteresis": rule.hysteresis,
-        "hysteresis_words": in_unit(rule.hysteresis, rule.rule.unit),
+        "hysteresis_words": overrides.in_unit(rule.hysteresis, rule.unit),
         "clear_seconds": rule.clear_seconds,
         "cooldown_seconds": rule.cooldown_seconds,
         "sources": dict(rule.sources),
-        "remedy": rule.rule.remedy,
+        "remedy": rule.remedy,
     }
 
 

@@ -156,8 +156,8 @@ def _lost(connection: sqlite3.Connection, run: Run) -> Lost | None:
 
 def _expected(connection: sqlite3.Connection, run: Run) -> ExpectedRate:
     """The expected learning rate: reported by the script, else by the schedule of the profile."""
-    from gputui.recovery.alerts.overrides import of_profile
-    from gputui.recovery.alerts.schedules import expected_rate
+    from gputui.recovery.watch.course import expected_rate
+    from gputui.recovery.watch.overrides import of_profile
     from gputui.runs.spec import spec_of
     from gputui.store.attempts import read_attempts
 

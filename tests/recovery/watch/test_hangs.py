@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gputui.recovery.tracebacks import Stack, StackFrame, place
-from gputui.recovery.watch.activity import Doing, GpuActivity, doing
-from gputui.recovery.watch.progress import (
+from gputui.recovery.watch.silence import (
+    Doing,
+    GpuActivity,
     ProgressLine,
     ProgressSilence,
     StepPace,
     StepProgress,
-    allowed_seconds,
+    doing,
+    judge,
+    lagging_rank,
     silence,
 )
-from gputui.recovery.watch.verdict import judge, lagging_rank
 from gputui.runs.process_readings import ProcessReading
 from tests.tables import table
 
@@ -33,13 +35,14 @@ def course(*gaps: float, pace: StepPace | None = None) -> StepProgress:
     return made
 
 
-def test_without_history_the_start_may_take_longest_and_steps_least() -> None:
-    assert [allowed_seconds(StepPace(), phase, 60) for phase in ("start", "first steps", "steps", "end")] == [
-        600,
-        300,
-        60,
-        600,
-    ]
+@table("lines, event, explained", [(0, None, 600), (1, None, 300), (10, None, 60), (10, "end", 600)])
+def test_without_history_the_start_may_take_longest_and_steps_least(
+    lines: int, event: str | None, explained: float
+) -> None:
+    made = StepProgress(StepPace())
+    made.add([ProgressLine(step, None) for step in range(lines)])
+    made.add([ProgressLine(None, None, event)] if event else [])
+    assert silence(made, 0.0, 60).allowed_seconds == explained
 
 
 def test_a_silence_is_explained_by_the_longest_that_ended_well() -> None:

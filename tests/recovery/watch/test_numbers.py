@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 import random
 
-from gputui.recovery.watch.leak import MemorySample, find_leak
-from gputui.recovery.watch.numbers import Anomaly, NonFinite, Spike, Straggler, gradient_spike, loss_spike
+from gputui.recovery.watch.numbers import (
+    MemorySample,
+    NonFinite,
+    Spike,
+    Straggler,
+    find_leak,
+    gradient_spike,
+    loss_spike,
+)
+from gputui.recovery.watch.rules import Observation
 from tests.tables import table
 
 NAN = float("nan")
 
 
-def fed(spike: Spike, values: list[float]) -> list[Anomaly]:
+def fed(spike: Spike, values: list[float]) -> list[Observation]:
     return [found for step, value in enumerate(values) if (found := spike.add(step, value)) is not None]
 
 
@@ -24,12 +32,12 @@ def noisy_loss(steps: int) -> list[float]:
 def test_a_loss_that_stays_nan_is_found_once_with_its_first_step() -> None:
     watch = NonFinite()
     found = [watch.add(step, 1.0 if step < 7 else NAN) for step in range(30)]
-    assert [one.step for one in found if one] == [7]
+    assert [one.since for one in found if one] == [7]
 
 
 def test_a_loss_that_jumps_and_stays_is_found_where_it_began() -> None:
     found = fed(loss_spike(), noisy_loss(500) + [6.0] * 100)
-    assert [(one.kind, one.step) for one in found] == [("loss_spike", 500)]
+    assert [(one.kind, one.since) for one in found] == [("loss_spike", 500)]
 
 
 def test_a_jump_that_ends_and_a_noisy_course_are_not() -> None:
@@ -39,11 +47,11 @@ def test_a_jump_that_ends_and_a_noisy_course_are_not() -> None:
 
 
 def test_gradients_that_grow_tenfold_and_stay_are_found() -> None:
-    assert [one.step for one in fed(gradient_spike(), [1.0, 1.2, 0.8] * 100 + [40.0] * 20)] == [300]
+    assert [one.since for one in fed(gradient_spike(), [1.0, 1.2, 0.8] * 100 + [40.0] * 20)] == [300]
     assert fed(gradient_spike(), [1.0, 1.2, 0.8] * 100 + [NAN] * 20 + [4.0] * 50) == []
 
 
-def straggle(own: dict[int, float], windows: int, *, step_time: float = 1.0) -> list[Anomaly]:
+def straggle(own: dict[int, float], windows: int, *, step_time: float = 1.0) -> list[Observation]:
     watch = Straggler()
     found = []
     for step in range(windows):
@@ -68,7 +76,7 @@ def test_a_learning_rate_that_starts_anew_brings_the_loss_back_to_where_it_was()
         (0.02 + 0.5 * math.exp(-4.0 * (step % 1000) / 1000)) * math.exp(chance.gauss(0, 0.3)) for step in range(5000)
     ]
     assert fed(loss_spike(), course) == []
-    assert [one.step for one in fed(loss_spike(), course + [3.0] * 40)] == [5000]
+    assert [one.since for one in fed(loss_spike(), course + [3.0] * 40)] == [5000]
 
 
 def samples(grow: list[int], *, seconds: float = 60.0, left: int = 8 << 30) -> list[MemorySample]:

@@ -6,7 +6,7 @@ import json
 
 from click.testing import CliRunner
 
-from gputui.recovery.alerts.rules import RULES
+from gputui.recovery.watch.rules import RULES
 from gputui.ui.cli.main import command as gputui
 from tests.machines import Machine
 from tests.texts import mentions

@@ -29,4 +29,4 @@ def test_the_screen_starts_without_what_only_launching_and_later_pages_need() ->
     pages = {"pages.run.page", "pages.compare.page", "pages.alerts.page", "pages.gpu.page", "pages.launch.page"}
     dialogs = {f"dialogs.{name}" for name in ("palette", "help", "confirm", "settings")}
     assert not {f"gputui.ui.tui.{name}" for name in pages | dialogs} & loaded
-    assert not {"gputui.recovery.alerts.rules", "gputui.ui.tui.data.past"} & loaded
+    assert not {"gputui.recovery.watch.rules", "gputui.ui.tui.data.past"} & loaded

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-from gputui.core.text import clean
+from gputui.core.safe_text import clean
 from gputui.core.units import duration
-from gputui.metrics.draw.parts import Line
-from gputui.recovery.alerts.overrides import parse_seconds
-from gputui.recovery.alerts.rules import RULES
+from gputui.metrics.draw.chart import Line
+from gputui.recovery.watch.overrides import parse_seconds
+from gputui.recovery.watch.rules import RULES
 from gputui.store.alerts import AlertView
 from gputui.ui.tui.dialogs.typed_time import EXAMPLES, TypedTimeError, parse_moment
 from gputui.ui.tui.layout.columns import fit_line, wrap

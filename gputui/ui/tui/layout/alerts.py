@@ -87,7 +87,7 @@ def shown_alerts(state: AlertsState, table: AlertsTable, now: float) -> list[Ale
 def _title(rule_name: str) -> str | None:
     """The title of a rule; None for one that this gputui does not know."""
     # Imported on first use: most screens show no alerts.
-    from gputui.recovery.alerts.rules import RULES
+    from gputui.recovery.watch.rules import RULES
 
     return RULES[rule_name].title if rule_name in RULES else None
 

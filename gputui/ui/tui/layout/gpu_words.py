@@ -65,7 +65,7 @@ def _parked_seconds(snapshot: Snapshot, gpu: GpuView) -> float | None:
     if alert is None:
         return None
     # Imported on first use: most screens show no alerts.
-    from gputui.recovery.alerts.rules import RULES
+    from gputui.recovery.watch.rules import RULES
 
     return snapshot.at - alert.raised_at + RULES[PARKED].for_seconds
 

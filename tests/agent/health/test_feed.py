@@ -7,8 +7,9 @@ import sqlite3
 
 import pytest
 
-from gputui.agent.health.attempt_state import AttemptState, ProcessSnapshot
-from gputui.recovery.watch.progress import ProgressSilence, silence
+from gputui.agent.health.feed import begin
+from gputui.recovery.watch.attempt import ProcessSnapshot
+from gputui.recovery.watch.silence import ProgressSilence, silence
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines
@@ -40,16 +41,16 @@ def write(connection: sqlite3.Connection, attempt: int, *lines: dict[str, object
 def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.Connection) -> None:
     write(connection, 1, *({"step": step, "time": NOW - 9000 + step * 40.0} for step in range(20)))
     write(connection, 2, {"step": 20, "time": NOW - 100.0})
-    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
-    assert watched.progress_at == 5.0 - 100.0
-    assert watched.course.pace.longest_gap == 40.0
-    assert silence(watched.course, 100.0, 10.0).allowed_seconds == 120.0
+    watched = begin(connection, RECORD, clock=5.0, wall=NOW)
+    assert watched.watch.progress_at == 5.0 - 100.0
+    assert watched.watch.progress.pace.longest_gap == 40.0
+    assert silence(watched.watch.progress, 100.0, 10.0).allowed_seconds == 120.0
 
 
 def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlite3.Connection) -> None:
     write(connection, 2, *({"step": step, "loss": "NaN"} for step in range(9)))
-    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
-    assert [(one.kind, one.step) for one in watched.pending] == [("nan_loss", 0)]
+    watched = begin(connection, RECORD, clock=5.0, wall=NOW)
+    assert [(one.kind, one.since) for one in watched.pending] == [("nan_loss", 0)]
 
 
 def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
@@ -66,17 +67,17 @@ def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
 
 
 def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection) -> None:
-    watched = AttemptState.begin(connection, RECORD, clock=5.0, wall=NOW)
-    before = watched.progress_at
-    watched.take([WatchedLine(1, None, 9, NOW, None, {})], 50.0)
-    assert watched.progress_at == before
-    watched.take([WatchedLine(2, None, 9, NOW, None, {})], 60.0)
-    assert watched.progress_at == 60.0
+    watched = begin(connection, RECORD, clock=5.0, wall=NOW)
+    before = watched.watch.progress_at
+    watched.watch.take([WatchedLine(1, None, 9, NOW, None, {})], 50.0)
+    assert watched.watch.progress_at == before
+    watched.watch.take([WatchedLine(2, None, 9, NOW, None, {})], 60.0)
+    assert watched.watch.progress_at == 60.0
 
 
 def test_a_hang_is_certain_after_ten_seconds(connection: sqlite3.Connection) -> None:
     """At a look every two seconds from 100 s, in a silence that nothing explains."""
-    watched = AttemptState.begin(connection, RECORD, clock=0.0, wall=NOW)
+    watched = begin(connection, RECORD, clock=0.0, wall=NOW).watch
     watched.had_lines = True
     for at in (100.0 + 2.0 * count for count in range(51)):
         look = ProcessSnapshot(at, {None: [ProcessReading(1, 1, "S", 0.0, 0.0, 0, 0)]}, [], 1)

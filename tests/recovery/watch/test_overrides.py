@@ -9,8 +9,8 @@ import pytest
 from gputui.core.yaml_forms.problems import ProfileError
 from gputui.profiles.home_files import read_alerts
 from gputui.profiles.loading import read_profile
-from gputui.recovery.alerts.overrides import overrides_from, parse_seconds
-from gputui.recovery.alerts.resolved_rules import standard, with_overrides
+from gputui.recovery.watch.overrides import overrides_from, parse_seconds, with_overrides
+from gputui.recovery.watch.rules import RULES
 from tests.tables import table
 
 FILE = Path("alerts.yaml")
@@ -18,17 +18,17 @@ FILE = Path("alerts.yaml")
 
 def test_what_is_left_out_stays_the_standard() -> None:
     found = read_alerts("gpu_hot: {above_celsius: 80, for: 2 min, severity: error}\nxid: off\ndisk: on\n", FILE)
-    rules = with_overrides(standard(), found.rules, "alerts.yaml")
-    hot, shipped = rules["gpu_hot"], standard()["gpu_hot"]
+    rules = with_overrides(RULES, found.rules, "alerts.yaml")
+    hot, shipped = rules["gpu_hot"], RULES["gpu_hot"]
     assert (hot.limits["above_celsius"], hot.limits["margin_celsius"]) == (80.0, 5.0)
     assert (hot.for_seconds, hot.severity, hot.cooldown_seconds) == (120.0, "error", shipped.cooldown_seconds)
-    assert hot.source("above_celsius") == "alerts.yaml" and hot.source("margin_celsius") == "standard"
+    assert hot.sources["above_celsius"] == "alerts.yaml" and "margin_celsius" not in hot.sources
     assert not rules["xid"].enabled and rules["disk"].enabled
     assert rules["shm"] is not None and rules["shm"].sources == {}
 
 
 def test_a_profile_goes_before_the_machine() -> None:
-    machine = with_overrides(standard(), read_alerts("slow_steps: off\n", FILE).rules, "alerts.yaml")
+    machine = with_overrides(RULES, read_alerts("slow_steps: off\n", FILE).rules, "alerts.yaml")
     own = overrides_from({"slow_steps": {"times_median": 3}})
     rule = with_overrides(machine, own.rules, "profile")["slow_steps"]
     assert rule.enabled and rule.limits["times_median"] == 3.0

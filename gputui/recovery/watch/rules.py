@@ -1,27 +1,48 @@
-"""The alert rules as data: what each measures, its thresholds and durations, and the remedy.
+"""The rules as data: what is watched, its limits and durations, what it leads to, and the remedy.
 
-A new rule is a row here, a measure in ``measures`` (of a GPU or the host) or ``run_measures``, a case in
-``tests/recovery/alerts/test_rules.py`` and ``python -m docs.alert_tables``.
+`RULES` lead to alerts, which are raised, sent and cleared (*notify*). `FINDINGS` are reported once an attempt (*show*),
+or end it if its policy says so (*end*). Detectors report both as an `Observation`. A new rule is a row here, an
+observation in `machine` or `course`, a case in ``tests/recovery/watch`` and ``python -m docs.alert_tables``.
 
-Thresholds of hardware values follow NVIDIA's documentation. The others come from experience with training runs, and are
+Limits of hardware values follow NVIDIA's documentation. The others come from experience with training runs, and are
 meant to be changed in ``alerts.yaml`` or in a profile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct
-
-from gputui.recovery.alerts import measures, run_measures
-from gputui.recovery.alerts.measures import Limits
-from gputui.recovery.alerts.moments import RuleReading
+from msgspec.structs import replace
 
 SubjectKind = Literal["gpu", "host", "run"]
 Severity = Literal["info", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "error")
 """In ascending order."""
+
+
+class Observation(Struct, frozen=True):
+    """What a detector sees of a GPU, the host or a run.
+
+    Attributes:
+        kind: a rule's id, or a finding.
+        value: in the unit of the rule. None is unknown, which neither raises nor clears an alert.
+        limit: in the same unit.
+        text: goes into the sentence.
+        applies: False if the rule is irrelevant now (no run uses the GPU), which clears an alert.
+        since: the step at which it began.
+        rank: the rank that it concerns.
+    """
+
+    kind: str
+    value: float | None = None
+    limit: float = 0.0
+    text: str = ""
+    applies: bool = True
+    since: int | None = None
+    rank: int | None = None
 
 
 class Threshold(Struct, frozen=True):
@@ -36,10 +57,11 @@ class Threshold(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """A condition of a GPU, the host or a run that raises an alert.
+    """A condition of a GPU, the host or a run that raises an alert, as shipped or with `overrides`.
 
     Attributes:
-        measure: reads a value and its limit from a moment.
+        sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{text}``.
+        remedy: what to do.
         unit: of the value and of ``hysteresis``.
         below: the alert is raised below the limit, not above it.
         for_seconds: time beyond the limit until the alert is raised.
@@ -48,15 +70,14 @@ class Rule(Struct, frozen=True):
         cooldown_seconds: time after that until it can be raised again.
         of_run: concerns a run, even if its subject is a GPU; a profile with ``alerts: off`` disables it.
         is_reported: an event already reports it, so no event is added.
-        sentence: with ``{subject}``, ``{value}``, ``{limit}`` and ``{detail}``.
-        remedy: what to do.
+        limits: the effective thresholds by name.
+        sources: who set a value, by its name; standard values are missing.
     """
 
     id: str
     subject: SubjectKind
     title: str
     severity: Severity
-    measure: Callable[[Any, Limits], RuleReading]
     sentence: str
     remedy: str
     thresholds: tuple[Threshold, ...] = ()
@@ -68,54 +89,61 @@ class Rule(Struct, frozen=True):
     cooldown_seconds: float = 600.0
     of_run: bool = False
     is_reported: bool = False
+    enabled: bool = True
+    limits: Mapping[str, float] = msgspec.field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-def _percent(default: float, help_text: str, name: str = "above_percent") -> Threshold:
-    return Threshold(name, default, "%", help_text, 0.0, 1e6)
+RuleSet = Mapping[str, Rule]
+"""Every rule by its id."""
+
+
+def _percent(default: float, help_text: str, name: str = "above_percent") -> tuple[Threshold, ...]:
+    return (Threshold(name, default, "%", help_text, 0.0, 1e6),)
 
 
 _RULES: tuple[Rule, ...] = (
     # --- GPUs
     Rule(
-        "gpu_lost", "gpu", "GPU lost", "error", measures.lost,
+        "gpu_lost", "gpu", "GPU lost", "error",
         "{subject} is lost: the driver does not answer for it",
         "see gputui gpus and the kernel log; it usually needs a reset or a reboot",
         clear_seconds=30.0, cooldown_seconds=60.0, is_reported=True,
     ),
     Rule(
-        "xid_hardware", "gpu", "XID of the hardware", "error", measures.xid_of_hardware,
-        "{subject} reported {detail}",
+        "xid_hardware", "gpu", "XID of the hardware", "error",
+        "{subject} reported {text}",
         "move the run to other GPUs; drain, reset and test this one",
         clear_seconds=3600.0, cooldown_seconds=0.0, is_reported=True,
     ),
     Rule(
-        "xid", "gpu", "XID", "warning", measures.xid_of_program,
-        "{subject} reported {detail}",
+        "xid", "gpu", "XID", "warning",
+        "{subject} reported {text}",
         "usually a bug in the program: look at the log of the rank on this GPU",
         clear_seconds=900.0, cooldown_seconds=0.0, is_reported=True,
     ),
     Rule(
-        "ecc", "gpu", "uncorrected memory errors", "error", measures.ecc,
+        "ecc", "gpu", "uncorrected memory errors", "error",
         "{subject} counted {value} new uncorrected memory errors",
         "restart what ran there; if it repeats, take the GPU out and have it tested",
         clear_seconds=3600.0, cooldown_seconds=0.0,
     ),
     Rule(
-        "row_remap", "gpu", "bad memory row", "warning", measures.row_remap,
-        "{subject}: {detail}",
+        "row_remap", "gpu", "bad memory row", "warning",
+        "{subject}: {text}",
         "reset the GPU when it is free (nvidia-smi --gpu-reset); if remapping failed, replace it",
         clear_seconds=0.0, cooldown_seconds=0.0,
     ),
     Rule(
-        "gpu_memory", "gpu", "GPU memory nearly full", "warning", measures.gpu_memory,
+        "gpu_memory", "gpu", "GPU memory nearly full", "warning",
         "{subject} memory {value} used (limit {limit})",
         "use a smaller batch or gradient checkpointing",
-        (_percent(95.0, "share of the memory in use"),),
+        _percent(95.0, "share of the memory in use"),
         unit="%", for_seconds=300.0, hysteresis=2.0,
     ),
     Rule(
-        "gpu_hot", "gpu", "GPU hot", "warning", measures.heat,
-        "{subject} at {value} (limit {limit}){detail}",
+        "gpu_hot", "gpu", "GPU hot", "warning",
+        "{subject} at {value} (limit {limit}){text}",
         "check fans, dust and the room's air; a lower power cap cools it at once",
         (
             Threshold("above_celsius", 85.0, "°C", "absolute limit", 20.0, 150.0),
@@ -124,72 +152,72 @@ _RULES: tuple[Rule, ...] = (
         unit="°C", for_seconds=30.0, hysteresis=3.0,
     ),
     Rule(
-        "gpu_throttled", "gpu", "GPU throttled", "warning", measures.throttled,
-        "{subject} was throttled for {value} of the last minute{detail}",
+        "gpu_throttled", "gpu", "GPU throttled", "warning",
+        "{subject} was throttled for {value} of the last minute{text}",
         "for heat check cooling, for a power brake the power supply; a power cap alone raises no alert",
-        (_percent(20.0, "share of the last minute with a harmful reason"),),
+        _percent(20.0, "share of the last minute with a harmful reason"),
         unit="%", for_seconds=10.0, hysteresis=10.0,
     ),
     Rule(
-        "gpu_underused", "gpu", "GPU underused", "warning", measures.underused,
-        "{subject} is used {value} by {detail}, less than {limit}",
+        "gpu_underused", "gpu", "GPU underused", "warning",
+        "{subject} is used {value} by {text}, less than {limit}",
         "look at the run's data wait and communication: the GPU waits for something",
-        (_percent(50.0, "mean utilisation over a minute while a run trains on it", "below_percent"),),
+        _percent(50.0, "mean utilisation over a minute while a run trains on it", "below_percent"),
         unit="%", below=True, for_seconds=300.0, hysteresis=10.0, of_run=True,
     ),
     Rule(
-        "gpu_parked", "gpu", "GPU memory held, nothing computed", "warning", measures.parked,
-        "{subject} has {value} held{detail} and computes nothing",
+        "gpu_parked", "gpu", "GPU memory held, nothing computed", "warning",
+        "{subject} has {value} held{text} and computes nothing",
         "end or resume the process that holds it; gputui gpus names it",
         (Threshold("above_gib", 1.0, "GiB", "memory held at 0 % utilisation"),),
         unit="GiB", for_seconds=1800.0, clear_seconds=30.0, cooldown_seconds=1800.0,
     ),
     Rule(
-        "power_trend", "gpu", "power changed", "info", measures.power_trend,
-        "{subject}: power {detail}",
+        "power_trend", "gpu", "power changed", "info",
+        "{subject}: power {text}",
         "less power for the same work means waiting or throttling: compare step time and clocks",
-        (_percent(25.0, "change of a five-minute mean against the hour before", "change_percent"),),
+        _percent(25.0, "change of a five-minute mean against the hour before", "change_percent"),
         unit="%", for_seconds=120.0, hysteresis=10.0, cooldown_seconds=3600.0, of_run=True,
     ),
     # --- the host
     Rule(
-        "host_memory", "host", "host memory nearly full", "error", measures.host_memory,
+        "host_memory", "host", "host memory nearly full", "error",
         "host memory {value} used (limit {limit})",
         "use fewer data loader workers or a smaller cache, or end processes, before the kernel does",
-        (_percent(92.0, "share of the memory in use, page cache not counted"),),
+        _percent(92.0, "share of the memory in use, page cache not counted"),
         unit="%", for_seconds=60.0, hysteresis=4.0,
     ),
     Rule(
-        "host_memory_growth", "host", "host memory grows", "warning", measures.host_growth,
-        "the host's memory fills by {value}{detail}",
+        "host_memory_growth", "host", "host memory grows", "warning",
+        "the host's memory fills by {value}{text}",
         "look for lists that grow in a data set or a training loop; restart the run before memory is full",
-        (Threshold("above_gb_per_hour", 2.0, "GB/h", "growth over the last half hour, in both of its halves"),),
+        (Threshold("above_gb_per_hour", 2.0, "GB/h", "growth over the last half hour, in each of its quarters"),),
         unit="GB/h", for_seconds=120.0, hysteresis=1.0, clear_seconds=300.0, cooldown_seconds=3600.0,
     ),
     Rule(
-        "disk", "host", "disk nearly full", "error", measures.disk,
+        "disk", "host", "disk nearly full", "error",
         "state disk {value} full (limit {limit})",
         "remove finished runs (gputui rm) or old checkpoints",
-        (_percent(95.0, "share of the file system in use"),),
+        _percent(95.0, "share of the file system in use"),
         unit="%", for_seconds=60.0, hysteresis=1.0, cooldown_seconds=3600.0,
     ),
     Rule(
-        "shm", "host", "shared memory nearly full", "warning", measures.shared_memory,
+        "shm", "host", "shared memory nearly full", "warning",
         "/dev/shm {value} full (limit {limit})",  # noqa: S108 - a name for people
         "use fewer data loader workers, or a larger /dev/shm (--shm-size in containers)",
-        (_percent(90.0, "share of /dev/shm in use"),),
+        _percent(90.0, "share of /dev/shm in use"),
         unit="%", for_seconds=30.0, hysteresis=5.0,
     ),
     # --- runs
     Rule(
-        "nccl_errors", "run", "NCCL errors", "error", run_measures.nccl_errors,
-        "{subject}: {detail}",
+        "nccl_errors", "run", "NCCL errors", "error",
+        "{subject}: {text}",
         "gputui explain names the rank; NCCL_DEBUG=INFO under env logs more",
         clear_seconds=900.0, cooldown_seconds=0.0, of_run=True,
     ),
     Rule(
-        "no_improvement", "run", "no improvement", "warning", run_measures.no_improvement,
-        "{subject}: {detail}",
+        "no_improvement", "run", "no improvement", "warning",
+        "{subject}: {text}",
         "stop it, lower the learning rate, or accept that it has converged",
         (
             Threshold("steps", 1000.0, "steps", "without a better loss (means over half as many steps)", 1.0),
@@ -199,15 +227,15 @@ _RULES: tuple[Rule, ...] = (
         clear_seconds=0.0, cooldown_seconds=1800.0, of_run=True,
     ),
     Rule(
-        "gradient_norm", "run", "large gradients", "warning", run_measures.gradient_norm,
+        "gradient_norm", "run", "large gradients", "warning",
         "{subject}: gradient norm {value} (limit {limit})",
         "clip gradients, warm up longer, or lower the learning rate",
         (Threshold("above", 10.0, "", "norm of the gradients"),),
         for_seconds=30.0, hysteresis=1.0, of_run=True,
     ),
     Rule(
-        "slow_steps", "run", "slow steps", "warning", run_measures.slow_steps,
-        "{subject}: step time {value} (limit {limit}){detail}",
+        "slow_steps", "run", "slow steps", "warning",
+        "{subject}: step time {value} (limit {limit}){text}",
         "look at the ranks, at data wait and at the GPUs' clocks",
         (
             Threshold("above_milliseconds", 200.0, "ms", "a step takes longer than this"),
@@ -216,8 +244,8 @@ _RULES: tuple[Rule, ...] = (
         unit="ms", for_seconds=60.0, hysteresis=10.0, of_run=True,
     ),
     Rule(
-        "data_wait", "run", "waits for data", "warning", run_measures.data_wait,
-        "{subject}: data wait {value} a step (limit {limit}){detail}",
+        "data_wait", "run", "waits for data", "warning",
+        "{subject}: data wait {value} a step (limit {limit}){text}",
         "use more data loader workers, a faster disk, or a cache",
         (
             Threshold("above_milliseconds", 50.0, "ms", "a step waits longer than this for data"),
@@ -226,30 +254,58 @@ _RULES: tuple[Rule, ...] = (
         unit="ms", for_seconds=60.0, hysteresis=5.0, of_run=True,
     ),
     Rule(
-        "cache_misses", "run", "cache misses", "info", run_measures.cache_misses,
+        "cache_misses", "run", "cache misses", "info",
         "{subject}: cache hits {value} (limit {limit})",
         "enlarge the cache (--cache-bytes) or turn it off: it costs memory and helps little",
-        (_percent(80.0, "share found in the cache, after the first epoch", "below_percent"),),
+        _percent(80.0, "share found in the cache, after the first epoch", "below_percent"),
         unit="%", below=True, for_seconds=120.0, hysteresis=5.0, of_run=True,
     ),
     Rule(
-        "skipped_samples", "run", "samples skipped", "warning", run_measures.skipped_samples,
+        "skipped_samples", "run", "samples skipped", "warning",
         "{subject}: {value} of the samples unreadable (limit {limit})",
         "see the run's log for their names; check the data set",
-        (_percent(5.0, "share of the samples, of at least 100"),),
+        _percent(5.0, "share of the samples, of at least 100"),
         unit="%", for_seconds=10.0, hysteresis=1.0, of_run=True,
     ),
     Rule(
-        "lr_off_schedule", "run", "learning rate off its schedule", "warning", run_measures.lr_off_schedule,
-        "{subject}: the learning rate {detail}",
+        "lr_off_schedule", "run", "learning rate off its schedule", "warning",
+        "{subject}: the learning rate {text}",
         "check the scheduler, above all after a resume: it may have restarted",
-        (_percent(1.0, "difference from the schedule"),),
+        _percent(1.0, "difference from the schedule"),
         unit="%", for_seconds=30.0, of_run=True,
     ),
 )  # fmt: skip
 
-RULES: dict[str, Rule] = {rule.id: rule for rule in _RULES}
-"""Every rule by its id, in the order in which they are shown."""
+RULES: RuleSet = {
+    rule.id: replace(rule, limits={threshold.name: threshold.default for threshold in rule.thresholds})
+    for rule in _RULES
+}
+"""Every rule as shipped, by its id, in the order in which they are shown."""
 
 RUN_RULE_IDS: tuple[str, ...] = tuple(rule.id for rule in _RULES if rule.of_run)
 """The rules about a run, which a profile may change or switch off."""
+
+
+class FindingRule(NamedTuple):
+    """A finding in a live attempt: how its message begins, and the word in a policy's ``ends_on`` by which it ends the
+    attempt; None if it is only shown."""
+
+    head: str
+    ends_on: str | None = None
+
+
+FINDINGS: Mapping[str, FindingRule] = {
+    "hang": FindingRule("no progress", "hang"),
+    "rank_left_early": FindingRule("no progress", "hang"),
+    "slow": FindingRule("slow"),
+    "paused": FindingRule("paused"),
+    "nan_loss": FindingRule("the loss is not a number", "nan_loss"),
+    "loss_spike": FindingRule("the loss jumped", "loss_spike"),
+    "gradient_spike": FindingRule("gradients grew"),
+    "straggler": FindingRule("slow rank"),
+    "memory_leak": FindingRule("host memory grows", "memory_leak"),
+    "no_metrics": FindingRule("no metrics"),
+    "no_group": FindingRule("ranks train alone"),
+    "not_resumed": FindingRule("another checkpoint was loaded"),
+    "no_first_rank": FindingRule("metrics are not watched"),
+}

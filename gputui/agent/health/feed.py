@@ -1,0 +1,125 @@
+"""The feed of a live attempt: its stored lines, and snapshots of its processes."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
+
+from gputui.agent.jobs import Job
+from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot, progress_line
+from gputui.recovery.watch.course import MetricsCourse
+from gputui.recovery.watch.rules import Observation
+from gputui.recovery.watch.silence import StepPace, StepProgress
+from gputui.runs.attempt_processes import AttemptProcess
+from gputui.runs.process_readings import ProcessReading, reaches_out, read_process, sockets_of
+from gputui.store.attempts import Attempt
+from gputui.store.database import open_reader
+from gputui.store.metrics.queries import FilePosition
+from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
+
+# Only the newest lines are read, so that a check is short even if lines arrive faster than a thousand a
+# second.
+LINES_PER_LOOK = 2000
+HISTORY_LINES = 5000
+
+
+class StoredCourse(Struct):
+    """The course of an attempt's metrics as a former agent stored it, up to ``cursor``."""
+
+    attempt: int
+    cursor: dict[int, FilePosition]
+    course: MetricsCourse
+
+
+@dataclass(slots=True)
+class WatchedAttempt:
+    """A live attempt under watch. Times are monotonic seconds."""
+
+    watch: AttemptWatch
+    cursor: dict[int, FilePosition] = field(default_factory=dict)
+    # Observations of stored lines that are not acted on yet.
+    pending: list[Observation] = field(default_factory=list)
+    reported: set[str] = field(default_factory=set)
+    # The observation for which it is being ended, and the job that dumps its stacks before.
+    ending: str | None = None
+    stack_dump: Job[tuple[int | None, str] | None] | None = None
+    memory_at: float = -math.inf
+    metrics_search: Job[str | None] | None = None
+    metrics_searched_at: float = -math.inf
+    # The last check for a process group, and how many of them found ranks without connections.
+    group_at: float = -math.inf
+    ungrouped_checks: int = 0
+    group_search: Job[bool] | None = None
+    is_grouped: bool = False
+    # Whether it was compared where the attempt's steps begin and where its checkpoint ends.
+    is_start_known: bool = False
+
+    @property
+    def stored(self) -> StoredCourse:
+        """What the next agent needs to continue the course."""
+        return StoredCourse(self.watch.record.number, self.cursor, self.watch.metrics)
+
+
+def begin(
+    connection: sqlite3.Connection, record: Attempt, clock: float, wall: float, stored: StoredCourse | None = None
+) -> WatchedAttempt:
+    """The state derived from stored lines, so that a new agent does not start from nothing."""
+    pace = StepPace()
+    for seconds in earlier_starts(connection, record.run_id, record.number):
+        pace.add_start(seconds)
+    is_patient = ended_for_hang(connection, record.run_id, record.number)
+    watch = AttemptWatch(record, StepProgress(pace), clock, is_patient=is_patient)
+    lines, cursor = newest_lines(connection, record.run_id, {}, HISTORY_LINES)
+    for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
+        StepProgress(pace).add(progress_line(line) for line in lines if line.attempt == number)
+    pending = watch.take(lines, clock)
+    watch.had_lines = bool(lines)
+    if stored is not None and stored.attempt == record.number:
+        # Its best values and usual times may be older than the lines above.
+        watch.metrics = stored.course
+        for line in newest_lines(connection, record.run_id, stored.cursor, HISTORY_LINES)[0]:
+            if line.attempt == record.number:
+                watch.add_to_course(line)
+    begun = record.started_at or record.created_at
+    newest = watch.progress.at if watch.progress.lines else begun
+    # A script's clock may not count from 1970; such a time says nothing about the silence so far.
+    if newest is not None and newest >= begun:
+        watch.progress_at = clock - max(0.0, wall - newest)
+    return WatchedAttempt(watch, cursor, pending)
+
+
+def read_history(
+    database: Path, record: Attempt, clock: float, wall: float, stored: StoredCourse | None
+) -> WatchedAttempt:
+    """`begin` with a separate connection. Raises sqlite3.Error."""
+    with closing(open_reader(database)) as connection:
+        return begin(connection, record, clock, wall, stored)
+
+
+def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:
+    """Read an attempt's processes, ``with_connections`` also whether its ranks have connections beyond it."""
+    ranks: dict[int | None, list[ProcessReading]] = {}
+    others: list[ProcessReading] = []
+    size = 1
+    for process in processes:
+        reading = read_process(process.identity)
+        if reading is None:
+            continue
+        if process.rank is None:
+            others.append(reading)
+        else:
+            ranks.setdefault(process.rank, []).append(reading)
+            size = max(size, process.rank + 1, process.local_world_size or 1)
+    if not ranks and others:
+        return ProcessSnapshot(at, {None: others}, [], 1)
+    own = sockets_of(process.pid for process in processes) if with_connections else set()
+    is_closed = with_connections and not any(
+        reaches_out(process.pid, own) for process in processes if process.rank is not None
+    )
+    return ProcessSnapshot(at, ranks, others, size, is_closed)

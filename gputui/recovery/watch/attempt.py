@@ -1,0 +1,246 @@
+"""The watch over one live attempt: its lines, processes and GPUs go in, observations come out.
+
+Pure; times are monotonic seconds unless stated. A silence is the time since the last progress.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gputui.machine.gpu_model import GpuSample
+from gputui.recovery.watch.course import MetricsCourse
+from gputui.recovery.watch.numbers import (
+    Leak,
+    MemorySample,
+    NonFinite,
+    Spike,
+    Straggler,
+    find_leak,
+    gradient_spike,
+    loss_spike,
+)
+from gputui.recovery.watch.rules import Observation
+from gputui.recovery.watch.silence import (
+    LONGEST_GAP_SECONDS,
+    Doing,
+    GpuActivity,
+    ProgressLine,
+    ProgressSilence,
+    StepProgress,
+    Verdict,
+    doing,
+    judge,
+)
+from gputui.runs.process_readings import ProcessReading
+from gputui.store.attempts import Attempt
+from gputui.store.metrics.watched import WatchedLine
+
+LOOK_SECONDS = 2.0
+# A leak shows in a quarter of an hour of samples taken every 30 s; this is enough for a night.
+MEMORY_SAMPLES = 1500
+POWER_SAMPLES = 200
+# Ranks that write lines have written some by then.
+LONE_RANK_LINES = 20
+# How long every check must find the ranks stuck, or `hang_after` if that is shorter.
+STUCK_SECONDS = 10.0
+# The same if a check during this silence found them at work, because work has pauses.
+STUCK_AFTER_WORK_SECONDS = 24.0
+
+
+@dataclass(slots=True)
+class ProcessSnapshot:
+    """The processes of an attempt at one time.
+
+    ``ranks`` are those with a rank, or without any such, all of them as rank None; ``others`` are the rest,
+    such as torchrun. ``is_closed``: no rank has a connection to another machine or to a program that is not
+    the attempt's.
+    """
+
+    at: float
+    ranks: dict[int | None, list[ProcessReading]]
+    others: list[ProcessReading]
+    size: int
+    is_closed: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Private memory of all processes."""
+        groups = [*self.ranks.values(), self.others]
+        return sum(process.private_bytes or 0 for group in groups for process in group)
+
+
+@dataclass(slots=True)
+class AttemptWatch:
+    """The detectors of one attempt, and what they need to know of it."""
+
+    record: Attempt
+    progress: StepProgress
+    # The last progress.
+    progress_at: float
+    metrics: MetricsCourse = field(default_factory=MetricsCourse)
+    nonfinite: NonFinite = field(default_factory=NonFinite)
+    spikes: tuple[Spike, Spike] = field(default_factory=lambda: (loss_spike(), gradient_spike()))
+    straggler: Straggler = field(default_factory=Straggler)
+    had_lines: bool = False
+    # When the newest line arrived at this agent.
+    lines_at: float = -math.inf
+    # The lines with a step, and the ranks that they name; None for none.
+    step_lines: int = 0
+    line_ranks: set[int | None] = field(default_factory=set)
+    size: int = 1
+    last: ProcessSnapshot | None = None
+    # Since when every check found the attempt stuck.
+    stuck_since: float | None = None
+    # Whether a check during this silence found it at work.
+    worked: bool = False
+    # The last check that found several ranks at work.
+    together_at: float = -math.inf
+    # Whether a check during this silence found a connection to a program that is not the attempt's.
+    was_open: bool = False
+    # An earlier attempt was ended for a hang: waiting ranks get all the time that history explains.
+    is_patient: bool = False
+    memory: deque[MemorySample] = field(default_factory=lambda: deque(maxlen=MEMORY_SAMPLES))
+    powers: dict[str, deque[float]] = field(default_factory=dict)
+
+    def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Observation]:
+        """Take in the attempt's next lines; return what their numbers show. ``arrived_at`` (unix seconds)
+        replaces missing timestamps; None for lines that arrived without an agent."""
+        own = [line for line in lines if line.attempt == self.record.number]
+        if not own:
+            return []
+        self.had_lines = True
+        before, silent = self.progress.lines, clock - self.progress_at
+        # Lines that arrived without an agent have only the script's timestamps.
+        at_most = LONGEST_GAP_SECONDS if arrived_at is None else silent + LOOK_SECONDS
+        if self.progress.add((progress_line(line, arrived_at) for line in own), at_most):
+            if before and arrived_at is not None:
+                # Timestamps of buffered lines hide the silence before their arrival.
+                self.progress.pace.add_gap(max(0.0, silent - LOOK_SECONDS), before)
+            self.restart_silence(clock)
+        if arrived_at is not None:
+            self.lines_at = clock
+        return [seen for line in own for seen in self._numbers(line) if seen is not None]
+
+    def _numbers(self, line: WatchedLine) -> Iterator[Observation | None]:
+        self.add_to_course(line)
+        if line.event is not None or line.step is None:
+            return
+        self.step_lines += 1
+        self.line_ranks.add(line.rank)
+        if not line.rank:
+            loss, norm = line.values.get("loss"), line.values.get("grad_norm")
+            if loss is not None:
+                yield self.nonfinite.add(line.step, loss)
+                yield self.spikes[0].add(line.step, loss)
+            if norm is not None:
+                yield self.spikes[1].add(line.step, norm)
+        if line.rank is not None:
+            self.size = max(self.size, line.rank + 1)
+            yield self.straggler.add(line.rank, line.step, line.values, self.size)
+
+    def add_to_course(self, line: WatchedLine) -> None:
+        """Add a line to the course of the metrics alone."""
+        self.metrics.add(line.step, line.values, line.stored_at, event=line.event, rank=line.rank)
+
+    @property
+    def lone_rank(self) -> int | None:
+        """The rank beyond 0 that all lines name, if one does and there are enough of them; else None."""
+        (rank,) = self.line_ranks if len(self.line_ranks) == 1 else (None,)
+        return rank or None if self.step_lines >= LONE_RANK_LINES else None
+
+    # --- silence ------------------------------------------------------------------------------------------------------
+
+    def restart_silence(self, clock: float) -> None:
+        """Measure the silence from now on, after progress or after a time when none could be seen."""
+        self.progress_at = clock
+        self.forget_looks()
+        self.worked = False
+        self.together_at = -math.inf
+        self.was_open = False
+
+    def forget_looks(self) -> None:
+        """Forget the last snapshot, with which a later one cannot be compared."""
+        self.last, self.stuck_since = None, None
+
+    def note_power(self, samples: Mapping[str, GpuSample]) -> None:
+        """Record the GPUs' power while the run makes progress."""
+        for uuid in self.record.gpus:
+            sample = samples.get(uuid)
+            if sample is not None and sample.power_watts is not None:
+                self.powers.setdefault(uuid, deque(maxlen=POWER_SAMPLES)).append(sample.power_watts)
+
+    def assess(
+        self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
+    ) -> tuple[Verdict | None, bool]:
+        """The verdict on a silence, and whether it is certain, which means that every check found the attempt
+        stuck for long enough. ``hang_after`` is the policy's, in seconds."""
+        doings = self._doings(snapshot, samples)
+        if doings is None:
+            return None, False
+        if sum(not what.is_stuck for what in doings.values()) > 1:
+            self.together_at = snapshot.at
+        self.was_open = self.was_open or not snapshot.is_closed
+        verdict = judge(
+            quiet,
+            doings,
+            launcher_stopped=any(process.state == "T" for process in snapshot.others),
+            meets=self.had_lines or snapshot.size > 1,
+            alone_seconds=snapshot.at - self.together_at,
+            is_closed=not self.was_open,
+            is_patient=self.is_patient,
+        )
+        if verdict is None or not verdict.is_stuck:
+            self.stuck_since = None
+            self.worked = self.worked or verdict is not None
+            return verdict, False
+        if self.stuck_since is None:
+            self.stuck_since = snapshot.at
+        needed = min(STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS, hang_after)
+        if not quiet.is_overdue:
+            needed = verdict.for_seconds
+        is_time = quiet.is_overdue or quiet.may_be_evident
+        return verdict, is_time and snapshot.at - self.stuck_since >= needed
+
+    def _doings(self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample]) -> dict[int | None, Doing] | None:
+        """What each rank did since the last snapshot; None for the first one."""
+        before, self.last = self.last, snapshot
+        if before is None:
+            return None
+        numbers: list[int | None] = list(range(snapshot.size)) if snapshot.size > 1 else list(snapshot.ranks)
+        seconds = snapshot.at - before.at
+        return {
+            rank: doing(
+                before.ranks.get(rank, ()), snapshot.ranks.get(rank, ()), seconds, self._gpu_activity(rank, samples)
+            )
+            for rank in numbers
+        }
+
+    def _gpu_activity(self, rank: int | None, samples: Mapping[str, GpuSample]) -> GpuActivity | None:
+        uuids = self.record.gpus
+        if not uuids:
+            return None
+        # A single process may use any of its GPUs: the busiest counts.
+        own = uuids if rank is None else (uuids[rank % len(uuids)],)
+        readings = [(uuid, samples[uuid]) for uuid in own if uuid in samples]
+        if not readings:
+            return None
+        uuid, sample = max(readings, key=lambda pair: pair[1].utilization_percent or 0.0)
+        usual = statistics.median(self.powers[uuid]) if self.powers.get(uuid) else None
+        share = sample.power_watts / usual if usual and sample.power_watts is not None else None
+        return GpuActivity(sample.utilization_percent, sample.memory_utilization_percent, share)
+
+    # --- memory -------------------------------------------------------------------------------------------------------
+
+    def note_memory(self, sample: MemorySample) -> Leak | None:
+        """Add a sample; return the leak that the samples show, if any."""
+        self.memory.append(sample)
+        return find_leak(tuple(self.memory))
+
+
+def progress_line(line: WatchedLine, arrived_at: float | None = None) -> ProgressLine:
+    """The part of a line that tells about progress; ``arrived_at`` replaces a missing timestamp."""
+    return ProgressLine(line.step, arrived_at if line.at is None else line.at, line.event)

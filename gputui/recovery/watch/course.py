@@ -1,0 +1,354 @@
+"""The course of an attempt's metrics, and what the rules see of it.
+
+Pure, and a value that can be stored for the next agent. The loss of a step is noisy: the best of many values is only
+the luckiest one. A slowly falling loss would never beat it, and on a plateau luck alone finds a new best now and then.
+So a loss has improved if both of these hold: its mean over half the patience is lower than any before, and the
+regression line over twice the patience falls significantly.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct, field
+
+from gputui.core.units import count, metric_value, short_number
+from gputui.recovery.watch.machine import MINUTE_SECONDS, Mean
+from gputui.recovery.watch.rules import RULES, Observation, RuleSet
+
+# The numbers of blocks in the patience, in the mean and in the regression line.
+PATIENCE_BLOCKS = 10
+MEAN_BLOCKS = 5
+LINE_BLOCKS = 20
+# A falling slope is this many standard errors below zero. In simulations (tests/recovery/watch) luck
+# ends a plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps is never
+# taken for a plateau.
+MIN_ERRORS = 1.5
+# The smallest improvement, as a share of the best value.
+MIN_IMPROVEMENT = 1e-4
+# A loss that has fallen to this share of its first value has converged.
+CONVERGED_SHARE = 0.01
+
+MIN_STEP_TIMES = 10
+STEP_TIMES = 100
+# Step times beyond this many medians are ignored in the median.
+UNUSUAL_TIMES = 1.5
+# With a loader that reads ahead, one of many steps waits for all, so only a mean is meaningful.
+TIMES_SECONDS = 30.0
+# Older metrics are outdated. The run may hang, which has a detector of its own.
+OLD_SECONDS = 300.0
+# Fewer samples have no share of skipped ones.
+MIN_SAMPLES = 100
+SKIPPED_EVENT = "sample_skipped"
+
+
+# --- loss -------------------------------------------------------------------------------------------------------------
+
+
+class BestLoss(Struct):
+    """The best value of a metric to minimize, its place in steps, epochs and seconds of training, and
+    the first value."""
+
+    value: float | None = None
+    step: int | None = None
+    epoch: float | None = None
+    trained_seconds: float = 0.0
+    first: float = 0.0
+
+    def add(self, value: float, step: int | None, epoch: float | None, trained_seconds: float) -> bool:
+        """Add a value; return whether it is the best so far."""
+        if self.value is None:
+            self.first = value
+        elif value >= self.value - MIN_IMPROVEMENT * abs(self.value):
+            return False
+        self.value, self.step, self.epoch, self.trained_seconds = value, step, epoch, trained_seconds
+        return True
+
+
+class LossCourse(Struct):
+    """The means of the newest blocks of steps, and the best. ``blocks_since`` counts those after it;
+    ``begin``, ``total`` and ``count`` are of the block that is not over."""
+
+    blocks: list[float] = field(default_factory=list)
+    begin: int | None = None
+    total: float = 0.0
+    count: int = 0
+    best: BestLoss = field(default_factory=BestLoss)
+    blocks_since: int = 0
+
+    def add(
+        self, loss: float, step: int, epoch: float | None, patience_steps: float, trained_seconds: float = 0.0
+    ) -> None:
+        """Add a finite loss. If lines are rarer than blocks, each line is a block."""
+        if self.begin is not None and step - self.begin >= patience_steps / PATIENCE_BLOCKS:
+            self.blocks.append(self.total / self.count)
+            del self.blocks[:-LINE_BLOCKS]
+            self.total, self.count, self.begin = 0.0, 0, None
+            self._judge(step, epoch, trained_seconds)
+        if self.begin is None:
+            self.begin = step
+        self.total += loss
+        self.count += 1
+
+    def steps_since(self, step: int | None, patience_steps: float) -> int | None:
+        """The steps without improvement; at most the patience if there were too few lines since."""
+        if step is None or self.best.step is None:
+            return None
+        steps = max(0, step - self.best.step)
+        return steps if self.blocks_since >= PATIENCE_BLOCKS else min(steps, int(patience_steps))
+
+    def _judge(self, step: int, epoch: float | None, trained_seconds: float) -> None:
+        if len(self.blocks) < MEAN_BLOCKS:
+            return
+        self.blocks_since += 1
+        mean = statistics.fmean(self.blocks[-MEAN_BLOCKS:])
+        if (self.best.value is None or falls(self.blocks)) and self.best.add(mean, step, epoch, trained_seconds):
+            self.blocks_since = 0
+
+
+def falls(values: Sequence[float]) -> bool:
+    """Whether the least-squares line through evenly spaced values falls significantly."""
+    middle, mean = (len(values) - 1) / 2, statistics.fmean(values)
+    spread = sum((place - middle) ** 2 for place in range(len(values)))
+    slope = sum((place - middle) * (value - mean) for place, value in enumerate(values)) / spread
+    left = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values))
+    return slope < -MIN_ERRORS * math.sqrt(left / (len(values) - 2) / spread)
+
+
+# --- learning rate ----------------------------------------------------------------------------------------------------
+
+Shape = Literal["constant", "linear", "cosine"]
+
+EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
+"""Metrics by which a script reports its expected learning rate."""
+
+
+class RateSchedule(Struct, frozen=True):
+    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at ``total_steps``.
+
+    None takes the value of the run: its learning-rate parameter, and the ``total_steps`` that it reports.
+    """
+
+    shape: Shape
+    peak: float | None = None
+    final: float = 0.0
+    warmup_steps: int = 0
+    total_steps: int | None = None
+
+    def at(self, step: int, *, peak: float | None, total_steps: int | None) -> float | None:
+        """The rate at ``step``; the arguments replace missing values. None if unknown."""
+        top = self.peak if self.peak is not None else peak
+        if top is None:
+            return None
+        if step < self.warmup_steps:
+            return top * (step + 1) / self.warmup_steps
+        if self.shape == "constant":
+            return top
+        total = self.total_steps if self.total_steps is not None else total_steps
+        if total is None or total <= self.warmup_steps:
+            return None
+        done = min(1.0, (step - self.warmup_steps) / (total - self.warmup_steps))
+        share = 1.0 - done if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.final + (top - self.final) * share
+
+
+def expected_rate(
+    schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
+) -> tuple[float, float] | None:
+    """The range of the learning rate at ``step``: the value that the script reports, else the profile's
+    schedule at this step and its neighbours, because scripts count before or after the step."""
+    for name in EXPECTED_METRICS:
+        if name in values:
+            return (values[name], values[name]) if math.isfinite(values[name]) else None
+    if schedule is None or step is None:
+        return None
+    reported = values.get("total_steps")
+    total = None if reported is None or not math.isfinite(reported) else int(reported)
+    rates = [schedule.at(max(0, one), peak=peak, total_steps=total) for one in (step - 1, step, step + 1)]
+    known = [rate for rate in rates if rate is not None]
+    return (min(known), max(known)) if len(known) == len(rates) else None
+
+
+# --- all metrics ------------------------------------------------------------------------------------------------------
+
+
+class MetricsCourse(Struct):
+    """What the lines of one attempt tell about its training.
+
+    Attributes:
+        values: the newest value of each watched metric.
+        line_at: when the newest line was written (unix seconds).
+        trained_seconds: the time between lines so far.
+        patience_steps: the steps without improvement that raise an alert.
+        skipped: the events of samples that could not be read.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+    line_at: float | None = None
+    trained_seconds: float = 0.0
+    patience_steps: float = RULES["no_improvement"].limits["steps"]
+    loss: LossCourse = field(default_factory=LossCourse)
+    validation: BestLoss = field(default_factory=BestLoss)
+    step_times: list[float] = field(default_factory=list)
+    # The median of ``step_times``, and those that it does not contain yet.
+    usual_step_seconds: float | None = None
+    uncounted: int = 0
+    step_time: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
+    data_time: Mean = field(default_factory=lambda: Mean(TIMES_SECONDS))
+    cache_hit: Mean = field(default_factory=lambda: Mean(MINUTE_SECONDS))
+    skipped: int = 0
+    samples_before: float | None = None
+
+    def add(
+        self,
+        step: int | None,
+        values: Mapping[str, float],
+        at: float | None,
+        *,
+        event: str | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Add the next line of the attempt, written at ``at`` (unix seconds). Of ranks above 0 only
+        skipped samples count."""
+        self.skipped += event == SKIPPED_EVENT
+        if rank:
+            return
+        waited = 0.0 if at is None or self.line_at is None else max(0.0, at - self.line_at)
+        self.line_at = at if at is not None else self.line_at
+        self.trained_seconds += waited
+        if step is not None:
+            if self.step is not None and step < self.step:
+                # It went back to a checkpoint, or to a new phase, so earlier best values do not count.
+                self.loss, self.validation = LossCourse(), BestLoss()
+            self.step = step
+        self.values.update(values)
+        epoch = self.values.get("epoch")
+        loss, validation = values.get("loss"), values.get("val/loss")
+        if loss is not None and math.isfinite(loss) and self.step is not None and event is None:
+            self.loss.add(loss, self.step, epoch, self.patience_steps, self.trained_seconds)
+        if validation is not None and math.isfinite(validation):
+            self.validation.add(validation, self.step, epoch, self.trained_seconds)
+        self._add_times(values, min(max(waited, 0.1), TIMES_SECONDS))
+        hit, samples = values.get("cache_hit_rate"), values.get("samples")
+        if hit is not None and (epoch is None or epoch >= 1):
+            self.cache_hit.add(100.0 * hit, min(max(waited, 0.1), MINUTE_SECONDS))
+        if samples is not None and math.isfinite(samples) and self.samples_before is None:
+            self.samples_before = samples
+
+    def _add_times(self, values: Mapping[str, float], waited: float) -> None:
+        seconds = values.get("step_time")
+        self.step_time.add(seconds, waited)
+        self.data_time.add(values.get("data_time"), waited)
+        if seconds is None or not math.isfinite(seconds):
+            return
+        usual = self.usual_step_seconds
+        if usual is None or seconds <= UNUSUAL_TIMES * usual:
+            self.step_times.append(seconds)
+            del self.step_times[:-STEP_TIMES]
+            self.uncounted += 1
+            if self.uncounted >= MIN_STEP_TIMES:
+                self.usual_step_seconds, self.uncounted = statistics.median(self.step_times), 0
+
+    # --- observations -------------------------------------------------------------------------------------------------
+
+    def observe(
+        self, is_fresh: bool, rules: RuleSet, schedule: RateSchedule | None = None, peak: float | None = None
+    ) -> Iterator[Observation]:
+        """Yield an observation for each rule about runs but NCCL's errors.
+
+        ``is_fresh``: a line arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the run's learning
+        rate parameter.
+        """
+        self.patience_steps = rules["no_improvement"].limits["steps"]
+        values = self.values if is_fresh else {}
+        norm = values.get("grad_norm")
+        norm = math.inf if norm is not None and math.isnan(norm) else norm
+        yield self._no_improvement(rules) if is_fresh else Observation("no_improvement")
+        yield Observation("gradient_norm", norm, rules["gradient_norm"].limits["above"])
+        yield self._slow_steps(rules) if is_fresh else Observation("slow_steps")
+        yield self._data_wait(rules) if is_fresh else Observation("data_wait")
+        applies = values.get("epoch", 1.0) >= 1
+        hits = self.cache_hit.value if is_fresh else None
+        yield Observation("cache_misses", hits, rules["cache_misses"].limits["below_percent"], applies=applies)
+        yield Observation("skipped_samples", self._skipped_percent(), rules["skipped_samples"].limits["above_percent"])
+        yield _lr_off_schedule(values, expected_rate(schedule, self.step, self.values, peak), rules)
+
+    def _no_improvement(self, rules: RuleSet) -> Observation:
+        """The steps or epochs without improvement: the value that is farthest beyond its limit.
+
+        Epochs are judged by the validation loss, if there is one, and steps by the training loss.
+        Converged metrics, and spans shorter than the limit in minutes, are ignored.
+        """
+        limits, epoch = rules["no_improvement"].limits, self.values.get("epoch")
+        steps = self.loss.steps_since(self.step, self.patience_steps)
+        candidates: list[tuple[str, BestLoss, float | None, str]] = [("loss", self.loss.best, steps, "steps")]
+        # The epochs since a loss that was judged too seldom mean nothing.
+        by = self.validation if self.validation.value is not None else self.loss.best
+        is_judged = by is self.validation or self.loss.blocks_since >= PATIENCE_BLOCKS
+        if epoch is not None and by.epoch is not None and is_judged:
+            name = "loss" if by is self.loss.best else "val/loss"
+            candidates.append((name, by, max(0.0, epoch - by.epoch), "epochs"))
+        found: Observation | None = None
+        is_moot = any(best.value is not None for _, best, _, _ in candidates)
+        for metric, best, value, unit in candidates:
+            is_short = self.trained_seconds - best.trained_seconds < 60.0 * limits["minutes"]
+            if best.value is None or abs(best.value) < CONVERGED_SHARE * abs(best.first) or is_short:
+                continue
+            is_moot = False
+            if value is not None and (found is None or value / limits[unit] > (found.value or 0.0) / found.limit):
+                where = "" if best.step is None else f" at step {count(best.step)}"
+                amount = count(value) if float(value).is_integer() else f"{value:.1f}"
+                text = f"{metric}: no improvement for {amount} {unit} (best {metric_value(best.value)}{where})"
+                found = Observation("no_improvement", float(value), limits[unit], text, since=best.step)
+        return found or Observation("no_improvement", applies=not is_moot)
+
+    def _slow_steps(self, rules: RuleSet) -> Observation:
+        """The step time in milliseconds. Its limit is at least a multiple of the run's own median,
+        because large models have long steps."""
+        seconds, usual = self.step_time.value, self.usual_step_seconds
+        if seconds is None or usual is None:
+            return Observation("slow_steps")
+        limits, own = rules["slow_steps"].limits, 1000.0 * usual
+        limit = max(limits["above_milliseconds"], limits["times_median"] * own)
+        return Observation("slow_steps", 1000.0 * seconds, limit, f"; it was about {own:.0f} ms before")
+
+    def _data_wait(self, rules: RuleSet) -> Observation:
+        """The time that a step waits for data, in milliseconds. Its limit is at least a share of the
+        step time, if that is known."""
+        wait, step, limits = self.data_time.value, self.step_time.value, rules["data_wait"].limits
+        if wait is None:
+            return Observation("data_wait")
+        if not step:
+            return Observation("data_wait", 1000.0 * wait, limits["above_milliseconds"])
+        limit = max(limits["above_milliseconds"], 10.0 * limits["above_percent"] * step)
+        return Observation("data_wait", 1000.0 * wait, limit, f", {100.0 * wait / step:.0f} % of a step")
+
+    def _skipped_percent(self) -> float | None:
+        """The samples of this attempt that could not be read, by the metrics ``skipped_samples`` and
+        ``samples``, else by counted events; None for less than MIN_SAMPLES."""
+        samples = self.values.get("samples")
+        if samples is None or not math.isfinite(samples):
+            return None
+        reported = self.values.get("skipped_samples")
+        seen = samples if reported is not None else samples - (self.samples_before or 0.0)
+        skipped = self.skipped if reported is None else reported
+        return 100.0 * skipped / (seen + skipped) if seen + skipped >= MIN_SAMPLES else None
+
+
+def _lr_off_schedule(values: Mapping[str, float], expected: tuple[float, float] | None, rules: RuleSet) -> Observation:
+    """The difference between the learning rate and its schedule in percent."""
+    rate = values.get("lr")
+    if not values:
+        return Observation("lr_off_schedule")
+    if expected is None:
+        return Observation("lr_off_schedule", applies=False)
+    if rate is None:
+        return Observation("lr_off_schedule")
+    nearest = min(max(rate, expected[0]), expected[1]) if math.isfinite(rate) else expected[1]
+    off = 100.0 * abs(rate - nearest) / max(abs(nearest), 1e-12) if math.isfinite(rate) else math.inf
+    text = f"is {short_number(rate)}, its schedule says {short_number(nearest)}"
+    return Observation("lr_off_schedule", off, rules["lr_off_schedule"].limits["above_percent"], text)

@@ -1,0 +1,141 @@
+"""The engine: observations to alerts, with durations, hysteresis and cool-down.
+
+Pure; time is passed in, and the states are values that can be stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from gputui.recovery.watch.rules import Observation, Rule, SubjectKind
+
+
+class Key(NamedTuple):
+    """The subject of an alert: a rule, and a GPU's UUID, a run's ID or "" for the host."""
+
+    rule: str
+    subject: SubjectKind
+    subject_id: str
+
+
+class RuleState(Struct):
+    """The state of one rule for one subject. ``met_seconds``: time beyond the limit; ``well_seconds``: time back since
+    it was raised; ``rest_seconds``: the remaining cool-down. Times with an unknown value do not count."""
+
+    raised: bool = False
+    met_seconds: float = 0.0
+    well_seconds: float = 0.0
+    rest_seconds: float = 0.0
+    last: Literal["met", "well", "between", "unknown"] = "unknown"
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the state can be dropped."""
+        return not self.raised and self.met_seconds == 0 and self.rest_seconds == 0 and self.last != "met"
+
+
+class AlertChange(Struct, frozen=True):
+    """An alert that was raised, or cleared because of ``why``."""
+
+    key: Key
+    kind: Literal["raised", "cleared"]
+    seen: Observation
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Engine:
+    """The states of all rules for all subjects."""
+
+    states: dict[Key, RuleState] = field(default_factory=dict)
+
+    def evaluate(self, rule: Rule, key: Key, seen: Observation, elapsed: float) -> AlertChange | None:
+        """Evaluate a rule at one moment, ``elapsed`` monotonic seconds after the previous one."""
+        state = self.states.get(key)
+        if state is None:
+            if not rule.enabled or not seen.applies or not _is_beyond(seen, rule):
+                return None  # the common case has no state
+            state = self.states[key] = RuleState()
+        state.rest_seconds = max(0.0, state.rest_seconds - elapsed)
+        change = _step(state, rule, key, seen, elapsed)
+        if state.is_quiet:
+            del self.states[key]
+        return change
+
+    def raised(self) -> list[Key]:
+        """The raised alerts."""
+        return [key for key, state in self.states.items() if state.raised]
+
+    def adopt(self, states: Iterable[tuple[Key, RuleState]], raised: Collection[Key]) -> None:
+        """Continue the stored ``states`` of a former agent, of which exactly ``raised`` are raised. The time and the
+        values in between are unknown."""
+        self.states = {key: state for key, state in states if state.raised == (key in raised)}
+        for key in raised:
+            self.states.setdefault(key, RuleState(raised=True))
+        for state in self.states.values():
+            state.last = "unknown"
+
+    def forget(self, subject: SubjectKind, known: Collection[str]) -> None:
+        """Drop subjects that no longer exist and have no raised alert."""
+        for key, state in list(self.states.items()):
+            if key.subject == subject and not state.raised and key.subject_id not in known:
+                del self.states[key]
+
+
+def _step(state: RuleState, rule: Rule, key: Key, seen: Observation, elapsed: float) -> AlertChange | None:
+    if not rule.enabled:
+        return _clear(state, rule, key, seen, "the rule is off")
+    if not seen.applies:
+        return _clear(state, rule, key, seen, "no longer applies")
+    if seen.value is None:
+        state.last = "unknown"
+        return None
+    before, state.last = state.last, _zone(seen, rule)
+    if state.last == "met":
+        state.well_seconds = 0.0
+        # Time with an unknown value does not count, but time before it does.
+        state.met_seconds += elapsed if before == "met" else 0.0
+        if not state.raised and state.met_seconds >= rule.for_seconds and state.rest_seconds == 0:
+            state.raised = True
+            return AlertChange(key, "raised", seen)
+        return None
+    state.met_seconds = 0.0
+    if state.last == "between" or not state.raised:
+        state.well_seconds = 0.0
+        return None
+    state.well_seconds += elapsed if before == "well" else 0.0
+    is_back = state.well_seconds >= rule.clear_seconds
+    return _clear(state, rule, key, seen, "back to normal") if is_back else None
+
+
+def _clear(state: RuleState, rule: Rule, key: Key, seen: Observation, why: str) -> AlertChange | None:
+    was_raised = state.raised
+    if was_raised:
+        state.rest_seconds = rule.cooldown_seconds
+    state.raised, state.met_seconds, state.well_seconds, state.last = False, 0.0, 0.0, "unknown"
+    return AlertChange(key, "cleared", seen, why) if was_raised else None
+
+
+def _zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
+    if _is_beyond(seen, rule):
+        return "met"
+    assert seen.value is not None
+    if rule.below:
+        return "well" if seen.value >= seen.limit + rule.hysteresis else "between"
+    back = seen.limit - rule.hysteresis
+    if seen.limit > 0:
+        # A hysteresis wider than the scale (2 with a limit of 1) must not keep an alert for ever.
+        back = max(back, 0.5 * seen.limit)
+    return "well" if seen.value <= back else "between"
+
+
+def _is_beyond(seen: Observation, rule: Rule) -> bool:
+    value = seen.value
+    if value is None or math.isnan(value):
+        return False
+    return value < seen.limit if rule.below else value > seen.limit

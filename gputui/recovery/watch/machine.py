@@ -1,0 +1,229 @@
+"""What the rules see of GPUs and of the host, second by second.
+
+Pure. A watch is a value that can be stored for the next agent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.throttle import TROUBLE
+from gputui.machine.xid import XidClass, xid_class, xid_text
+from gputui.recovery.watch.numbers import MemorySample, steady_growth
+from gputui.recovery.watch.rules import Observation, RuleSet
+from gputui.store.series import HostSample
+
+MINUTE_SECONDS = 60.0
+POWER_SECONDS = 300.0
+POWER_BEFORE_SECONDS = 3600.0
+# The share of its span that a mean needs before it has a value.
+MIN_SHARE = 0.6
+# No GPU slows down below this; a lower limit means that the driver does not know it.
+MIN_SLOWDOWN_CELSIUS = 60.0
+# Growth of the host's memory is judged by half an hour.
+GROWTH_SAMPLES = 61
+GROWTH_EVERY_SECONDS = 30.0
+GROWTH_PARTS = 4
+
+_OF_THE_PROGRAM = frozenset({XidClass.APPLICATION, XidClass.NOTICE})
+# An XID that only follows from another error counts as neither.
+_OF_THE_HARDWARE = frozenset({XidClass.CONTAINED, XidClass.MEMORY, XidClass.LINK, XidClass.LOST})
+
+
+class Mean(Struct):
+    """An exponentially weighted mean.
+
+    Attributes:
+        span_seconds: the age at which the weight of a value has fallen to 1/e.
+        weighted_sum: the sum of weighted values.
+        weight: the sum of the weights: 0 before the first value, towards 1 as the span fills.
+    """
+
+    span_seconds: float
+    weighted_sum: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float | None, elapsed_seconds: float) -> None:
+        """Add a value, ``elapsed_seconds`` after the previous one; unknown and non-finite values are ignored."""
+        if value is None or not math.isfinite(value):
+            return
+        share = 1.0 - math.exp(-elapsed_seconds / self.span_seconds)
+        self.weighted_sum += (value - self.weighted_sum) * share
+        self.weight += (1.0 - self.weight) * share
+
+    @property
+    def value(self) -> float | None:
+        """The mean; None before `MIN_SHARE` of the span is filled."""
+        return self.weighted_sum / self.weight if self.weight >= MIN_SHARE else None
+
+
+def _mean(span_seconds: float) -> Mean:
+    return msgspec.field(default_factory=lambda: Mean(span_seconds))
+
+
+class GpuWatch(Struct):
+    """One GPU.
+
+    Attributes:
+        attempt: the run and attempt of ``busy`` and power; another one resets them.
+        busy: utilisation in percent.
+        throttled: 100 while throttled for a harmful reason, else 0, whatever runs on the GPU.
+        power: watts over the last minutes.
+        power_before: watts over the last hour.
+        errors: the newest count of uncorrected memory errors.
+    """
+
+    attempt: tuple[str, int] | None = None
+    busy: Mean = _mean(MINUTE_SECONDS)
+    throttled: Mean = _mean(MINUTE_SECONDS)
+    power: Mean = _mean(POWER_SECONDS)
+    power_before: Mean = _mean(POWER_BEFORE_SECONDS)
+    errors: int | None = None
+
+    def observe(
+        self,
+        facts: GpuFacts,
+        sample: GpuSample | None,
+        elapsed: float,
+        rules: RuleSet,
+        *,
+        training: tuple[str, int] | None = None,
+        holder: str | None = None,
+        xids: Sequence[int] = (),
+        slow: GpuSlowSample | None = None,
+    ) -> Iterator[Observation]:
+        """Take in one moment; yield an observation for each rule about GPUs.
+
+        Args:
+            facts: what does not change.
+            sample: the newest sample; None while the driver does not answer.
+            elapsed: seconds since the moment before.
+            rules: of the run that trains on the GPU, or of the machine.
+            training: the run and attempt that train on the GPU.
+            holder: who holds its memory, in words.
+            xids: the codes of new XID errors.
+            slow: the newest sample of the slow tier.
+        """
+        if training != self.attempt:
+            # Utilisation and power of another run are not comparable.
+            self.attempt, self.busy = training, Mean(MINUTE_SECONDS)
+            self.power, self.power_before = Mean(POWER_SECONDS), Mean(POWER_BEFORE_SECONDS)
+        is_known = sample is not None and sample.state != "error"
+        now = sample if sample is not None and is_known else GpuSample(facts.uuid)
+        yield Observation("gpu_lost", float(now.state == "lost") if is_known else None)
+        for rule_id, classes in (("xid_hardware", _OF_THE_HARDWARE), ("xid", _OF_THE_PROGRAM)):
+            codes = [code for code in xids if xid_class(code) in classes]
+            count = float(len(codes)) if codes or is_known else None
+            yield Observation(rule_id, count, text=xid_text(codes[-1]) if codes else "")
+        yield self._new_errors(slow)
+        yield _row_remap(slow)
+        used = None if facts.memory_is_unified else now.memory_used_bytes
+        total = now.memory_total_bytes or facts.memory_total_bytes
+        yield _share("gpu_memory", used, total if is_known else None, rules)
+        yield _heat(now.temperature_celsius, facts.temperature_slowdown_celsius, rules)
+        yield self._throttled(now.throttle_reasons, elapsed, rules)
+        self.busy.add(now.utilization_percent, elapsed)
+        if training is None:
+            yield Observation("gpu_underused", applies=False)
+        else:
+            busy = None if now.utilization_percent is None else self.busy.value
+            yield Observation("gpu_underused", busy, rules["gpu_underused"].limits["below_percent"], training[0])
+        if now.utilization_percent is None or used is None:
+            yield Observation("gpu_parked")
+        else:
+            text, limit = f" by {holder}" if holder else "", rules["gpu_parked"].limits["above_gib"]
+            yield Observation("gpu_parked", used / 2**30, limit, text, applies=now.utilization_percent == 0)
+        yield self._power_trend(now.power_watts, elapsed, rules)
+
+    def _new_errors(self, slow: GpuSlowSample | None) -> Observation:
+        """New uncorrected memory errors; none with the first count and with a smaller one (the driver was reloaded)."""
+        if slow is None or slow.ecc_uncorrected is None:
+            return Observation("ecc")
+        before, self.errors = self.errors, slow.ecc_uncorrected
+        return Observation("ecc", float(max(0, self.errors - (self.errors if before is None else before))))
+
+    def _throttled(self, reasons: tuple[str, ...] | None, elapsed: float, rules: RuleSet) -> Observation:
+        """The share of the last minute in which one of the `TROUBLE` reasons held the clocks back."""
+        if reasons is None:
+            return Observation("gpu_throttled")
+        harmful = [reason for reason in reasons if reason in TROUBLE]
+        self.throttled.add(100.0 * bool(harmful), elapsed)
+        # Unlike `Mean.value` with zeros before the first value.
+        share, limit = self.throttled.weighted_sum, rules["gpu_throttled"].limits["above_percent"]
+        return Observation("gpu_throttled", share, limit, f": {', '.join(harmful)}" if harmful else "")
+
+    def _power_trend(self, watts: float | None, elapsed: float, rules: RuleSet) -> Observation:
+        """The change in percent between the hour before and the last minutes, within one attempt."""
+        if self.attempt is None:
+            return Observation("power_trend", applies=False)
+        self.power.add(watts, elapsed)
+        self.power_before.add(watts, elapsed)
+        recent, before = self.power.value, self.power_before.value
+        if watts is None or recent is None or not before:
+            return Observation("power_trend")
+        change = 100.0 * (recent / before - 1.0)
+        word = "fell" if change < 0 else "rose"
+        text = f"{word} from {before:.0f} W to {recent:.0f} W under {self.attempt[0]}"
+        return Observation("power_trend", abs(change), rules["power_trend"].limits["change_percent"], text)
+
+
+class HostWatch(Struct):
+    """The host. ``memory`` is its use over the last half hour; times are UTC unix seconds."""
+
+    memory: list[MemorySample] = msgspec.field(default_factory=list)
+
+    def observe(self, sample: HostSample | None, rules: RuleSet) -> Iterator[Observation]:
+        """Take in the newest sample (None if it is outdated); yield an observation for each rule about the host."""
+        now = sample or HostSample(0.0)
+        yield _share("host_memory", now.memory_used_bytes, now.memory_total_bytes, rules)
+        yield self._growth(now, rules)
+        yield _share("disk", now.disk_used_bytes, now.disk_total_bytes, rules)
+        yield _share("shm", now.shm_used_bytes, now.shm_total_bytes, rules)
+
+    def _growth(self, now: HostSample, rules: RuleSet) -> Observation:
+        """The growth of used memory in GB per hour; unknown before half an hour."""
+        used, total = now.memory_used_bytes, now.memory_total_bytes
+        if used is None or total is None:
+            return Observation("host_memory_growth")
+        age = now.at - self.memory[-1].at if self.memory else math.inf
+        if not 0 <= age <= 4 * GROWTH_EVERY_SECONDS:
+            # The first sample, or the one after a time without an agent or a clock that was set.
+            self.memory.clear()
+        if not self.memory or age >= GROWTH_EVERY_SECONDS:
+            self.memory.append(MemorySample(now.at, used, total - used))
+            del self.memory[:-GROWTH_SAMPLES]
+        if len(self.memory) < GROWTH_SAMPLES:
+            return Observation("host_memory_growth")
+        growth = steady_growth(self.memory, GROWTH_PARTS)
+        rate = 0.0 if growth is None else growth.bytes_per_second
+        text = f"; full in {(total - used) / rate / 3600:.1f} h" if rate > 0 else ""
+        limit = rules["host_memory_growth"].limits["above_gb_per_hour"]
+        return Observation("host_memory_growth", rate * 3600 / 1e9, limit, text)
+
+
+def _row_remap(slow: GpuSlowSample | None) -> Observation:
+    """1 while a memory row waits to be remapped by a reset, 2 if remapping failed."""
+    if slow is None or (slow.row_remap_pending is None and slow.row_remap_failed is None):
+        return Observation("row_remap")
+    if slow.row_remap_failed:
+        return Observation("row_remap", 2.0, text="remapping a bad memory row failed")
+    return Observation("row_remap", float(bool(slow.row_remap_pending)), text="a bad memory row waits to be remapped")
+
+
+def _heat(celsius: float | None, slowdown: float | None, rules: RuleSet) -> Observation:
+    """The temperature. Its limit is the fixed one or the one below the driver's slowdown limit, whichever is lower."""
+    limits = rules["gpu_hot"].limits
+    limit, text = limits["above_celsius"], ""
+    if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS and slowdown - limits["margin_celsius"] < limit:
+        limit, text = slowdown - limits["margin_celsius"], f"; throttles at {slowdown:.0f} °C"
+    return Observation("gpu_hot", celsius, limit, text)
+
+
+def _share(rule_id: str, used: int | None, total: int | None, rules: RuleSet) -> Observation:
+    share = None if used is None or not total else 100.0 * used / total
+    return Observation(rule_id, share, rules[rule_id].limits["above_percent"])

@@ -1,0 +1,383 @@
+"""The silence of an attempt: how much of it its history explains, what its ranks do meanwhile, and
+whether it hangs.
+
+Pure. ProgressSilence alone never decides; the activity of the ranks does. Durations are in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import takewhile
+from typing import Literal
+
+from msgspec import Struct
+
+from gputui.core import units
+from gputui.recovery.tracebacks import Stack, is_foreign, place
+from gputui.recovery.watch.rules import Observation
+from gputui.runs.process_readings import ProcessReading
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+Phase = Literal["start", "first steps", "steps", "end"]
+
+# A silence is explained up to this multiple of the longest one that ended well: a validation on a busy
+# disk may take twice as long as the one before.
+HISTORY_FACTOR = 3.0
+# A longer gap is due to a clock that was set, or to a person's pause.
+LONGEST_GAP_SECONDS = 7200.0
+# Compilation and autotuning happen in the first steps (NVRx ignores five; code compiled for a few
+# shapes needs more).
+EARLY_LINES = 10
+# Without history, the start may take ten times the shortest hang, and the first steps five times.
+START_FACTOR, EARLY_FACTOR = 10.0, 5.0
+# A stopped rank, or ranks that only wait for each other, are stronger evidence than a silence: a third
+# of the shortest hang suffices.
+EVIDENT_SHARE = 1 / 3
+# Ranks may pause together for this share of the longest explained silence.
+IDLE_SHARE = 2 / 3
+# Ranks are observed after this time, so that their activity during the silence is known.
+LOOK_AFTER_SECONDS = 4.0
+
+_LAST_EVENTS = frozenset({"end", "stop"})
+
+
+class ProgressLine(Struct, frozen=True):
+    """A metrics line's step, time (UTC unix seconds, None if it has none) and event."""
+
+    step: int | None
+    at: float | None
+    event: str | None = None
+
+
+@dataclass(slots=True)
+class StepPace:
+    """The longest silences in a run's history that ended well; None if there is none."""
+
+    longest_start: float | None = None
+    longest_early: float | None = None
+    longest_gap: float | None = None
+
+    def add_start(self, seconds: float) -> None:
+        """Add the time that an attempt took to its first step."""
+        self.longest_start = max(self.longest_start or 0.0, min(seconds, LONGEST_GAP_SECONDS))
+
+    def add_gap(self, seconds: float, lines_before: int) -> None:
+        """Add a silence that ended; ``lines_before`` is the number of the attempt's lines before it."""
+        seconds = min(seconds, LONGEST_GAP_SECONDS)
+        if lines_before < EARLY_LINES:
+            self.longest_early = max(self.longest_early or 0.0, seconds)
+        else:
+            self.longest_gap = max(self.longest_gap or 0.0, seconds)
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """One attempt's progress, from its lines."""
+
+    pace: StepPace
+    lines: int = 0
+    step: int | None = None
+    at: float | None = None
+    leaving: bool = False
+
+    def add(self, lines: Iterable[ProgressLine], at_most: float = LONGEST_GAP_SECONDS) -> bool:
+        """Add the next lines. True if one of them is progress: a new step or an event; lines that repeat
+        a step are none. ``at_most`` limits the silence before and between them, whatever their times."""
+        moved = False
+        for line in lines:
+            if line.event is None and (line.step is None or line.step == self.step):
+                continue
+            moved = True
+            if line.at is not None:
+                if self.at is not None and line.at >= self.at and self.lines:
+                    self.pace.add_gap(min(line.at - self.at, at_most), self.lines)
+                self.at = line.at
+            if line.event is None:
+                self.step = line.step
+                self.lines += 1
+                self.leaving = False
+            else:
+                self.leaving = line.event in _LAST_EVENTS
+        return moved
+
+    @property
+    def phase(self) -> Phase:
+        if self.leaving:
+            return "end"
+        if self.lines == 0:
+            return "start"
+        return "first steps" if self.lines < EARLY_LINES else "steps"
+
+
+class ProgressSilence(Struct, frozen=True):
+    """The time without progress, and the explained part of it. ``evident_seconds``: the time after which
+    the ranks' activity alone may decide; None before steps are made."""
+
+    phase: Phase
+    seconds: float
+    allowed_seconds: float
+    evident_seconds: float | None = None
+
+    @property
+    def is_worth_a_look(self) -> bool:
+        """Whether the ranks should be observed."""
+        return self.is_overdue or (self.evident_seconds is not None and self.seconds >= LOOK_AFTER_SECONDS)
+
+    @property
+    def may_be_evident(self) -> bool:
+        return self.evident_seconds is not None and self.seconds >= self.evident_seconds
+
+    @property
+    def is_overdue(self) -> bool:
+        return self.seconds > self.allowed_seconds
+
+
+def silence(course: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
+    """The assessment of an attempt's silence of ``seconds``; ``hang_after`` is the shortest that may count
+    as a hang."""
+    phase, pace = course.phase, course.pace
+    gap = pace.longest_gap or 0.0
+    factor, longest = {
+        "start": (START_FACTOR, max(pace.longest_start or 0.0, gap)),
+        "first steps": (EARLY_FACTOR, max(pace.longest_early or 0.0, gap)),
+        "steps": (1.0, gap),
+        "end": (START_FACTOR, max(pace.longest_start or 0.0, gap)),
+    }[phase]
+    allowed = max(hang_after * factor, HISTORY_FACTOR * longest)
+    evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
+    return ProgressSilence(phase, seconds, allowed, evident if phase == "steps" else None)
+
+
+# --- activity ---------------------------------------------------------------------------------------------------------
+
+
+class Doing(StrEnum):
+    """What a rank did between two snapshots."""
+
+    COMPUTING = "computes"
+    IO = "reads or writes"
+    WAITING = "waits"
+    SPINNING = "waits in a GPU collective"
+    STOPPED = "is stopped by a signal"
+    GONE = "has ended"
+    UNKNOWN = "cannot be seen"
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the rank neither computes nor does input or output."""
+        return self in (Doing.WAITING, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
+
+
+# Share of one core. Ranks that block in gloo or on a GPU were measured below 0.01; helper threads (a
+# watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long for a
+# core on a busy machine is not idle either.
+BUSY_SHARE = 0.10
+# Heartbeats and log lines are far below, a slow network disk far above.
+BUSY_IO_BYTES_PER_SECOND = 16 * 1024
+# A waiting NCCL kernel shows 100 % utilisation, but hardly uses memory and draws little power.
+SPIN_UTILIZATION_PERCENT = 90.0
+SPIN_MEMORY_UTILIZATION_PERCENT = 2.0
+SPIN_POWER_SHARE = 0.7
+IDLE_UTILIZATION_PERCENT = 5.0
+
+
+class GpuActivity(Struct, frozen=True):
+    """The current load of a rank's GPU. ``power_share`` is relative to its power while the run made steps.
+    None is unknown."""
+
+    utilization_percent: float | None
+    memory_utilization_percent: float | None
+    power_share: float | None
+
+    @property
+    def is_busy(self) -> bool:
+        return (self.utilization_percent or 0.0) > IDLE_UTILIZATION_PERCENT
+
+    @property
+    def spins(self) -> bool:
+        """Whether a busy GPU only waits for another one. All values must be known and agree: a kernel that
+        computes in registers looks similar."""
+        used, memory, power = self.utilization_percent, self.memory_utilization_percent, self.power_share
+        if used is None or memory is None or power is None:
+            return False
+        is_waiting = used >= SPIN_UTILIZATION_PERCENT and memory <= SPIN_MEMORY_UTILIZATION_PERCENT
+        return is_waiting and power < SPIN_POWER_SHARE
+
+
+def doing(
+    earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
+) -> Doing:
+    """What a rank, which is one or several processes, did in the ``seconds`` between two snapshots."""
+    if not later:
+        return Doing.GONE
+    if seconds <= 0 or any(process.io_bytes is None for process in later):
+        return Doing.UNKNOWN
+    before = {(process.pid, process.start_ticks): process for process in earlier}
+    cpu = queued = moved = 0.0
+    for process in later:
+        was = before.get((process.pid, process.start_ticks))
+        cpu += process.cpu_seconds - (was.cpu_seconds if was else 0.0)
+        moved += (process.io_bytes or 0) - ((was.io_bytes or 0) if was else 0)
+        if process.queued_seconds is not None:
+            queued += process.queued_seconds - ((was.queued_seconds or 0.0) if was else 0.0)
+    if any(process.state == "D" for process in later) or moved / seconds >= BUSY_IO_BYTES_PER_SECOND:
+        return Doing.IO
+    is_busy = cpu / seconds >= BUSY_SHARE
+    # The main process decides, not its workers. A process that is stopped only now and then still uses the CPU.
+    if min(later, key=lambda process: process.start_ticks).state == "T" and not is_busy:
+        return Doing.STOPPED
+    if gpu is not None and gpu.is_busy:
+        return Doing.SPINNING if gpu.spins else Doing.COMPUTING
+    return Doing.COMPUTING if is_busy or queued / seconds >= BUSY_SHARE else Doing.WAITING
+
+
+# --- verdict ----------------------------------------------------------------------------------------------------------
+
+# How long a single rank may work while all others wait for it, for example to validate or save.
+LONE_WORKER_SECONDS = 1800.0
+LONE_WORKER_FACTOR = 10.0
+# How long a rank must be stopped before it counts as a hang.
+STOPPED_SECONDS = 10.0
+
+Doings = Mapping[int | None, Doing]
+"""The activity of each rank; a single process has the rank None."""
+
+
+class Verdict(Struct, frozen=True):
+    """The verdict on a silence. ``hang`` and ``rank_left_early`` may end the attempt; ``slow`` and
+    ``paused`` are only reported. ``for_seconds``: how long it must be observed if history still explains
+    the silence."""
+
+    kind: Literal["hang", "rank_left_early", "slow", "paused"]
+    rank: int | None
+    text: str
+    for_seconds: float = 0.0
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.kind in ("hang", "rank_left_early")
+
+    def observation(self, quiet: ProgressSilence, step: int | None) -> Observation:
+        """The verdict as an observation of an attempt that is silent since ``step``."""
+        limit = quiet.allowed_seconds
+        return Observation(self.kind, quiet.seconds, limit, self.text, since=step, rank=self.rank)
+
+
+def judge(
+    silence: ProgressSilence,
+    ranks: Doings,
+    *,
+    launcher_stopped: bool = False,
+    meets: bool = True,
+    alone_seconds: float = math.inf,
+    is_closed: bool = False,
+    is_patient: bool = False,
+) -> Verdict | None:
+    """The verdict on an attempt's silence, or None while it is explained.
+
+    Args:
+        silence: how long it lasts, and what of it is explained.
+        ranks: what each of them does.
+        launcher_stopped: the ranks' launcher is stopped too.
+        meets: the run has written metrics or has several ranks, so that idleness is wrong; another program may
+            be meant to wait, and is only reported.
+        alone_seconds: time since several ranks were last at work in this silence.
+        is_closed: no rank has a connection beyond the attempt.
+        is_patient: waiting ranks get all the time that history explains.
+    """
+    if not ranks:
+        return None
+    stopped = [rank for rank, what in ranks.items() if what is Doing.STOPPED]
+    if not silence.is_overdue:
+        if silence.evident_seconds is None or len(ranks) < 2 or launcher_stopped:
+            return None
+        verdict = _evident(silence, ranks, stopped, silence.evident_seconds, is_closed)
+        return None if verdict is not None and verdict.rank is None and is_patient else verdict
+    missing = "no first step" if silence.phase == "start" else "nothing new"
+    explained = units.duration(silence.allowed_seconds)
+    quiet = f"{missing} for {units.duration(silence.seconds)} where its history explains {explained}"
+    if len(stopped) == len(ranks) and (launcher_stopped or None in ranks):
+        return Verdict("paused", None, f"all of it is stopped by a signal, {quiet}")
+    busy = [rank for rank, what in ranks.items() if not what.is_stuck]
+    if not busy:
+        if not meets:
+            return Verdict("slow", None, f"it neither computes nor reads or writes, {quiet}")
+        return _hang(ranks, stopped, quiet)
+    if len(busy) == 1 and len(ranks) > 1 and ranks[busy[0]] is Doing.COMPUTING:
+        longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
+        if min(silence.seconds, alone_seconds) > longest:
+            return Verdict("hang", busy[0], f"it computes while all others wait for it, {quiet}")
+    name = "it" if busy[0] is None else f"rank {busy[0]}"
+    return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{quiet}; {name} {ranks[busy[0]]}")
+
+
+def _evident(
+    silence: ProgressSilence, ranks: Doings, stopped: list[int | None], for_seconds: float, is_closed: bool
+) -> Verdict | None:
+    """The verdict from the ranks' activity alone: some are stopped although the launcher is not, or all wait
+    for each other, with nothing that could wake them."""
+    quiet = f"nothing new for {units.duration(silence.seconds)}"
+    if stopped and len(stopped) < len(ranks):
+        return _hang(ranks, stopped, quiet, STOPPED_SECONDS)
+    is_spinning = all(what in (Doing.SPINNING, Doing.GONE) for what in ranks.values())
+    if all(what.is_stuck for what in ranks.values()) and not stopped and (is_closed or is_spinning):
+        return _hang(ranks, stopped, quiet, for_seconds)
+    return None
+
+
+def _hang(ranks: Doings, stopped: list[int | None], quiet: str, for_seconds: float = 0.0) -> Verdict:
+    if stopped:
+        return Verdict("hang", stopped[0], f"stopped by a signal (SIGSTOP), {quiet}", for_seconds)
+    gone = [rank for rank, what in ranks.items() if what is Doing.GONE]
+    if gone and len(gone) < len(ranks):
+        return Verdict("rank_left_early", gone[0], f"the others wait for it, {quiet}", for_seconds)
+    who = "it neither computes nor reads" if len(ranks) == 1 else "no rank computes, reads"
+    return Verdict("hang", None, f"{who} or writes, {quiet}", for_seconds)
+
+
+# --- stacks -----------------------------------------------------------------------------------------------------------
+
+# Where a rank waits for the others, and where for its data.
+_COLLECTIVES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/cuda/")
+_DATA = "/torch/utils/data/"
+# Functions of Python that wait without a frame of their own.
+_BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select|poll|recv|readline)\(")
+
+
+def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str]) -> tuple[int | None, str] | None:
+    """The rank that holds up all others of a hang, as their stacks show it, and words for where they are.
+
+    Only one that waits for something else is named: for Python's own input and locks, or for data. A line of
+    the script by itself says nothing, since waits for a tensor or a collective operation end there, too.
+    Without such a rank the words say where the ranks are; None if all are at one place. ``source`` gives a
+    line of a file.
+    """
+    lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
+    places = {rank: place(stack) for rank, stack in stacks.items()}
+    if len(lagging) == 1 and len(stacks) > 1:
+        others = Counter(words for rank, words in places.items() if rank != lagging[0])
+        return lagging[0], f"it was at {places[lagging[0]]} while the others waited at {others.most_common(1)[0][0]}"
+    ranks: dict[str, list[str]] = {}
+    for rank, words in sorted(places.items()):
+        ranks.setdefault(words, []).append(str(rank))
+    if len(ranks) < 2:
+        return None
+    return None, "; ".join(f"rank {', '.join(each)} was at {words}" for words, each in ranks.items())
+
+
+def _waits_elsewhere(stack: Stack, source: Callable[[str, int], str]) -> bool:
+    """Whether the stack of a rank shows that it waits, but not for the other ranks."""
+    library = list(takewhile(is_foreign, stack))
+    if any(part in frame.file for frame in library for part in _COLLECTIVES):
+        return False
+    if any(_DATA in frame.file for frame in library):
+        return True
+    if library:
+        return not any(part in library[0].file for part in ("site-packages", "dist-packages"))
+    return _BLOCKS.search(source(stack[0].file, stack[0].line)) is not None
