@@ -131,7 +131,7 @@ class Watcher:
                 watched.forget_looks()
                 continue
             verdict, is_certain = watched.assess(look, samples, quiet, POLICY.hang_after_seconds)
-            if verdict is not None and (is_certain or not verdict.is_stuck):
+            if verdict is not None and is_certain:
                 self._told(verdict.kind, at, f"{verdict.text} ({stretch.activity})", overdue_at)
 
     def _look_at_memory(self, at: float) -> None:

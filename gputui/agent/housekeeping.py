@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gputui.agent import agent_log
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_quota import AttemptFolder, LogBounds
+from gputui.agent.health.log_bounds import AttemptFolder, LogBounds
 from gputui.agent.health.orphan_watch import OrphanWatch
 from gputui.core.units import duration
 from gputui.machine.systemd import logout_end

@@ -20,8 +20,8 @@ _SEVEREST_FIRST = "CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 
 
 
 class AlertView(Struct, frozen=True):
-    """One alert. Times are UTC unix seconds; ``cleared_at`` is None while it lasts. ``value`` and ``threshold`` are in
-    ``unit``, None if there is none or it is not finite."""
+    """One alert. Times are UTC unix seconds; ``cleared_at`` is None while it lasts. ``value`` and
+    ``threshold`` are in ``unit``, None if there is none or it is not finite."""
 
     alert_id: int
     rule: str
@@ -64,7 +64,8 @@ def _read(connection: sqlite3.Connection, condition: str, *values: object) -> li
 
 
 def lasting(connection: sqlite3.Connection, at: float | None = None) -> list[AlertView]:
-    """The alerts that are active now, or were at a past time: the severest first, then the newest."""
+    """The alerts that are active now, or were at a past time: the severest first, then the
+    newest."""
     order = f"ORDER BY {_SEVEREST_FIRST}, raised_at DESC, alert_id DESC"
     if at is None:
         return _read(connection, f"cleared_at IS NULL {order}")
@@ -125,8 +126,8 @@ def acknowledge(connection: sqlite3.Connection, alert_id: int, *, now: float, ac
 def silence(
     connection: sqlite3.Connection, rule: str, subject_kind: str, subject_id: str, *, until: float, actor: str
 ) -> int:
-    """Silence a rule for a subject, or for ANY_SUBJECT, until a time; a time in the past ends a silence. Return the
-    number of active alerts that it concerns."""
+    """Silence a rule for a subject, or for ANY_SUBJECT, until a time; a time in the past ends a
+    silence. Return the number of active alerts that it concerns."""
     connection.execute(
         "INSERT OR REPLACE INTO alert_silences (rule, subject_kind, subject_id, until, actor) VALUES (?, ?, ?, ?, ?)",
         (rule, subject_kind, subject_id, until, actor),

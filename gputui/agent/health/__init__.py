@@ -1,5 +1,6 @@
 """Health of running attempts and of the machine: feeds the detectors, and writes what they observe.
 
-In: stored metrics lines, process table, logs and GPU samples. Out: observations, alerts, an early end of an attempt
-with its cause, the stack dump taken before it, the incident folder, bounded logs. Read `monitor` and `alerting` first.
+In: stored metrics lines, process table, logs and GPU samples. Out: observations, alerts, an early
+end of an attempt with its cause, the stack dump taken before it, the incident folder, bounded logs.
+Read `monitor` and `alerting` first.
 """

@@ -1,8 +1,9 @@
 """Alerts: evaluates the rules once a second, and writes what is raised and cleared.
 
-In: the current state of GPUs and host in memory, the courses of live attempts (`feed`), NCCL's errors. Out: rows,
-events, lines in the log, and notifications. The successor of a killed agent continues: active alerts are rows, and the
-remaining state is stored with every change and once a minute.
+In: the current state of GPUs and host in memory, the courses of live attempts (`feed`), NCCL's
+errors. Out: rows, events, lines in the log, and notifications. The successor of a killed agent
+continues: active alerts are rows, and the remaining state is stored with every change and once a
+minute.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def parse_state(text: str) -> SavedState | None:
 
 
 class RunRules(Struct, frozen=True):
-    """The rules for one run and its GPUs, by its profile. ``peak`` is the learning rate parameter of ``attempt``."""
+    """The rules for one run and its GPUs, by its profile. ``peak`` is the learning rate parameter
+    of ``attempt``."""
 
     rules: RuleSet
     schedule: RateSchedule | None = None
@@ -91,7 +93,8 @@ class RunRules(Struct, frozen=True):
 
 
 class Transition(Struct, frozen=True):
-    """A change of an alert, with its rule, the name of its subject, its run if any, and the time (UTC unix seconds)."""
+    """A change of an alert, with its rule, the name of its subject, its run if any, and the time
+    (UTC unix seconds)."""
 
     change: AlertChange
     rule: Rule
@@ -102,7 +105,8 @@ class Transition(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Freshness:
-    """Whether samples still arrive, by the monotonic clock: a jump of the wall clock does not make them old."""
+    """Whether samples still arrive, by the monotonic clock: a jump of the wall clock does not make
+    them old."""
 
     mark: float | None = None
     at: float = float("-inf")
@@ -127,7 +131,8 @@ class Alerting:
     due: float = float("-inf")
     looked_at: float | None = None
     saved_at: float = float("-inf")
-    # The rules as changed by the machine's file, which is read again when it changes, and for each followed run.
+    # The rules as changed by the machine's file, which is read again when it changes, and for each
+    # followed run.
     machine: RuleSet = field(default_factory=lambda: RULES)
     machine_delivery: Delivery | None = None
     runs: dict[str, RunRules] = field(default_factory=dict)
@@ -170,8 +175,8 @@ class Alerting:
         self.saved_at = self.context.monotonic()
 
     def turn(self) -> None:
-        """Evaluate the rules if that is due. Raises sqlite3.OperationalError if the database cannot be written; the
-        changes are kept for the next turn."""
+        """Evaluate the rules if that is due. Raises sqlite3.OperationalError if the database cannot
+        be written; the changes are kept for the next turn."""
         now = self.context.monotonic()
         if now < self.due:
             return
@@ -338,7 +343,8 @@ class Alerting:
             own = self._rules_of(run_id, None if live is None else live.record)
             observations = [Observation("nccl_errors", float(len(texts)), text=texts[-1] if texts else "")]
             if live is None or live.watched is None:
-                # Nothing is known before its lines were read; nothing applies to a run that does not train.
+                # Nothing is known before its lines were read; nothing applies to a run that does
+                # not train.
                 observations += [Observation(rule_id, applies=live is not None) for rule_id in _RUN_RULES]
             else:
                 watch = live.watched.watch
@@ -405,8 +411,8 @@ class Alerting:
 def _write_row(
     connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int], silences: Silences
 ) -> AlertView | None:
-    """Write a raised or cleared alert, and its event unless it is silenced or reported by other means; None if there
-    is nothing to write. ``ids`` are those of active alerts."""
+    """Write a raised or cleared alert, and its event unless it is silenced or reported by other
+    means; None if there is nothing to write. ``ids`` are those of active alerts."""
     key, rule = transition.change.key, transition.rule
     if transition.change.kind == "raised":
         return None if key in ids else _write_raised(connection, transition, ids, silences)

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from gputui.agent.jobs import Job
-from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot, progress_line
+from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
@@ -23,8 +23,8 @@ from gputui.store.database import open_reader
 from gputui.store.metrics.queries import FilePosition
 from gputui.store.metrics.watched import earlier_starts, ended_for_hang, newest_lines
 
-# Only the newest lines are read, so that a check is short even if lines arrive faster than a thousand a
-# second.
+# Only the newest lines are read, so that a check is short even if lines arrive faster than a
+# thousand a second.
 LINES_PER_LOOK = 2000
 HISTORY_LINES = 5000
 
@@ -77,7 +77,7 @@ def begin(
     watch = AttemptWatch(record, StepProgress(pace), clock, is_patient=is_patient)
     lines, cursor = newest_lines(connection, record.run_id, {}, HISTORY_LINES)
     for number in sorted({line.attempt for line in lines if line.attempt < record.number}):
-        StepProgress(pace).add(progress_line(line) for line in lines if line.attempt == number)
+        StepProgress(pace).add(line for line in lines if line.attempt == number)
     pending = watch.take(lines, clock)
     watch.had_lines = bool(lines)
     if stored is not None and stored.attempt == record.number:
@@ -103,7 +103,8 @@ def read_history(
 
 
 def take_snapshot(processes: Sequence[AttemptProcess], at: float, *, with_connections: bool = False) -> ProcessSnapshot:
-    """Read an attempt's processes, ``with_connections`` also whether its ranks have connections beyond it."""
+    """Read an attempt's processes, ``with_connections`` also whether its ranks have connections
+    beyond it."""
     ranks: dict[int | None, list[ProcessReading]] = {}
     others: list[ProcessReading] = []
     size = 1

@@ -1,7 +1,9 @@
-"""The incident folder: evidence, log tails, GPU samples and the decision, archived in the run's folder for people.
+"""The incident folder: evidence, log tails, GPU samples and the decision, archived in the run's
+folder for people.
 
-A job writes it after the decision. Nothing depends on it, so a full disk costs only the archive. The evidence is
-redacted when it is collected; here, secrets that are recognized by their form are redacted too.
+A job writes it after the decision. Nothing depends on it, so a full disk costs only the archive.
+The evidence is redacted when it is collected; here, secrets that are recognized by their form are
+redacted too.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ def start_archiving(archive: IncidentArchive, jobs: Jobs) -> None:
 
 
 def write(archive: IncidentArchive) -> None:
-    """Write the folder. Raises OSError, StoreError or sqlite3.Error and leaves what was written until then."""
+    """Write the folder. Raises OSError, StoreError or sqlite3.Error and leaves what was written
+    until then."""
     folder = incident_folder(archive.run_dir, archive.attempt)
     # The run's own folder is not created: it is missing if the run was removed.
     folder.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)

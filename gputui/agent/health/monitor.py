@@ -1,8 +1,9 @@
-"""The health monitor of live attempts: feeds their detectors, and writes and acts on what they observe.
+"""The health monitor of live attempts: feeds their detectors, and writes and acts on what they
+observe.
 
-While metrics lines arrive, processes are read only for their memory. A finding is reported once. If the
-run's policy says so, it ends the attempt: the intent is stored first, then stacks are dumped, then the
-attempt is ended.
+While metrics lines arrive, processes are read only for their memory. A finding is reported once. If
+the run's policy says so, it ends the attempt: the intent is stored first, then stacks are dumped,
+then the attempt is ended.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.feed import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
+from gputui.agent.health.gpu_faults import lost_gpu
 from gputui.agent.health.stack_dump import DEADLINE_SECONDS, StackDump, incident_folder
 from gputui.agent.health.unread_metrics import makes_group, missing_metrics, trace_of
 from gputui.agent.lifecycle import attempt_launch
@@ -39,7 +41,7 @@ from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints
 from gputui.store.attempts import read_attempts
-from gputui.store.events import add_event
+from gputui.store.events import EventKind, Severity, add_event
 from gputui.store.metrics.step_times import StepTimes
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
@@ -48,6 +50,8 @@ from gputui.store.runs import get_run
 log = logging.getLogger(__name__)
 
 MEMORY_SECONDS = 30.0
+# A lost GPU ends an attempt that makes no progress for so long.
+LOST_SECONDS = 20.0
 # Interval of the checks for a process group, from the first step until one is found.
 GROUP_SECONDS = 15.0
 UNGROUPED_CHECKS = 3
@@ -107,7 +111,8 @@ class HealthMonitor:
                     break
 
     def _check_guarded(self, attempt: LiveAttempt) -> None:
-        """Check one attempt; an unexpected error must end neither the agent nor the checks of other runs."""
+        """Check one attempt; an unexpected error must end neither the agent nor the checks of other
+        runs."""
         try:
             self._check(attempt)
         except sqlite3.Error:
@@ -138,6 +143,7 @@ class HealthMonitor:
             return
         self._feed(attempt, watched, resolved)
         if watched.ending is None:
+            self._look_for_lost_gpu(attempt, watched, resolved.policy)
             self._look_for_hang(attempt, watched, resolved.policy)
         self._look_for_metrics(watched, resolved.spec)
         self._look_for_group(attempt, watched, resolved.spec)
@@ -154,7 +160,8 @@ class HealthMonitor:
             self._look_for_leak(attempt, watched, resolved)
 
     def _begun(self, attempt: LiveAttempt) -> WatchedAttempt | None:
-        """The attempt's state from the store; None while a job reads it, which takes long for a long run."""
+        """The attempt's state from the store; None while a job reads it, which takes long for a
+        long run."""
         if attempt.history is None:
             context, record = self.context, attempt.record
             clocks = context.monotonic(), context.now()
@@ -167,7 +174,8 @@ class HealthMonitor:
         return history.result()
 
     def _remember(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:
-        """Take over the findings of a former agent: do not report them again, and end the attempt if it meant to."""
+        """Take over the findings of a former agent: do not report them again, and end the attempt
+        if it meant to."""
         record = watched.watch.record
         for row in observations(self.context.connection, record.run_id, record.number):
             watched.reported.add(row.kind)
@@ -191,6 +199,23 @@ class HealthMonitor:
         if watch.progress_at > before:
             watch.note_power(self._gpus())
 
+    def _look_for_lost_gpu(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
+        """Report once that an attempt waits for a GPU that is lost, and end it. A rank that lost
+        its GPU fails within seconds, unless it hangs in the driver."""
+        record, now = watched.watch.record, self.context.now()
+        is_quiet = self.context.monotonic() - watched.watch.progress_at >= LOST_SECONDS
+        if not record.gpus or not is_quiet or "gpu_unresponsive" in watched.reported:
+            return
+        lost = lost_gpu(self.context.connection, record, now - LOST_SECONDS, now)
+        if lost is None:
+            return
+        watched.reported.add("gpu_unresponsive")
+        quiet = f"{lost.text}; no step was made for {LOST_SECONDS:.0f} s"
+        text = f"{quiet}: ending this attempt" if policy.enabled else quiet
+        self._tell(watched, "gpu_unresponsive", text, is_error=True)
+        if policy.enabled:
+            attempt.executor.ask_to_end(at_once=True)
+
     def _look_for_hang(self, attempt: LiveAttempt, watched: WatchedAttempt, policy: Policy) -> None:
         watch, now = watched.watch, self.context.monotonic()
         quiet = silence(watch.progress, now - watch.progress_at, policy.hang_after_seconds)
@@ -201,11 +226,12 @@ class HealthMonitor:
             self._processes(attempt), self.context.monotonic(), with_connections=not quiet.is_overdue
         )
         verdict, is_certain = watch.assess(snapshot, self._gpus(), quiet, policy.hang_after_seconds)
-        if verdict is not None and (is_certain or not verdict.is_stuck):
-            self._act_on(attempt, watched, verdict.observation(quiet, watch.progress.step), policy)
+        if verdict is not None and is_certain:
+            self._act_on(attempt, watched, verdict, policy)
 
     def _look_for_metrics(self, watched: WatchedAttempt, spec: RunSpec) -> None:
-        """Report once why a run that trains has no metrics line; it would look like one that is starting."""
+        """Report once why a run that trains has no metrics line; it would look like one that is
+        starting."""
         if watched.watch.had_lines or not spec.metrics or "no_metrics" in watched.reported:
             return
         now, record = self.context.monotonic(), watched.watch.record
@@ -228,8 +254,9 @@ class HealthMonitor:
             watched.metrics_search = self.context.jobs.start(name, work, deadline_seconds=60.0)
 
     def _look_for_group(self, attempt: LiveAttempt, watched: WatchedAttempt, spec: RunSpec) -> None:
-        """Report once that the ranks have made no process group although their script's text makes one. A member of a
-        group has a connection to its store or to another rank; a rank with any connection counts as a member."""
+        """Report once that the ranks have made no process group although their script's text makes
+        one. A member of a group has a connection to its store or to another rank; a rank with any
+        connection counts as a member."""
         now, progress = self.context.monotonic(), watched.watch.progress
         is_over = watched.is_grouped or "no_group" in watched.reported
         if is_over or not progress.lines or now < watched.group_at + GROUP_SECONDS:
@@ -256,8 +283,8 @@ class HealthMonitor:
                 self._show(watched, Observation("no_group", text=text, since=progress.step))
 
     def _look_at_start(self, watched: WatchedAttempt) -> None:
-        """Report once that the script loaded a later checkpoint than it was given: one that is passed over, perhaps
-        because it was written after a NaN."""
+        """Report once that the script loaded a later checkpoint than it was given: one that is
+        passed over, perhaps because it was written after a NaN."""
         record = watched.watch.record
         if watched.is_start_known or record.resumed_from is None or watched.watch.progress.lines < START_LINES:
             return
@@ -295,7 +322,8 @@ class HealthMonitor:
             self._show(watched, seen)
 
     def _gpus(self) -> Mapping[str, GpuSample]:
-        """Current samples of the GPUs of single attempts; none of simulated GPUs, whose load is not the ranks'."""
+        """Current samples of the GPUs of single attempts; none of simulated GPUs, whose load is not
+        the ranks'."""
         if self.context.workspace.scenario.exists():
             return {}
         return {uuid: sample for uuid, sample in self.context.recorder.fast.items() if uuid not in self.shared}
@@ -334,15 +362,16 @@ class HealthMonitor:
 
     def _add_event(self, watched: WatchedAttempt, kind: str, rank: int | None, text: str, *, ends: bool) -> None:
         who = "" if rank is None else f", rank {rank}"
+        self._tell(watched, "observation", f"{FINDINGS[kind].head}{who}: {clean(text)}", is_error=ends, key=kind)
+
+    def _tell(
+        self, watched: WatchedAttempt, kind: EventKind, text: str, *, is_error: bool, key: str | None = None
+    ) -> None:
+        record, now = watched.watch.record, self.context.now()
+        severity: Severity = "error" if is_error else "warning"
+        run_id, attempt = record.run_id, record.number
         add_event(
-            self.context.connection,
-            "observation",
-            f"{FINDINGS[kind].head}{who}: {clean(text)}",
-            now=self.context.now(),
-            key=kind,
-            severity="error" if ends else "warning",
-            run_id=watched.watch.record.run_id,
-            attempt=watched.watch.record.number,
+            self.context.connection, kind, text, now=now, key=key, severity=severity, run_id=run_id, attempt=attempt
         )
 
     def _begin_end(self, attempt: LiveAttempt, watched: WatchedAttempt) -> None:

@@ -31,7 +31,8 @@ class NcclLogs:
     due: float = float("-inf")
 
     def turn(self, now: float, records: Iterable[Attempt]) -> dict[str, list[str]]:
-        """New messages since the last check, by run; ``now`` is monotonic. Attempts with one GPU are skipped."""
+        """New messages since the last check, by run; ``now`` is monotonic. Attempts with one GPU
+        are skipped."""
         if now < self.due:
             return {}
         self.due = now + LOOK_SECONDS

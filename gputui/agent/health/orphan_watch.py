@@ -12,15 +12,16 @@ from gputui.runs import orphans, repository
 from gputui.runs.identity import ProcessIdentity
 from gputui.store.events import add_event, has_event
 
-# An orphan is reported when the second scan finds it: by then, processes of an attempt that just ended are gone.
+# An orphan is reported when the second scan finds it: by then, processes of an attempt that just
+# ended are gone.
 LOOK_SECONDS = 30.0
 DEADLINE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class OrphanWatch:
-    """Reports each orphan once, when two scans in a row find it: a process may outlive its attempt for a moment.
-    ``seen`` are the orphans of the last scan."""
+    """Reports each orphan once, when two scans in a row find it: a process may outlive its attempt
+    for a moment. ``seen`` are the orphans of the last scan."""
 
     context: AgentContext
     next_at: float = 0.0
@@ -29,8 +30,8 @@ class OrphanWatch:
     scan: Job[list[orphans.MarkedProcess]] | None = None
 
     def turn(self, now: float) -> None:
-        """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises sqlite3.Error, or OSError if
-        procfs cannot be read."""
+        """Start a scan if it is due, and report its results; ``now`` is monotonic. Raises
+        sqlite3.Error, or OSError if procfs cannot be read."""
         if self.scan is None and now >= self.next_at:
             self.next_at = now + LOOK_SECONDS
             find = partial(orphans.find_marked, self.context.workspace.runs)

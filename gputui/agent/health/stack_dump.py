@@ -1,8 +1,9 @@
 """Stack dumps of a hung attempt, taken by a job before the attempt is ended.
 
-SIGABRT makes a process dump its stacks: gputui sets PYTHONFAULTHANDLER for every attempt, whose handler writes the
-stacks of all threads to standard error from C, even while Python waits in a collective, and then ends the process. The
-signal is sent only to processes that handle it. The dump is redacted and bounded like all evidence.
+SIGABRT makes a process dump its stacks: gputui sets PYTHONFAULTHANDLER for every attempt, whose
+handler writes the stacks of all threads to standard error from C, even while Python waits in a
+collective, and then ends the process. The signal is sent only to processes that handle it. The dump
+is redacted and bounded like all evidence.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class StackDump:
         self._stacks: dict[int, Stack] = {}
 
     def write(self) -> tuple[int | None, str] | None:
-        """Write the dump, and return the rank that holds up the others, as `lagging_rank` does. Afterwards the ranks
-        have ended, unless they took longer than ABORT_SECONDS."""
+        """Write the dump, and return the rank that holds up the others, as `lagging_rank` does.
+        Afterwards the ranks have ended, unless they took longer than ABORT_SECONDS."""
         ranks = [process for process in self._processes if process.rank is not None]
         try:
             self._folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
@@ -79,13 +80,15 @@ class StackDump:
         return len(content)
 
     def _note_stack(self, rank: int | None, text: str) -> None:
-        """Keep the rank's own stack of a dump that may also have those of its data loader's workers."""
+        """Keep the rank's own stack of a dump that may also have those of its data loader's
+        workers."""
         for stack in main_stacks(text):
             if rank is not None and not any(frame.function == "_worker_loop" for frame in stack):
                 self._stacks.setdefault(rank, stack)
 
     def _spy(self, targets: Sequence[AttemptProcess]) -> Iterator[str]:
-        """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for each process."""
+        """Write stacks by py-spy, if it is installed and permitted; yield a line on the result for
+        each process."""
         program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
         if program is None:
             yield "py-spy is not installed; the stacks are those that Python itself wrote, at the end of the logs here"
@@ -133,14 +136,17 @@ class StackDump:
 
 
 def abort(targets: Sequence[AttemptProcess], launchers: Sequence[ProcessIdentity] = ()) -> None:
-    """Make processes write their stacks and end; return when they have, or after at most twice ABORT_SECONDS."""
-    # A launcher that sees one rank end would send SIGTERM to the others before they have written their stacks.
+    """Make processes write their stacks and end; return when they have, or after at most twice
+    ABORT_SECONDS."""
+    # A launcher that sees one rank end would send SIGTERM to the others before they have written
+    # their stacks.
     for process in launchers:
         send_signal(process, signal.SIGSTOP)
     pids = {target.pid for target in targets}
     started = {pid for pid in pids if (stat := read_stat(pid)) is not None and stat.parent_pid in pids}
     try:
-        # A rank and the processes that it started share a log, where stacks written at the same time would mix.
+        # A rank and the processes that it started share a log, where stacks written at the same
+        # time would mix.
         _abort([target.identity for target in targets if target.pid not in started])
         _abort([target.identity for target in targets if target.pid in started])
     finally:
@@ -162,8 +168,8 @@ def _abort(targets: Sequence[ProcessIdentity]) -> None:
 
 
 def _without_core(process: ProcessIdentity) -> None:
-    """Disable the process's core dump, which may be gigabytes. A limit of 1 byte also disables handlers that receive
-    dumps through a pipe, which 0 does not: core(5)."""
+    """Disable the process's core dump, which may be gigabytes. A limit of 1 byte also disables
+    handlers that receive dumps through a pipe, which 0 does not: core(5)."""
     try:
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_CORE)
         soft = 1 if hard == resource.RLIM_INFINITY or hard >= 1 else 0

@@ -1,4 +1,5 @@
-"""Detects from a run's files that it trains without metrics, and that its script makes a process group."""
+"""Detects from a run's files that it trains without metrics, and that its script makes a process
+group."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ _GROUP = re.compile(
 
 
 class TrainingTrace(Struct, frozen=True):
-    """Traces of training: the output files of the attempt's first rank and its checkpoints. ``where`` describes the
-    sources of metrics in the profile. ``since`` (unix seconds) is the attempt's begin."""
+    """Traces of training: the output files of the attempt's first rank and its checkpoints.
+    ``where`` describes the sources of metrics in the profile. ``since`` (unix seconds) is the
+    attempt's begin."""
 
     outputs: tuple[Path, ...]
     checkpoints: Path | None
@@ -48,8 +50,9 @@ def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> Traini
 
 
 def missing_metrics(trace: TrainingTrace) -> str | None:
-    """A sentence once the attempt has saved a checkpoint or printed PRINTED_LINES lines; None before. Call it in a job,
-    because folders may be slow, and only while there is no metrics line."""
+    """A sentence once the attempt has saved a checkpoint or printed PRINTED_LINES lines; None
+    before. Call it in a job, because folders may be slow, and only while there is no metrics
+    line."""
     if trace.checkpoints is not None:
         try:
             newest = next(iter(look_in(trace.checkpoints, trace.pattern, most=1)), None)
@@ -63,7 +66,8 @@ def missing_metrics(trace: TrainingTrace) -> str | None:
 
 
 def makes_group(spec: RunSpec) -> bool:
-    """Whether the text of the run's script makes a process group or wraps a model in one. Call it in a job."""
+    """Whether the text of the run's script makes a process group or wraps a model in one. Call it
+    in a job."""
     scripts = [Path(spec.workdir, word) for word in spec.program if word.endswith(".py")]
     return any(_GROUP.search(text) for text in _readable(scripts[:1]))
 

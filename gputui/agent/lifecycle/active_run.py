@@ -35,16 +35,6 @@ UNKILLABLE_SECONDS = 30.0
 # --- an attempt -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class GpuProgress:
-    """The newest step of an attempt and the time when it was first seen (monotonic). ``is_ending``: the attempt is
-    being ended because it lost a GPU."""
-
-    step: int | None
-    moved_at: float
-    is_ending: bool = False
-
-
 class CheckpointScan(NamedTuple):
     """Result of a scan: the real path of the folder and the updated ledger. ``is_recorded``: the folder contains the
     record that tells other runs about the live attempt."""
@@ -81,7 +71,6 @@ class LiveAttempt:
     watched: WatchedAttempt | None = None
     # Health checks are skipped until then after an unexpected error (monotonic).
     unwatched_until: float = float("-inf")
-    gpu_progress: GpuProgress | None = None
     checkpoint_watch: CheckpointWatch | None = None
     # The stored placement; None on this machine, or before the first report.
     placement: PlacementView | None = None

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier, Parts
-from gputui.agent.health.gpu_faults import GpuFaults
-from gputui.agent.health.log_quota import AttemptFolder
+from gputui.agent.health.log_bounds import AttemptFolder
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle import attempt_launch, execution, postmortem, profile_phases, sweep
@@ -85,7 +84,6 @@ class Supervisor:
     parts: Parts = field(init=False)
     release: GpuRelease = field(init=False)
     health: HealthMonitor = field(init=False)
-    gpu_faults: GpuFaults = field(init=False)
     admission: Admission = field(init=False)
     waits: RecoveryWaits = field(init=False)
     outbox: Outbox = field(init=False)
@@ -99,7 +97,6 @@ class Supervisor:
         self.guard = ErrorBarrier(context, self.runs)
         self.parts = Parts(self.guard)
         self.release = GpuRelease(context, self.runs, GpuLocks.of(context.workspace))
-        self.gpu_faults = GpuFaults(context)
         self.resume_checks = ResumeChecks(context, self.runs, partial(give_up, context))
         self.admission = Admission(
             context, self.runs, self.guard, self.release, self._spawn, self.resume_checks.may_start
@@ -292,7 +289,6 @@ class Supervisor:
         parts.do("watching", lambda: self.health.turn(running))
         parts.do("checkpoints", lambda: self.surveys.turn(running))
         parts.do("phases", lambda: self._end_phases(running))
-        parts.do("GPU trouble", lambda: self.gpu_faults.turn(running))
         parts.do("notices", self.outbox.turn)
         is_one_drained = parts.do("draining", self.release.turn)
         is_one_over = parts.do("waits", self.waits.turn)

@@ -28,11 +28,10 @@ from gputui.recovery.watch.silence import (
     LONGEST_GAP_SECONDS,
     Doing,
     GpuActivity,
-    ProgressLine,
     ProgressSilence,
     StepProgress,
-    Verdict,
     doing,
+    is_stuck,
     judge,
 )
 from gputui.runs.process_readings import ProcessReading
@@ -55,9 +54,9 @@ STUCK_AFTER_WORK_SECONDS = 24.0
 class ProcessSnapshot:
     """The processes of an attempt at one time.
 
-    ``ranks`` are those with a rank, or without any such, all of them as rank None; ``others`` are the rest,
-    such as torchrun. ``is_closed``: no rank has a connection to another machine or to a program that is not
-    the attempt's.
+    ``ranks`` are those with a rank, or without any such, all of them as rank None; ``others`` are
+    the rest, such as torchrun. ``is_closed``: no rank has a connection to another machine or to a
+    program that is not the attempt's.
     """
 
     at: float
@@ -107,8 +106,8 @@ class AttemptWatch:
     powers: dict[str, deque[float]] = field(default_factory=dict)
 
     def take(self, lines: Iterable[WatchedLine], clock: float, arrived_at: float | None = None) -> list[Observation]:
-        """Take in the attempt's next lines; return what their numbers show. ``arrived_at`` (unix seconds)
-        replaces missing timestamps; None for lines that arrived without an agent."""
+        """Take in the attempt's next lines; return what their numbers show. ``arrived_at`` (unix
+        seconds) replaces missing timestamps; None for lines that arrived without an agent."""
         own = [line for line in lines if line.attempt == self.record.number]
         if not own:
             return []
@@ -116,7 +115,7 @@ class AttemptWatch:
         before, silent = self.progress.lines, clock - self.progress_at
         # Lines that arrived without an agent have only the script's timestamps.
         at_most = LONGEST_GAP_SECONDS if arrived_at is None else silent + LOOK_SECONDS
-        if self.progress.add((progress_line(line, arrived_at) for line in own), at_most):
+        if self.progress.add(own, arrived_at, at_most):
             if before and arrived_at is not None:
                 # Timestamps of buffered lines hide the silence before their arrival.
                 self.progress.pace.add_gap(max(0.0, silent - LOOK_SECONDS), before)
@@ -148,14 +147,15 @@ class AttemptWatch:
 
     @property
     def lone_rank(self) -> int | None:
-        """The rank beyond 0 that all lines name, if one does and there are enough of them; else None."""
+        """The rank beyond 0 that all of enough lines name, or None."""
         (rank,) = self.line_ranks if len(self.line_ranks) == 1 else (None,)
         return rank or None if self.step_lines >= LONE_RANK_LINES else None
 
     # --- silence ------------------------------------------------------------------------------------------------------
 
     def restart_silence(self, clock: float) -> None:
-        """Measure the silence from now on, after progress or after a time when none could be seen."""
+        """Measure the silence from now on, after progress or after a time when none could be
+        seen."""
         self.progress_at = clock
         self.forget_looks()
         self.worked = False
@@ -175,9 +175,9 @@ class AttemptWatch:
 
     def assess(
         self, snapshot: ProcessSnapshot, samples: Mapping[str, GpuSample], quiet: ProgressSilence, hang_after: float
-    ) -> tuple[Verdict | None, bool]:
-        """The verdict on a silence, and whether it is certain, which means that every check found the attempt
-        stuck for long enough. ``hang_after`` is the policy's, in seconds."""
+    ) -> tuple[Observation | None, bool]:
+        """The verdict on a silence, and whether it is certain: a hang is if every check found the
+        attempt stuck for long enough. ``hang_after`` is the policy's, in seconds."""
         doings = self._doings(snapshot, samples)
         if doings is None:
             return None, False
@@ -193,15 +193,15 @@ class AttemptWatch:
             is_closed=not self.was_open,
             is_patient=self.is_patient,
         )
-        if verdict is None or not verdict.is_stuck:
+        if verdict is None or not is_stuck(verdict):
             self.stuck_since = None
             self.worked = self.worked or verdict is not None
-            return verdict, False
+            return verdict, verdict is not None
         if self.stuck_since is None:
             self.stuck_since = snapshot.at
         needed = min(STUCK_AFTER_WORK_SECONDS if self.worked else STUCK_SECONDS, hang_after)
         if not quiet.is_overdue:
-            needed = verdict.for_seconds
+            needed = verdict.hold_seconds
         is_time = quiet.is_overdue or quiet.may_be_evident
         return verdict, is_time and snapshot.at - self.stuck_since >= needed
 
@@ -239,8 +239,3 @@ class AttemptWatch:
         """Add a sample; return the leak that the samples show, if any."""
         self.memory.append(sample)
         return find_leak(tuple(self.memory))
-
-
-def progress_line(line: WatchedLine, arrived_at: float | None = None) -> ProgressLine:
-    """The part of a line that tells about progress; ``arrived_at`` replaces a missing timestamp."""
-    return ProgressLine(line.step, arrived_at if line.at is None else line.at, line.event)

@@ -1,9 +1,10 @@
 """The course of an attempt's metrics, and what the rules see of it.
 
-Pure, and a value that can be stored for the next agent. The loss of a step is noisy: the best of many values is only
-the luckiest one. A slowly falling loss would never beat it, and on a plateau luck alone finds a new best now and then.
-So a loss has improved if both of these hold: its mean over half the patience is lower than any before, and the
-regression line over twice the patience falls significantly.
+Pure, and a value that can be stored for the next agent. The loss of a step is noisy: the best of
+many values is only the luckiest one. A slowly falling loss would never beat it, and on a plateau
+luck alone finds a new best now and then. So a loss has improved if both of these hold: its mean
+over half the patience is lower than any before, and the regression line over twice the patience
+falls significantly.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from gputui.recovery.watch.rules import RULES, Observation, RuleSet
 PATIENCE_BLOCKS = 10
 MEAN_BLOCKS = 5
 LINE_BLOCKS = 20
-# A falling slope is this many standard errors below zero. In simulations (tests/recovery/watch) luck
-# ends a plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps is never
-# taken for a plateau.
+# A falling slope is this many standard errors below zero. In simulations (tests/recovery/watch)
+# luck ends a plateau about once in 20 000 steps, and a fall by a fifth of the noise in 1000 steps
+# is never taken for a plateau.
 MIN_ERRORS = 1.5
 # The smallest improvement, as a share of the best value.
 MIN_IMPROVEMENT = 1e-4
@@ -49,8 +50,8 @@ SKIPPED_EVENT = "sample_skipped"
 
 
 class BestLoss(Struct):
-    """The best value of a metric to minimize, its place in steps, epochs and seconds of training, and
-    the first value."""
+    """The best value of a metric to minimize, its place in steps, epochs and seconds of training,
+    and the first value."""
 
     value: float | None = None
     step: int | None = None
@@ -69,8 +70,8 @@ class BestLoss(Struct):
 
 
 class LossCourse(Struct):
-    """The means of the newest blocks of steps, and the best. ``blocks_since`` counts those after it;
-    ``begin``, ``total`` and ``count`` are of the block that is not over."""
+    """The means of the newest blocks of steps, and the best. ``blocks_since`` counts those after
+    it; ``begin``, ``total`` and ``count`` are of the block that is not over."""
 
     blocks: list[float] = field(default_factory=list)
     begin: int | None = None
@@ -127,9 +128,11 @@ EXPECTED_METRICS = ("lr_expected", "lr_scheduled")
 
 
 class RateSchedule(Struct, frozen=True):
-    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at ``total_steps``.
+    """A rise from 0 to ``peak`` over ``warmup_steps``, then ``shape`` down to ``final`` at
+    ``total_steps``.
 
-    None takes the value of the run: its learning-rate parameter, and the ``total_steps`` that it reports.
+    None takes the value of the run: its learning-rate parameter, and the ``total_steps`` that it
+    reports.
     """
 
     shape: Shape
@@ -158,8 +161,9 @@ class RateSchedule(Struct, frozen=True):
 def expected_rate(
     schedule: RateSchedule | None, step: int | None, values: Mapping[str, float], peak: float | None
 ) -> tuple[float, float] | None:
-    """The range of the learning rate at ``step``: the value that the script reports, else the profile's
-    schedule at this step and its neighbours, because scripts count before or after the step."""
+    """The range of the learning rate at ``step``: the value that the script reports, else the
+    profile's schedule at this step and its neighbours, because scripts count before or after the
+    step."""
     for name in EXPECTED_METRICS:
         if name in values:
             return (values[name], values[name]) if math.isfinite(values[name]) else None
@@ -222,7 +226,8 @@ class MetricsCourse(Struct):
         self.trained_seconds += waited
         if step is not None:
             if self.step is not None and step < self.step:
-                # It went back to a checkpoint, or to a new phase, so earlier best values do not count.
+                # It went back to a checkpoint, or to a new phase, so earlier best values do not
+                # count.
                 self.loss, self.validation = LossCourse(), BestLoss()
             self.step = step
         self.values.update(values)
@@ -260,8 +265,8 @@ class MetricsCourse(Struct):
     ) -> Iterator[Observation]:
         """Yield an observation for each rule about runs but NCCL's errors.
 
-        ``is_fresh``: a line arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the run's learning
-        rate parameter.
+        ``is_fresh``: a line arrived within OLD_SECONDS. ``schedule`` is the profile's, ``peak`` the
+            run's learning rate parameter.
         """
         self.patience_steps = rules["no_improvement"].limits["steps"]
         values = self.values if is_fresh else {}
@@ -317,8 +322,8 @@ class MetricsCourse(Struct):
         return Observation("slow_steps", 1000.0 * seconds, limit, f"; it was about {own:.0f} ms before")
 
     def _data_wait(self, rules: RuleSet) -> Observation:
-        """The time that a step waits for data, in milliseconds. Its limit is at least a share of the
-        step time, if that is known."""
+        """The time that a step waits for data, in milliseconds. Its limit is at least a share of
+        the step time, if that is known."""
         wait, step, limits = self.data_time.value, self.step_time.value, rules["data_wait"].limits
         if wait is None:
             return Observation("data_wait")
@@ -328,8 +333,8 @@ class MetricsCourse(Struct):
         return Observation("data_wait", 1000.0 * wait, limit, f", {100.0 * wait / step:.0f} % of a step")
 
     def _skipped_percent(self) -> float | None:
-        """The samples of this attempt that could not be read, by the metrics ``skipped_samples`` and
-        ``samples``, else by counted events; None for less than MIN_SAMPLES."""
+        """The samples of this attempt that could not be read, by the metrics ``skipped_samples``
+        and ``samples``, else by counted events; None for less than MIN_SAMPLES."""
         samples = self.values.get("samples")
         if samples is None or not math.isfinite(samples):
             return None

@@ -24,19 +24,21 @@ class Key(NamedTuple):
 
 
 class RuleState(Struct):
-    """The state of one rule for one subject. ``met_seconds``: time beyond the limit; ``well_seconds``: time back since
-    it was raised; ``rest_seconds``: the remaining cool-down. Times with an unknown value do not count."""
+    """The state of one rule for one subject.
+
+    ``seconds``: time beyond the limit, or time back if the alert is raised; ``rest_seconds``: the
+    remaining cool-down. Times with an unknown value do not count.
+    """
 
     raised: bool = False
-    met_seconds: float = 0.0
-    well_seconds: float = 0.0
+    seconds: float = 0.0
     rest_seconds: float = 0.0
     last: Literal["met", "well", "between", "unknown"] = "unknown"
 
     @property
     def is_quiet(self) -> bool:
         """Whether the state can be dropped."""
-        return not self.raised and self.met_seconds == 0 and self.rest_seconds == 0 and self.last != "met"
+        return not self.raised and self.seconds == 0 and self.rest_seconds == 0 and self.last != "met"
 
 
 class AlertChange(Struct, frozen=True):
@@ -72,8 +74,8 @@ class Engine:
         return [key for key, state in self.states.items() if state.raised]
 
     def adopt(self, states: Iterable[tuple[Key, RuleState]], raised: Collection[Key]) -> None:
-        """Continue the stored ``states`` of a former agent, of which exactly ``raised`` are raised. The time and the
-        values in between are unknown."""
+        """Continue the stored ``states`` of a former agent, of which exactly ``raised`` are raised.
+        The time and the values in between are unknown."""
         self.states = {key: state for key, state in states if state.raised == (key in raised)}
         for key in raised:
             self.states.setdefault(key, RuleState(raised=True))
@@ -88,36 +90,28 @@ class Engine:
 
 
 def _step(state: RuleState, rule: Rule, key: Key, seen: Observation, elapsed: float) -> AlertChange | None:
-    if not rule.enabled:
-        return _clear(state, rule, key, seen, "the rule is off")
-    if not seen.applies:
-        return _clear(state, rule, key, seen, "no longer applies")
-    if seen.value is None:
-        state.last = "unknown"
-        return None
-    before, state.last = state.last, _zone(seen, rule)
-    if state.last == "met":
-        state.well_seconds = 0.0
+    if not rule.enabled or not seen.applies:
+        return _clear(state, rule, key, seen, "no longer applies" if rule.enabled else "the rule is off")
+    before, state.last = state.last, "unknown" if seen.value is None else _zone(seen, rule)
+    awaited = "well" if state.raised else "met"
+    if state.last != awaited:
         # Time with an unknown value does not count, but time before it does.
-        state.met_seconds += elapsed if before == "met" else 0.0
-        if not state.raised and state.met_seconds >= rule.for_seconds and state.rest_seconds == 0:
-            state.raised = True
-            return AlertChange(key, "raised", seen)
+        state.seconds = state.seconds if state.last == "unknown" else 0.0
         return None
-    state.met_seconds = 0.0
-    if state.last == "between" or not state.raised:
-        state.well_seconds = 0.0
+    state.seconds += elapsed if before == awaited else 0.0
+    if state.raised:
+        is_back = state.seconds >= rule.clear_seconds
+        return _clear(state, rule, key, seen, "back to normal") if is_back else None
+    if state.seconds < rule.for_seconds or state.rest_seconds > 0:
         return None
-    state.well_seconds += elapsed if before == "well" else 0.0
-    is_back = state.well_seconds >= rule.clear_seconds
-    return _clear(state, rule, key, seen, "back to normal") if is_back else None
+    state.raised, state.seconds = True, 0.0
+    return AlertChange(key, "raised", seen)
 
 
 def _clear(state: RuleState, rule: Rule, key: Key, seen: Observation, why: str) -> AlertChange | None:
     was_raised = state.raised
-    if was_raised:
-        state.rest_seconds = rule.cooldown_seconds
-    state.raised, state.met_seconds, state.well_seconds, state.last = False, 0.0, 0.0, "unknown"
+    rest = rule.cooldown_seconds if was_raised else state.rest_seconds
+    state.raised, state.seconds, state.rest_seconds, state.last = False, 0.0, rest, "unknown"
     return AlertChange(key, "cleared", seen, why) if was_raised else None
 
 
@@ -126,12 +120,11 @@ def _zone(seen: Observation, rule: Rule) -> Literal["met", "well", "between"]:
         return "met"
     assert seen.value is not None
     if rule.below:
-        return "well" if seen.value >= seen.limit + rule.hysteresis else "between"
-    back = seen.limit - rule.hysteresis
-    if seen.limit > 0:
+        is_well = seen.value >= seen.limit + rule.hysteresis
+    else:
         # A hysteresis wider than the scale (2 with a limit of 1) must not keep an alert for ever.
-        back = max(back, 0.5 * seen.limit)
-    return "well" if seen.value <= back else "between"
+        is_well = seen.value <= max(seen.limit - rule.hysteresis, 0.5 * seen.limit)
+    return "well" if is_well else "between"
 
 
 def _is_beyond(seen: Observation, rule: Rule) -> bool:

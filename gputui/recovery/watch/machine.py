@@ -49,7 +49,8 @@ class Mean(Struct):
     weight: float = 0.0
 
     def add(self, value: float | None, elapsed_seconds: float) -> None:
-        """Add a value, ``elapsed_seconds`` after the previous one; unknown and non-finite values are ignored."""
+        """Add a value, ``elapsed_seconds`` after the previous one; unknown and non-finite values
+        are ignored."""
         if value is None or not math.isfinite(value):
             return
         share = 1.0 - math.exp(-elapsed_seconds / self.span_seconds)
@@ -141,14 +142,16 @@ class GpuWatch(Struct):
         yield self._power_trend(now.power_watts, elapsed, rules)
 
     def _new_errors(self, slow: GpuSlowSample | None) -> Observation:
-        """New uncorrected memory errors; none with the first count and with a smaller one (the driver was reloaded)."""
+        """New uncorrected memory errors; none with the first count and with a smaller one (the
+        driver was reloaded)."""
         if slow is None or slow.ecc_uncorrected is None:
             return Observation("ecc")
         before, self.errors = self.errors, slow.ecc_uncorrected
         return Observation("ecc", float(max(0, self.errors - (self.errors if before is None else before))))
 
     def _throttled(self, reasons: tuple[str, ...] | None, elapsed: float, rules: RuleSet) -> Observation:
-        """The share of the last minute in which one of the `TROUBLE` reasons held the clocks back."""
+        """The share of the last minute in which one of the `TROUBLE` reasons held the clocks
+        back."""
         if reasons is None:
             return Observation("gpu_throttled")
         harmful = [reason for reason in reasons if reason in TROUBLE]
@@ -158,7 +161,8 @@ class GpuWatch(Struct):
         return Observation("gpu_throttled", share, limit, f": {', '.join(harmful)}" if harmful else "")
 
     def _power_trend(self, watts: float | None, elapsed: float, rules: RuleSet) -> Observation:
-        """The change in percent between the hour before and the last minutes, within one attempt."""
+        """The change in percent between the hour before and the last minutes, within one
+        attempt."""
         if self.attempt is None:
             return Observation("power_trend", applies=False)
         self.power.add(watts, elapsed)
@@ -178,7 +182,8 @@ class HostWatch(Struct):
     memory: list[MemorySample] = msgspec.field(default_factory=list)
 
     def observe(self, sample: HostSample | None, rules: RuleSet) -> Iterator[Observation]:
-        """Take in the newest sample (None if it is outdated); yield an observation for each rule about the host."""
+        """Take in the newest sample (None if it is outdated); yield an observation for each rule
+        about the host."""
         now = sample or HostSample(0.0)
         yield _share("host_memory", now.memory_used_bytes, now.memory_total_bytes, rules)
         yield self._growth(now, rules)
@@ -216,7 +221,8 @@ def _row_remap(slow: GpuSlowSample | None) -> Observation:
 
 
 def _heat(celsius: float | None, slowdown: float | None, rules: RuleSet) -> Observation:
-    """The temperature. Its limit is the fixed one or the one below the driver's slowdown limit, whichever is lower."""
+    """The temperature. Its limit is the fixed one or the one below the driver's slowdown limit,
+    whichever is lower."""
     limits = rules["gpu_hot"].limits
     limit, text = limits["above_celsius"], ""
     if slowdown is not None and slowdown >= MIN_SLOWDOWN_CELSIUS and slowdown - limits["margin_celsius"] < limit:

@@ -1,7 +1,8 @@
 """Detectors of anomalous numbers: NaN losses, loss and gradient spikes, slow ranks, growing memory.
 
 Pure. Those of metrics are fed line by line and report once. The numbers of spikes, stragglers and
-leaks were tuned until 10 000 simulated healthy hours gave no alarm: ``python -m benchmarks.recovery``.
+leaks were tuned until 10 000 simulated healthy hours gave no alarm: ``python -m
+benchmarks.recovery``.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ LEAK_SECONDS = 900.0
 LEAK_SAMPLES = 24
 LEAK_BYTES = 256 << 20
 # Reported if the memory would be full within a night, and within this share of the time that it was
-# seen to grow: a cache that may take half of the remaining memory grows as steadily, but stops earlier.
+# seen to grow: a cache that may take half of the remaining memory grows as steadily, but stops
+# earlier.
 HORIZON_SECONDS = 12 * 3600.0
 HORIZON_SHARE = 0.8
 # The limit is near if only this share of the reachable memory is left, or this much time.
 NEAR_SHARE = 0.10
 NEAR_SECONDS = 300.0
-# A leak that began late is searched in the newest half, quarter … of the samples, down to this duration.
+# A leak that began late is searched in the newest half, quarter … of the samples, down to this
+# duration.
 LEAST_RECENT_SECONDS = 3600.0
 # Memory must grow from each part of the time to the next by at least this share of even growth:
 # memory that levels off, or goes up and down, is no leak.
@@ -106,13 +109,15 @@ class Levels:
             self.lines_each *= 2
 
     def highest(self, otherwise: float) -> float:
-        """The highest level after the first tenth of the run, in which values are not settled yet."""
+        """The highest level after the first tenth of the run, in which values are not settled
+        yet."""
         return max(self.blocks[(len(self.blocks) + 9) // 10 :], default=otherwise)
 
 
 @dataclass(slots=True)
 class Spike:
-    """Detects a value that rose far above its recent level and stays there for ``persistence`` lines.
+    """Detects a value that rose far above its recent level and stays there for ``persistence``
+    lines.
 
     It must exceed ``times`` the median, the median by SPIKE_DEVIATIONS, and every level since the
     first tenth of the run: a restarted learning rate brings the loss back to an earlier level.
@@ -178,10 +183,10 @@ def gradient_spike() -> Spike:
 class Straggler:
     """Detects a rank that needs much longer for its own part of a step (step_time less comm_time).
 
-    A window is complete when each rank has reported its times; the median of a rank's reports counts.
-    The excess over the others' median is summed over the windows, in units of the rank's noise and
-    less the limit, and never below zero (Page's cumulative sum, 1954). So the more the work of ranks
-    varies, the longer it takes to be sure.
+    A window is complete when each rank has reported its times; the median of a rank's reports
+    counts. The excess over the others' median is summed over the windows, in units of the rank's
+    noise and less the limit, and never below zero (Page's cumulative sum, 1954). So the more the
+    work of ranks varies, the longer it takes to be sure.
     """
 
     reported: dict[int, list[float]] = field(default_factory=dict)
@@ -241,7 +246,8 @@ class _Ratios:
 
 
 class MemorySample(Struct, frozen=True):
-    """Memory that is held (by a run, or by all) and the host's available memory, at ``at`` seconds."""
+    """Memory that is held (by a run, or by all) and the host's available memory, at ``at``
+    seconds."""
 
     at: float
     held_bytes: int
@@ -269,8 +275,8 @@ class Growth(NamedTuple):
 def steady_growth(samples: Sequence[MemorySample], parts: int, least_bytes: int = 0) -> Growth | None:
     """The growth of memory if it goes on in each of ``parts`` of the time; else None.
 
-    The minima of the parts are compared, so that memory that is freed now and then, such as caches, does not count.
-    Growth by less than ``least_bytes`` is none.
+    The minima of the parts are compared, so that memory that is freed now and then, such as caches,
+    does not count. Growth by less than ``least_bytes`` is none.
     """
     bounds = [len(samples) * part // parts for part in range(parts + 1)]
 

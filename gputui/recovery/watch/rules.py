@@ -1,11 +1,12 @@
 """The rules as data: what is watched, its limits and durations, what it leads to, and the remedy.
 
-`RULES` lead to alerts, which are raised, sent and cleared (*notify*). `FINDINGS` are reported once an attempt (*show*),
-or end it if its policy says so (*end*). Detectors report both as an `Observation`. A new rule is a row here, an
-observation in `machine` or `course`, a case in ``tests/recovery/watch`` and ``python -m docs.alert_tables``.
+`RULES` lead to alerts, which are raised, sent and cleared (*notify*). `FINDINGS` are reported once
+an attempt (*show*), or end it if its policy says so (*end*). Detectors report both as an
+`Observation`. A new rule is a row here, an observation in `machine` or `course`, a case in
+``tests/recovery/watch`` and ``python -m docs.alert_tables``.
 
-Limits of hardware values follow NVIDIA's documentation. The others come from experience with training runs, and are
-meant to be changed in ``alerts.yaml`` or in a profile.
+Limits of hardware values follow NVIDIA's documentation. The others come from experience with
+training runs, and are meant to be changed in ``alerts.yaml`` or in a profile.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Observation(Struct, frozen=True):
         applies: False if the rule is irrelevant now (no run uses the GPU), which clears an alert.
         since: the step at which it began.
         rank: the rank that it concerns.
+        hold_seconds: how long it must be seen before it counts.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Observation(Struct, frozen=True):
     applies: bool = True
     since: int | None = None
     rank: int | None = None
+    hold_seconds: float = 0.0
 
 
 class Threshold(Struct, frozen=True):
@@ -68,7 +71,8 @@ class Rule(Struct, frozen=True):
         hysteresis: distance from the limit at which the value counts as back.
         clear_seconds: time back until the alert is cleared.
         cooldown_seconds: time after that until it can be raised again.
-        of_run: concerns a run, even if its subject is a GPU; a profile with ``alerts: off`` disables it.
+        of_run: concerns a run, even if its subject is a GPU; a profile with ``alerts: off``
+            disables it.
         is_reported: an event already reports it, so no event is added.
         limits: the effective thresholds by name.
         sources: who set a value, by its name; standard values are missing.
@@ -287,8 +291,8 @@ RUN_RULE_IDS: tuple[str, ...] = tuple(rule.id for rule in _RULES if rule.of_run)
 
 
 class FindingRule(NamedTuple):
-    """A finding in a live attempt: how its message begins, and the word in a policy's ``ends_on`` by which it ends the
-    attempt; None if it is only shown."""
+    """A finding in a live attempt: how its message begins, and the word in a policy's ``ends_on``
+    by which it ends the attempt; None if it is only shown."""
 
     head: str
     ends_on: str | None = None

@@ -19,15 +19,16 @@ from msgspec import Struct
 
 from gputui.core import units
 from gputui.recovery.tracebacks import Stack, is_foreign, place
-from gputui.recovery.watch.rules import Observation
+from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.runs.process_readings import ProcessReading
+from gputui.store.metrics.watched import WatchedLine
 
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 Phase = Literal["start", "first steps", "steps", "end"]
 
-# A silence is explained up to this multiple of the longest one that ended well: a validation on a busy
-# disk may take twice as long as the one before.
+# A silence is explained up to this multiple of the longest one that ended well: a validation on a
+# busy disk may take twice as long as the one before.
 HISTORY_FACTOR = 3.0
 # A longer gap is due to a clock that was set, or to a person's pause.
 LONGEST_GAP_SECONDS = 7200.0
@@ -36,8 +37,8 @@ LONGEST_GAP_SECONDS = 7200.0
 EARLY_LINES = 10
 # Without history, the start may take ten times the shortest hang, and the first steps five times.
 START_FACTOR, EARLY_FACTOR = 10.0, 5.0
-# A stopped rank, or ranks that only wait for each other, are stronger evidence than a silence: a third
-# of the shortest hang suffices.
+# A stopped rank, or ranks that only wait for each other, are stronger evidence than a silence: a
+# third of the shortest hang suffices.
 EVIDENT_SHARE = 1 / 3
 # Ranks may pause together for this share of the longest explained silence.
 IDLE_SHARE = 2 / 3
@@ -45,14 +46,6 @@ IDLE_SHARE = 2 / 3
 LOOK_AFTER_SECONDS = 4.0
 
 _LAST_EVENTS = frozenset({"end", "stop"})
-
-
-class ProgressLine(Struct, frozen=True):
-    """A metrics line's step, time (UTC unix seconds, None if it has none) and event."""
-
-    step: int | None
-    at: float | None
-    event: str | None = None
 
 
 @dataclass(slots=True)
@@ -68,7 +61,8 @@ class StepPace:
         self.longest_start = max(self.longest_start or 0.0, min(seconds, LONGEST_GAP_SECONDS))
 
     def add_gap(self, seconds: float, lines_before: int) -> None:
-        """Add a silence that ended; ``lines_before`` is the number of the attempt's lines before it."""
+        """Add a silence that ended; ``lines_before`` is the number of the attempt's lines before
+        it."""
         seconds = min(seconds, LONGEST_GAP_SECONDS)
         if lines_before < EARLY_LINES:
             self.longest_early = max(self.longest_early or 0.0, seconds)
@@ -86,18 +80,22 @@ class StepProgress:
     at: float | None = None
     leaving: bool = False
 
-    def add(self, lines: Iterable[ProgressLine], at_most: float = LONGEST_GAP_SECONDS) -> bool:
-        """Add the next lines. True if one of them is progress: a new step or an event; lines that repeat
-        a step are none. ``at_most`` limits the silence before and between them, whatever their times."""
+    def add(
+        self, lines: Iterable[WatchedLine], arrived_at: float | None = None, at_most: float = LONGEST_GAP_SECONDS
+    ) -> bool:
+        """Add the next lines. True if one of them is progress: a new step or an event; lines that
+        repeat a step are none. ``arrived_at`` (unix seconds) replaces missing times; ``at_most``
+        limits the silence before and between lines, whatever their times."""
         moved = False
         for line in lines:
             if line.event is None and (line.step is None or line.step == self.step):
                 continue
             moved = True
-            if line.at is not None:
-                if self.at is not None and line.at >= self.at and self.lines:
-                    self.pace.add_gap(min(line.at - self.at, at_most), self.lines)
-                self.at = line.at
+            at = arrived_at if line.at is None else line.at
+            if at is not None:
+                if self.at is not None and at >= self.at and self.lines:
+                    self.pace.add_gap(min(at - self.at, at_most), self.lines)
+                self.at = at
             if line.event is None:
                 self.step = line.step
                 self.lines += 1
@@ -116,13 +114,14 @@ class StepProgress:
 
 
 class ProgressSilence(Struct, frozen=True):
-    """The time without progress, and the explained part of it. ``evident_seconds``: the time after which
-    the ranks' activity alone may decide; None before steps are made."""
+    """The time without progress, and the explained part of it. ``evident_seconds``: the time after
+    which the ranks' activity alone may decide; None before steps are made."""
 
     phase: Phase
     seconds: float
     allowed_seconds: float
     evident_seconds: float | None = None
+    step: int | None = None
 
     @property
     def is_worth_a_look(self) -> bool:
@@ -139,8 +138,8 @@ class ProgressSilence(Struct, frozen=True):
 
 
 def silence(course: StepProgress, seconds: float, hang_after: float) -> ProgressSilence:
-    """The assessment of an attempt's silence of ``seconds``; ``hang_after`` is the shortest that may count
-    as a hang."""
+    """The assessment of an attempt's silence of ``seconds``; ``hang_after`` is the shortest that
+    may count as a hang."""
     phase, pace = course.phase, course.pace
     gap = pace.longest_gap or 0.0
     factor, longest = {
@@ -151,7 +150,7 @@ def silence(course: StepProgress, seconds: float, hang_after: float) -> Progress
     }[phase]
     allowed = max(hang_after * factor, HISTORY_FACTOR * longest)
     evident = min(max(hang_after * EVIDENT_SHARE, gap * IDLE_SHARE), allowed)
-    return ProgressSilence(phase, seconds, allowed, evident if phase == "steps" else None)
+    return ProgressSilence(phase, seconds, allowed, evident if phase == "steps" else None, course.step)
 
 
 # --- activity ---------------------------------------------------------------------------------------------------------
@@ -174,9 +173,9 @@ class Doing(StrEnum):
         return self in (Doing.WAITING, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
 
 
-# Share of one core. Ranks that block in gloo or on a GPU were measured below 0.01; helper threads (a
-# watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long for a
-# core on a busy machine is not idle either.
+# Share of one core. Ranks that block in gloo or on a GPU were measured below 0.01; helper threads
+# (a watchdog, the client of an experiment tracker) take some hundredths. A rank that waits as long
+# for a core on a busy machine is not idle either.
 BUSY_SHARE = 0.10
 # Heartbeats and log lines are far below, a slow network disk far above.
 BUSY_IO_BYTES_PER_SECOND = 16 * 1024
@@ -188,8 +187,8 @@ IDLE_UTILIZATION_PERCENT = 5.0
 
 
 class GpuActivity(Struct, frozen=True):
-    """The current load of a rank's GPU. ``power_share`` is relative to its power while the run made steps.
-    None is unknown."""
+    """The current load of a rank's GPU. ``power_share`` is relative to its power while the run made
+    steps. None is unknown."""
 
     utilization_percent: float | None
     memory_utilization_percent: float | None
@@ -201,8 +200,8 @@ class GpuActivity(Struct, frozen=True):
 
     @property
     def spins(self) -> bool:
-        """Whether a busy GPU only waits for another one. All values must be known and agree: a kernel that
-        computes in registers looks similar."""
+        """Whether a busy GPU only waits for another one. All values must be known and agree: a
+        kernel that computes in registers looks similar."""
         used, memory, power = self.utilization_percent, self.memory_utilization_percent, self.power_share
         if used is None or memory is None or power is None:
             return False
@@ -213,7 +212,8 @@ class GpuActivity(Struct, frozen=True):
 def doing(
     earlier: Sequence[ProcessReading], later: Sequence[ProcessReading], seconds: float, gpu: GpuActivity | None = None
 ) -> Doing:
-    """What a rank, which is one or several processes, did in the ``seconds`` between two snapshots."""
+    """What a rank, which is one or several processes, did in the ``seconds`` between two
+    snapshots."""
     if not later:
         return Doing.GONE
     if seconds <= 0 or any(process.io_bytes is None for process in later):
@@ -229,7 +229,8 @@ def doing(
     if any(process.state == "D" for process in later) or moved / seconds >= BUSY_IO_BYTES_PER_SECOND:
         return Doing.IO
     is_busy = cpu / seconds >= BUSY_SHARE
-    # The main process decides, not its workers. A process that is stopped only now and then still uses the CPU.
+    # The main process decides, not its workers. A process that is stopped only now and then still
+    # uses the CPU.
     if min(later, key=lambda process: process.start_ticks).state == "T" and not is_busy:
         return Doing.STOPPED
     if gpu is not None and gpu.is_busy:
@@ -249,24 +250,9 @@ Doings = Mapping[int | None, Doing]
 """The activity of each rank; a single process has the rank None."""
 
 
-class Verdict(Struct, frozen=True):
-    """The verdict on a silence. ``hang`` and ``rank_left_early`` may end the attempt; ``slow`` and
-    ``paused`` are only reported. ``for_seconds``: how long it must be observed if history still explains
-    the silence."""
-
-    kind: Literal["hang", "rank_left_early", "slow", "paused"]
-    rank: int | None
-    text: str
-    for_seconds: float = 0.0
-
-    @property
-    def is_stuck(self) -> bool:
-        return self.kind in ("hang", "rank_left_early")
-
-    def observation(self, quiet: ProgressSilence, step: int | None) -> Observation:
-        """The verdict as an observation of an attempt that is silent since ``step``."""
-        limit = quiet.allowed_seconds
-        return Observation(self.kind, quiet.seconds, limit, self.text, since=step, rank=self.rank)
+def is_stuck(seen: Observation) -> bool:
+    """Whether an observation of a silence may end the attempt; others are only shown."""
+    return FINDINGS[seen.kind].ends_on == "hang"
 
 
 def judge(
@@ -278,14 +264,16 @@ def judge(
     alone_seconds: float = math.inf,
     is_closed: bool = False,
     is_patient: bool = False,
-) -> Verdict | None:
-    """The verdict on an attempt's silence, or None while it is explained.
+) -> Observation | None:
+    """The verdict on an attempt's silence (``hang``, ``rank_left_early``, ``slow``, ``paused``), or
+    None while it is explained.
 
     Args:
         silence: how long it lasts, and what of it is explained.
         ranks: what each of them does.
         launcher_stopped: the ranks' launcher is stopped too.
-        meets: the run has written metrics or has several ranks, so that idleness is wrong; another program may
+        meets: the run has written metrics or has several ranks, so that idleness is wrong; another
+            program may
             be meant to wait, and is only reported.
         alone_seconds: time since several ranks were last at work in this silence.
         is_closed: no rank has a connection beyond the attempt.
@@ -294,51 +282,56 @@ def judge(
     if not ranks:
         return None
     stopped = [rank for rank, what in ranks.items() if what is Doing.STOPPED]
+    stuck = [rank for rank, what in ranks.items() if what.is_stuck]
     if not silence.is_overdue:
         if silence.evident_seconds is None or len(ranks) < 2 or launcher_stopped:
             return None
-        verdict = _evident(silence, ranks, stopped, silence.evident_seconds, is_closed)
-        return None if verdict is not None and verdict.rank is None and is_patient else verdict
+        # The ranks' activity alone decides: some are stopped although the launcher is not, or all
+        # wait for each other, with nothing that could wake them.
+        quiet = f"nothing new for {units.duration(silence.seconds)}"
+        if stopped and len(stopped) < len(ranks):
+            return _hang(silence, ranks, stopped, quiet, STOPPED_SECONDS)
+        is_spinning = all(what in (Doing.SPINNING, Doing.GONE) for what in ranks.values())
+        if len(stuck) < len(ranks) or stopped or not (is_closed or is_spinning):
+            return None
+        seen = _hang(silence, ranks, stopped, quiet, silence.evident_seconds)
+        return None if seen.rank is None and is_patient else seen
     missing = "no first step" if silence.phase == "start" else "nothing new"
     explained = units.duration(silence.allowed_seconds)
     quiet = f"{missing} for {units.duration(silence.seconds)} where its history explains {explained}"
     if len(stopped) == len(ranks) and (launcher_stopped or None in ranks):
-        return Verdict("paused", None, f"all of it is stopped by a signal, {quiet}")
-    busy = [rank for rank, what in ranks.items() if not what.is_stuck]
-    if not busy:
+        return _seen("paused", silence, f"all of it is stopped by a signal, {quiet}")
+    if len(stuck) == len(ranks):
         if not meets:
-            return Verdict("slow", None, f"it neither computes nor reads or writes, {quiet}")
-        return _hang(ranks, stopped, quiet)
+            return _seen("slow", silence, f"it neither computes nor reads or writes, {quiet}")
+        return _hang(silence, ranks, stopped, quiet)
+    busy = [rank for rank in ranks if rank not in stuck]
     if len(busy) == 1 and len(ranks) > 1 and ranks[busy[0]] is Doing.COMPUTING:
         longest = max(LONE_WORKER_SECONDS, LONE_WORKER_FACTOR * silence.allowed_seconds)
         if min(silence.seconds, alone_seconds) > longest:
-            return Verdict("hang", busy[0], f"it computes while all others wait for it, {quiet}")
+            return _seen("hang", silence, f"it computes while all others wait for it, {quiet}", busy[0])
     name = "it" if busy[0] is None else f"rank {busy[0]}"
-    return Verdict("slow", busy[0] if len(busy) == 1 else None, f"{quiet}; {name} {ranks[busy[0]]}")
+    return _seen("slow", silence, f"{quiet}; {name} {ranks[busy[0]]}", busy[0] if len(busy) == 1 else None)
 
 
-def _evident(
-    silence: ProgressSilence, ranks: Doings, stopped: list[int | None], for_seconds: float, is_closed: bool
-) -> Verdict | None:
-    """The verdict from the ranks' activity alone: some are stopped although the launcher is not, or all wait
-    for each other, with nothing that could wake them."""
-    quiet = f"nothing new for {units.duration(silence.seconds)}"
-    if stopped and len(stopped) < len(ranks):
-        return _hang(ranks, stopped, quiet, STOPPED_SECONDS)
-    is_spinning = all(what in (Doing.SPINNING, Doing.GONE) for what in ranks.values())
-    if all(what.is_stuck for what in ranks.values()) and not stopped and (is_closed or is_spinning):
-        return _hang(ranks, stopped, quiet, for_seconds)
-    return None
+def _seen(
+    kind: str, silence: ProgressSilence, text: str, rank: int | None = None, hold_seconds: float = 0.0
+) -> Observation:
+    return Observation(
+        kind, silence.seconds, silence.allowed_seconds, text, since=silence.step, rank=rank, hold_seconds=hold_seconds
+    )
 
 
-def _hang(ranks: Doings, stopped: list[int | None], quiet: str, for_seconds: float = 0.0) -> Verdict:
+def _hang(
+    silence: ProgressSilence, ranks: Doings, stopped: list[int | None], quiet: str, hold_seconds: float = 0.0
+) -> Observation:
     if stopped:
-        return Verdict("hang", stopped[0], f"stopped by a signal (SIGSTOP), {quiet}", for_seconds)
+        return _seen("hang", silence, f"stopped by a signal (SIGSTOP), {quiet}", stopped[0], hold_seconds)
     gone = [rank for rank, what in ranks.items() if what is Doing.GONE]
     if gone and len(gone) < len(ranks):
-        return Verdict("rank_left_early", gone[0], f"the others wait for it, {quiet}", for_seconds)
+        return _seen("rank_left_early", silence, f"the others wait for it, {quiet}", gone[0], hold_seconds)
     who = "it neither computes nor reads" if len(ranks) == 1 else "no rank computes, reads"
-    return Verdict("hang", None, f"{who} or writes, {quiet}", for_seconds)
+    return _seen("hang", silence, f"{who} or writes, {quiet}", None, hold_seconds)
 
 
 # --- stacks -----------------------------------------------------------------------------------------------------------
@@ -351,12 +344,13 @@ _BLOCKS = re.compile(r"\b(?:sleep|acquire|input|flock|lockf|waitpid|pause|select
 
 
 def lagging_rank(stacks: Mapping[int, Stack], source: Callable[[str, int], str]) -> tuple[int | None, str] | None:
-    """The rank that holds up all others of a hang, as their stacks show it, and words for where they are.
+    """The rank that holds up all others of a hang, as their stacks show it, and words for where
+    they are.
 
-    Only one that waits for something else is named: for Python's own input and locks, or for data. A line of
-    the script by itself says nothing, since waits for a tensor or a collective operation end there, too.
-    Without such a rank the words say where the ranks are; None if all are at one place. ``source`` gives a
-    line of a file.
+    Only one that waits for something else is named: for Python's own input and locks, or for data.
+    A line of the script by itself says nothing, since waits for a tensor or a collective operation
+    end there, too. Without such a rank the words say where the ranks are; None if all are at one
+    place. ``source`` gives a line of a file.
     """
     lagging = [rank for rank, stack in stacks.items() if _waits_elsewhere(stack, source)]
     places = {rank: place(stack) for rank, stack in stacks.items()}

@@ -21,8 +21,8 @@ _PATHS = ", ".join(f"""'$."{name}"'""" for name in (*WATCHED, "event", "phase", 
 class WatchedLine(Struct, frozen=True):
     """The WATCHED metrics of one line; values may be NaN or infinite.
 
-    ``at`` (unix seconds) is the script's time; the time at which a line was read says nothing of its pace,
-    because output comes in blocks. ``stored_at`` is either of them.
+    ``at`` (unix seconds) is the script's time; the time at which a line was read says nothing of
+    its pace, because output comes in blocks. ``stored_at`` is either of them.
     """
 
     attempt: int
@@ -48,7 +48,8 @@ class ObservationRow(Struct, frozen=True):
 def newest_lines(
     connection: sqlite3.Connection, run_id: str, after: Cursor, limit: int
 ) -> tuple[list[WatchedLine], dict[int, FilePosition]]:
-    """At most the newest ``limit`` lines of each source since a cursor, oldest first, and the next cursor."""
+    """At most the newest ``limit`` lines of each source since a cursor, oldest first, and the next
+    cursor."""
     reached = end_positions(connection, run_id)
     lines: list[WatchedLine] = []
     sources, all_read_since = 0, -math.inf

@@ -8,7 +8,6 @@ from gputui.recovery.tracebacks import Stack, StackFrame, place
 from gputui.recovery.watch.silence import (
     Doing,
     GpuActivity,
-    ProgressLine,
     ProgressSilence,
     StepPace,
     StepProgress,
@@ -18,18 +17,23 @@ from gputui.recovery.watch.silence import (
     silence,
 )
 from gputui.runs.process_readings import ProcessReading
+from gputui.store.metrics.watched import WatchedLine
 from tests.tables import table
 
 OVERDUE = ProgressSilence("steps", 100.0, 60.0)
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
 
 
+def line(step: int | None, at: float | None, event: str | None = None) -> WatchedLine:
+    return WatchedLine(1, None, step, at, event, {})
+
+
 def course(*gaps: float, pace: StepPace | None = None) -> StepProgress:
     """An attempt whose steps came with these gaps between them."""
-    at, lines = 0.0, [ProgressLine(0, 0.0)]
+    at, lines = 0.0, [line(0, 0.0)]
     for step, gap in enumerate(gaps, 1):
         at += gap
-        lines.append(ProgressLine(step, at))
+        lines.append(line(step, at))
     made = StepProgress(pace or StepPace())
     made.add(lines)
     return made
@@ -40,8 +44,8 @@ def test_without_history_the_start_may_take_longest_and_steps_least(
     lines: int, event: str | None, explained: float
 ) -> None:
     made = StepProgress(StepPace())
-    made.add([ProgressLine(step, None) for step in range(lines)])
-    made.add([ProgressLine(None, None, event)] if event else [])
+    made.add([line(step, None) for step in range(lines)])
+    made.add([line(None, None, event)] if event else [])
     assert silence(made, 0.0, 60).allowed_seconds == explained
 
 
@@ -53,9 +57,9 @@ def test_a_silence_is_explained_by_the_longest_that_ended_well() -> None:
 
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
     one = course(1.0, 1.0)
-    assert not one.add([ProgressLine(2, 50.0), ProgressLine(2, 60.0)])
-    assert one.add([ProgressLine(2, 70.0, "checkpoint")])
-    assert one.add([ProgressLine(3, 71.0)])
+    assert not one.add([line(2, 50.0), line(2, 60.0)])
+    assert one.add([line(2, 70.0, "checkpoint")])
+    assert one.add([line(3, 71.0)])
 
 
 def reading(

@@ -6,8 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from gputui.agent.context import AgentContext
-from gputui.agent.health.log_quota import LOOK_SECONDS, AttemptFolder, LogBounds
-from gputui.agent.health.log_trimming import Quota, trim
+from gputui.agent.health.log_bounds import LOOK_SECONDS, AttemptFolder, LogBounds, Quota, trim
 from gputui.core.config import Workspace
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
