@@ -42,7 +42,6 @@ from gputui.store.attempts import Attempt
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
-from gputui.store.series import HostSample
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +49,6 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.9
 SAVE_SECONDS = 60.0
 SETTINGS_SECONDS = 5.0
-# How long alerts are skipped after an unexpected error.
-TROUBLE_SECONDS = 60.0
 # An older sample does not count as current: the larger of these seconds and sampling intervals.
 SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
@@ -104,20 +101,6 @@ class Transition(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Freshness:
-    """Whether samples still arrive, by the monotonic clock: a jump of the wall clock does not make
-    them old."""
-
-    mark: float | None = None
-    at: float = float("-inf")
-
-    def is_fresh(self, mark: float | None, clock: float, within: float) -> bool:
-        if mark is not None and mark != self.mark:
-            self.mark, self.at = mark, clock
-        return clock - self.at <= within
-
-
-@dataclass(slots=True)
 class Alerting:
     """All alerts of one state directory. ``living`` returns the attempts that run."""
 
@@ -140,8 +123,6 @@ class Alerting:
     file_read: tuple[int, int, int] | None = None
     delivery: AlertDelivery = field(init=False)
     nccl_logs: NcclLogs = field(init=False)
-    _fast: _Freshness = field(default_factory=_Freshness)
-    _host: _Freshness = field(default_factory=_Freshness)
 
     def __post_init__(self) -> None:
         self.delivery = AlertDelivery(self.context)
@@ -181,21 +162,14 @@ class Alerting:
         if now < self.due:
             return
         self.due = now + LOOK_SECONDS
-        try:
-            if now >= self.file_due:
-                self.file_due = now + SETTINGS_SECONDS
-                self._reload()
-            elapsed = 0.0 if self.looked_at is None else now - self.looked_at
-            self.looked_at = now
-            self.unwritten += self._changes(elapsed)
-            if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
-                self._write()
-        except sqlite3.Error:
-            raise
-        except Exception:
-            # An unexpected error in an alert must not end the agent.
-            log.exception("alerts rest for %.0f s", TROUBLE_SECONDS)
-            self.due = now + TROUBLE_SECONDS
+        if now >= self.file_due:
+            self.file_due = now + SETTINGS_SECONDS
+            self._reload()
+        elapsed = 0.0 if self.looked_at is None else now - self.looked_at
+        self.looked_at = now
+        self.unwritten += self._changes(elapsed)
+        if self.unwritten or now - self.saved_at >= SAVE_SECONDS:
+            self._write()
 
     def save(self) -> None:
         """Store the state for the next agent. Raises sqlite3.Error."""
@@ -258,16 +232,20 @@ class Alerting:
 
     def _changes(self, elapsed: float) -> list[Transition]:
         training = self._training()
+        host = self.context.recorder.host
+        seen = self.state.host.observe(host if host is not None and self._is_fresh(host.at) else None, self.machine)
         return [
             *self._gpu_changes(training, elapsed),
-            *self._judge("host", "", "the host", self.state.host.observe(self._host_sample(), self.machine), elapsed),
+            *self._judge(("host", ""), "the host", seen, elapsed),
             *self._run_changes(training, elapsed),
         ]
 
+    def _is_fresh(self, at: float) -> bool:
+        return self.context.now() - at <= max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
+
     def _judge(
         self,
-        kind: SubjectKind,
-        subject_id: str,
+        subject: tuple[SubjectKind, str],
         name: str,
         observations: Iterable[Observation],
         elapsed: float,
@@ -276,7 +254,7 @@ class Alerting:
     ) -> Iterator[Transition]:
         for seen in observations:
             rule = (rules or self.machine)[seen.kind]
-            change = self.engine.evaluate(rule, Key(seen.kind, kind, subject_id), seen, elapsed)
+            change = self.engine.evaluate(rule, Key(seen.kind, *subject), seen, elapsed)
             if change is not None:
                 yield Transition(change, rule, name, run_id, self.context.now())
 
@@ -291,7 +269,7 @@ class Alerting:
 
     def _gpu_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
         recorder, gpus = self.context.recorder, self.state.gpus
-        is_fresh = self._fast.is_fresh(recorder.fast_at or None, self.context.monotonic(), self._silent_seconds)
+        is_fresh = self._is_fresh(recorder.fast_at)
         claims = {uuid: live.record for live in training.values() for uuid in live.record.gpus}
         xids: dict[str, list[int]] = {}
         while recorder.reported:
@@ -317,7 +295,7 @@ class Alerting:
                 xids=xids.get(uuid, ()),
                 slow=recorder.slow.get(uuid) if is_fresh else None,
             )
-            yield from self._judge("gpu", uuid, f"GPU {facts.index}", observations, elapsed, rules, run_id)
+            yield from self._judge(("gpu", uuid), f"GPU {facts.index}", observations, elapsed, rules, run_id)
         for gone in gpus.keys() - recorder.facts.keys():
             del gpus[gone]
         if recorder.inventory is not None and recorder.inventory.problem is None:
@@ -325,13 +303,8 @@ class Alerting:
             for key in self.engine.raised():
                 if key.subject == "gpu" and key.subject_id not in recorder.facts and key.rule in self.machine:
                     seen = [Observation(key.rule, applies=False)]
-                    yield from self._judge("gpu", key.subject_id, key.subject_id, seen, 0.0)
+                    yield from self._judge(("gpu", key.subject_id), key.subject_id, seen, 0.0)
             self.engine.forget("gpu", recorder.facts)
-
-    def _host_sample(self) -> HostSample | None:
-        host = self.context.recorder.host
-        mark = None if host is None else host.at
-        return host if self._host.is_fresh(mark, self.context.monotonic(), self._silent_seconds) else None
 
     def _run_changes(self, training: Mapping[str, LiveAttempt], elapsed: float) -> Iterator[Transition]:
         followed = {key.subject_id for key in self.engine.states if key.subject == "run"}
@@ -350,7 +323,7 @@ class Alerting:
                 watch = live.watched.watch
                 is_fresh = self.context.monotonic() - watch.lines_at <= OLD_SECONDS
                 observations += watch.metrics.observe(is_fresh, own.rules, own.schedule, own.peak)
-            yield from self._judge("run", run_id, run_id, observations, elapsed, own.rules, run_id)
+            yield from self._judge(("run", run_id), run_id, observations, elapsed, own.rules, run_id)
         self.engine.forget("run", training)
 
     def _nccl_errors(self, records: list[Attempt]) -> dict[str, list[str]]:
@@ -367,10 +340,6 @@ class Alerting:
         for run_id, lines in self.nccl_logs.turn(self.context.monotonic(), records).items():
             errors.setdefault(run_id, []).extend(lines)
         return errors
-
-    @property
-    def _silent_seconds(self) -> float:
-        return max(SILENT_SECONDS, SILENT_INTERVALS * self.interval_seconds)
 
     def _holder(self, uuid: str) -> str | None:
         """Description of the process that holds most of a GPU's memory."""

@@ -28,8 +28,12 @@ def hardware_evidence(
 def lost_gpu(connection: sqlite3.Connection, attempt: Attempt, until: float, now: float) -> ObservedCause | None:
     """A GPU of the attempt that has been off the bus or unresponsive since before ``until``, or
     None."""
-    seen = _reports(connection, attempt.gpus, _since(attempt), until)
-    gone = [report for report in seen if report.what in ("lost", "returned") or report.code in _GONE]
+    seen = _reports(connection, attempt.gpus, _since(attempt), now)
+    gone = [
+        report
+        for report in seen
+        if report.what == "returned" or (report.at <= until and (report.what == "lost" or report.code in _GONE))
+    ]
     return next(iter(observations(gone, attempt.gpus, len(attempt.gpus), ended_at=now)), None)
 
 

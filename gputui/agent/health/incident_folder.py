@@ -15,6 +15,7 @@ import logging
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -75,9 +76,9 @@ def incident_folder(run_dir: Path, attempt: int) -> Path:
 def start_archiving(archive: IncidentArchive, jobs: Jobs) -> None:
     """Write the folder in a job; GPU samples are completed AROUND_SECONDS later."""
     name = f"keeping the evidence of {archive.run_id}"
-    jobs.start(name, partial(_archive, archive), deadline_seconds=KEEP_SECONDS)
+    jobs.start(name, partial(_guarded, write, archive), deadline_seconds=KEEP_SECONDS)
     if archive.gpus:
-        later = threading.Timer(AROUND_SECONDS, _complete, (archive,))
+        later = threading.Timer(AROUND_SECONDS, _guarded, (write_gpus, archive))
         later.daemon = True
         later.start()
 
@@ -89,20 +90,18 @@ def write(archive: IncidentArchive) -> None:
     # The run's own folder is not created: it is missing if the run was removed.
     folder.parent.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
     folder.mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
-    summary = redact_text(archive.incident.summary)
-    write_text(
-        folder / "README.txt",
-        README.format(number=archive.attempt, run=archive.run_id, at=iso(archive.at), summary=summary),
-    )
+    summary, at = redact_text(archive.incident.summary), iso(archive.at)
+    readme = README.format(number=archive.attempt, run=archive.run_id, at=at, summary=summary)
+    write_text(folder / "README.txt", readme)
     write_text(folder / "decision.json", _json(_decision(archive)))
     found = archive.evidence.to_json()
     del found["tails"]
     write_text(folder / "evidence.json", _json(found))
-    write_gpus(archive, folder)
+    write_gpus(archive)
     _write_logs(archive.evidence.tails, folder / "logs")
 
 
-def write_gpus(archive: IncidentArchive, folder: Path) -> None:
+def write_gpus(archive: IncidentArchive) -> None:
     """Write the GPU samples that exist by now. Raises as `write` does."""
     if not archive.gpus:
         return
@@ -113,25 +112,16 @@ def write_gpus(archive: IncidentArchive, folder: Path) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(WINDOW_COLUMNS)
     table.writerows(rows)
-    write_text(folder / "gpus.csv", text.getvalue())
+    write_text(incident_folder(archive.run_dir, archive.attempt) / "gpus.csv", text.getvalue())
 
 
-def _archive(archive: IncidentArchive) -> None:
+def _guarded(work: Callable[[IncidentArchive], None], archive: IncidentArchive) -> None:
     try:
-        write(archive)
+        work(archive)
     except (OSError, StoreError, sqlite3.Error) as error:
         log.warning("%s: the evidence of attempt %d is incomplete: %s", archive.run_id, archive.attempt, error)
     except Exception:
         log.exception("%s: the evidence of attempt %d was not kept", archive.run_id, archive.attempt)
-
-
-def _complete(archive: IncidentArchive) -> None:
-    try:
-        write_gpus(archive, incident_folder(archive.run_dir, archive.attempt))
-    except FileNotFoundError:
-        return  # the run was removed
-    except (OSError, StoreError, sqlite3.Error) as error:
-        log.warning("%s: the GPU samples of attempt %d: %s", archive.run_id, archive.attempt, error)
 
 
 def _write_logs(tails: tuple[EvidenceLog, ...], folder: Path) -> None:
@@ -176,19 +166,11 @@ def _bounded(value: Any) -> Any:
         return redact_text(value[-TEXT_CHARACTERS:])
     if isinstance(value, dict):
         return {name: _bounded(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_bounded(item) for item in value]
-    return value
+    return [_bounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a private file. Raises OSError; a partial file is deleted."""
-    # O_NONBLOCK: opening a FIFO in its place fails instead of blocking.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, PRIVATE_FILE_MODE)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+    """Write a private file. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE_MODE)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)

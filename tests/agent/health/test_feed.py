@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 
+import msgspec
 import pytest
 
-from gputui.agent.health.feed import begin
-from gputui.recovery.watch.attempt import ProcessSnapshot
-from gputui.recovery.watch.silence import ProgressSilence, silence
-from gputui.runs.process_readings import ProcessReading
+from gputui.agent.health.feed import StoredCourse, begin
+from gputui.recovery.watch.silence import silence
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine, newest_lines
 from tests.agent.conftest import add_run
 
 NOW = 1_000_000.0
-RECORD = Attempt(
-    run_id="r", number=2, state="running", params={}, gpus=(), launch={}, created_at=NOW - 500, started_at=NOW - 500
-)
+RECORD = Attempt("r", 2, "running", {}, (), {}, NOW - 500, NOW - 500)
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +72,15 @@ def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection)
     assert watched.watch.progress_at == 60.0
 
 
-def test_a_hang_is_certain_after_ten_seconds(connection: sqlite3.Connection) -> None:
-    """At a look every two seconds from 100 s, in a silence that nothing explains."""
-    watched = begin(connection, RECORD, clock=0.0, wall=NOW).watch
-    watched.had_lines = True
-    for at in (100.0 + 2.0 * count for count in range(51)):
-        look = ProcessSnapshot(at, {None: [ProcessReading(1, 1, "S", 0.0, 0.0, 0, 0)]}, [], 1)
-        _, is_certain = watched.assess(look, {}, ProgressSilence("steps", at, 60.0), 60.0)
-        if is_certain:
-            break
-    assert at == 112.0
+def test_a_course_goes_on_with_the_lines_that_its_agent_did_not_live_to_see(connection: sqlite3.Connection) -> None:
+    write(connection, 2, *({"step": step, "loss": 2.0, "time": NOW + step} for step in range(9)))
+    first = begin(connection, RECORD, clock=5.0, wall=NOW)
+    write(connection, 1, {"step": 3, "loss": 9.0})
+    write(connection, 2, {"step": 9, "loss": 3.0, "time": NOW + 9}, {"step": 9, "epoch": 1.0, "time": NOW + 19})
+    stored = msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(first.stored))), StoredCourse, strict=False)
+    stored.course.validation.value = 0.5  # from longer ago than is read again
+    found = begin(connection, RECORD, 5.0, NOW, stored).watch.metrics
+    assert (found.step, found.values, found.trained_seconds) == (9, {"loss": 3.0, "epoch": 1.0}, 19.0)
+    assert found.validation.value == 0.5
+    other = msgspec.structs.replace(stored, attempt=1)
+    assert begin(connection, RECORD, 5.0, NOW, other).watch.metrics.validation.value is None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.tracebacks import Stack, StackFrame, place
+from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.silence import (
     Doing,
     GpuActivity,
@@ -17,25 +20,23 @@ from gputui.recovery.watch.silence import (
     silence,
 )
 from gputui.runs.process_readings import ProcessReading
+from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
 from tests.tables import table
 
-OVERDUE = ProgressSilence("steps", 100.0, 60.0)
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)
+UNKNOWN = Doing.UNKNOWN
+Ranks = Mapping[int | None, Doing]
 
 
 def line(step: int | None, at: float | None, event: str | None = None) -> WatchedLine:
     return WatchedLine(1, None, step, at, event, {})
 
 
-def course(*gaps: float, pace: StepPace | None = None) -> StepProgress:
+def course(*gaps: float) -> StepProgress:
     """An attempt whose steps came with these gaps between them."""
-    at, lines = 0.0, [line(0, 0.0)]
-    for step, gap in enumerate(gaps, 1):
-        at += gap
-        lines.append(line(step, at))
-    made = StepProgress(pace or StepPace())
-    made.add(lines)
+    made = StepProgress(StepPace())
+    made.add(line(step, sum(gaps[:step])) for step in range(len(gaps) + 1))
     return made
 
 
@@ -44,22 +45,22 @@ def test_without_history_the_start_may_take_longest_and_steps_least(
     lines: int, event: str | None, explained: float
 ) -> None:
     made = StepProgress(StepPace())
-    made.add([line(step, None) for step in range(lines)])
-    made.add([line(None, None, event)] if event else [])
+    made.add([line(step, None) for step in range(lines)] + [line(None, None, event)] * bool(event))
     assert silence(made, 0.0, 60).allowed_seconds == explained
 
 
-def test_a_silence_is_explained_by_the_longest_that_ended_well() -> None:
-    slow = course(*[1.0] * 20, 50.0, *[1.0] * 5)
-    assert silence(slow, 149.0, 60).is_overdue is False
-    assert silence(slow, 151.0, 60).is_overdue is True
+@table("seconds, overdue", [(149.0, False), (151.0, True)])
+def test_a_silence_is_explained_by_the_longest_that_ended_well(seconds: float, overdue: bool) -> None:
+    assert silence(course(*[1.0] * 20, 50.0, *[1.0] * 5), seconds, 60).is_overdue is overdue
 
 
 def test_lines_that_repeat_a_step_are_no_progress_and_events_are() -> None:
     one = course(1.0, 1.0)
     assert not one.add([line(2, 50.0), line(2, 60.0)])
-    assert one.add([line(2, 70.0, "checkpoint")])
-    assert one.add([line(3, 71.0)])
+    assert one.add([line(2, 70.0, "checkpoint")]) and one.add([line(3, 71.0)])
+
+
+# --- what ranks do ----------------------------------------------------------------------------------------------------
 
 
 def reading(
@@ -68,87 +69,89 @@ def reading(
     return ProcessReading(pid, 1, state, cpu, queued, io, 0)
 
 
-@table("later, what", [
-    (reading(), W), (reading(cpu=0.05), W), (reading(cpu=2.0), C), (reading(queued=1.0), C),
-    (reading(io=1 << 20), IO), (reading(state="D"), IO), (reading(state="T"), STOP),
-    (reading(io=None), Doing.UNKNOWN),
+BUSY = reading(cpu=2.0)
+
+
+@table("later, gpu, what", [
+    ([reading()], None, W), ([reading(cpu=0.05)], None, W), ([BUSY], None, C), ([reading(queued=1.0)], None, C),
+    ([reading(io=1 << 20)], None, IO), ([reading(state="D")], None, IO), ([reading(state="T")], None, STOP),
+    ([reading(io=None)], None, UNKNOWN), ([reading(), reading(2, cpu=2.0)], None, C), ([], None, GONE),
+    # A busy GPU computes unless it only spins, and a processor that polls for it waits.
+    ([reading()], GpuActivity(100, 0, 0.4), SPIN), ([reading()], GpuActivity(100, 40, 1.0), C),
+    ([reading()], GpuActivity(100, 0, 1.0), C), ([reading()], GpuActivity(100, None, 0.4), C),
+    ([reading()], GpuActivity(100, 0, None), C), ([reading()], GpuActivity(50, 0, 0.4), C),
+    ([reading()], GpuActivity(0, 0, 0.3), W), ([reading()], GpuActivity(None, None, None), W),
+    ([BUSY], GpuActivity(100, 0, 0.4), SPIN), ([BUSY], GpuActivity(0, 0, 0.3), C),
 ])  # fmt: skip
-def test_what_a_rank_does_is_told_by_two_looks(later: ProcessReading, what: Doing) -> None:
-    assert doing([reading()], [later], 2.0) is what
-
-
-def test_a_rank_is_all_its_processes_and_none_is_gone() -> None:
-    assert doing([reading(1), reading(2)], [reading(1), reading(2, cpu=2.0)], 2.0) is C
-    assert doing([reading(1)], [], 2.0) is GONE
-
-
-@table("gpu, what", [
-    (GpuActivity(100, 0, 0.4), SPIN), (GpuActivity(100, 40, 1.0), C), (GpuActivity(100, 0, 1.0), C),
-    (GpuActivity(100, None, 0.4), C), (GpuActivity(100, 0, None), C), (GpuActivity(50, 0, 0.4), C),
-    (GpuActivity(0, 0, 0.3), W), (GpuActivity(None, None, None), W),
-])  # fmt: skip
-def test_a_busy_gpu_computes_unless_it_only_spins(gpu: GpuActivity, what: Doing) -> None:
-    assert doing([reading()], [reading()], 2.0, gpu) is what
-
-
-def test_a_processor_that_polls_for_a_spinning_gpu_waits() -> None:
-    assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuActivity(100, 0, 0.4)) is SPIN
-    assert doing([reading()], [reading(cpu=2.0)], 2.0, GpuActivity(0, 0, 0.3)) is C
-
-
-@table("ranks, kind, rank", [
-    ({0: W, 1: W}, "hang", None), ({0: SPIN, 1: SPIN, 2: W}, "hang", None), ({0: W, 1: STOP}, "hang", 1),
-    ({0: STOP, 1: STOP}, "hang", 0), ({0: W, 1: GONE}, "rank_left_early", 1), ({None: W}, "hang", None),
-    ({None: STOP}, "paused", None), ({0: C, 1: W}, "slow", 0), ({0: IO, 1: W}, "slow", 0),
-    ({0: C, 1: C}, "slow", None), ({0: W, 1: Doing.UNKNOWN}, "slow", 1),
-])  # fmt: skip
-def test_what_an_overdue_silence_is(ranks: Mapping[int | None, Doing], kind: str, rank: int | None) -> None:
-    verdict = judge(OVERDUE, ranks)
-    assert verdict is not None and (verdict.kind, verdict.rank) == (kind, rank)
-    assert judge(ProgressSilence("steps", 59.0, 60.0), ranks) is None
-
-
-EXPLAINED = ProgressSilence("steps", 25.0, 90.0, 20.0)
-
-
-@table("ranks, is_closed, kind, rank", [
-    ({0: W, 1: STOP}, False, "hang", 1), ({0: C, 1: STOP}, False, "hang", 1), ({0: W, 1: W}, True, "hang", None),
-    ({0: W, 1: W}, False, None, None), ({0: SPIN, 1: SPIN}, False, "hang", None),
-    ({0: SPIN, 1: W}, False, None, None), ({0: SPIN, 1: W}, True, "hang", None),
-    ({0: W, 1: GONE}, True, "rank_left_early", 1), ({0: C, 1: W}, True, None, None),
-    ({0: IO, 1: W}, True, None, None), ({0: STOP, 1: STOP}, True, None, None), ({None: W}, True, None, None),
-    ({0: W, 1: Doing.UNKNOWN}, True, None, None),
-])  # fmt: skip
-def test_ranks_that_nothing_can_wake_hang_however_long_a_silence_is_explained(
-    ranks: Mapping[int | None, Doing], is_closed: bool, kind: str | None, rank: int | None
+def test_what_a_rank_does_is_told_by_two_looks(
+    later: list[ProcessReading], gpu: GpuActivity | None, what: Doing
 ) -> None:
-    verdict = judge(EXPLAINED, ranks, is_closed=is_closed)
-    assert (None if verdict is None else (verdict.kind, verdict.rank)) == (None if kind is None else (kind, rank))
-    assert judge(ProgressSilence("start", 25.0, 600.0), ranks, is_closed=is_closed) is None
-    assert judge(EXPLAINED, ranks, is_closed=is_closed, launcher_stopped=True) is None
+    assert doing([reading(), reading(2)], later, 2.0, gpu) is what
 
 
-def test_who_stops_all_of_a_run_pauses_it() -> None:
-    verdict = judge(OVERDUE, {0: STOP, 1: STOP}, launcher_stopped=True)
-    assert verdict is not None and verdict.kind == "paused"
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+OVERDUE, EXPLAINED = ProgressSilence("steps", 100.0, 60.0), ProgressSilence("steps", 25.0, 90.0, 20.0)
+CLOSED = {"is_closed": True}
+LATE, LATER = ProgressSilence("steps", 1700.0, 60.0), ProgressSilence("steps", 1900.0, 60.0)
 
 
-def test_one_rank_that_computes_alone_is_believed_for_half_an_hour() -> None:
-    kinds = [
-        verdict.kind
-        for seconds in (1700.0, 1900.0)
-        if (verdict := judge(ProgressSilence("steps", seconds, 60.0), {0: C, 1: W})) is not None
-    ]
-    assert kinds == ["slow", "hang"]
-    lately = judge(ProgressSilence("steps", 1e4, 60.0), {0: C, 1: W}, alone_seconds=1700.0)
-    assert lately is not None and lately.kind == "slow"
-    reading_alone = judge(ProgressSilence("steps", 1e5, 60.0), {0: IO, 1: W})
-    assert reading_alone is not None and reading_alone.kind == "slow"
+@table("quiet, ranks, more, kind, rank", [
+    (OVERDUE, {0: W, 1: W}, {}, "hang", None), (OVERDUE, {0: SPIN, 1: SPIN, 2: W}, {}, "hang", None),
+    (OVERDUE, {0: W, 1: STOP}, {}, "hang", 1), (OVERDUE, {0: STOP, 1: STOP}, {}, "hang", 0),
+    (OVERDUE, {0: W, 1: GONE}, {}, "rank_left_early", 1), (OVERDUE, {None: W}, {}, "hang", None),
+    (OVERDUE, {None: STOP}, {}, "paused", None), (OVERDUE, {0: C, 1: W}, {}, "slow", 0),
+    (OVERDUE, {0: IO, 1: W}, {}, "slow", 0), (OVERDUE, {0: C, 1: C}, {}, "slow", None),
+    (OVERDUE, {0: W, 1: UNKNOWN}, {}, "slow", 1), (ProgressSilence("steps", 59.0, 60.0), {0: W, 1: W}, {}, None, None),
+    # Who stops all of a run pauses it.
+    (OVERDUE, {0: STOP, 1: STOP}, {"launcher_stopped": True}, "paused", None),
+    # A program that never wrote metrics may be meant to wait.
+    (ProgressSilence("start", 700.0, 600.0), {None: W}, {"meets": False}, "slow", None),
+    # One rank that computes alone is believed for half an hour, one that reads for ever.
+    (LATE, {0: C, 1: W}, {}, "slow", 0), (LATER, {0: C, 1: W}, {}, "hang", 0), (LATER, {0: IO, 1: W}, {}, "slow", 0),
+    (LATER, {0: C, 1: W}, {"alone_seconds": 1700.0}, "slow", 0),
+    # Ranks that nothing can wake hang however long a silence is explained.
+    (EXPLAINED, {0: W, 1: STOP}, {}, "hang", 1), (EXPLAINED, {0: C, 1: STOP}, {}, "hang", 1),
+    (EXPLAINED, {0: W, 1: W}, CLOSED, "hang", None), (EXPLAINED, {0: W, 1: W}, {}, None, None),
+    (EXPLAINED, {0: SPIN, 1: SPIN}, {}, "hang", None), (EXPLAINED, {0: SPIN, 1: W}, {}, None, None),
+    (EXPLAINED, {0: SPIN, 1: W}, CLOSED, "hang", None), (EXPLAINED, {0: W, 1: GONE}, CLOSED, "rank_left_early", 1),
+    (EXPLAINED, {0: C, 1: W}, CLOSED, None, None), (EXPLAINED, {0: IO, 1: W}, CLOSED, None, None),
+    (EXPLAINED, {0: STOP, 1: STOP}, CLOSED, None, None), (EXPLAINED, {None: W}, CLOSED, None, None),
+    (EXPLAINED, {0: W, 1: UNKNOWN}, CLOSED, None, None),
+    (EXPLAINED, {0: W, 1: STOP}, {"launcher_stopped": True}, None, None),
+    # An earlier attempt was ended for it, perhaps wrongly.
+    (EXPLAINED, {0: W, 1: W}, {**CLOSED, "is_patient": True}, None, None),
+    (EXPLAINED, {0: W, 1: STOP}, {"is_patient": True}, "hang", 1),
+    (ProgressSilence("start", 25.0, 600.0), {0: W, 1: STOP}, CLOSED, None, None),
+])  # fmt: skip
+def test_the_verdict_on_a_silence(
+    quiet: ProgressSilence, ranks: Ranks, more: dict[str, Any], kind: str | None, rank: int | None
+) -> None:
+    seen = judge(quiet, ranks, **more)
+    assert (None if seen is None else (seen.kind, seen.rank)) == (None if kind is None else (kind, rank))
 
 
-def test_a_program_that_never_wrote_metrics_may_be_meant_to_wait() -> None:
-    verdict = judge(ProgressSilence("start", 700.0, 600.0), {None: W}, meets=False)
-    assert verdict is not None and verdict.kind == "slow"
+@table("quiet, worked, until", [
+    (ProgressSilence("steps", 100.0, 60.0), False, 12.0), (ProgressSilence("steps", 100.0, 60.0), True, 26.0),
+    (ProgressSilence("steps", 100.0, 200.0, 20.0), False, 22.0),
+])  # fmt: skip
+def test_a_hang_is_certain_after_some_looks(quiet: ProgressSilence, worked: bool, until: float) -> None:
+    """At a look every two seconds; the first has nothing to be compared with."""
+    record = Attempt("r", 1, "running", {}, ("GPU-0", "GPU-1"), {}, 0.0)
+    watch = AttemptWatch(record, StepProgress(StepPace()), 0.0, worked=worked)
+    usual = {uuid: GpuSample(uuid, power_watts=500.0) for uuid in record.gpus}
+    watch.note_power(usual)
+    spins = {"utilization_percent": 100.0, "memory_utilization_percent": 0.0, "power_watts": 200.0}
+    samples = {uuid: GpuSample(uuid, **spins) for uuid in record.gpus}
+    for at in range(0, 60, 2):
+        look = ProcessSnapshot(float(at), {0: [reading(1)], 1: [reading(2)]}, [], 2)
+        seen, is_certain = watch.assess(look, samples, quiet, 60.0)
+        if is_certain:
+            break
+    assert at == until and seen is not None and seen.kind == "hang"
+
+
+# --- stacks -----------------------------------------------------------------------------------------------------------
 
 
 def stack(*places: str) -> Stack:
@@ -167,22 +170,11 @@ SLEEP, ITEM, WORK = stack("a.py:15:main"), stack("a.py:16:main"), stack("a.py:17
 SOURCE = {15: "time.sleep(600)", 16: "total += loss.item()", 17: "handle.wait()"}
 
 
-@table(
-    "stacks, rank",
-    [
-        ([BACKWARD, LOADER], 1),
-        ([REQUEST, REDUCE, BACKWARD], 0),
-        ([ITEM, ITEM, LOADER, ITEM], 2),
-        ([BACKWARD, SLEEP], 1),
-        ([ITEM, SLEEP], 1),
-        ([WORK, BACKWARD], None),
-        ([ITEM, REDUCE, REDUCE], None),
-        ([OWN_COMMUNICATION, REDUCE], None),
-        ([LOADER, LOADER, BACKWARD], None),
-        ([BACKWARD, BACKWARD], None),
-        ([LOADER], None),
-    ],
-)
+@table("stacks, rank", [
+    ([BACKWARD, LOADER], 1), ([REQUEST, REDUCE, BACKWARD], 0), ([ITEM, ITEM, LOADER, ITEM], 2), ([BACKWARD, SLEEP], 1),
+    ([ITEM, SLEEP], 1), ([WORK, BACKWARD], None), ([ITEM, REDUCE, REDUCE], None), ([OWN_COMMUNICATION, REDUCE], None),
+    ([LOADER, LOADER, BACKWARD], None), ([BACKWARD, BACKWARD], None), ([LOADER], None),
+])  # fmt: skip
 def test_the_rank_that_holds_up_the_others(stacks: list[Stack], rank: int | None) -> None:
     found = lagging_rank(dict(enumerate(stacks)), lambda _, line: SOURCE.get(line, ""))
     assert (found and found[0]) == rank
