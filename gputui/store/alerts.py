@@ -101,11 +101,17 @@ def silences(connection: sqlite3.Connection, now: float) -> dict[tuple[str, str,
 
 
 def raise_alert(connection: sqlite3.Connection, values: Mapping[str, Any]) -> int:
-    """Insert an alert from ``values`` (columns of the table); return its id."""
+    """Insert an alert from ``values`` (columns of the table), silenced if its rule is; return its id."""
     names = list(values)
     cursor = connection.execute(
         f"INSERT INTO alerts ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",  # noqa: S608 - our own names
         [values[name] for name in names],
+    )
+    connection.execute(
+        "UPDATE alerts SET (silenced_until, silenced_by) = (SELECT until, actor FROM alert_silences AS s "
+        "WHERE s.rule = alerts.rule AND s.subject_kind = alerts.subject_kind AND s.until > alerts.raised_at "
+        "AND s.subject_id IN (alerts.subject_id, '*') ORDER BY s.subject_id = '*' LIMIT 1) WHERE alert_id = ?",
+        (cursor.lastrowid,),
     )
     return int(cursor.lastrowid or 0)
 

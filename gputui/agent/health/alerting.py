@@ -39,7 +39,7 @@ from gputui.runs.spec import known_spec
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.attempts import Attempt
-from gputui.store.events import add_event
+from gputui.store.events import EventKind, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 
@@ -54,9 +54,6 @@ SILENT_SECONDS = 5.0
 SILENT_INTERVALS = 3.0
 NCCL_KINDS = ("nccl_error", "nccl_timeout")
 _RUN_RULES = tuple(rule.id for rule in RULES.values() if rule.subject == "run" and rule.id != "nccl_errors")
-
-Silences = Mapping[tuple[str, str, str], tuple[float, str]]
-"""(rule, kind of subject, subject) → (end in UTC unix seconds, actor)."""
 
 
 class SavedState(Struct):
@@ -361,9 +358,8 @@ class Alerting:
         notified: list[tuple[Transition, AlertView]] = []
         ids = dict(self.ids)
         with transaction(self.context.connection) as connection:
-            silences = alerts.silences(connection, now) if self.unwritten else {}
             for transition in self.unwritten:
-                view = _write_row(connection, transition, ids, silences)
+                view = _write_row(connection, transition, ids)
                 if view is not None:
                     notified.append((transition, view))
                     if not view.is_silenced(now):
@@ -377,58 +373,45 @@ class Alerting:
             log.warning("alert %d %s: %s", view.alert_id, transition.change.kind, clean(view.sentence))
 
 
-def _write_row(
-    connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int], silences: Silences
-) -> AlertView | None:
+def _write_row(connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int]) -> AlertView | None:
     """Write a raised or cleared alert, and its event unless it is silenced or reported by other
     means; None if there is nothing to write. ``ids`` are those of active alerts."""
-    key, rule = transition.change.key, transition.rule
-    if transition.change.kind == "raised":
-        return None if key in ids else _write_raised(connection, transition, ids, silences)
-    alert_id = ids.pop(key, None)
-    if alert_id is None:
+    change, rule, now = transition.change, transition.rule, transition.at
+    key, seen = change.key, change.seen
+    if change.kind == "raised":
+        if key in ids:
+            return None
+        alert_id = ids[key] = alerts.raise_alert(
+            connection,
+            {
+                "rule": key.rule,
+                "severity": rule.severity,
+                "subject_kind": key.subject,
+                "subject_id": key.subject_id,
+                "subject_name": transition.subject,
+                "run_id": transition.run_id,
+                "raised_at": now,
+                "value": seen.value if seen.value is not None and math.isfinite(seen.value) else None,
+                "threshold": seen.limit if math.isfinite(seen.limit) else None,
+                "unit": rule.unit,
+                "sentence": sentence(rule, seen, transition.subject),
+                "remedy": rule.remedy,
+            },
+        )
+    elif key in ids:
+        alert_id = ids.pop(key)
+        alerts.clear_alert(connection, alert_id, now=now, why=change.why)
+    else:
         return None
-    alerts.clear_alert(connection, alert_id, now=transition.at, why=transition.change.why)
     view = alerts.one(connection, alert_id)
     # Its row may have been deleted with its run.
-    if view is not None and not view.is_silenced(transition.at) and not rule.is_reported:
-        lasted = units.duration(max(0.0, transition.at - view.raised_at))
-        text = f"{rule.title} ({view.subject_name}): resolved after {lasted}, {transition.change.why}"
-        add_event(
-            connection, "alert_cleared", text, now=transition.at, key=view.rule, subject="alert", run_id=view.run_id
-        )
+    if view is None or view.is_silenced(now) or rule.is_reported:
+        return view
+    kind: EventKind = "alert_raised"
+    text, severity = view.sentence, rule.severity
+    if change.kind == "cleared":
+        lasted = units.duration(max(0.0, now - view.raised_at))
+        kind, severity = "alert_cleared", "info"
+        text = f"{rule.title} ({view.subject_name}): resolved after {lasted}, {change.why}"
+    add_event(connection, kind, text, now=now, key=key.rule, severity=severity, subject="alert", run_id=view.run_id)
     return view
-
-
-def _write_raised(
-    connection: sqlite3.Connection, transition: Transition, ids: dict[Key, int], silences: Silences
-) -> AlertView | None:
-    key, rule, seen = transition.change.key, transition.rule, transition.change.seen
-    until, actor = silences.get(key) or silences.get((key.rule, key.subject, alerts.ANY_SUBJECT)) or (None, None)
-    text = sentence(rule, seen, transition.subject)
-    ids[key] = alerts.raise_alert(
-        connection,
-        {
-            "rule": key.rule,
-            "severity": rule.severity,
-            "subject_kind": key.subject,
-            "subject_id": key.subject_id,
-            "subject_name": transition.subject,
-            "run_id": transition.run_id,
-            "raised_at": transition.at,
-            "silenced_until": until,
-            "silenced_by": actor,
-            "value": seen.value if seen.value is not None and math.isfinite(seen.value) else None,
-            "threshold": seen.limit if math.isfinite(seen.limit) else None,
-            "unit": rule.unit,
-            "sentence": text,
-            "remedy": rule.remedy,
-        },
-    )
-    if until is None and not rule.is_reported:
-        run_id, now = transition.run_id, transition.at
-        add_event(
-            connection, "alert_raised", text, now=now, key=key.rule, severity=rule.severity, subject="alert",
-            run_id=run_id,
-        )  # fmt: skip
-    return alerts.one(connection, ids[key])
