@@ -245,17 +245,16 @@ class MetricsCourse(Struct):
             self.samples_before = samples
 
     def _add_times(self, values: Mapping[str, float], waited: float) -> None:
-        seconds = values.get("step_time")
-        self.step_time.add(seconds, waited)
         self.data_time.add(values.get("data_time"), waited)
+        seconds = values.get("step_time")
         if seconds is None or not math.isfinite(seconds):
             return
-        usual = self.usual_step_seconds
-        if usual is None or seconds <= UNUSUAL_TIMES * usual:
+        self.step_time.add(seconds, waited)
+        if self.usual_step_seconds is None or seconds <= UNUSUAL_TIMES * self.usual_step_seconds:
             self.step_times.append(seconds)
-            del self.step_times[:-STEP_TIMES]
             self.uncounted += 1
             if self.uncounted >= MIN_STEP_TIMES:
+                del self.step_times[:-STEP_TIMES]
                 self.usual_step_seconds, self.uncounted = statistics.median(self.step_times), 0
 
     # --- observations -------------------------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ from msgspec import Struct
 
 from gputui.store.metrics.queries import Cursor, FilePosition, as_float, end_positions
 
-WATCHED = (
+WATCHED = frozenset({
     "loss", "val/loss", "grad_norm", "step_time", "comm_time", "data_time", "epoch", "lr", "lr_expected",
     "lr_scheduled", "total_steps", "samples", "skipped_samples", "cache_hit_rate",
-)  # fmt: skip
-_PATHS = ", ".join(f"""'$."{name}"'""" for name in (*WATCHED, "event", "phase", "time"))
+})  # fmt: skip
 
 
 class WatchedLine(Struct, frozen=True):
@@ -58,7 +57,7 @@ def newest_lines(
         if since == until:
             continue
         rows = connection.execute(
-            f"SELECT attempt, rank, step, at, json_extract(data, {_PATHS}) FROM metrics WHERE source_id = ? "  # noqa: S608
+            "SELECT attempt, rank, step, at, data FROM metrics WHERE source_id = ? "
             "AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
             "ORDER BY generation DESC, byte_offset DESC LIMIT ?",
             (source_id, *since, *until, limit),
@@ -68,12 +67,13 @@ def newest_lines(
             # Its older lines were not read.
             all_read_since = max(all_read_since, rows[-1][3])
         for attempt, rank, step, at, text in reversed(rows):
-            *numbers, event, phase, time = orjson.loads(text)
-            pairs = ((name, as_float(value)) for name, value in zip(WATCHED, numbers, strict=True) if value is not None)
-            marked = event if event is not None else phase if step is None else None
-            values = {name: value for name, value in pairs if value is not None}
-            event = None if marked is None else str(marked)
-            lines.append(WatchedLine(attempt, rank, step, None if time is None else at, event, values, at))
+            data = orjson.loads(text)
+            values = {name: value for name in data.keys() & WATCHED if (value := as_float(data[name])) is not None}
+            event = data.get("event")
+            if event is None and step is None:
+                event = data.get("phase")
+            own_at, event = None if data.get("time") is None else at, None if event is None else str(event)
+            lines.append(WatchedLine(attempt, rank, step, own_at, event, values, at))
     times = [line.at for line in lines if line.at is not None]
     if sources > 1 and len(times) == len(lines):
         lines = [line for line in lines if line.at is not None and line.at >= all_read_since]
