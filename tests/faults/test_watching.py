@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,24 +84,6 @@ def test_by_default_a_validation_a_start_and_a_checkpoint_of_25_seconds_are_no_h
     assert machine.rows("SELECT * FROM incidents") == [] and all(not ends for _, _, ends in observed(machine))
 
 
-@pytest.mark.long
-def test_an_agent_that_dies_after_its_verdict_is_followed_by_one_that_acts_on_it(machine: Machine) -> None:
-    machine.gputui("run", ranks(machine, steps=200, hang_after=600))
-    wait_until(lambda: len(machine.steps("ranks-1")) > 14, 40, "some steps")
-    # However long the next agent takes to start, the run is still there.
-    os.kill(machine.ranks("ranks-1")[1], signal.SIGSTOP)
-    machine.kill_agent()
-    with closing(sqlite3.connect(machine.workspace.database)) as connection, connection:
-        connection.execute(
-            "INSERT INTO observations (run_id, attempt, at, kind, rank, text, ends) "
-            "VALUES ('ranks-1', 1, 0, 'hang', 1, 'seen by the one before', 1)"
-        )
-    machine.gputui("agent", "start")
-    wait_until(lambda: machine.rows("SELECT 1 FROM incidents WHERE kind = 'hang' AND rank = 1"), 30, "the incident")
-    machine.wait_for("ranks-1", "succeeded")
-    assert machine.rows("SELECT DISTINCT attempt, kind FROM incidents") == [(1, "hang")]
-
-
 def test_a_loss_that_stays_nan_ends_the_attempt_and_the_next_begins_before_it(machine: Machine) -> None:
     machine.gputui("run", meets(machine), "--set", "meet=written nan")
     machine.wait_for("job-1", "succeeded")
@@ -159,13 +139,3 @@ def test_a_hang_of_the_trainer_is_called_long_before_its_own_timeout(machine: Ma
     assert Path(second["resumed_from"]).name == "step_00000020.pt"
     stacks = (machine.workspace.run_dir("digits-1") / "incidents" / "1-hang").glob("*-rank1-stderr.txt")
     assert any("faults.py" in path.read_text() for path in stacks)
-
-
-@pytest.mark.long
-def test_a_slow_rank_is_told_and_left_alone(machine: Machine) -> None:
-    machine.gputui("run", ranks(machine, fault="slow", steps=20, seconds=0.25, hang_after=60))
-    machine.wait_for("ranks-1", "succeeded")
-    assert observed(machine) == [("straggler", 1, 0)]
-    assert len(machine.json("show", "ranks-1")["attempts"]) == 1
-    told = machine.rows("SELECT severity FROM events WHERE kind = 'observation' AND key = 'straggler'")
-    assert told == [("warning",)]

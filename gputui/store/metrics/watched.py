@@ -104,18 +104,14 @@ def put_observation(connection: sqlite3.Connection, run_id: str, attempt: int, r
 
 def ended_for_hang(connection: sqlite3.Connection, run_id: str, attempt: int) -> bool:
     """Whether an earlier attempt was ended because it seemed to hang."""
-    row = connection.execute(
-        "SELECT 1 FROM observations WHERE run_id = ? AND attempt < ? AND kind = 'hang' AND ends LIMIT 1",
-        (run_id, attempt),
-    ).fetchone()
-    return row is not None
+    query = "SELECT 1 FROM observations WHERE run_id = ? AND attempt < ? AND kind = 'hang' AND ends LIMIT 1"
+    return connection.execute(query, (run_id, attempt)).fetchone() is not None
 
 
 def earlier_starts(connection: sqlite3.Connection, run_id: str, attempt: int) -> list[float]:
     """The seconds from start to first step of each earlier attempt."""
-    rows = connection.execute(
+    query = (
         "SELECT first_step_at - started_at FROM attempts WHERE run_id = ? AND number < ? "
-        "AND first_step_at >= started_at",
-        (run_id, attempt),
+        "AND first_step_at >= started_at"
     )
-    return [float(row[0]) for row in rows.fetchall()]
+    return [float(row[0]) for row in connection.execute(query, (run_id, attempt))]

@@ -212,18 +212,13 @@ def test_a_silenced_rule_is_stored_and_not_told(bench: Bench) -> None:
     assert bench.all()[0].silenced_by == "me"
 
 
-def test_an_xid_is_told_once(bench: Bench) -> None:
-    bench.recorder.take([GpuEvent(bench.wall(), "GPU-a", "xid", 79, None)])
-    bench.pass_time(600, COOL)
-    assert [(one.rule, one.lasts) for one in bench.all()] == [("xid_hardware", True)]
-
-
-def test_memory_that_somebody_holds(bench: Bench) -> None:
+def test_an_xid_is_told_once_and_memory_by_who_holds_it(bench: Bench) -> None:
     process = GpuProcess(77, 22 * GIB, user="alice", command="python sweep.py")
+    bench.recorder.take([GpuEvent(bench.wall(), "GPU-a", "xid", 79, None)])
     bench.recorder.take([ProcessTick(bench.wall(), {"GPU-a": (process,)})])
     bench.pass_time(1803, PARKED)
-    assert bench.lasting() == ["gpu_parked"]
-    assert "alice · python sweep.py" in bench.all()[0].sentence
+    assert [one.rule for one in bench.all()] == ["xid_hardware", "gpu_parked"]
+    assert "alice · python sweep.py" in bench.all()[1].sentence
 
 
 # --- runs

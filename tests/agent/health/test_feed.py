@@ -42,6 +42,9 @@ def test_a_successor_knows_how_long_the_silence_has_lasted(connection: sqlite3.C
     assert watched.watch.progress_at == 5.0 - 100.0
     assert watched.watch.progress.pace.longest_gap == 40.0
     assert silence(watched.watch.progress, 100.0, 10.0).allowed_seconds == 120.0
+    for attempt, clock, progress_at in ((1, 50.0, -95.0), (2, 60.0, 60.0)):
+        watched.watch.take([WatchedLine(attempt, None, 99, NOW, None, {})], clock)
+        assert watched.watch.progress_at == progress_at, "lines of other attempts are no progress"
 
 
 def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlite3.Connection) -> None:
@@ -61,15 +64,6 @@ def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
     write(connection, 2, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": "Infinity"})
     lines, _ = newest_lines(connection, "r", cursor, 2)
     assert [(line.step, line.values["loss"]) for line in lines] == [(3, 3.0), (4, float("inf"))]
-
-
-def test_lines_of_other_attempts_are_no_progress(connection: sqlite3.Connection) -> None:
-    watched = begin(connection, RECORD, clock=5.0, wall=NOW)
-    before = watched.watch.progress_at
-    watched.watch.take([WatchedLine(1, None, 9, NOW, None, {})], 50.0)
-    assert watched.watch.progress_at == before
-    watched.watch.take([WatchedLine(2, None, 9, NOW, None, {})], 60.0)
-    assert watched.watch.progress_at == 60.0
 
 
 def test_a_course_goes_on_with_the_lines_that_its_agent_did_not_live_to_see(connection: sqlite3.Connection) -> None:

@@ -48,31 +48,19 @@ def test_everything_is_there_and_no_secret(archive: IncidentArchive) -> None:
     write(archive)
     folder = incident_folder(archive.run_dir, 2)
     assert folder == archive.run_dir / "incidents" / "2"
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
-        "README.txt",
-        "decision.json",
-        "evidence.json",
-        "gpus.csv",
-        "logs/launcher-output.txt",
-        "logs/rank1-stderr.txt",
-    ]
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    logs = {"logs/launcher-output.txt", "logs/rank1-stderr.txt"}
+    assert files.keys() == {"README.txt", "decision.json", "evidence.json", "gpus.csv", *logs}
     for path in folder.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-        if path.is_file():
-            assert TOKEN not in path.read_text() and "hush-hush" not in path.read_text()
-    assert "rank 1 ran out of GPU memory" in (folder / "README.txt").read_text()
-    told = json.loads((folder / "decision.json").read_text())
+    assert not [name for name, text in files.items() if TOKEN in text or "hush-hush" in text]
+    assert "rank 1 ran out of GPU memory" in files["README.txt"]
+    told, found = json.loads(files["decision.json"]), json.loads(files["evidence.json"])
     assert told["incident"]["kind"] == "cuda_oom" and told["decision"]["params"]["batch_size"] == 12
-    found = json.loads((folder / "evidence.json").read_text())
     assert found["exit"]["code"] == 1 and "tails" not in found
-    assert len((folder / "logs" / "rank1-stderr.txt").read_text()) <= LOG_CHARACTERS
-    assert (folder / "logs" / "rank1-stderr.txt").read_text().endswith("logged in with [redacted]\n")
-
-
-def test_the_gpus_of_the_run_around_its_end(archive: IncidentArchive) -> None:
-    write(archive)
-    with (incident_folder(archive.run_dir, 2) / "gpus.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    log = files["logs/rank1-stderr.txt"]
+    assert len(log) <= LOG_CHARACTERS and log.endswith("logged in with [redacted]\n")
+    rows = list(csv.DictReader(files["gpus.csv"].splitlines()))
     assert {row["uuid"] for row in rows} == {"GPU-1"}
     times = [float(row["at"]) - END for row in rows]
     assert times == sorted(times) and times[0] == -AROUND_SECONDS and times[-1] == AROUND_SECONDS

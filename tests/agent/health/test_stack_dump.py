@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,16 @@ from tests.conftest import wait_until
 
 TOKEN = "hf_" + "a1B2" * 8
 SECRET = "correct-horse"
-# What py-spy prints, and a process that it may not look at.
+# What py-spy prints.
 PY_SPY = f"""#!/bin/sh
 [ "$1 $2 $3 $4" = "dump --nonblocking --full-filenames --pid" ] || exit 2
-if [ -e "$(dirname "$0")/forbidden" ]; then echo "Error: Permission Denied" >&2; exit 1; fi
 echo "Thread $5 (idle): \\"MainThread\\""
 echo "    login (train.py:7) with {TOKEN} of {SECRET}"
 """
 
-Conclude = Callable[[], dict[str, str]]
-
 
 @pytest.fixture
-def hung(tmp_path: Path) -> Iterator[ProcessIdentity]:
+def hung() -> Iterator[ProcessIdentity]:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", SECRET]) as process:
         # Popen returns in the middle of execve(2): for a moment the program has no command line yet.
         command = Path(f"/proc/{process.pid}/cmdline")
@@ -42,36 +39,20 @@ def hung(tmp_path: Path) -> Iterator[ProcessIdentity]:
         process.kill()
 
 
-@pytest.fixture
-def conclude(hung: ProcessIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conclude:
-    """Concludes an attempt of one hung process; what is kept, by file."""
-    attempt, folder, programs = tmp_path / "attempt", tmp_path / "incidents" / "1-hang", tmp_path / "bin"
+def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
+    hung: ProcessIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, folder, program = tmp_path / "attempt", tmp_path / "incidents" / "1-hang", tmp_path / "bin" / "py-spy"
     attempt.mkdir()
     (attempt / "output.log").write_text("step\n" * LOG_CHARACTERS + f"{TOKEN} and {SECRET}\nmost recent call\n")
-    programs.mkdir()
-    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-
-    def run() -> dict[str, str]:
-        StackDump([AttemptProcess(hung)], attempt, folder, Redactor([SECRET])).write()
-        assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
-        kept = {path.name: path.read_text() for path in folder.iterdir()}
-        assert not any(TOKEN in text or SECRET in text for text in kept.values())
-        return kept
-
-    return run
-
-
-def install_py_spy(folder: Path) -> None:
-    program = folder / "py-spy"
+    program.parent.mkdir()
     program.write_text(PY_SPY)
     program.chmod(0o755)
-
-
-def test_stacks_by_py_spy_and_logs_are_kept_without_secrets(
-    hung: ProcessIdentity, conclude: Conclude, tmp_path: Path
-) -> None:
-    install_py_spy(tmp_path / "bin")
-    kept = conclude()
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    StackDump([AttemptProcess(hung)], attempt, folder, Redactor([SECRET])).write()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.iterdir()))
+    kept = {path.name: path.read_text() for path in folder.iterdir()}
+    assert not any(TOKEN in text or SECRET in text for text in kept.values())
     assert set(kept) == {"processes.txt", "stacks.txt", f"stack-{hung.pid}.txt", "000-launcher-output.txt"}
     assert f"Thread {hung.pid} (idle)" in kept[f"stack-{hung.pid}.txt"]
     assert kept["stacks.txt"] == f"{hung.pid}: stack-{hung.pid}.txt\n"

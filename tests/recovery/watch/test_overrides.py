@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,73 +17,58 @@ from tests.tables import table
 FILE = Path("alerts.yaml")
 
 
-def test_what_is_left_out_stays_the_standard() -> None:
-    found = read_alerts("gpu_hot: {above_celsius: 80, for: 2 min, severity: error}\nxid: off\ndisk: on\n", FILE)
-    rules = with_overrides(RULES, found.rules, "alerts.yaml")
-    hot, shipped = rules["gpu_hot"], RULES["gpu_hot"]
+def test_what_is_left_out_stays_the_standard_and_a_profile_goes_before_the_machine() -> None:
+    text = "gpu_hot: {above_celsius: 80, for: 2 min, severity: error}\nxid: off\ndisk: on\nslow_steps: off\n"
+    machine = with_overrides(RULES, read_alerts(text, FILE).rules, "alerts.yaml")
+    hot, shipped = machine["gpu_hot"], RULES["gpu_hot"]
     assert (hot.limits["above_celsius"], hot.limits["margin_celsius"]) == (80.0, 5.0)
     assert (hot.for_seconds, hot.severity, hot.cooldown_seconds) == (120.0, "error", shipped.cooldown_seconds)
     assert hot.sources["above_celsius"] == "alerts.yaml" and "margin_celsius" not in hot.sources
-    assert not rules["xid"].enabled and rules["disk"].enabled
-    assert rules["shm"] is not None and rules["shm"].sources == {}
-
-
-def test_a_profile_goes_before_the_machine() -> None:
-    machine = with_overrides(RULES, read_alerts("slow_steps: off\n", FILE).rules, "alerts.yaml")
+    assert not machine["xid"].enabled and machine["disk"].enabled and machine["shm"].sources == {}
     own = overrides_from({"slow_steps": {"times_median": 3}})
     rule = with_overrides(machine, own.rules, "profile")["slow_steps"]
     assert rule.enabled and rule.limits["times_median"] == 3.0
     assert rule.sources == {"enabled": "profile", "times_median": "profile"}
 
 
-@table("text, line, key, meant", [
-    ("gpu_hott: off", 1, "gpu_hott", "gpu_hot"),
-    ("gpu_hot: {abov_celsius: 80}", 1, "gpu_hot.abov_celsius", "above_celsius"),
-    ("gpu_hot:\n  above_celsius: hot", 2, "gpu_hot.above_celsius", None),
-    ("gpu_hot:\n  above_celsius: 500", 2, "gpu_hot.above_celsius", None),
-    ("gpu_hot: {for: soon}", 1, "gpu_hot.for", None), ("gpu_hot: {severity: eror}", 1, "gpu_hot.severity", "error"),
-    ("gpu_hot: 80", 1, "gpu_hot", None), ("gpu_hot: off\ngpu_hot: on", 2, "gpu_hot", None),
-    ("- gpu_hot", 1, "", None), ("notify: {}", 1, "notify", None),
-    ("notify: {comand: [mail]}", 1, "notify.comand", "command"),
-    ("notify: {command: mail me}", 1, "notify.command", None),
-    ("notify: {webhook: 'ftp://x'}", 1, "notify.webhook", None),
-    ("lr_off_schedule: {schedule: cosine}", 1, "lr_off_schedule.schedule", None), ("gpu_hot: {\n", 2, "", None),
+def of_machine(text: str) -> object:
+    return read_alerts(text, FILE)
+
+
+def of_profile(text: str) -> object:
+    return read_profile(f"script: a.py\nalerts: {text}", FILE)
+
+
+@table("read, text, line, key, meant", [
+    (of_machine, "gpu_hott: off", 1, "gpu_hott", "gpu_hot"),
+    (of_machine, "gpu_hot: {abov_celsius: 80}", 1, "gpu_hot.abov_celsius", "above_celsius"),
+    (of_machine, "gpu_hot:\n  above_celsius: hot", 2, "gpu_hot.above_celsius", None),
+    (of_machine, "gpu_hot:\n  above_celsius: 500", 2, "gpu_hot.above_celsius", None),
+    (of_machine, "gpu_hot: {for: soon}", 1, "gpu_hot.for", None), (of_machine, "gpu_hot: 80", 1, "gpu_hot", None),
+    (of_machine, "gpu_hot: {severity: eror}", 1, "gpu_hot.severity", "error"), (of_machine, "- gpu_hot", 1, "", None),
+    (of_machine, "gpu_hot: off\ngpu_hot: on", 2, "gpu_hot", None), (of_machine, "notify: {}", 1, "notify", None),
+    (of_machine, "notify: {comand: [mail]}", 1, "notify.comand", "command"),
+    (of_machine, "notify: {command: mail me}", 1, "notify.command", None),
+    (of_machine, "notify: {webhook: 'ftp://s3cret'}", 1, "notify.webhook", None),
+    (of_machine, "lr_off_schedule: {schedule: cosine}", 1, "lr_off_schedule.schedule", None),
+    (of_machine, "gpu_hot: {\n", 2, "", None), (of_profile, "{disk: off}", 2, "alerts.disk", None),
+    (of_profile, "{notify: {command: [x]}}", 2, "alerts.notify", None),
+    (of_profile, "{lr_off_schedule: {schedule: cosin}}", 2, "alerts.lr_off_schedule.schedule", "cosine"),
+    (of_profile, "{lr_off_schedule: {schedule: {peak: 1}}}", 2, "alerts.lr_off_schedule.schedule", None),
 ])  # fmt: skip
-def test_a_mistake_names_its_line_and_what_was_meant(text: str, line: int, key: str, meant: str | None) -> None:
+def test_a_mistake_names_its_line_and_what_was_meant(
+    read: Callable[[str], object], text: str, line: int, key: str, meant: str | None
+) -> None:
     with pytest.raises(ProfileError) as caught:
-        read_alerts(text, FILE)
+        read(text)
     (found,) = caught.value.problems
     assert (found.line, found.key, found.nearest) == (line, key, meant)
-
-
-@table(
-    ("alerts", "key", "meant"),
-    [
-        ("{disk: off}", "alerts.disk", None),
-        ("{notify: {command: [x]}}", "alerts.notify", None),
-        ("{lr_off_schedule: {schedule: cosin}}", "alerts.lr_off_schedule.schedule", "cosine"),
-        ("{lr_off_schedule: {schedule: {peak: 1}}}", "alerts.lr_off_schedule.schedule", None),
-    ],
-)
-def test_a_profile_may_not(alerts: str, key: str, meant: str | None) -> None:
-    with pytest.raises(ProfileError) as caught:
-        read_profile(f"script: a.py\nalerts: {alerts}", FILE)
-    (found,) = caught.value.problems
-    assert (found.key, found.nearest) == (key, meant)
-
-
-def test_an_address_that_is_wrong_is_not_shown() -> None:
-    with pytest.raises(ProfileError) as caught:
-        read_alerts("notify: {webhook: 'htps://hooks.example.org/s3cret'}", FILE)
     assert "s3cret" not in str(caught.value)
 
 
-@table(
-    ("given", "seconds"),
-    [
-        (90, 90.0), ("90", None), ("90 s", 90.0), ("5min", 300.0), ("5 m", 300.0), ("1.5 h", 5400.0), ("2d", 172_800.0),
-        ("31 d", None), (-1, None), (True, None), (float("nan"), None), ("", None), (None, None),
-    ],
-)  # fmt: skip
+@table("given, seconds", [
+    (90, 90.0), ("90", None), ("90 s", 90.0), ("5min", 300.0), ("5 m", 300.0), ("1.5 h", 5400.0), ("2d", 172_800.0),
+    ("31 d", None), (-1, None), (True, None), (float("nan"), None), ("", None), (None, None),
+])  # fmt: skip
 def test_times(given: object, seconds: float | None) -> None:
     assert parse_seconds(given) == seconds
