@@ -19,7 +19,7 @@ from gputui.agent.health.alerting import Alerting
 from gputui.agent.health.feed import begin
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.core.config import Workspace, locate
-from gputui.machine.gpu_model import FastTick, GpuFacts, GpuSample, Inventory
+from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors.process import ExecutorProcess
@@ -28,7 +28,7 @@ from gputui.store.attempts import Attempt, get_attempt
 from gputui.store.database import open_writer
 from gputui.store.metrics.watched import WatchedLine
 from gputui.store.run_states import RunState
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, HostSample
 
 GIB = 2**30
 RUN = "bench-1"

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.recovery.healthy import Activity
-from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.watch.attempt import ProcessSnapshot
 from gputui.runs.process_readings import ProcessReading
+from gputui.store.series import GpuSample
 
 USUAL_WATTS = 500.0
 # In all others a rank is at work in nearly every look.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gputui.recovery.watch.overrides import Overrides, overrides_from
-from gputui.store.retention import Retention
+from gputui.store.agent import Retention
 
 
 def load_retention(path: Path) -> Retention:

@@ -27,7 +27,7 @@ from gputui.agent.lifecycle.run_files import alerts_of
 from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
 from gputui.core import units
 from gputui.core.config import file_identity
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key, RuleState

@@ -16,8 +16,8 @@ from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.rules import Observation
 from gputui.recovery.watch.silence import StepPace, StepProgress
-from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.process_readings import ProcessReading, reaches_out, read_process, sockets_of
+from gputui.runs.processes import AttemptProcess
 from gputui.store.attempts import Attempt
 from gputui.store.database import open_reader
 from gputui.store.metrics.queries import FilePosition

@@ -27,16 +27,15 @@ from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core import units
 from gputui.core.redaction import BY_LOOK
-from gputui.core.safe_text import clean
-from gputui.machine.gpu_model import GpuSample
+from gputui.core.text import clean
 from gputui.recovery.history import resumptions
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.attempt import LOOK_SECONDS
 from gputui.recovery.watch.numbers import MemorySample
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.recovery.watch.silence import EARLY_LINES, silence
-from gputui.runs.attempt_processes import AttemptProcess, ProcessScan
 from gputui.runs.process_readings import available_bytes, is_connected
+from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec
 from gputui.store import checkpoints
@@ -46,6 +45,7 @@ from gputui.store.metrics.step_times import StepTimes
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
+from gputui.store.series import GpuSample
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import Redactor
 from gputui.recovery.tracebacks import Stack, main_stacks
 from gputui.recovery.watch.silence import lagging_rank
-from gputui.runs.attempt_processes import AttemptProcess
 from gputui.runs.identity import ProcessIdentity, is_alive, read_stat, send_signal
 from gputui.runs.logs import rank_logs, tail_text
 from gputui.runs.process_readings import describe
+from gputui.runs.processes import AttemptProcess
 from gputui.runs.shim import catches
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gputui.agent.context import AgentContext
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.watch.overrides import Delivery
 from gputui.recovery.watch.rules import SEVERITIES

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.watch.course import MetricsCourse
 from gputui.recovery.watch.numbers import (
     Leak,
@@ -37,6 +36,7 @@ from gputui.recovery.watch.silence import (
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
+from gputui.store.series import GpuSample
 
 LOOK_SECONDS = 2.0
 # A leak shows in a quarter of an hour of samples taken every 30 s; this is enough for a night.

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Struct
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.machine.throttle import TROUBLE
 from gputui.machine.xid import XidClass, xid_class, xid_text
 from gputui.recovery.watch.numbers import MemorySample, steady_growth
 from gputui.recovery.watch.rules import Observation, RuleSet
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 MINUTE_SECONDS = 60.0
 POWER_SECONDS = 300.0

@@ -17,12 +17,12 @@ from gputui.agent.health import feed
 from gputui.agent.health.alerting import Alerting
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.core.config import Workspace, locate
-from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, GpuProcess, GpuSample, Inventory, ProcessTick
+from gputui.machine.gpu_model import FastTick, GpuEvent, GpuFacts, GpuProcess, Inventory, ProcessTick
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.store import alerts
 from gputui.store.alerts import AlertView
 from gputui.store.metrics.watched import WatchedLine
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, HostSample
 from tests.agent.conftest import attempt_of
 from tests.stores import open_store
 from tests.tables import table

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gputui.machine.gpu_model import GpuFacts, GpuSample, GpuSlowSample
+from gputui.machine.gpu_model import GpuFacts
 from gputui.recovery.watch.course import MetricsCourse, RateSchedule
 from gputui.recovery.watch.engine import AlertChange, Engine, Key
 from gputui.recovery.watch.machine import GpuWatch, HostWatch
 from gputui.recovery.watch.overrides import sentence, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, Rule
-from gputui.store.series import HostSample
+from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 
 GIB = 2**30
 FACTS = GpuFacts("GPU-a", 3, "x", memory_total_bytes=80 * GIB, temperature_slowdown_celsius=90.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gputui.machine.gpu_model import GpuSample
 from gputui.recovery.tracebacks import Stack, StackFrame, place
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.silence import (
@@ -22,6 +21,7 @@ from gputui.recovery.watch.silence import (
 from gputui.runs.process_readings import ProcessReading
 from gputui.store.attempts import Attempt
 from gputui.store.metrics.watched import WatchedLine
+from gputui.store.series import GpuSample
 from tests.tables import table
 
 W, C, IO, SPIN, STOP, GONE = (Doing.WAITING, Doing.COMPUTING, Doing.IO, Doing.SPINNING, Doing.STOPPED, Doing.GONE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-from gputui.core.safe_text import clean
+from gputui.core.text import clean
 from gputui.core.units import duration
-from gputui.metrics.draw.chart import Line
+from gputui.metrics.draw.parts import Line
 from gputui.recovery.watch.overrides import parse_seconds
 from gputui.recovery.watch.rules import RULES
 from gputui.store.alerts import AlertView
