@@ -6,19 +6,16 @@ Every function raises sqlite3.Error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import itertools
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store import json_columns
-
-if TYPE_CHECKING:
-    import sqlite3
-import itertools
-import sqlite3
-from collections.abc import Iterator, Sequence
+from gputui.store.database import named_rows
 
 Json = Any
 
@@ -48,30 +45,24 @@ class Attempt(Struct, frozen=True):
     executor: tuple[int, int, str] | None = None
 
 
-_ATTEMPTS = (
-    "SELECT run_id, number, state, params, gpus, launch, created_at, started_at, first_step_at, ended_at, "
-    "exit_code, exit_signal, exit, resumed_from, resumed_step, first_step, last_step, stop_requested, "
-    "shim_pid, shim_start_ticks, boot_id FROM attempts"
-)
+_PLAIN = [name for name in Attempt.__struct_fields__ if name not in ("params", "gpus", "launch", "exit", "executor")]
 
 
 def read_attempts(connection: sqlite3.Connection, run_id: str, at: float | None = None) -> list[Attempt]:
     """The attempts of a run in order; at a past time each without later changes."""
-    attempts = [_attempt(row) for row in connection.execute(f"{_ATTEMPTS} WHERE run_id = ? ORDER BY number", (run_id,))]
+    attempts = _read(connection, "run_id = ? ORDER BY number", run_id)
     return attempts if at is None else [attempt_at(attempt, at) for attempt in attempts if attempt.created_at <= at]
 
 
 def get_attempt(connection: sqlite3.Connection, run_id: str, number: int) -> Attempt | None:
-    row = connection.execute(f"{_ATTEMPTS} WHERE run_id = ? AND number = ?", (run_id, number)).fetchone()
-    return None if row is None else _attempt(row)
+    return next(iter(_read(connection, "run_id = ? AND number = ?", run_id, number)), None)
 
 
 def newest_attempt(connection: sqlite3.Connection, run_id: str, at: float) -> Attempt | None:
     """The newest attempt at a time (UTC unix seconds), in its current state."""
-    row = connection.execute(
-        f"{_ATTEMPTS} WHERE run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", (run_id, at)
-    ).fetchone()
-    return None if row is None else _attempt(row)
+    return next(
+        iter(_read(connection, "run_id = ? AND created_at <= ? ORDER BY number DESC LIMIT 1", run_id, at)), None
+    )
 
 
 class FellowStay(Struct, frozen=True):
@@ -97,19 +88,18 @@ def fellows(connection: sqlite3.Connection, run_id: str, number: int) -> list[Fe
     return [FellowStay(*row) for row in rows]
 
 
-def _attempt(row: Any) -> Attempt:
-    exit_report = json_columns.optional_mapping(row[12])
-    values = [
-        *row[:3],
-        json_columns.mapping(row[3]),
-        tuple(json_columns.items(row[4])),
-        json_columns.mapping(row[5]),
-        *row[6:12],
-        exit_report,
-        *row[13:18],
-        None if row[18] is None else tuple(row[18:]),
+def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Attempt]:
+    return [
+        Attempt(
+            **{name: row[name] for name in _PLAIN},
+            params=json_columns.mapping(row["params"]),
+            gpus=tuple(json_columns.items(row["gpus"])),
+            launch=json_columns.mapping(row["launch"]),
+            exit=None if row["exit"] is None else json_columns.mapping(row["exit"]),
+            executor=None if row["shim_pid"] is None else (row["shim_pid"], row["shim_start_ticks"], row["boot_id"]),
+        )
+        for row in named_rows(connection, f"SELECT * FROM attempts WHERE {condition}", *values)  # noqa: S608
     ]
-    return Attempt(*values)
 
 
 def ended_seconds(attempts: Iterable[Attempt]) -> float | None:

@@ -212,6 +212,13 @@ def _explain(error: sqlite3.Error, path: Path) -> StoreError:
     return StoreError(f"cannot open {path}: {error}; check permissions and free space")
 
 
+def named_rows(connection: sqlite3.Connection, query: str, *values: object, **named: object) -> list[sqlite3.Row]:
+    """The rows of a query with positional or named values; columns are taken by name. Raises sqlite3.Error."""
+    cursor = connection.cursor()
+    cursor.row_factory = sqlite3.Row
+    return cursor.execute(query, named or values).fetchall()
+
+
 @contextmanager
 def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
     """Read a consistent snapshot inside the block: in the connection's current transaction, or in a new one, which is

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store import json_columns, rollups, samples, series
+from gputui.store.database import named_rows
 from gputui.store.rollups import GpuHistory, HostHistory
 from gputui.store.samples import sample_means
 
@@ -142,18 +143,16 @@ class Idleness(NamedTuple):
     was_busy: bool
 
 
-_GPU_ROW = """
-g.uuid, g.position, g.name, {present}, s.state, s.at,
-    s.utilization_percent, s.memory_utilization_percent, s.memory_used_bytes, s.memory_reserved_bytes,
-    s.memory_total_bytes, s.temperature_celsius, s.power_watts, s.power_limit_watts, s.sm_clock_mhz,
-    s.memory_clock_mhz, s.performance_state, s.throttle_reasons,
-    g.facts, {slow}, {processes}, {holders}, {last_seen_at}
-"""
-"""The columns of `_gpu_view` from a GPU ``g`` and its sample ``s``."""
-
+_SAMPLED = (
+    "at", "utilization_percent", "memory_utilization_percent", "memory_used_bytes", "memory_reserved_bytes",
+    "temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_mhz", "memory_clock_mhz", "performance_state",
+)  # fmt: skip
+"""The fields of `GpuView` that are columns of a sample."""
 
 _GPUS = f"""
-SELECT g.gpu_id, g.first_seen_at, {_GPU_ROW}
+SELECT g.gpu_id, g.first_seen_at, g.uuid, g.position, g.name, g.facts, {", ".join(f"s.{name}" for name in _SAMPLED)},
+    s.state, s.memory_total_bytes, s.throttle_reasons, {{present}} AS present, {{slow}} AS slow,
+    {{processes}} AS processes, {{holders}} AS holders, {{last_seen_at}} AS last_seen_at
 FROM gpus AS g
 LEFT JOIN gpu_samples AS s
     ON s.gpu_id = g.gpu_id AND s.at = (SELECT max(at) FROM gpu_samples WHERE gpu_id = g.gpu_id AND at <= :at)
@@ -196,11 +195,13 @@ def read_gpus(
     row = connection.execute("SELECT interval_seconds FROM agent").fetchone()
     stale_after = stale_after_seconds(row[0] if row else None)
     reported = _reported(connection)
-    rows = connection.execute(
+    rows = named_rows(
+        connection,
         f"{_NOW} WHERE g.present = 1 OR g.last_seen_at > :seen ORDER BY g.position, g.gpu_id",
-        {"at": now + CLOCK_SLACK_SECONDS, "seen": now - LOST_SHOWN_SECONDS},
-    ).fetchall()
-    return [_gpu_view(row[2:], reported.get(row[2]), now, stale_after) for row in rows]
+        at=now + CLOCK_SLACK_SECONDS,
+        seen=now - LOST_SHOWN_SECONDS,
+    )
+    return [_gpu_view(row, reported, now, stale_after) for row in rows]
 
 
 def _gpus_at(
@@ -209,15 +210,14 @@ def _gpus_at(
     reported = _reported(connection, at)
     views = []
     limits = rollups.bounds(connection)
-    for gpu_id, first_seen_at, *row in connection.execute(
-        f"{_THEN} ORDER BY g.position, g.gpu_id", {"at": at}
-    ).fetchall():
-        if row[5] is None and first_seen_at > at:
+    for row in named_rows(connection, f"{_THEN} ORDER BY g.position, g.gpu_id", at=at):
+        if row["at"] is None and row["first_seen_at"] > at:
             continue
+        gpu_id = row["gpu_id"]
         times = samples.times_up_to(connection, series.GPU, gpu_id, at, _PACE_SAMPLES)
         # The interval is the shortest distance of a few samples, because there may be gaps.
         interval = min((later - earlier for later, earlier in itertools.pairwise(times)), default=None)
-        view = _gpu_view(row, reported.get(row[0]), at, stale_after_seconds(interval))
+        view = _gpu_view(row, reported, at, stale_after_seconds(interval))
         if view.at is None and at < limits.raw_since:
             # The samples of that time are deleted.
             means = rollups.gpu_then(connection, gpu_id, at, limits)
@@ -256,30 +256,40 @@ def aged(gpu: GpuView, now: float, stale_after: float) -> GpuView:
 
 
 def _gpu_view(
-    row: Any, reported: tuple[float, int | None, str | None] | None, now: float, stale_after: float
+    row: sqlite3.Row, reported: Mapping[str, tuple[float, int | None, str | None]], now: float, stale_after: float
 ) -> GpuView:
-    """A GPU from the columns of `_GPU_ROW` at ``now``; ``reported`` is its newest driver event (time, code, text)."""
-    uuid, position, name, present, sample_state, at = row[:6]
-    holders = [(str(run_id), str(name)) for run_id, name in json_columns.items(row[21])]
+    """A GPU from a row of `_GPUS` at ``now``; ``reported`` are the newest driver events by UUID (time, code, text)."""
+    holders = [(str(run_id), str(name)) for run_id, name in json_columns.items(row["holders"])]
     run_id, run_name = holders[0] if holders else (None, None)
-    facts = json_columns.mapping(row[18])
-    processes = _processes(row[20])
-    age = None if at is None else max(0.0, now - at)
+    facts, processes = json_columns.mapping(row["facts"]), _processes(row["processes"])
+    age = None if row["at"] is None else max(0.0, now - row["at"])
     state: GpuViewState
-    if not present or sample_state == "lost":
+    if not row["present"] or row["state"] == "lost":
         state = "lost"
     elif age is None or age > stale_after:
         state = "stale"
     else:
-        state = "error" if sample_state == "error" else "ok"
-    total = row[10] if row[10] is not None else facts.get("memory_total_bytes")
-    event_at, event_code, event_text = reported or (None, None, None)
-    values = [
-        uuid, position, name, state, at, age, *row[6:10], total, *row[11:17], json_columns.words(row[17]),
-        facts, json_columns.mapping(row[19]), processes, run_id, run_name, rank_among(processes, run_id), row[22],
-        event_at, event_code, event_text, tuple(holders[1:]),
-    ]  # fmt: skip
-    return GpuView(*values)
+        state = "error" if row["state"] == "error" else "ok"
+    total = row["memory_total_bytes"]
+    event_at, event_code, event_text = reported.get(row["uuid"]) or (None, None, None)
+    return GpuView(
+        **{name: row[name] for name in ("uuid", "name", "last_seen_at", *_SAMPLED)},
+        index=row["position"],
+        state=state,
+        age_seconds=age,
+        memory_total_bytes=facts.get("memory_total_bytes") if total is None else total,
+        throttle_reasons=json_columns.words(row["throttle_reasons"]),
+        facts=facts,
+        slow=json_columns.mapping(row["slow"]),
+        processes=processes,
+        run_id=run_id,
+        run_name=run_name,
+        rank=rank_among(processes, run_id),
+        event_at=event_at,
+        event_code=event_code,
+        event_text=event_text,
+        shared_with=tuple(holders[1:]),
+    )
 
 
 def rank_among(processes: Iterable[ProcessView] | None, run_id: str | None) -> int | None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gputui.store import json_columns, placements
 from gputui.store.attempts import attempt_at, ended_seconds, is_by, newest_attempt, read_attempts
+from gputui.store.database import named_rows
 from gputui.store.placements import PlacementView
 from gputui.store.queue import ORDER
 from gputui.store.run_history import read_decisions
@@ -137,32 +138,44 @@ class RunLookupError(LookupError):
         self.candidates = candidates
 
 
-_RUNS = """
-SELECT r.run_id, r.sequence, r.name, r.profile, r.state, r.attempt, r.params, r.spec, r.created_at, r.queued_at,
-    r.not_before, r.started_at, r.ended_at, r.reason, r.waiting_for, r.resume_from,
-    a.state, a.started_at, a.last_step, a.resumed_step, a.gpus,
-    r.priority, r.gpu_count, r.target,
-    p.job, p.state, p.reason, p.expected_start, p.nodes, p.limit_at, p.restarts, p.contact_at, p.problem,
-    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id), r.study_id, r.trial,
+_PLAIN = (
+    "run_id", "sequence", "name", "profile", "attempt", "spec_json", "created_at", "queued_at", "not_before",
+    "started_at", "ended_at", "reason", "waiting_for", "resume_from", "attempt_state", "attempt_started_at",
+    "attempt_last_step", "attempt_resumed_step", "priority", "gpu_count", "target", "study_id", "trial",
+    "ended_seconds", "usual_start_seconds", "trial_state",
+)  # fmt: skip
+"""The fields of `Run` that are columns of this query."""
+
+_RUNS = f"""
+SELECT r.*, r.spec AS spec_json,
+    a.state AS attempt_state, a.started_at AS attempt_started_at, a.last_step AS attempt_last_step,
+    a.resumed_step AS attempt_resumed_step, a.gpus AS attempt_gpus,
+    {", ".join(f"p.{name} AS placement_{name}" for name in PlacementView.__struct_fields__)},
+    (SELECT json_group_array(gpu_uuid) FROM leases WHERE run_id = r.run_id) AS leased,
     (SELECT sum(max(0.0, ended_at - coalesce(started_at, ended_at))) FROM attempts WHERE run_id = r.run_id
-        AND ended_at IS NOT NULL),
+        AND ended_at IS NOT NULL) AS ended_seconds,
     CASE r.state WHEN 'starting' THEN (
         SELECT b.first_step_at - b.started_at FROM runs AS p JOIN attempts AS b USING (run_id)
-        WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1) END,
+        WHERE p.profile = r.profile AND b.first_step_at >= b.started_at ORDER BY b.created_at DESC LIMIT 1)
+        END AS usual_start_seconds,
     CASE r.state WHEN 'stopping' THEN (
-        SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END,
-    CASE WHEN json_valid(a.launch) THEN a.launch ->> '$.grace_seconds' END, a.stop_requested, l.tags, l.note,
+        SELECT max(at) FROM transitions WHERE run_id = r.run_id AND to_state = 'stopping') END AS stop_since,
+    CASE WHEN json_valid(a.launch) THEN a.launch ->> '$.grace_seconds' END AS grace_seconds,
+    a.stop_requested, l.tags, l.note,
     CASE r.state WHEN 'stopping' THEN (
-        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck')) END,
-    CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END,
-    t.state, (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
-        FROM studies WHERE study_id = r.study_id AND json_valid(spec))
+        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck'))
+        END AS saved_step,
+    CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END
+        AS has_checkpoints,
+    t.state AS trial_state,
+    (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
+        FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt
 LEFT JOIN run_labels AS l ON l.run_id = r.run_id
 LEFT JOIN trials AS t ON t.study_id = r.study_id AND t.number = r.trial
-"""
+"""  # noqa: S608 - fixed names
 
 
 def read_runs(
@@ -178,20 +191,18 @@ def read_runs(
     if at is not None:
         return _runs_at(connection, at, limit, active_only=active_only, over_only=over_only)
     where = f"WHERE r.state {'' if over_only else 'NOT '}IN {_OVER}" if active_only or over_only else ""
-    query = f"{_RUNS} {where} ORDER BY r.sequence DESC LIMIT ?"
-    return [_run(row) for row in connection.execute(query, (-1 if limit is None else limit,))]
+    return _read(connection, f"{where} ORDER BY r.sequence DESC LIMIT ?", -1 if limit is None else limit)
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> Run | None:
     """The run with exactly this id, or None."""
-    row = connection.execute(f"{_RUNS} WHERE r.run_id = ?", (run_id,)).fetchone()
-    return None if row is None else _run(row)
+    return next(iter(_read(connection, "WHERE r.run_id = ?", run_id)), None)
 
 
 def runs_in(connection: sqlite3.Connection, *states: str) -> list[Run]:
     """The runs in any of these states, in the order of their launch."""
     marks = ", ".join("?" * len(states))
-    return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state IN ({marks}) ORDER BY r.sequence", states)]
+    return _read(connection, f"WHERE r.state IN ({marks}) ORDER BY r.sequence", *states)
 
 
 def active_run_count(connection: sqlite3.Connection) -> int:
@@ -212,13 +223,12 @@ def has_live_trials(connection: sqlite3.Connection, study_id: str, *, besides: s
 
 def unknown_runs(connection: sqlite3.Connection) -> list[Run]:
     """Runs whose state is unknown to this version, in the order of their launch."""
-    rows = connection.execute(f"{_RUNS} WHERE r.state NOT IN {_KNOWN} ORDER BY r.sequence")
-    return [_run(row) for row in rows]
+    return _read(connection, f"WHERE r.state NOT IN {_KNOWN} ORDER BY r.sequence")
 
 
 def queued_runs(connection: sqlite3.Connection) -> list[Run]:
     """The queued runs in the order of the queue."""
-    return [_run(row) for row in connection.execute(f"{_RUNS} WHERE r.state = 'queued' ORDER BY {ORDER}")]
+    return _read(connection, f"WHERE r.state = 'queued' ORDER BY {ORDER}")
 
 
 def runs_mark(connection: sqlite3.Connection) -> tuple[int, int, int]:
@@ -250,14 +260,14 @@ def find_run(connection: sqlite3.Connection, wanted: str, at: float | None = Non
 def _find(connection: sqlite3.Connection, wanted: str, only: bool) -> Run:
     # Names are valid UTF-8; a shell's argument need not be.
     text = wanted.strip().encode("utf-8", "replace").decode()
-    rows = connection.execute(
-        f"{_RUNS} WHERE r.run_id = ?1 OR r.name = ?1 ORDER BY r.run_id = ?1 DESC, r.sequence DESC LIMIT 6", (text,)
-    ).fetchall()
-    ids = [row[0] for row in rows]
+    found = _read(
+        connection, "WHERE r.run_id = ?1 OR r.name = ?1 ORDER BY r.run_id = ?1 DESC, r.sequence DESC LIMIT 6", text
+    )
+    ids = [run.run_id for run in found]
     if only and len(ids) > 1 and ids[0] != text:
         raise RunLookupError(f"{wanted!r} is the name of {', '.join(ids)}; give the id of one", ids)
-    if rows:
-        return _run(rows[0])
+    if found:
+        return found[0]
     names = connection.execute("SELECT run_id, name FROM runs ORDER BY sequence DESC LIMIT 500").fetchall()
     words = list(dict.fromkeys(word for pair in names for word in pair))
     longer = [word for word in words if text and word.startswith(text)]
@@ -270,22 +280,38 @@ def _not_found(wanted: str, nearest: list[str]) -> RunLookupError:
     return RunLookupError(f"no run {wanted!r}; {hint}", nearest)
 
 
-def _run(row: Any) -> Run:
-    leased = json_columns.items(row[33])
-    params, gpus = json_columns.mapping(row[6]), tuple(leased or json_columns.items(row[20]))
-    placement = None if row[25] is None else placements.from_row(row[24:33])
-    stop = None if row[38] is None else StopRequest(row[38], row[39], row[40] == KILL, row[43], row[44] != 0)
-    tags = tuple(str(tag) for tag in json_columns.items(row[41]))
-    note = row[42]
+def _read(connection: sqlite3.Connection, condition: str, *values: object) -> list[Run]:
+    return [_run(row) for row in named_rows(connection, f"{_RUNS} {condition}", *values)]
+
+
+def _run(row: sqlite3.Row) -> Run:
+    leased, state = json_columns.items(row["leased"]), RunState(row["state"])
+    params, reason, note = json_columns.mapping(row["params"]), row["reason"], row["note"]
+    if state is RunState.UNKNOWN:
+        reason = f"the database says {row['state']!r}, which is no state; gputui stop {row['run_id']} ends it"
     if note is not None and len(note) > LONGEST_NOTE:
         # Another program may have written a note of any length.
         note = f"{note[: LONGEST_NOTE - 1]}…"
-    metric = row[46] or next((params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str)), None)
-    last = (placement, bool(leased), *row[34:38], stop, tags, note, row[45], metric)
-    run = Run(*[*row[:4], RunState(row[4]), row[5], params, *row[7:20], gpus, *row[21:24], *last])
-    if run.state is not RunState.UNKNOWN:
-        return run
-    return replace(run, reason=f"the database says {row[4]!r}, which is no state; gputui stop {run.run_id} ends it")
+    stop = placement = None
+    if row["stop_since"] is not None:
+        is_kill = row["stop_requested"] == KILL
+        has_checkpoints = row["has_checkpoints"] != 0
+        stop = StopRequest(row["stop_since"], row["grace_seconds"], is_kill, row["saved_step"], has_checkpoints)
+    if row["placement_state"] is not None:
+        placement = placements.from_row([row[f"placement_{name}"] for name in PlacementView.__struct_fields__])
+    named = (params[name] for name in _METRIC_PARAMETERS if isinstance(params.get(name), str))
+    return Run(
+        **{name: row[name] for name in _PLAIN} | {"reason": reason},
+        state=state,
+        params=params,
+        gpus=tuple(leased or json_columns.items(row["attempt_gpus"])),
+        placement=placement,
+        holds_gpus=bool(leased),
+        stop=stop,
+        tags=tuple(str(tag) for tag in json_columns.items(row["tags"])),
+        note=note,
+        metric=row["objective"] or next(named, None),
+    )
 
 
 def holders(runs: Iterable[Run]) -> dict[str, list[tuple[str, str]]]:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.store import json_columns
+from gputui.store.database import named_rows
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -144,24 +145,23 @@ class StudyNotFoundError(LookupError):
     """No study has this name; the message is one line."""
 
 
-_STUDIES = "SELECT study_id, sequence, name, profile, state, reason, spec, source, created_at, ended_at FROM studies"
-_TRIALS = (
-    "SELECT study_id, number, run_id, state, origin, params, rung, value, objective_values, constraint_values, reason, "
-    "parent, generation, starts, command_id, sampler, created_at, ended_at, wish FROM trials"
-)
+_STUDY_FIELDS = [name for name in StudyRecord.__struct_fields__ if name not in ("state", "spec_json")]
+_TRIAL_FIELDS = [
+    name
+    for name in TrialRecord.__struct_fields__
+    if name not in ("state", "params", "values", "constraints", "sampler")
+]
 
 
 def read_studies(connection: sqlite3.Connection, at: float | None = None) -> list[StudyRecord]:
     """All studies, newest first."""
-    rows = connection.execute(f"{_STUDIES} WHERE ? IS NULL OR created_at <= ? ORDER BY sequence DESC", (at, at))
-    studies = [_study(row) for row in rows.fetchall()]
+    studies = _studies(connection, "?1 IS NULL OR created_at <= ?1 ORDER BY sequence DESC", at)
     return studies if at is None else [_study_at(connection, study, at) for study in studies]
 
 
 def get_study(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> StudyRecord | None:
     """The study with this id; None if it does not exist, or did not."""
-    row = connection.execute(f"{_STUDIES} WHERE study_id = ?", (study_id,)).fetchone()
-    study = None if row is None else _study(row)
+    study = next(iter(_studies(connection, "study_id = ?", study_id)), None)
     if study is None or at is None:
         return study
     return None if study.created_at > at else _study_at(connection, study, at)
@@ -189,10 +189,7 @@ def find_study(
 
 def read_trials(connection: sqlite3.Connection, study_id: str, at: float | None = None) -> list[TrialRecord]:
     """The trials of a study, ordered by number."""
-    rows = connection.execute(
-        f"{_TRIALS} WHERE study_id = ? AND (? IS NULL OR created_at <= ?) ORDER BY number", (study_id, at, at)
-    )
-    trials = [_trial(row) for row in rows.fetchall()]
+    trials = _trials(connection, "study_id = ?1 AND (?2 IS NULL OR created_at <= ?2) ORDER BY number", study_id, at)
     if at is None:
         return trials
     begun: dict[int, tuple[str, float | None]] = {
@@ -223,11 +220,8 @@ class TrialReader:
         )
         going_on = [trial.number for trial in self._known if not trial.state.is_over]
         verdicts = json.dumps(sorted(_VERDICTS))
-        rows = self._connection.execute(
-            f"{_TRIALS} WHERE study_id = ? AND ({unread}) ORDER BY number",
-            (self._study_id, len(self._known), json.dumps(going_on), verdicts),
-        )
-        for trial in map(_trial, rows.fetchall()):
+        known = (len(self._known), json.dumps(going_on), verdicts)
+        for trial in _trials(self._connection, f"study_id = ? AND ({unread}) ORDER BY number", self._study_id, *known):
             self._known[trial.number : trial.number + 1] = [trial]
         return list(self._known)
 
@@ -287,16 +281,30 @@ def studies_in(connection: sqlite3.Connection, states: tuple[StudyState, ...]) -
     return [row[0] for row in rows.fetchall()]
 
 
-def _study(row: Any) -> StudyRecord:
-    return StudyRecord(*[*row[:4], StudyState(row[4]), *row[5:]])
+def _studies(connection: sqlite3.Connection, condition: str, *values: object) -> list[StudyRecord]:
+    rows = named_rows(connection, f"SELECT * FROM studies WHERE {condition}", *values)  # noqa: S608 - fixed texts
+    return [
+        StudyRecord(
+            **{name: row[name] for name in _STUDY_FIELDS}, state=StudyState(row["state"]), spec_json=row["spec"]
+        )
+        for row in rows
+    ]
 
 
-def _trial(row: Any) -> TrialRecord:
-    values = () if row[7] is None else tuple(json_columns.items(row[8])) or (row[7],)
-    reported = [json_columns.mapping(row[5]), row[6], values, tuple(json_columns.items(row[9]))]
-    return TrialRecord(
-        *[*row[:3], TrialState(row[3]), row[4], *reported, *row[10:15], json_columns.mapping(row[15]), *row[16:]]
-    )
+def _trials(connection: sqlite3.Connection, condition: str, *values: object) -> list[TrialRecord]:
+    return [
+        TrialRecord(
+            **{name: row[name] for name in _TRIAL_FIELDS},
+            state=TrialState(row["state"]),
+            params=json_columns.mapping(row["params"]),
+            values=()
+            if row["value"] is None
+            else tuple(json_columns.items(row["objective_values"])) or (row["value"],),
+            constraints=tuple(json_columns.items(row["constraint_values"])),
+            sampler=json_columns.mapping(row["sampler"]),
+        )
+        for row in named_rows(connection, f"SELECT * FROM trials WHERE {condition}", *values)  # noqa: S608
+    ]
 
 
 def _study_at(connection: sqlite3.Connection, study: StudyRecord, at: float) -> StudyRecord:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import TYPE_CHECKING
 
-from gputui.runs.launchers.base import RANK_OUTPUT, Invocation, Launcher, Placement, Typed
+from gputui.runs.checks import CheckResult
+from gputui.runs.launchers.base import OUTPUT, RANK_OUTPUT, Invocation, Launcher, Placement, Typed
 
 if TYPE_CHECKING:
     from gputui.runs.spec import RunSpec
-import base64
-import json
-
-from gputui.runs.checks import CheckResult
-from gputui.runs.launchers.base import OUTPUT
 
 
 class Torchrun(Launcher):
