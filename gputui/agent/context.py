@@ -17,8 +17,8 @@ from gputui.agent.jobs import Jobs
 from gputui.agent.lifecycle.run_files import redactor_of
 from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
-from gputui.metrics.background_reads import ReadContext
 from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.sources import ReadContext
 from gputui.runs.executors import Executors
 from gputui.runs.processes import ProcessScanner, files_written
 from gputui.store.database import open_reader
@@ -98,7 +98,6 @@ class AgentContext(Struct, frozen=True):
         jobs = Jobs(wake, monotonic)
         recorder = Recorder(connection, workspace.runs, now)
         read_context = ReadContext(
-            home=workspace.state,
             # A read is never given up: what it returns, however late, is stored.
             start=partial(jobs.start, deadline_seconds=math.inf),
             connect=partial(open_reader, workspace.database),

@@ -58,7 +58,6 @@ _OF_SOURCES = (
     ("metric_stretches", "generation, byte_offset", ROWS_AT_ONCE),
     ("rejected_lines", "generation, byte_offset", ROWS_AT_ONCE),
     ("metric_envelopes", "rowid", BLOCKS_AT_ONCE),
-    ("line_marks", "rowid", BLOCKS_AT_ONCE),
 )
 # Table, key, and the condition of expired rows; ?1 is the oldest time to keep. Events of a run go with the run.
 _EXPIRING = (

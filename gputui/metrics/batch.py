@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from msgspec import Struct
@@ -15,9 +14,19 @@ from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.contract import ParsedLine, Rejected, excerpt
 from gputui.metrics.reduction import MetricLine
 from gputui.store.events import EventKind
-from gputui.store.metrics.queries import NOT_METRICS, OF_EVENTS, as_float, named_by_event
+from gputui.store.metrics.queries import (
+    NOT_METRICS,
+    OF_EVENTS,
+    FilePosition,
+    as_float,
+    named_by_event,
+)
 
-# The limits of a batch. A line costs time beyond its bytes: a megabyte of two-byte lines must not block the loop.
+if TYPE_CHECKING:
+    from gputui.metrics.earlier import LineComparison
+
+# The limits of a batch. A line costs time beyond its bytes: a megabyte of two-byte lines must not
+# block the loop.
 BATCH_BYTES = 256 << 10
 BATCH_LINES = 1024
 # A batch that is limited by the remaining time is at least this long.
@@ -27,60 +36,65 @@ READ_SECONDS = 0.01
 
 EVENT_CHARACTERS = 64
 
-# Scripts also call a duration "time": seconds per iteration, or since the start. Unix seconds of a training are after
-# 2000-01-01, even if it was imported, and not after their arrival, with a day for clocks that are wrong.
+# Scripts also call a duration "time": seconds per iteration, or since the start. Unix seconds of a
+# training are after 2000-01-01, even if it was imported, and not after their arrival, with a day
+# for clocks that are wrong.
 _FIRST_TIME_SECONDS = 946_684_800.0
 _CLOCK_ERROR_SECONDS = 86_400.0
-# The events of the bundled trainer, see docs/trainer.md: their lines may have metrics, and are no steps.
+# The events of the bundled trainer, see docs/trainer.md: their lines may have metrics, and are no
+# steps.
 EVENTS_WITH_METRICS = frozenset({
-    "start", "phase", "resume", "checkpoint_rejected", "prepared", "answer", "export", "batch_found", "batch_reduced",
-    "validation_batch_reduced", "sample_skipped", "validation", "checkpoint", "checkpoint_failed",
-    "checkpoint_skipped", "bottleneck", "trace", "stop", "end",
+    "start", "phase", "resume", "checkpoint_rejected", "prepared", "answer", "export",
+    "batch_found", "batch_reduced", "validation_batch_reduced", "sample_skipped", "validation",
+    "checkpoint", "checkpoint_failed", "checkpoint_skipped", "bottleneck", "trace", "stop", "end",
 })  # fmt: skip
 _NOT_MEASURED = NOT_METRICS | OF_EVENTS | {"epoch", "total_steps"}
 TIME_IS_OTHER = (
-    "the time in its metrics lines is not the time of day in unix seconds: the lines have the time at which they were "
-    "read, and their own time is the metric time_"
+    "the time in its metrics lines is not the time of day in unix seconds: the lines have the time "
+    "at which they were read, and their own time is the metric time_"
+)
+STARTS_AGAIN = (
+    "its steps start again at their first within an attempt, so that charts by step lay its epochs "
+    "over each other; let the script count on, or have the pattern name epoch and iter"
 )
 
 _NUMBERS = frozenset({int, float})
 
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
-"""source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of the table ``metrics``."""
+"""source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
 
 
 class SourceState(Struct, frozen=True):
-    """The read position of a source: the committed columns of ``metric_sources``."""
+    """The read position of a source: the committed columns of ``metric_sources``.
+
+    Attributes:
+        generation: counts the files, and the versions of a file, that were read.
+        byte_offset: the bytes that were read of this version; entries of a Hugging Face history.
+        skipping: the rest of an over-long line is skipped.
+        fingerprint: shows whether what is before ``byte_offset`` has changed.
+        first_generation: the first version of this file; older generations are other files.
+    """
 
     inode: int | None = None
     generation: int = 0
-    """Counts the files, and the versions of a file, that were read."""
     byte_offset: int = 0
-    skipping: int = 0
-    """Skipped bytes of an over-long line so far; 0 outside of one."""
+    skipping: bool = False
     fingerprint: str | None = None
-    """Shows whether the bytes before ``byte_offset`` have changed."""
-    mark_count: int | None = None
-    """The number of lines before ``byte_offset``, each with a stored mark; None without marks."""
-    is_rewritten: bool = False
-    """Whether it was reported that the file is rewritten in place."""
+    first_generation: int = 0
 
     @property
-    def position(self) -> tuple[int, int]:
+    def position(self) -> FilePosition:
         return self.generation, self.byte_offset
 
 
 class RejectedLine(NamedTuple):
-    """A rejected line."""
+    """A rejected line. ``excerpt`` is its beginning, without secrets."""
 
     generation: int
     byte_offset: int
     attempt: int
-    length_bytes: int
-    """Without the newline."""
     reason: str
     excerpt: str
-    """Its beginning, without secrets."""
 
 
 class MetricsNote(NamedTuple):
@@ -93,8 +107,7 @@ class MetricsNote(NamedTuple):
 
 @dataclass(slots=True)
 class MeasuredSteps:
-    """The first and the newest step of some lines, with the times (UTC unix seconds) of these lines. Lines of events
-    are ignored: their step says where something happened."""
+    """The first and the newest step of some lines, with their times (UTC unix seconds)."""
 
     first: int | None = None
     first_at: float | None = None
@@ -110,52 +123,51 @@ class MeasuredSteps:
 
 @dataclass(slots=True)
 class Batch:
-    """Lines of one attempt and the state after them, stored together or not at all."""
+    """Lines of one attempt and the state after them, stored together or not at all.
+
+    Attributes:
+        redactor: the redactor of the run.
+        arrived_at: the time (UTC unix seconds) of lines that have none: the latest at which they
+            can have been written.
+        earlier: compares lines with those of earlier versions of the file; None to store all.
+        to_reduce: the lines that charts show.
+        newest: the last number of each name, by rank; "time" is the time of the last line.
+        events: the number of lines of each event.
+        steps: of lines without an event: the step of an event says where something happened.
+        replaced: what is left of stored lines whose values changed, by position.
+        more: more can be read at once.
+        learned: see `LineFormat.learned`.
+    """
 
     state: SourceState
     attempt: int
     redactor: Redactor = BY_LOOK
-    """The redactor of the run."""
     arrived_at: float | None = None
-    """The time (UTC unix seconds) of lines that have none: the latest at which they can have been written."""
+    earlier: LineComparison | None = None
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
-    """The lines that charts show."""
     rejected: list[RejectedLine] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
-    """The last number of each name, by rank; "time" is the time of the last line."""
     events: dict[str, int] = field(default_factory=dict)
-    """The number of lines of each event."""
     steps: MeasuredSteps = field(default_factory=MeasuredSteps)
-    long_line: tuple[int, int] | None = None
-    """(offset, length so far) of an over-long line that has been reported."""
-    marks: array[int] = field(default_factory=lambda: array("I"))
-    """The marks of the lines, up to the last that ``state`` counts. They replace stored marks behind these."""
-    listed: array[int] = field(default_factory=lambda: array("I"))
-    """Marks to add to the list of a rewritten file."""
-    clears_list: bool = False
-    """Whether that list belongs to another attempt."""
+    replaced: Mapping[FilePosition, Mapping[str, Any]] = field(default_factory=dict)
     bytes_read: int = 0
     more: bool = False
-    """Whether more can be read at once."""
-    note: MetricsNote | None = None
-    remarks: dict[EventKind, str] = field(default_factory=dict)
-    """What a person should know about the lines, said once per source."""
+    notes: dict[EventKind, MetricsNote] = field(default_factory=dict)
     learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """See `LineFormat.learned`."""
-    latest_time: float = field(init=False)
-    """The latest time that lines can tell."""
+    _latest_time: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.latest_time = math.inf if self.arrived_at is None else self.arrived_at + _CLOCK_ERROR_SECONDS
+        arrived = math.inf if self.arrived_at is None else self.arrived_at
+        self._latest_time = arrived + _CLOCK_ERROR_SECONDS
 
     def take(self, source_id: int, generation: int, offset: int, parsed: ParsedLine) -> None:
         """Add a line."""
         step, at, rank, data, values = parsed
-        if at is None or not _FIRST_TIME_SECONDS <= at <= self.latest_time:
+        if at is None or not _FIRST_TIME_SECONDS <= at <= self._latest_time:
             if values.get("time") is not None:
                 data, values = _renamed(values, "time")
-                self.remarks["times_unknown"] = TIME_IS_OTHER
+                self.note("times_unknown", None, TIME_IS_OTHER)
             at = self.arrived_at
         is_numeric = _NUMBERS.issuperset(map(type, values.values()))
         if not is_numeric:
@@ -164,6 +176,13 @@ class Batch:
             shown = self.redactor.value(values)
             if shown != values:
                 data, values = orjson.dumps(shown).decode(), shown
+        if self.earlier is not None:
+            unknown = self.earlier.unknown(rank, step, values, data)
+            if unknown is None:
+                return
+            if unknown is not values:
+                data, values = orjson.dumps(unknown).decode(), unknown
+        if not is_numeric:
             values = named_by_event(values)
         self._note_newest(rank, at, values, is_numeric)
         self.rows.append((source_id, generation, offset, self.attempt, rank, step, at, data))
@@ -178,7 +197,11 @@ class Batch:
     def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
         """Add a rejected line."""
         shown = excerpt(line, self.redactor)
-        self.rejected.append(RejectedLine(generation, offset, self.attempt, len(line), answer.reason, shown))
+        self.rejected.append(RejectedLine(generation, offset, self.attempt, answer.reason, shown))
+
+    def note(self, kind: EventKind, key: str | None, text: str) -> None:
+        """Add a remark. Each kind is reported once per source."""
+        self.notes[kind] = MetricsNote(kind, key, text)
 
     def _note_newest(self, rank: int | None, at: float | None, values: Mapping[str, Any], is_numeric: bool) -> None:
         """Note the line's numbers as the newest of its rank."""
@@ -188,22 +211,113 @@ class Batch:
         if is_numeric:
             newest.update(values)
         else:
-            newest.update((name, value) for name, value in values.items() if as_float(value) is not None)
+            newest.update(pair for pair in values.items() if as_float(pair[1]) is not None)
         if at is not None:
             # Gives the age of the newest values even if lines have no time.
             newest["time"] = at
 
 
 def _is_measurement(values: Mapping[str, Any]) -> bool:
-    """Whether a line with an event measures a step all the same, as loggers write that name each line's message
-    "event": it has metrics, and the event is none whose metrics are its own."""
+    """Whether a line with an event measures a step all the same, as loggers write that name each
+    line's message "event": it has metrics, and the event is none whose metrics are its own."""
     return str(values["event"]) not in EVENTS_WITH_METRICS and any(
         as_float(value) is not None for name, value in values.items() if name not in _NOT_MEASURED
     )
 
 
 def _renamed(values: Mapping[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-    """A line, encoded and decoded, whose value ``name`` is something else than a line's: it becomes ``name_``, as in
-    other trackers' files."""
+    """A line, encoded and decoded, whose value ``name`` is something else than a line's: it becomes
+    ``name_``, as in other trackers' files."""
     renamed = {f"{key}_" if key == name else key: value for key, value in values.items()}
     return orjson.dumps(renamed).decode(), renamed
+
+
+@dataclass(slots=True)
+class StepOrder:
+    """The steps of one source. A script may restart them once; twice means that it counts per
+    epoch."""
+
+    attempt: int = 0
+    first: int = 0
+    last: int = 0
+    starts: int = 0
+
+    def add(self, lines: Sequence[MetricLine]) -> bool:
+        """Take the next lines; True if they start again for the second time in their attempt."""
+        is_found = False
+        for line in lines:
+            if "event" in line.values:
+                continue
+            if line.attempt != self.attempt:
+                self.attempt, self.first, self.starts = line.attempt, line.step, 0
+            elif line.step <= self.first and self.last > line.step + 1:
+                self.starts += 1
+                is_found = is_found or self.starts == 2
+                self.first = line.step
+            self.last = line.step
+        return is_found
+
+
+@dataclass(slots=True)
+class AttemptProgress:
+    """What is new of one attempt. The steps are those of new lines without events, None if there
+    are none; ``first_at`` and ``last_at`` are their times (unix seconds). ``values`` are the newest
+    value of each metric, of rank 0 if every rank writes lines; NaN and infinities are floats.
+    ``events`` counts the lines of each event."""
+
+    run_id: str
+    attempt: int
+    lines: int = 0
+    rejected: int = 0
+    first_step: int | None = None
+    first_at: float | None = None
+    last_step: int | None = None
+    last_at: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
+
+    def add(self, batch: Batch) -> None:
+        self.lines += len(batch.rows)
+        self.rejected += len(batch.rejected)
+        steps = batch.steps
+        if steps.last is not None:
+            if self.last_step is None:
+                self.first_step, self.first_at = steps.first, steps.first_at
+            if self.last_step is None or steps.last >= self.last_step:
+                self.last_step, self.last_at = steps.last, steps.last_at
+        for name, times in batch.events.items():
+            self.events[name] = self.events.get(name, 0) + times
+        if batch.newest:
+            leading = min(batch.newest, key=lambda rank: -1 if rank is None else rank)
+            for name, value in batch.newest[leading].items():
+                if name not in NOT_METRICS and (number := as_float(value)) is not None:
+                    self.values[name] = number
+
+
+@dataclass(slots=True)
+class IngestReport:
+    """The result of one round. ``more``: the budget ended before the files. ``awaits``: a file is
+    being looked at in another thread. ``notes`` are about files that were rewritten, lost or
+    unreadable, with their runs."""
+
+    lines: int = 0
+    rejected: int = 0
+    bytes: int = 0
+    more: bool = False
+    awaits: bool = False
+    progress: list[AttemptProgress] = field(default_factory=list)
+    notes: list[tuple[str, MetricsNote]] = field(default_factory=list)
+
+    def add(self, run_id: str, batch: Batch) -> None:
+        self.lines += len(batch.rows)
+        self.rejected += len(batch.rejected)
+        self.bytes += batch.bytes_read
+        if batch.rows or batch.rejected:
+            self._progress_of(run_id, batch.attempt).add(batch)
+
+    def _progress_of(self, run_id: str, attempt: int) -> AttemptProgress:
+        for progress in self.progress:
+            if progress.run_id == run_id and progress.attempt == attempt:
+                return progress
+        self.progress.append(AttemptProgress(run_id, attempt))
+        return self.progress[-1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -76,17 +75,14 @@ DEFAULT_READING = Reading()
 
 
 class LineFormat(Protocol):
-    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``mark`` returns a
-    32-bit checksum that recognises a line. ``learned`` is what the next reader of the run must get as
-    `Reading.epochs`."""
+    """A format of lines. ``breaks_at_return``: a carriage return also ends a line (progress bars). ``learned`` is what
+    the next reader of the run must get as `Reading.epochs`."""
 
     breaks_at_return: bool
     has_header: bool
 
     @property
     def learned(self) -> Mapping[str, Sequence[int]]: ...
-
-    def mark(self, line: bytes) -> int: ...
 
     def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
         """A file begins or is continued: its first line if the format has a header, and the first line of the attempt
@@ -105,7 +101,6 @@ class JsonLines:
     breaks_at_return = False
     has_header = False
     learned: Mapping[str, Sequence[int]] = MappingProxyType({})
-    mark = staticmethod(zlib.crc32)
 
     def __init__(self, step: str | None = None) -> None:
         self.parse: Callable[[bytes], Parsed] = parse_line if step in (None, "step") else partial(_parse_named, step)
@@ -178,7 +173,6 @@ class OutputPatterns:
 
     breaks_at_return = True
     has_header = False
-    mark = staticmethod(zlib.crc32)
 
     def __init__(
         self,
@@ -264,18 +258,16 @@ class CsvLines:
 
     def __init__(self, step: str | None = None) -> None:
         self._step_names = STEP_NAMES if step is None else (step,)
-        # Marks of many lines are taken before the first of them is parsed.
-        self._parsed = self._marked = CsvHeader.of(b"", self._step_names)
+        self._header = CsvHeader.of(b"", self._step_names)
 
     def begin(self, header: bytes, attempts_first: bytes = b"") -> None:
-        self._parsed = CsvHeader.of(header, self._step_names)
-        if attempts_first and self._parsed.is_another(_cells(attempts_first)):
-            self._parsed = CsvHeader.of(attempts_first, self._step_names)
-        self._marked = self._parsed
+        self._header = CsvHeader.of(header, self._step_names)
+        if attempts_first and self._header.is_another(_cells(attempts_first)):
+            self._header = CsvHeader.of(attempts_first, self._step_names)
 
     def parse(self, line: bytes) -> Parsed:
         stripped = line.strip()
-        header = self._parsed
+        header = self._header
         # A script that appends to its file with each attempt repeats the header.
         if not stripped or stripped == header.text:
             return None
@@ -286,7 +278,7 @@ class CsvLines:
         if cells is None or (has_open_quotes and len(cells) != len(header.columns)):
             return Rejected("a line break inside quotes, which gputui does not read")
         if not header.fits(cells) and header.is_another(cells):
-            self._parsed = CsvHeader.of(line, self._step_names)
+            self._header = CsvHeader.of(line, self._step_names)
             return None
         if header.step is None:
             return Rejected(_other_form(header.text) or f"the header names no column {' or '.join(self._step_names)}")
@@ -295,26 +287,9 @@ class CsvLines:
         values = {name: _value(cell) for name, cell in zip(header.columns, cells, strict=True) if name and cell}
         return _with_step(values, cells[header.step])
 
-    def mark(self, line: bytes) -> int:
-        """A checksum of names and values that ignores the order of columns and new columns. pandas turns a column of
-        integers into decimals as soon as one is unknown, so ``.0`` is ignored."""
-        stripped = line.strip()
-        header = self._marked
-        if not stripped or stripped == header.text:
-            return 0
-        quoted = b'"' in line
-        cells = [cell.encode() for cell in _cells(line) or ()] if quoted else [c.strip() for c in stripped.split(b",")]
-        if not header.fits(cells) and header.is_another(_cells(line)):
-            self._marked = CsvHeader.of(line, self._step_names)
-            return 0
-        if len(cells) != len(header.columns):
-            return zlib.crc32(stripped)
-        values = [name + b"=" + cells[index].removesuffix(b".0") for index, name in header.in_order if cells[index]]
-        return zlib.crc32(b",".join(values))
-
     def parse_unterminated(self, line: bytes) -> Parsed:
-        header, parsed = self._parsed, self.parse(line)
-        self._parsed = header
+        header, parsed = self._header, self.parse(line)
+        self._header = header
         return _CUT_OFF if isinstance(parsed, ParsedLine) else cut_off(parsed)
 
 
@@ -323,25 +298,22 @@ class CsvHeader(NamedTuple):
 
     Attributes:
         step: the column of the step; None if there is none.
-        in_order: (column, name) in the order of names.
         step_names: the names of which one is the step's, in lower case unless the profile names it.
     """
 
     text: bytes
     columns: Sequence[str]
     step: int | None
-    in_order: Sequence[tuple[int, bytes]]
     step_names: Sequence[str]
 
     @classmethod
     def of(cls, line: bytes, step_names: Sequence[str]) -> CsvHeader:
         columns = _cells(line) or []
-        in_order = sorted((name, place) for place, name in enumerate(columns) if name)
         names = columns if step_names is not STEP_NAMES else [name.lower() for name in columns]
         step = next((names.index(name) for name in step_names if name in names), None)
-        return cls(line.strip(), columns, step, [(place, name.encode()) for name, place in in_order], step_names)
+        return cls(line.strip(), columns, step, step_names)
 
-    def fits(self, cells: Sequence[str] | Sequence[bytes]) -> bool:
+    def fits(self, cells: Sequence[str]) -> bool:
         """Whether a line has the columns of this header, and its step begins like a number."""
         if self.step is None or len(cells) != len(self.columns):
             return False

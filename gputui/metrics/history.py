@@ -1,42 +1,65 @@
-"""Metrics of the Hugging Face Trainer: ``log_history`` in ``trainer_state.json``, which each checkpoint rewrites.
+"""Metrics of the Hugging Face Trainer: ``log_history`` in ``trainer_state.json``, which each
+checkpoint writes whole.
 
-The place of an entry is its index, so the rows look like those of a growing file. If the history differs from the one
-that was read (training resumed at an older checkpoint, or restarted), reading continues as the next generation at the
-first different entry.
-
-Each version of a file is scanned once, in pieces. Entries that are known by their bytes are never parsed, and only the
-places of entries are kept.
+The place of an entry is its index, so the rows look like those of a growing file. If the entries
+that were read have changed (training resumed at an older checkpoint, or began again), the history
+is read from its start as the next generation.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import stat
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+from msgspec.structs import replace
 
-from gputui.core.config import open_regular
+from gputui.core.config import read_regular
 from gputui.core.redaction import BY_LOOK, Redactor
 from gputui.metrics.batch import BATCH_BYTES, BATCH_LINES, READ_SECONDS, Batch, SourceState
-from gputui.metrics.contract import MAX_LINE_BYTES, ParsedLine, Rejected, parse_values
-from gputui.metrics.custody import Custody
-from gputui.metrics.files import Matches
-from gputui.metrics.history_scan import HistoryScan
-from gputui.metrics.marks import KnownMarks, common, packed
-from gputui.metrics.source_reader import Boundary, owning_attempt
+from gputui.metrics.contract import ParsedLine, Rejected, parse_values
+from gputui.metrics.earlier import EarlierLines
+from gputui.metrics.files import Clock, FileGate, Matches
+from gputui.metrics.tailer import Boundary, owner
 
-MAX_DAMAGED = 1000
+MOST_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class _History:
+    """One version of a file, written at ``modified_at`` (UTC unix seconds). ``read`` digests the
+    entries before ``position``."""
+
+    version: str
+    modified_at: float
+    entries: list[Any]
+    position: int = 0
+    read: Any = None
+
+    def advance(self, position: int) -> str:
+        """The digest of the entries before ``position``."""
+        if self.read is None or position < self.position:
+            self.position, self.read = 0, hashlib.blake2b(digest_size=8)
+        for entry in self.entries[self.position : position]:
+            self.read.update(repr(entry).encode("utf-8", "surrogatepass"))
+        self.position = position
+        return str(self.read.hexdigest())
+
+    def begins_as(self, state: SourceState) -> bool:
+        """Whether it has the entries that were read."""
+        count = state.byte_offset
+        return count <= len(self.entries) and (state.fingerprint is None or self.advance(count) == state.fingerprint)
 
 
 class HistoryReader:
-    """Reads the newest file that matches ``pattern``. ``known`` returns marks of stored entries; ``clock`` gives UTC
-    unix seconds. The state's fingerprint names the version of the file that was read to its end."""
+    """Reads the newest file that matches ``pattern``. A file that is incomplete or no history is
+    passed over. Call it in a thread of its own: a history may have 300 000 entries."""
 
     def __init__(
         self,
@@ -44,22 +67,19 @@ class HistoryReader:
         pattern: str,
         redactor: Redactor = BY_LOOK,
         *,
-        known: KnownMarks,
-        clock: Callable[[], float] = time.time,
+        earlier: EarlierLines,
+        clock: Clock = time.time,
     ) -> None:
-        self.is_busy = False
-        self.custody: Custody | None = None
-        self.device: int | None = None
+        self.gate: FileGate | None = None
         self._clock = clock
         self._source_id = source_id
         self._redactor = redactor
         self._matches = Matches(pattern)
-        self._known = known
-        self._scan: HistoryScan | None = None
-        self._damaged: set[str] = set()
-        self._expected: SourceState | None = None
+        self._earlier = earlier
+        self._history: _History | None = None
+        # The version of the file that was read to its end, and the state there.
         self._settled: tuple[str, SourceState] | None = None
-        self._candidates: list[str] = []
+        self._damaged: set[str] = set()
 
     @property
     def is_cut(self) -> bool:
@@ -68,7 +88,7 @@ class HistoryReader:
 
     def close(self) -> None:
         """Forget the file; none stays open."""
-        self._scan, self._expected = None, None
+        self._history = None
 
     def read(
         self,
@@ -78,126 +98,88 @@ class HistoryReader:
         budget_bytes: int = BATCH_BYTES,
         ended: bool = False,
     ) -> Batch | None:
-        """As SourceReader.read. If a file is incomplete or damaged, the next older one is read."""
-        self.is_busy = False
+        """As SourceReader.read. The budget is one of lines and time."""
         if not boundaries:
             return None
-        scan = self._scanned(state, at_once=ended)
-        if scan is None:
+        history = self._newest(state, at_once=ended)
+        if history is None:
             return None
-        if not scan.advance():
-            self.is_busy = True
+        if not history.begins_as(state):
+            batch = Batch(state, 0, self._redactor, more=True)
+            batch.state = SourceState(generation=state.generation + 1, first_generation=state.first_generation)
+            return batch
+        start, count = state.byte_offset, len(history.entries)
+        attempt, began, segment_end = owner(boundaries, state.position)
+        if start >= count or attempt is None:
+            self._settled = (history.version, state)
+            self._history = None
             return None
-        if scan.is_damaged:
-            self._pass_over(scan)
-            self.is_busy = True
-            return None
-        count = len(scan.marks)
-        start, total = state.byte_offset, state.byte_offset
-        if state != self._expected and state.mark_count is not None:
-            total = state.mark_count
-            start = common(packed(scan.marks), self._known(0, total))
-        if start >= count:
-            self._settled = (scan.version, state)
-            return None
-        generation = state.generation + (start < total)
-        attempt, segment_end = owning_attempt(boundaries, (generation, start))
-        if attempt is None:
-            return None
-        batch = Batch(state, attempt, self._redactor, min(self._clock(), scan.modified_at))
         stop = min(count, start + BATCH_LINES, count if segment_end is None else segment_end)
         until = time.monotonic() + READ_SECONDS
-        with open_regular(Path(scan.path)) as file:
+        is_compared = began[0] < state.generation and state.first_generation < state.generation
+        with self._earlier.comparison(state, attempt) if is_compared else nullcontext() as earlier:
+            arrived_at = min(self._clock(), history.modified_at)
+            batch = Batch(state, attempt, self._redactor, arrived_at, earlier)
             for index in range(start, stop):
-                self._take(batch, generation, index, file.fileno(), scan)
-                if batch.bytes_read >= budget_bytes or time.monotonic() >= until:
+                self._take(batch, state.generation, index, history.entries[index])
+                if time.monotonic() >= until:
                     stop = index + 1
                     break
-        # An older gputui stored no marks: assume that its entries have not changed.
-        batch.marks = scan.marks[start if state.mark_count is not None else 0 : stop]
-        batch.state = SourceState(
-            None, generation, stop, 0, scan.version if stop == count else None, stop, state.is_rewritten
-        )
-        batch.more = stop < count
-        self._expected = batch.state
+        if earlier is not None:
+            batch.replaced = earlier.replaced
+        batch.state = replace(state, byte_offset=stop, fingerprint=history.advance(stop))
+        batch.bytes_read = stop - start
+        batch.more = True
         return batch
 
     def end_state(self, state: SourceState, at_most: int | None = None) -> SourceState:
-        """As SourceReader.end_state, in entries. With ``at_most``, which is in bytes, always the start."""
-        if at_most is not None:
+        """As SourceReader.end_state, in entries. With ``at_most``, which is in bytes, the start."""
+        history = None if at_most is not None else self._newest(state, at_once=True)
+        if history is None:
             return state
-        scan = self._scanned(state, at_once=True)
-        if scan is None:
-            return state
-        while not scan.advance():
-            pass
-        if scan.is_damaged:
-            self._pass_over(scan)
-            return self.end_state(state)
-        total = state.mark_count or 0
-        equal = common(packed(scan.marks), self._known(0, total))
-        if equal == len(scan.marks):
-            return state
-        return SourceState(None, state.generation + (equal < total), len(scan.marks), 0, scan.version)
+        generation = state.generation + (not history.begins_as(state))
+        count = len(history.entries)
+        return SourceState(None, generation, count, False, history.advance(count), generation)
 
-    def _pass_over(self, scan: HistoryScan) -> None:
-        if len(self._damaged) >= MAX_DAMAGED:
-            self._damaged.clear()
-        self._damaged.add(scan.version)
-        self._scan = None
-
-    def _take(self, batch: Batch, generation: int, index: int, descriptor: int, scan: HistoryScan) -> None:
-        begin, size = scan.starts[index], scan.sizes[index]
-        raw = os.pread(descriptor, min(size, MAX_LINE_BYTES + 1), begin)
-        entry = _decoded(raw)
-        parsed = parse_values(entry) if isinstance(entry, Mapping) else Rejected("not a JSON object")
-        batch.bytes_read += size
+    def _take(self, batch: Batch, generation: int, index: int, entry: Any) -> None:
+        is_object = isinstance(entry, Mapping)
+        parsed = parse_values(entry) if is_object else Rejected("not a JSON object")
         if isinstance(parsed, ParsedLine):
             batch.take(self._source_id, generation, index, parsed)
         else:
-            batch.reject(generation, index, raw, parsed)
+            batch.reject(generation, index, repr(entry)[:1000].encode("utf-8", "replace"), parsed)
 
-    def _scanned(self, state: SourceState, *, at_once: bool) -> HistoryScan | None:
-        """The scan of the newest usable file, perhaps unfinished; None if there is no file or nothing new in it."""
-        for path in self._newest_first(at_once=at_once):
+    def _newest(self, state: SourceState, *, at_once: bool) -> _History | None:
+        """The newest history; None if there is none, or nothing new in it."""
+        for path, status in self._matches.newest(at_once=at_once):
+            if self.gate is not None and not self.gate.admits(path, status):
+                continue
             try:
+                # A search may be seconds old.
                 status = Path(path).stat()
             except OSError:
                 continue
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            if self.custody is not None and not self.custody.admits(path, status):
-                continue
-            self.device = status.st_dev
-            version = f"{zlib.crc32(os.fsencode(path)):08x}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+            version = f"{path}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
             if version in self._damaged:
                 continue
-            if version == state.fingerprint or (version, state) == self._settled:
-                self._scan = None
+            if self._settled == (version, state):
                 return None
-            if self._scan is None or self._scan.version != version:
-                self._scan, self._expected = HistoryScan(path, version, status.st_mtime), None
-            return self._scan
+            if self._history is None or self._history.version != version:
+                entries = _entries(path)
+                if entries is None:
+                    self._damaged.add(version)
+                    continue
+                self._history = _History(version, status.st_mtime, entries)
+            return self._history
         return None
 
-    def _newest_first(self, *, at_once: bool) -> list[str]:
-        if at_once or self._matches.is_due():
-            found = []
-            for path in self._matches.paths(at_once=at_once):
-                try:
-                    found.append((Path(path).stat().st_mtime_ns, path))
-                except OSError:
-                    continue
-            self._candidates = [path for _, path in sorted(found, reverse=True)]
-        return self._candidates
 
-
-def _decoded(raw: bytes) -> Any:
+def _entries(path: str | os.PathLike[str]) -> list[Any] | None:
+    """The entries of a history; None if the file is none, or is not complete."""
     try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        # Python's json writes NaN, which orjson rejects.
-        try:
-            return json.loads(raw)
-        except (ValueError, RecursionError):
-            return None
+        # A call of Python code lets other threads run; without one, parsing holds them up.
+        document = json.loads(read_regular(Path(path), MOST_BYTES), object_hook=lambda entry: entry)
+    except (OSError, ValueError, RecursionError):
+        return None
+    history = document.get("log_history") if isinstance(document, dict) else None
+    return history if isinstance(history, list) else None

@@ -9,17 +9,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.metrics.background_reads import ReadContext
-from gputui.metrics.background_sources import BackgroundSources
-from gputui.metrics.batch import BATCH_BYTES, MIN_BATCH_BYTES, Batch, MetricsNote, SourceState
-from gputui.metrics.batch_writer import store_batch
-from gputui.metrics.contests import Contests
+from gputui.metrics.background import BackgroundSources, SourceEnds
+from gputui.metrics.batch import (
+    BATCH_BYTES,
+    MIN_BATCH_BYTES,
+    STARTS_AGAIN,
+    Batch,
+    IngestReport,
+    MetricsNote,
+    SourceState,
+)
 from gputui.metrics.formats import DEFAULT_READING, Reading
-from gputui.metrics.open_sources import OpenSource, OpenSources
-from gputui.metrics.report import IngestReport
-from gputui.metrics.source_ends import SourceEnds
-from gputui.metrics.source_table import SourceTable
-from gputui.metrics.step_order import STARTS_AGAIN
+from gputui.metrics.sources import OpenSource, OpenSources, ReadContext, SourceTable
+from gputui.metrics.writer import store_batch
 
 PUMP_BYTES = 4 << 20
 # The agent's loop has other work; the rest is read in its next turn.
@@ -39,8 +41,8 @@ class MetricsIngest:
     """Stores the metrics files of all runs that are not over. ``connection`` is the agent's, in autocommit mode;
     ``clock`` gives UTC unix seconds; ``redactor_of`` returns the redactor of a run by its ID.
 
-    With ``read_context``, the caller's thread touches only plain files on the home's file system. All others (patterns,
-    other file systems, files that another live run may write) are read in the background, see `BackgroundSources`.
+    With ``read_context``, the caller's thread touches only plain files in the folders of runs. All others are read in
+    the background, see `BackgroundSources`.
 
     The files and the store hold the whole state: a new object in a new process continues from the last commit.
     """
@@ -56,10 +58,9 @@ class MetricsIngest:
         self._clock = clock
         self._table = SourceTable(connection)
         self._sources = OpenSources(self._table, clock, redactor_of, read_context)
-        self._contests = Contests(self._table, self._sources, read_context)
         self._background: BackgroundSources | None = None
         if read_context is not None:
-            self._background = BackgroundSources(read_context, self._sources, self._contests, self._note)
+            self._background = BackgroundSources(read_context, self._table, self._sources, self._note)
         self._ends = SourceEnds(self._table, self._sources, self._background)
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
@@ -101,7 +102,8 @@ class MetricsIngest:
 
     def _begin(self, run_id: str, attempt: int, ends: Mapping[int, SourceState], rank_output: str) -> None:
         self._table.begin_attempt(run_id, attempt, ends, rank_output)
-        self._contests.note_begin()
+        if self._background is not None:
+            self._background.note_begin()
         self._sources.note_stale(run_id)
 
     def forget(self, run_id: str) -> None:
@@ -186,6 +188,7 @@ class MetricsIngest:
         behind it, which must be committed by then.
         """
         stored: list[tuple[OpenSource, Batch]] = []
+        changed: list[OpenSource] = []
         began = time.monotonic()
         spent_bytes = read_bytes = 0
         try:
@@ -197,13 +200,15 @@ class MetricsIngest:
                 batch_bytes = int(min(BATCH_BYTES, budget_bytes - spent_bytes, fitting_bytes))
                 batch = self._read(source, batch_bytes, ended=ended)
                 queue.popleft()
-                if batch is None:
-                    if not source.in_background and source.reader.is_busy:
-                        queue.append(source)
-                        spent_bytes += BATCH_BYTES
+                if batch is None and not source.reducer.is_behind:
                     continue
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")
+                changed.append(source)
+                if batch is None:
+                    source.reducer.take(self._connection, ())
+                    spent_bytes += BATCH_BYTES
+                    continue
                 stored.append((source, batch))
                 now = self._clock()
                 if not store_batch(self._connection, source.source_id, source.state, batch, now, source.reducer):
@@ -218,7 +223,7 @@ class MetricsIngest:
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
         except BaseException:
-            for source, _ in stored:
+            for source in changed:
                 source.reducer.forget()
             # After some errors, such as a full disk, SQLite has already rolled back.
             if self._connection.in_transaction:
@@ -232,14 +237,14 @@ class MetricsIngest:
             source.state, source.learned = batch.state, batch.learned
             self._report.add(source.run_id, batch)
             if source.order.add(batch.to_reduce):
-                self._note(source.run_id, MetricsNote("steps_restarted", None, STARTS_AGAIN))
-            for kind in batch.remarks.keys() - source.remarked:
-                source.remarked.add(kind)
-                self._note(source.run_id, MetricsNote(kind, None, batch.remarks[kind]))
+                batch.note("steps_restarted", None, STARTS_AGAIN)
+            for note in batch.notes.values():
+                self._note(source, note)
             if self._background is not None and source.in_background:
                 self._background.read_on(source, batch, ended)
             elif batch.more:
                 queue.append(source)
+        queue.extend(one for one in changed if one.reducer.is_behind and one not in queue)
         return spent_bytes
 
     def _read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
@@ -250,15 +255,17 @@ class MetricsIngest:
                 batch = self._background.take(source, budget_bytes, ended)
             else:
                 batch = source.reader.read(source.state, source.boundaries, budget_bytes=budget_bytes, ended=ended)
-                source.device = source.reader.device
         except OSError as error:
             problem = f"metrics cannot be read: {error}"
             if source.problem != problem:
                 source.problem = problem
-                self._note(source.run_id, MetricsNote("metrics_unreadable", str(error), problem))
+                self._report.notes.append((source.run_id, MetricsNote("metrics_unreadable", str(error), problem)))
             return None
         source.problem = None
         return batch
 
-    def _note(self, run_id: str, note: MetricsNote) -> None:
-        self._report.notes.append((run_id, note))
+    def _note(self, source: OpenSource, note: MetricsNote) -> None:
+        """Report a remark about a source once."""
+        if (note.kind, note.key) not in source.reported:
+            source.reported.add((note.kind, note.key))
+            self._report.notes.append((source.run_id, note))

@@ -21,6 +21,9 @@ from gputui.store.metrics.queries import NOT_METRICS, as_float, named_by_event
 MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not fill the disk."""
 
+STRETCHES_AT_ONCE = 4
+"""More than a batch has: about 20 ms of the agent's turn."""
+
 _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
 
@@ -40,6 +43,7 @@ class Reducer:
     """Reduces the lines of one source, inside the caller's transaction."""
 
     def __init__(self, source_id: int) -> None:
+        self.is_behind = False
         self._source_id = source_id
         self._lines: list[MetricLine] | None = None
 
@@ -47,14 +51,28 @@ class Reducer:
         """Drop the cache after a failed transaction."""
         self._lines = None
 
+    def restart(self, connection: sqlite3.Connection, attempt: int) -> None:
+        """Reduce an attempt again whose lines have changed. Raises sqlite3.Error."""
+        for table in ("metric_stretches", "metric_envelopes"):
+            connection.execute(
+                f"DELETE FROM {table} WHERE source_id = ? AND attempt = ?",  # noqa: S608
+                (self._source_id, attempt),
+            )
+        self._lines = None
+
     def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
-        """Reduce lines that were just stored, in order. Raises sqlite3.Error."""
+        """Reduce lines that were just stored, in order. ``is_behind``: more are left for the next call. Raises
+        sqlite3.Error."""
         if self._lines is None:
-            # The first lines of this process: all that are stored behind the last stretch.
-            self._lines = _stored_lines(connection, self._source_id)
-            while count := _closed(self._lines):
-                _write(connection, self._source_id, self._lines[:count])
-                self._lines = _stored_lines(connection, self._source_id)
+            # The first lines of this process, or those of an attempt that is reduced again.
+            for _ in range(STRETCHES_AT_ONCE):
+                found = _stored_lines(connection, self._source_id)
+                count = _closed(found)
+                if not count:
+                    self._lines = found
+                    break
+                _write(connection, self._source_id, found[:count])
+            self.is_behind = self._lines is None
             return
         self._lines += lines
         while self._lines:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gputui.core.config import open_regular
-from gputui.metrics.records import TRACKERS
-from gputui.metrics.tracker_files import DamagedRecordError
+from gputui.metrics.trackers import TRACKERS, DamagedRecordError
 
 EVENTS, OFFLINE = "events.out.tfevents.*", "run-*.wandb"
 
@@ -60,7 +59,7 @@ def steps_of(kind: str, source: Path) -> dict[int, dict[str, Any]]:
 
 
 def _records(path: Path, kind: str) -> Iterator[dict[str, Any]]:
-    _, frames, _, scalars = TRACKERS[kind]
+    _, frames, scalars = TRACKERS[kind]
     with open_regular(path) as file:
         if not file.seek(0, 2):
             return

@@ -209,8 +209,9 @@ BEGIN
     SELECT raise(ABORT, 'another run has the GPU');
 END;
 
--- One row per metrics file of a run. `generation` grows when the file was rotated or truncated; `byte_offset` is
--- committed together with the rows read up to it.
+-- One row per metrics file of a run. `generation` grows when the file was rotated, replaced or rewritten; those from
+-- `first_generation` on are versions of one file, of whose lines each value is stored once, the newest one. `byte_offset`
+-- is committed together with the rows read up to it.
 CREATE TABLE metric_sources (
     source_id INTEGER PRIMARY KEY,
     run_id TEXT REFERENCES runs (run_id) ON DELETE SET NULL,
@@ -223,8 +224,7 @@ CREATE TABLE metric_sources (
     fingerprint TEXT,
     line_count INTEGER NOT NULL DEFAULT 0,
     rejected_count INTEGER NOT NULL DEFAULT 0,
-    mark_count INTEGER,
-    is_rewritten INTEGER NOT NULL DEFAULT 0,
+    first_generation INTEGER NOT NULL DEFAULT 0,
     reading TEXT,
     UNIQUE (run_id, path)
 ) STRICT;
@@ -258,7 +258,6 @@ CREATE TABLE rejected_lines (
     byte_offset INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     at REAL NOT NULL,
-    length_bytes INTEGER NOT NULL,
     reason TEXT NOT NULL,
     excerpt TEXT NOT NULL,
     PRIMARY KEY (source_id, generation, byte_offset)
@@ -710,15 +709,6 @@ CREATE TABLE checkpoints (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX attempts_by_checkpoint_folder ON attempts (checkpoint_folder) WHERE checkpoint_folder IS NOT NULL;
-
--- What was in a metrics file as far as it was read: a CRC-32 of each line in order (little-endian, 256 in a block), so
--- that of a file that is rewritten or replaced only those lines are read that it did not have before.
-CREATE TABLE line_marks (
-    source_id INTEGER NOT NULL REFERENCES metric_sources (source_id) ON DELETE CASCADE,
-    block INTEGER NOT NULL,
-    marks BLOB NOT NULL,
-    PRIMARY KEY (source_id, block)
-) STRICT;
 
 -- Checkpoints that are not there any more, or were written again, with when that was seen: a past moment shows them.
 CREATE TABLE former_checkpoints (

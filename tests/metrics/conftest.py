@@ -68,6 +68,15 @@ class Bench:
             report = self.ingest.pump()
         return report
 
+    def notes(self) -> list[str]:
+        """Read all there is; what is to be reported of it."""
+        found = []
+        while True:
+            report = self.ingest.pump()
+            found += [note.text for _, note in report.notes]
+            if not report.more:
+                return found
+
     def stored(self) -> list[tuple[int, int]]:
         """(attempt, step) of every line in the order they were written."""
         return self.connection.execute(

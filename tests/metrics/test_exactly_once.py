@@ -1,4 +1,4 @@
-"""An ingesting process that is killed at any moment, again and again, while another process writes."""
+"""What is stored depends on the bytes alone: not on how they arrived, nor on when an agent was replaced or killed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,95 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gputui.metrics import tailer
 from gputui.metrics.ingest import MetricsIngest
 
-from .conftest import RUN, Bench
+from .conftest import RUN, Bench, line
+
+PATTERNS = [r"iter (?P<iter>\d+): loss (?P<loss>\S+)"]
+PIECES = {
+    "jsonl": [
+        line(1).encode(), line(2, rank=1, time=5.0).encode(), b'{"step": 3, "loss": NaN}\n', b'{"event": "epoch"}\r\n',
+        b"\n", b"\r\n", b"junk\n", b"\xff\xfe\n", b"\0\0\0", b'{"step": 4', b"}", b"\n\n", b"x" * 300 + b"\n",
+        b"y" * 299, b'{"step": 9, "x": "' + b"z" * 275 + b'"}\n', "é".encode() * 3,
+    ],
+    "stdout": [
+        b"iter 1: loss 0.5\n", b"\riter 2: loss 0.25", b"\r", b"\r\n", b"\x1b[31miter 3: loss nan\x1b[0m\n",
+        b"noise\n", b"iter 4: lo", b"ss 0.125 (12 %)", b"\n", b"w" * 400,
+    ],
+    "csv": [b"1,0.5,\n", b"2,,x\n", b"3\n", b'4,"0.5",1\r\n', b"step,loss,note\n", b"5,0.2", b"\n", b"\xff\n"],
+}  # fmt: skip
+
+Rows = list[list[tuple[object, ...]]]
+
+
+def stored(connection: sqlite3.Connection) -> Rows:
+    queries = [
+        "SELECT generation, byte_offset, attempt, rank, step, at, data FROM metrics ORDER BY 1, 2",
+        "SELECT generation, byte_offset, attempt, reason, excerpt FROM rejected_lines ORDER BY 1, 2",
+        "SELECT attempt, rank, data FROM metric_newest ORDER BY 1, 2",
+        "SELECT generation, byte_offset, skipping, fingerprint, line_count, rejected_count FROM metric_sources "
+        "WHERE format != 'stdout'",
+    ]
+    return [connection.execute(query).fetchall() for query in queries]
+
+
+def outcome(kind: str, attempts: list[bytes], cuts: list[int], budget: int, restarts: bool) -> Rows:
+    """The rows after the attempts' bytes were appended in chunks of the given lengths, with a look after each."""
+    with tempfile.TemporaryDirectory() as folder:
+        patterns = PATTERNS if kind == "stdout" else []
+        bench = Bench(Path(folder), kind=kind, in_memory=True, metrics={"patterns": patterns})
+        if kind == "csv":
+            bench.append("step,loss,note\n")
+        for number, content in enumerate(attempts, 1):
+            bench.begin(number)
+            if kind == "stdout":
+                bench.file = bench.folder / f"attempts/{number}/output.log"
+                bench.file.parent.mkdir(parents=True)
+            lengths = iter(cuts)
+            while content:
+                size = next(lengths, len(content))
+                bench.append(content[:size])
+                content = content[size:]
+                bench.ingest.pump(budget_bytes=budget)
+                if restarts:
+                    bench.restart()
+            bench.ingest.finish(RUN)
+        rows = stored(bench.connection)
+        bench.ingest.close()
+        bench.connection.close()
+        return rows
+
+
+attempts_of = st.sampled_from(list(PIECES)).flatmap(
+    lambda kind: st.tuples(
+        st.just(kind), st.lists(st.lists(st.sampled_from(PIECES[kind]), max_size=12), min_size=1, max_size=3)
+    )
+)
+
+
+@given(attempts_of, st.lists(st.integers(1, 400), max_size=30), st.sampled_from([1, 50, 1 << 20]), st.booleans())
+def test_in_whatever_chunks_the_bytes_arrive(
+    attempts: tuple[str, list[list[bytes]]], cuts: list[int], budget: int, restarts: bool
+) -> None:
+    kind, pieces = attempts
+    whole = [b"".join(each) for each in pieces]
+    with pytest.MonkeyPatch.context() as patch:
+        # Over-long lines and full batches are tried as well.
+        for name, value in (("MAX_LINE_BYTES", 298), ("BATCH_LINES", 3), ("BATCH_BYTES", 200)):
+            patch.setattr(tailer, name, value)
+        assert outcome(kind, whole, cuts, budget, restarts) == outcome(kind, whole, [], 1 << 20, False)
+
+
+# --- a process that is killed at any moment, again and again, while another one writes --------------------------------
 
 INGEST = """
 import sys, time
@@ -29,33 +110,41 @@ while True:
         time.sleep(0.001)
 """
 
-# Pieces of random length, so that lines arrive in parts; now and then a broken line, a rotation, a very long line.
+# Pieces of random length, so that lines arrive in parts; now and then a broken line, a rotation, a very long line, or
+# the whole file written again.
 WRITE = r"""
 import json, os, random, sys, time
-path, seed, count, rotate = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "rotate"
+path, seed, count, how, begun = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
 dice = random.Random(seed)
-step, renamed, pending, rotated, begun = 0, 0, b"", 0.0, sys.argv[5]
+step, renamed, pending, changed, whole = 0, 0, b"", 0.0, b""
 file = open(path, "ab", 0)
 while step < count or pending:
     if len(pending) < 4000 and step < count:
         for _ in range(200):
             pending += json.dumps({"step": step, "loss": dice.random()}).encode() + b"\n"
             step += 1
-        if dice.random() < 0.2:
+        if how != "rewrite" and dice.random() < 0.2:
             pending += b"broken\n" + b"x" * dice.choice([10, 3_000_000]) + b"\n"
     size = dice.randint(1, 30_000)
     # A file that is put aside before anything of it was read is nobody's: which attempt wrote it cannot be known.
-    rotating = rotate and time.time() - rotated > 0.03 and os.path.exists(begun)
-    if rotating:
+    changes = how != "append" and time.time() - changed > 0.03 and os.path.exists(begun)
+    if changes:
+        changed = time.time()
         size = pending.find(b"\n", size) + 1 or len(pending)
     file.write(pending[:size])
+    whole += pending[:size]
     pending = pending[size:]
-    if rotating:
-        rotated = time.time()
+    if changes and how == "rotate":
         renamed += 1
         os.rename(path, f"{path}.{renamed}")
         file.close()
         file = open(path, "ab", 0)
+    elif changes:
+        # With a line more at its head, so that it is no copy.
+        renamed += 1
+        whole = b'{"event": "epoch", "number": %d}\n' % renamed + whole
+        file.truncate(0)
+        file.write(whole)
     time.sleep(dice.random() * 0.004)
 """
 
@@ -69,8 +158,8 @@ def start(program: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("seed", "how"), [(1, "append"), (3, "rotate")])
-def test_no_line_is_lost_or_doubled(tmp_path: Path, seed: int, how: str) -> None:
+@pytest.mark.parametrize(("seed", "how"), [(1, "append"), (2, "rewrite"), (3, "rotate")])
+def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, seed: int, how: str) -> None:
     dice = random.Random(seed)
     lines = 8_000
     bench = Bench(tmp_path)
@@ -102,13 +191,13 @@ def test_no_line_is_lost_or_doubled(tmp_path: Path, seed: int, how: str) -> None
     assert writer.returncode == 0
 
     connection = sqlite3.connect(database, isolation_level=None)
-    last = MetricsIngest(connection)
-    last.finish(RUN)
-    steps = [step for (step,) in connection.execute("SELECT step FROM metrics ORDER BY generation, byte_offset")]
-    assert steps == list(range(lines))
+    MetricsIngest(connection).finish(RUN)
+    rows = connection.execute("SELECT step FROM metrics WHERE step IS NOT NULL ORDER BY generation, byte_offset")
+    steps = [step for (step,) in rows]
+    assert steps == list(range(lines)) if how != "rewrite" else sorted(steps) == list(range(lines))
     counted = connection.execute("SELECT line_count, rejected_count FROM metric_sources").fetchone()
-    broken = connection.execute("SELECT count(*) FROM rejected_lines").fetchone()[0]
-    assert counted == (lines, broken)
+    kept = connection.execute("SELECT (SELECT count(*) FROM metrics), (SELECT count(*) FROM rejected_lines)").fetchone()
+    assert counted == kept
     newest = json.loads(connection.execute("SELECT data FROM metric_newest").fetchone()[0])
     assert newest["step"] == lines - 1
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics import history, history_scan
+from gputui.metrics import history
+from tests.tables import table
 
 from .conftest import RUN, Bench
 
@@ -17,8 +18,8 @@ from .conftest import RUN, Bench
 class Trainer:
     """Writes trainer_state.json as the Trainer does: the whole history, into the checkpoint's folder."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, folder: Path) -> None:
+        self.bench = Bench(folder, kind="hf", name="out/checkpoint-*/trainer_state.json")
         self.saved = 0
 
     def save(self, step: int, history: list[Any], *, cut: int | None = None) -> None:
@@ -29,149 +30,108 @@ class Trainer:
         file.write_text(text[:cut])
         os.utime(file, ns=(0, self.saved * 10**9))
 
-    def entries(self, *steps: int, run: int = 1) -> list[dict[str, float]]:
-        return [{"step": step, "loss": run / (step + 1), "learning_rate": 1e-4, "epoch": step / 100} for step in steps]
+    def steps(self) -> list[int]:
+        return [step for _, step in self.bench.stored()]
+
+
+def entries(*steps: int, run: int = 1) -> list[dict[str, float]]:
+    return [{"step": step, "loss": run / (step + 1), "learning_rate": 1e-4, "epoch": step / 100} for step in steps]
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
-    bench = Bench(tmp_path, kind="hf", name="out/checkpoint-*/trainer_state.json")
-    bench.begin()
-    return Trainer(bench)
+    made = Trainer(tmp_path)
+    made.bench.begin()
+    return made
 
 
 def test_only_new_entries_are_stored(trainer: Trainer) -> None:
     bench = trainer.bench
     bench.pump()
-    trainer.save(20, trainer.entries(10, 20))
+    trainer.save(20, entries(10, 20))
     bench.pump()
+    trainer.save(40, entries(10, 20, 30, 40), cut=90)  # being written
     bench.pump()
     bench.restart()
-    trainer.save(40, trainer.entries(10, 20, 30, 40))
+    assert trainer.steps() == [10, 20]
+    trainer.save(40, entries(10, 20, 30, 40))
     bench.pump()
-    trainer.save(41, [*trainer.entries(10, 20, 30, 40), {"step": 40, "eval_loss": float("nan")}])
+    trainer.save(41, [*entries(10, 20, 30, 40), {"step": 40, "eval_loss": float("nan")}])
     bench.pump()
-    assert bench.stored() == [(1, 10), (1, 20), (1, 30), (1, 40), (1, 40)]
-    assert bench.data()[0] == trainer.entries(10)[0]
+    assert trainer.steps() == [10, 20, 30, 40, 40]
+    assert bench.data()[0] == entries(10)[0]
     assert bench.data()[-1] == {"step": 40, "eval_loss": "NaN"}
-
-
-def test_a_file_that_is_being_written_is_waited_for(trainer: Trainer) -> None:
-    trainer.save(20, trainer.entries(10, 20))
-    trainer.bench.pump()
-    trainer.save(40, trainer.entries(10, 20, 30, 40), cut=90)
-    trainer.bench.pump()
-    assert [step for _, step in trainer.bench.stored()] == [10, 20]
-    trainer.save(40, trainer.entries(10, 20, 30, 40))
-    trainer.bench.pump()
-    assert [step for _, step in trainer.bench.stored()] == [10, 20, 30, 40]
-    assert trainer.bench.rejected() == []
-
-
-def test_an_attempt_resumed_from_an_older_checkpoint(trainer: Trainer) -> None:
-    bench = trainer.bench
-    trainer.save(20, trainer.entries(10, 20))
-    trainer.save(40, trainer.entries(10, 20, 30, 40))
-    bench.ingest.finish(RUN)
-    bench.restart()
-    bench.begin(2)
-    trainer.save(30, [*trainer.entries(10, 20), *trainer.entries(30, run=2)])
+    assert bench.counts() == (5, 0)
+    # A history that another replaced within the attempt: the newest values count.
+    trainer.save(45, [*entries(10, 20), *entries(30, run=2)])
     bench.pump()
-    trainer.save(50, [*trainer.entries(10, 20), *trainer.entries(30, 40, 50, run=2)])
-    bench.pump()
-    assert bench.stored() == [(1, 10), (1, 20), (1, 30), (1, 40), (2, 30), (2, 40), (2, 50)]
+    assert bench.stored() == [(1, 10), (1, 20), (1, 40), (1, 40), (1, 30)]
 
 
-def test_an_attempt_resumed_from_the_newest_checkpoint(trainer: Trainer) -> None:
-    bench = trainer.bench
-    trainer.save(20, trainer.entries(10, 20))
-    bench.begin(2)
-    trainer.save(40, trainer.entries(10, 20, 30, 40))
-    bench.pump()
-    assert bench.stored() == [(1, 10), (1, 20), (2, 30), (2, 40)]
-
-
-def test_an_attempt_that_begins_again(trainer: Trainer) -> None:
-    bench = trainer.bench
-    trainer.save(20, trainer.entries(10, 20))
-    bench.pump()
-    bench.begin(2)
-    trainer.save(10, trainer.entries(10, run=2))
-    bench.pump()
-    assert bench.stored() == [(1, 10), (1, 20), (2, 10)]
+# What each attempt saves, and the steps that are its own.
+@table(
+    ("attempts", "own"),
+    [
+        # Resumed from an older checkpoint, from the newest one, and begun again.
+        (
+            [[entries(10, 20), entries(10, 20, 30, 40)], [[*entries(10, 20), *entries(30, 40, run=2)]]],
+            [[10, 20, 30, 40], [30, 40]],
+        ),
+        ([[entries(10, 20)], [entries(10, 20, 30, 40)]], [[10, 20], [30, 40]]),
+        ([[entries(10, 20)], [entries(10, run=2), entries(10, 20, run=2)]], [[10, 20], [10, 20]]),
+        ([[entries(10, 20, 30)], [], [[*entries(10, 20), *entries(30, run=3)]]], [[10, 20, 30], [], [30]]),
+    ],
+)
+def test_attempts(tmp_path: Path, attempts: list[list[list[Any]]], own: list[list[int]]) -> None:
+    trainer = Trainer(tmp_path)
+    for number, saves in enumerate(attempts, 1):
+        trainer.bench.begin(number)
+        for saved in saves:
+            trainer.save(100 * number + len(saved), saved)
+            trainer.bench.pump()
+        trainer.bench.ingest.finish(RUN)
+        trainer.bench.restart()
+    assert trainer.bench.stored() == [(number, step) for number, steps in enumerate(own, 1) for step in steps]
 
 
 def test_what_lay_there_before_the_run(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, kind="hf", name="out/checkpoint-*/trainer_state.json")
-    trainer = Trainer(bench)
-    trainer.save(20, trainer.entries(10, 20))
-    bench.begin()
-    bench.pump()
-    assert bench.stored() == []
-    trainer.save(30, trainer.entries(10, 20, 30))
-    bench.pump()
-    assert bench.stored() == [(1, 30)]
+    trainer = Trainer(tmp_path)
+    trainer.save(20, entries(10, 20))
+    trainer.bench.begin()
+    trainer.bench.pump()
+    assert trainer.steps() == []
+    trainer.save(30, entries(10, 20, 30))
+    trainer.bench.pump()
+    assert trainer.steps() == [30]
 
 
-def test_deleted_checkpoints_and_strange_entries(trainer: Trainer) -> None:
-    bench = trainer.bench
+def test_strange_entries_and_files(trainer: Trainer) -> None:
     deep: list[Any] = []
     for _ in range(300):
         deep = [deep]
-    trainer.save(20, [*trainer.entries(10), 7, {"loss": 1}, {"step": 5, "x": deep}, {"step": 5, "s": "\ud800"}])
-    bench.pump()
-    (bench.folder / "out/checkpoint-20/trainer_state.json").unlink()
-    bench.pump()
-    assert [step for _, step in bench.stored()] == [10, 5]
-    assert len(bench.rejected()) == 3
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"log_history": 3}', "[" * 100_000])
-def test_other_files_are_no_history(trainer: Trainer, text: str) -> None:
-    trainer.save(20, [])
-    (trainer.bench.folder / "out/checkpoint-20/trainer_state.json").write_text(text)
+    odd = [7, {"loss": 1}, {"step": 5, "x": deep}, {"step": 5, "s": "\ud800"}, {"step": 6, "n": {"a": [1, {"b": "]"}]}}]
+    trainer.save(20, [*entries(10), *odd])
     trainer.bench.pump()
-    assert trainer.bench.counts() == (0, 0)
-
-
-def test_entries_are_found_wherever_a_piece_ends(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = [
-        {"step": 1, "note": 'a "}]{[" b \\'},
-        {"step": 2, "nested": {"a": [1, {"b": "]"}]}},
-        {"step": 3, "loss": float("nan")},
-        [4, "["],
-        "step, ]",
-        -1.5e-3,
-        None,
-        {},
-        {"step": 5, "é": "ü"},
-    ]
-    for piece_bytes in (1, 7, 64, 1000):
-        monkeypatch.setattr(history_scan, "PIECE_BYTES", piece_bytes)
-        trainer.save(piece_bytes, odd)
+    assert trainer.steps() == [10, 5, 6]
+    assert trainer.bench.data()[2]["n"] == {"a": [1, {"b": "]"}]}
+    assert len(trainer.bench.rejected()) == 3
+    for number, text in enumerate(["", "[]", '{"log_history": 3}', "[" * 100_000]):
+        trainer.save(30 + number, [])
+        (trainer.bench.folder / f"out/checkpoint-{30 + number}/trainer_state.json").write_text(text)
         trainer.bench.pump()
-        trainer.bench.restart()
-    assert [step for _, step in trainer.bench.stored()] == [1, 2, 3, 5]
-    assert trainer.bench.data()[1]["nested"] == {"a": [1, {"b": "]"}]}
-    assert trainer.bench.counts() == (4, 5)
+    (trainer.bench.folder / "out/checkpoint-20/trainer_state.json").unlink()
+    trainer.bench.pump()
+    assert trainer.bench.counts() == (3, 3)
 
 
-def test_what_is_known_is_not_parsed_again_and_a_look_reads_nothing(
+def test_a_file_is_parsed_once_and_its_entries_are_stored_in_batches(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed, pieces = [], []
-    decoded, advance = history._decoded, history_scan.HistoryScan.advance
-    monkeypatch.setattr(history, "_decoded", lambda raw: (parsed.append(raw), decoded(raw))[1])
-    monkeypatch.setattr(history_scan.HistoryScan, "advance", lambda scan: (pieces.append(scan), advance(scan))[1])
-    trainer.save(1000, trainer.entries(*range(3000)))
-    trainer.bench.pump()
-    trainer.save(2000, trainer.entries(*range(3003)))
-    trainer.bench.pump()
-    assert len(parsed) == len(trainer.bench.stored()) == 3003
-    pieces.clear()
-    trainer.bench.pump()
-    trainer.bench.restart()
-    trainer.bench.pump()
-    trainer.bench.begin(2)
-    trainer.bench.pump()
-    assert pieces == []
+    parsed, entries_of = [], history._entries
+    monkeypatch.setattr(history, "_entries", lambda path: (parsed.append(path), entries_of(path))[1])
+    for count in (3000, 3003):
+        trainer.save(count, entries(*range(count)))
+        for _ in range(3):
+            trainer.bench.pump()
+    assert len(trainer.steps()) == 3003
+    assert len(parsed) == 2

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.active_run import Adopting, LiveAttempt, Phase, Running, Starting, Sweeping
 from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
-from gputui.metrics.report import IngestReport
+from gputui.metrics.batch import IngestReport
 from gputui.runs import repository
 from gputui.runs.foreign_json import time_in
 from gputui.runs.logs import rank_logs

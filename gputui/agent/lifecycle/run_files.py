@@ -15,7 +15,7 @@ from gputui.core.config import Workspace
 from gputui.core.redaction import Redactor, secrets_in
 from gputui.metrics.formats import Reading
 from gputui.metrics.ingest import MetricsIngest
-from gputui.metrics.records import TRACKERS
+from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.walk import has_wildcards
 from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
 from gputui.recovery.watch.overrides import Overrides, of_profile

@@ -8,7 +8,7 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir, read_record
 from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.postmortem import begin_postmortem, evidence_to_read
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.metrics.report import IngestReport
+from gputui.metrics.batch import IngestReport
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import get_run
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from gputui.metrics.tracker_copy import steps_of
 from tests.machines import Machine
-from tests.metrics.test_records import append, event, events_of, history
-from tests.metrics.test_tracker_files import chunked
+from tests.metrics.test_trackers import append, chunked, event, events_of, history
 
 
 def test_steps_are_put_together_from_all_files(tmp_path: Path) -> None:

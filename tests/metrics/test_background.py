@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from gputui.metrics import background_reads, background_sources
-from gputui.metrics.background_reads import ReadContext
+from gputui.metrics import background, sources
+from gputui.metrics.earlier import EarlierLines
 from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.sources import ReadContext
 from gputui.store.database import open_reader
 from tests.conftest import wait_until
 from tests.stores import open_store
@@ -62,7 +63,6 @@ class Home:
         self.notes: list[tuple[str, str]] = []
         self.last_step: dict[str, int] = {}
         read_context = ReadContext(
-            home=self.folder,
             start=lambda _, work: Thread(work),
             connect=lambda: open_reader(self.folder / "gputui.db"),
             run_dir=lambda run_id: self.folder / "runs" / run_id,
@@ -117,9 +117,9 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setattr(background_reads, "ACTIVE_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(background_reads, "QUIET_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(background_sources, "UNATTRIBUTED_SECONDS", 0.0)
+    monkeypatch.setattr(background, "ACTIVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(background, "QUIET_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(background, "UNATTRIBUTED_SECONDS", 0.0)
     made = Home(tmp_path)
     yield made
     made.ingest.close()
@@ -194,6 +194,27 @@ def test_runs_that_do_not_overlap_in_time_share_a_file(home: Home) -> None:
     assert (home.steps("a"), home.steps("b"), home.notes) == ([1], [2], [])
 
 
+def test_a_rewritten_file_is_compared_in_another_thread(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    found = EarlierLines._load
+    monkeypatch.setattr(
+        EarlierLines,
+        "_load",
+        lambda *arguments: (threads.add(threading.current_thread()), found(*arguments))[1],
+    )
+    home.run("a", str(home.folder / "runs/a/m.jsonl"))
+    file = home.folder / "runs/a/m.jsonl"
+    write(file, *range(20))
+    home.pump()
+    for first in (10, 15):
+        file.write_text("".join(map(line, range(first, 30))))
+        home.pump()
+    write(file, 30)
+    home.pump()
+    assert home.steps("a") == list(range(31))
+    assert threads and threading.current_thread() not in threads
+
+
 # --- what does not answer ---------------------------------------------------------------------------------------------
 
 
@@ -218,18 +239,16 @@ class DeadFolder:
 
 
 def test_a_file_system_that_does_not_answer_stops_no_other_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(sources, "ANSWER_SECONDS", 60.0)
     dead = DeadFolder(home.work / "far", monkeypatch)
     home.run("far", "far/m.jsonl")
     home.run("near", str(home.folder / "runs/near/m.jsonl"))
-    # Another device than that of the home.
-    home.ingest._background.home_device = -1  # type: ignore[union-attr]
     write(home.work / "far/m.jsonl", 1)
     home.pump()
     assert home.steps("far") == [1]
     dead.answers.clear()
     # Ten times what the other file needs on a crowded machine.
-    monkeypatch.setattr(background_reads, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(sources, "ANSWER_SECONDS", 2.0)
     began = time.monotonic()
     for step in itertools.count():
         write(home.folder / "runs/near/m.jsonl", step)

@@ -1,0 +1,260 @@
+"""TensorBoard's and W&B's own files: each record once, in the attempt that wrote it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gputui.metrics.trackers import (
+    DamagedRecordError,
+    RecordFrame,
+    event_frames,
+    event_scalars,
+    masked_crc,
+    wandb_frames,
+    wandb_scalars,
+)
+from tests.conftest import wait_until
+
+from .conftest import Bench
+
+Frames = Callable[[bytes, int], Iterator[RecordFrame]]
+
+
+def framed(record: bytes) -> bytes:
+    length = struct.pack("<Q", len(record))
+    return length + struct.pack("<I", masked_crc(length)) + record + struct.pack("<I", masked_crc(record))
+
+
+def chunked(records: list[bytes]) -> bytes:
+    """As W&B's datastore writes."""
+    out = bytearray(b":W&B" + struct.pack("<HB", 0xBEE1, 0))
+    for record in records:
+        first, rest = True, record
+        while first or rest:
+            left = 32768 - len(out) % 32768
+            if left < 7:
+                out += bytes(left)
+                continue
+            part, rest = rest[: left - 7], rest[left - 7 :]
+            kind = 1 if first and not rest else 2 if first else 4 if not rest else 3
+            out += struct.pack("<IHB", zlib.crc32(bytes([kind]) + part), len(part), kind) + part
+            first = False
+    return bytes(out)
+
+
+def event(step: int, /, **values: float) -> bytes:
+    """One event as TensorBoard's writer makes it."""
+    inner = b""
+    for name, value in values.items():
+        tag = name.encode()
+        one = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", value)
+        inner += b"\x0a" + bytes([len(one)]) + one
+    body = b"\x09" + struct.pack("<d", 1.6e9 + step) + b"\x10" + bytes([step])
+    return framed(body + (b"\x2a" + bytes([len(inner)]) + inner if inner else b""))
+
+
+def history(step: int, loss: float, /, **values: float) -> bytes:
+    """One record of history as W&B's service makes it."""
+    items = b""
+    for name, value in {"_step": step, "_timestamp": 1.6e9 + step, "loss": loss, **values}.items():
+        text = str(value)
+        one = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x82\x01" + bytes([len(text)]) + text.encode()
+        items += b"\x0a" + bytes([len(one)]) + one
+    return b"\x12" + bytes([len(items)]) + items
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def read_in_pieces(frames: Frames, content: bytes, size: int) -> list[bytes | None]:
+    """What a reader gets that looks again whenever so many bytes more are there."""
+    found: list[bytes | None] = []
+    offset = 0
+    for end in [*range(size, len(content), size), len(content)]:
+        records = list(frames(content[offset:end], offset))
+        found += [record.content for record in records]
+        offset += records[-1].end if records else 0
+    return found
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 500))
+def test_records_come_once_however_the_file_grows(records: list[bytes], size: int) -> None:
+    assert read_in_pieces(event_frames, b"".join(map(framed, records)), size) == records
+
+
+def test_records_over_several_blocks() -> None:
+    lengths = (0, 10, 32_740, 5, 100_000, 7, 32_768 - 14)
+    records = [bytes([number]) * length for number, length in enumerate(lengths)]
+    for size in [11, 1000, 32768, 32770, 200_000]:
+        assert read_in_pieces(wandb_frames, chunked(records), size) == records
+
+
+def test_damage_is_said_and_not_read_over() -> None:
+    for frames, content in [
+        (event_frames, framed(b"abc") + b"\x01" * 20),
+        (wandb_frames, b"no such file"),
+        (wandb_frames, chunked([b"abc"])[:7] + b"\xff" * 20),
+    ]:
+        with pytest.raises(DamagedRecordError):
+            list(frames(content, 0))
+    wrong = bytearray(chunked([b"abc", b"x" * 40_000, b"def"]))
+    wrong[32_000] ^= 1
+    assert [frame.content for frame in wandb_frames(bytes(wrong), 0)] == [b"abc", None, b"def"]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_scalars_nothing_or_damage(content: bytes) -> None:
+    for scalars in (event_scalars, wandb_scalars):
+        try:
+            answer = scalars(content)
+        except DamagedRecordError:
+            continue
+        assert answer is None or "step" in answer
+
+
+def test_names_that_mean_something_else_in_a_line_are_changed() -> None:
+    for name in ["step", "time", "rank", "event", "phase"]:
+        (frame,) = event_frames(event(7, **{name: 0.5}), 0)
+        assert frame.content is not None
+        assert event_scalars(frame.content) == {f"{name}_": 0.5, "step": 7, "time": 1.6e9 + 7}
+        found = wandb_scalars(history(7, 0.25, **{name: 8}))
+        assert found == {"loss": 0.25, f"{name}_": 8, "step": 7, "time": 1.6e9 + 7}
+
+
+def test_tensorboards_own_files(tmp_path: Path) -> None:
+    from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
+    from tensorboard.summary.writer import event_file_writer as writer_of
+
+    writer = writer_of.EventFileWriter(str(tmp_path))
+    shape = tensor_shape_pb2.TensorShapeProto()
+    line = tensor_shape_pb2.TensorShapeProto(dim=[tensor_shape_pb2.TensorShapeProto.Dim(size=1)])
+    tensors = {
+        "lr": tensor_pb2.TensorProto(dtype=1, tensor_shape=shape, float_val=[0.5]),
+        "int32": tensor_pb2.TensorProto(dtype=3, tensor_shape=shape, int_val=[-3]),
+        "int64": tensor_pb2.TensorProto(dtype=9, tensor_shape=shape, int64_val=[5]),
+        "content": tensor_pb2.TensorProto(dtype=9, tensor_shape=shape, tensor_content=struct.pack("<q", -7)),
+        "vector": tensor_pb2.TensorProto(dtype=1, tensor_shape=line, float_val=[0.5]),
+    }
+    for step in range(3):
+        values = [
+            summary_pb2.Summary.Value(tag="train/loss", simple_value=1.0 / (step + 1)),
+            *(summary_pb2.Summary.Value(tag=name, tensor=tensor) for name, tensor in tensors.items()),
+            summary_pb2.Summary.Value(tag="picture", image=summary_pb2.Summary.Image(height=1, width=1)),
+        ]
+        event = event_pb2.Event(wall_time=1000.5 + step, step=step, summary=summary_pb2.Summary(value=values))
+        writer.add_event(event)
+    writer.close()
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    found = [event_scalars(frame.content or b"") for frame in event_frames(file.read_bytes(), 0)]
+    numbers = {"lr": 0.5, "int32": -3.0, "int64": 5.0, "content": -7.0}
+    assert [line for line in found if line is not None] == [
+        {"train/loss": pytest.approx(1.0 / (step + 1)), **numbers, "step": step, "time": 1000.5 + step}
+        for step in range(3)
+    ]
+
+
+@pytest.mark.long
+def test_wandbs_own_files(tmp_path: Path) -> None:
+    wandb: Any = pytest.importorskip("wandb")
+    os.environ["WANDB_SILENT"] = "true"
+    run = wandb.init(mode="offline", dir=str(tmp_path), settings=wandb.Settings(x_disable_stats=True))
+    for step in range(3):
+        run.log({"train/loss": 1.0 / (step + 1), "text": "x", "nested": {"lr": 0.5}})
+    run.finish()
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+
+    def written() -> list[dict[str, Any]]:
+        found = (wandb_scalars(frame.content or b"") for frame in wandb_frames(file.read_bytes(), 0))
+        return [line for line in found if line is not None]
+
+    # Its service writes behind the script's back.
+    lines = wait_until(lambda: made if len(made := written()) == 3 else None, 60, "the lines")
+    assert [(line["step"], line["train/loss"], line["nested.lr"]) for line in lines] == [
+        (step, pytest.approx(1.0 / (step + 1)), 0.5) for step in range(3)
+    ]
+    assert all(line["time"] > 1e9 for line in lines)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, kind="tensorboard", name="logs/version_*")
+
+
+def events_of(folder: Path, name: str = "events.out.tfevents.1.host.1.0") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+def append(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(content)
+
+
+def test_event_files_of_several_attempts(bench: Bench, tmp_path: Path) -> None:
+    first, second = (events_of(tmp_path / f"logs/version_{number}") for number in (0, 1))
+    append(first, event(0, loss=9.0))
+    bench.begin()
+    bench.pump()
+    append(first, event(0) + event(1, loss=0.5, rank=0.25) + event(2, loss=0.25)[:-3])
+    bench.pump()
+    # A value named rank, as that of LoRA, is no process: what is of another one than the first is in no chart.
+    assert bench.data() == [{"loss": 0.5, "rank_": 0.25, "step": 1, "time": 1.6e9 + 1}]
+    bench.restart()
+    append(first, event(2, loss=0.25)[-3:] + event(3, loss=0.125)[:-1])
+    bench.pump()
+    bench.begin(2)
+    append(second, event(2, loss=0.25))
+    bench.restart()
+    bench.pump()
+    append(second, event(3, loss=0.5))
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 2), (2, 2), (2, 3)]
+    assert bench.rejected() == []
+    assert bench.connection.execute("SELECT min(at), max(at), max(rank) FROM metrics").fetchone() == (
+        1.6e9 + 1,
+        1.6e9 + 3,
+        None,
+    )
+
+
+def test_a_record_that_cannot_be_understood_is_set_aside_alone(bench: Bench, tmp_path: Path) -> None:
+    """One of millions of fields costs no more than others; a large one is read; behind damage, what comes later is."""
+    file = events_of(tmp_path / "logs/version_0")
+    wrong = bytearray(event(2, loss=0.5))
+    wrong[-6] ^= 1
+    picture = framed(b"\x2a\x80\x80\x40" + b"\x0a\xfc\xff\x3f" + b"\x22\xf8\xff\x3f" + bytes((1 << 20) - 8))
+    bench.begin()
+    bench.pump()
+    append(file, event(1, loss=1.0) + bytes(wrong) + framed(b"\x10\x00" * 20_000) + framed(b"\x2a\x7f") + picture)
+    append(file, event(3, loss=0.5) + b"\xff" * 40)
+    bench.pump()
+    assert bench.stored() == [(1, 1), (1, 3)] and len(bench.rejected()) == 4
+    append(file, event(4, loss=1.0))
+    bench.pump()
+    assert bench.stored()[2:] == [(1, 4)]
+
+
+def test_an_offline_run_of_wandb(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, kind="wandb", name="wandb")
+    bench.begin()
+    content = chunked([b"\x08\x01", *(history(step, 0.5) for step in range(500))])
+    path = tmp_path / "wandb/offline-run-1-x/run-x.wandb"
+    for start in range(0, len(content), 5000):
+        append(path, content[start : start + 5000])
+        bench.pump()
+        bench.restart()
+    assert bench.stored() == [(1, step) for step in range(500)]
+    assert bench.data()[3] == {"loss": 0.5, "step": 3, "time": 1.6e9 + 3}

@@ -1,0 +1,266 @@
+"""What is stored of lines and with them: times of arrival, events, the report; and a store that cannot take them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gputui.core.redaction import BY_LOOK, REDACTED, Redactor
+from gputui.metrics.batch import EVENTS_WITH_METRICS, StepOrder
+from gputui.metrics.ingest import MetricsIngest
+from gputui.metrics.intake_words import intake_words
+from gputui.metrics.reduction import MetricLine
+from gputui.metrics.writer import MAX_REJECTED
+from gputui.store.metrics import queries, watched
+from gputui.store.metrics.intake import Intake, intake
+from tests.tables import table
+from tests.texts import mentions
+
+from .conftest import NOW, RUN, Bench, line
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+@table(
+    ("kind", "text", "age_seconds"),
+    [
+        ("jsonl", line(1), -5.0),
+        ("csv", "step,loss\n1,0.5\n", 3600.0),
+        ("hf", '{"log_history": [{"step": 1, "loss": 0.5}]}', 3600.0),
+        ("stdout", "step 1: 0.5\n", 3600.0),
+    ],
+)
+def test_a_line_without_a_time(tmp_path: Path, kind: str, text: str, age_seconds: float) -> None:
+    bench = Bench(tmp_path, kind=kind, metrics={"patterns": [r"step (?P<step>\d+): (?P<loss>\S+)"]})
+    bench.begin()
+    file = tmp_path / "attempts/1/output.log" if kind == "stdout" else bench.file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    os.utime(file, (NOW - age_seconds, NOW - age_seconds))
+    bench.pump()
+    (point,) = queries.points_json(bench.connection, RUN, ["loss"])
+    assert (point["time"], point["arrived"]) == (NOW - max(0.0, age_seconds), True)
+    (seen,), _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    assert (seen.step, seen.at) == (1, None)
+
+
+@table(
+    ("time", "is_time"),
+    [
+        (NOW - 7, True), (NOW + 3600, True), (NOW - 86_400 * 3000, True),  # another clock, an imported run
+        (3600.5, False), (NOW + 2 * 86_400, False), (1.7e12, False), ("2023-11-14 22:13", False),
+    ],
+)  # fmt: skip
+def test_times_of_lines(tmp_path: Path, time: float | str, is_time: bool) -> None:
+    bench = Bench(tmp_path)
+    bench.begin()
+    notes = []
+    for step in (1, 2):
+        bench.append(line(step, time=time))
+        os.utime(bench.file, (NOW, NOW))
+        notes += [note.kind for _, note in bench.ingest.pump().notes]
+    assert notes == ([] if is_time else ["times_unknown"])
+    points = list(queries.points_json(bench.connection, RUN, ["loss"]))
+    assert [(point["time"], point["arrived"]) for point in points] == 2 * [(time, False) if is_time else (NOW, True)]
+    assert [data["time" if is_time else "time_"] for data in bench.data()] == [time] * 2
+    seen, _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    assert [line.at for line in seen] == [time if is_time else None] * 2
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_tells_how_far_an_attempt_is(bench: Bench) -> None:
+    bench.begin()
+    bench.append(line(5, time=NOW - 9) + line(9, time=NOW - 8, rank=0) + line(9, rank=1) + line(7) + "junk\n")
+    (progress,) = bench.pump().progress
+    assert (progress.run_id, progress.attempt, progress.lines, progress.rejected) == (RUN, 1, 4, 1)
+    assert (progress.first_step, progress.first_at, progress.last_step) == (5, NOW - 9, 9)
+    assert progress.values == {"loss": 1 / 8}
+    bench.append('{"step": 10, "loss": NaN, "note": "x"}\n')
+    (progress,) = bench.pump().progress
+    assert progress.first_step == progress.last_step == 10
+    assert progress.values["loss"] != progress.values["loss"] and set(progress.values) == {"loss"}
+    assert bench.pump().progress == []
+
+
+def test_a_logger_that_names_each_message_event(bench: Bench) -> None:
+    """structlog's JSON lines are steps like any other, so that a NaN is seen."""
+    bench.begin()
+    bench.append('{"step": 0, "event": "start", "total_steps": 300}\n')
+    bench.append('{"event": "train", "level": "info", "step": 1, "loss": 0.5}\n')
+    bench.append('{"event": "train", "level": "info", "step": 2, "loss": NaN}\n')
+    bench.append('{"event": "checkpoint", "step": 2, "seconds": 1.5, "bytes": 7}\n')
+    bench.append('{"event": "validation", "step": 2, "val/loss": 0.5}\n')
+    bench.append('{"event": "epoch_end", "step": 2, "epoch": 1, "seconds": 60}\n')
+    (progress,) = bench.pump().progress
+    assert (progress.first_step, progress.last_step) == (1, 2)
+    assert progress.events == {"start": 1, "checkpoint": 1, "validation": 1, "epoch_end": 1}
+    seen, _ = watched.newest_lines(bench.connection, RUN, {}, 10)
+    assert [line.step for line in seen if line.event is None and "loss" in line.values] == [1, 2]
+    assert bench.data()[1] == {"event_": "train", "level": "info", "step": 1, "loss": 0.5}
+
+
+def test_the_trainers_events_are_no_steps() -> None:
+    text = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
+    rows = text.split("| event | when | fields |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == EVENTS_WITH_METRICS
+
+
+@table(
+    ("steps", "attempts", "places"),
+    [
+        ([0, 2, 14, 0, 2, 14, 0, 2, 14, 0, 2], [], [6]),
+        ([1, 2, 3, 1, 2, 3, 1], [], [6]),
+        (range(100), [], []),
+        ([0, 10, 10, 20, 10, 20, 30], [], []),  # a validation that is logged late
+        ([0, 1, 2, 3, 0, 1, 2, 3, 4, 5], [], []),  # once back to the beginning
+        ([100, 110, 120, 105, 110, 120, 107, 130], [], []),  # rollbacks of the script's own
+        ([0, 0, 0, 1, 0, 1, 0, 1], [], []),  # two threads that log the same step
+        ([0, 1, 2, 0, 1, 2, 0, 1, 2], [1, 1, 1, 2, 2, 2, 3, 3, 3], []),
+    ],
+)
+def test_steps_that_start_again_in_each_epoch(steps: list[int], attempts: list[int], places: list[int]) -> None:
+    order, numbers = StepOrder(), attempts or [1] * len(steps)
+    lines = [MetricLine(0, place, numbers[place], step, None, {}) for place, step in enumerate(steps)]
+    assert [place for place, one in enumerate(lines) if order.add([one])] == places
+
+
+def test_the_report_tells_of_them_once(bench: Bench) -> None:
+    bench.begin()
+    notes = []
+    for step in [*range(4)] * 5:
+        bench.append(line(step))
+        notes += bench.ingest.pump().notes
+    assert [note.kind for _, note in notes] == ["steps_restarted"]
+
+
+# --- lines that do not count ------------------------------------------------------------------------------------------
+
+
+@table(
+    ("text", "said"),
+    [
+        ('{"iter": 1, "loss": 2.5}\n', ("only", "(no step)", '{"iter": 1, "loss": 2.5}')),
+        ('{"iter": 1}\n{"iter": 2}\n', ("None", "2", "(no step)", '{"iter": 2}')),
+        (line(1) + "garbage " * 40 + "\n" + line(2), ("1 of 3", "(not a JSON object)", "garbage ", "…")),
+    ],
+)
+def test_what_a_person_is_told_of_bad_lines(tmp_path: Path, text: str, said: tuple[str, ...]) -> None:
+    bench = Bench(tmp_path)
+    assert intake(bench.connection, RUN) == Intake() and intake_words(Intake()) is None
+    bench.begin()
+    bench.append(text)
+    bench.pump()
+    words = intake_words(intake(bench.connection, RUN))
+    assert mentions(words, *said) and len(words or "") < 140
+
+
+def test_patterns_that_match_nothing(tmp_path: Path) -> None:
+    patterns = [r"step (?P<step>\d+) loss (?P<loss>\S+)"]
+    bench = Bench(tmp_path, kind="stdout", name="attempts/1/output.log", metrics={"patterns": patterns})
+    bench.file.parent.mkdir(parents=True)
+    bench.begin()
+    said = []
+    for text, ended_at in (("", None), ("iter 1 loss 2.5\n", None), ("", 1.0), ("step 2 loss 2.5\n", 1.0)):
+        bench.append(text)
+        bench.pump()
+        # A script that begins prints something else first.
+        bench.connection.execute("UPDATE runs SET ended_at = ?", (ended_at,))
+        said.append(intake_words(intake(bench.connection, RUN)) is not None)
+    assert said == [False, False, True, False]
+
+
+def test_a_run_that_succeeds_early(bench: Bench) -> None:
+    bench.begin()
+    bench.append('{"step": 4, "total_steps": 100, "loss": 0.5}\n')
+    bench.pump()
+    columns = "run_id, number, state, params, gpus, launch, created_at"
+    bench.connection.execute(f"INSERT INTO attempts ({columns}) VALUES (?, 1, 'exited', '', '', '', 0)", (RUN,))
+    for state, step, known in (("running", 4, None), ("succeeded", 4, (4, 100)), ("succeeded", 90, None)):
+        bench.connection.execute("UPDATE runs SET state = ?, attempt = 1", (state,))
+        bench.connection.execute("UPDATE attempts SET last_step = ?", (step,))
+        assert intake(bench.connection, RUN).short_of == known
+        assert (intake_words(intake(bench.connection, RUN)) is None) == (known is None)
+
+
+def test_a_million_broken_lines_fill_no_disk(bench: Bench) -> None:
+    bench.begin()
+    bench.append("broken\n" * 30_000 + line(1))
+    bench.pump()
+    assert bench.counts() == (1, 30_000)
+    assert len(bench.rejected()) == MAX_REJECTED
+
+
+def test_secrets_in_texts_are_not_stored(bench: Bench) -> None:
+    known = Redactor(["plain-secret"])
+    bench.ingest = MetricsIngest(bench.connection, redactor_of=lambda run: known if run == RUN else BY_LOOK)
+    bench.begin()
+    bench.append(line(1, note="with plain-secret and ghp_" + "a1B2" * 9))
+    bench.append('{"event": "login", "detail": [{"api_key": "abc-def"}, 1.5, "NaN"]}\n')
+    bench.append(line(2, note="nothing  of the kind", loss_scale=float("nan")))
+    bench.append("broken " * 28 + "plain-secret\n")
+    bench.pump()
+    assert bench.data() == [
+        {"step": 1, "loss": 0.5, "note": f"with {REDACTED} and {REDACTED}"},
+        {"event": "login", "detail": [{"api_key": REDACTED}, 1.5, "NaN"]},
+        {"step": 2, "loss": 1 / 3, "note": "nothing  of the kind", "loss_scale": "NaN"},
+    ]
+    (excerpt,) = bench.connection.execute("SELECT excerpt FROM rejected_lines").fetchone()
+    assert excerpt == ("broken " * 28 + REDACTED)[:200]
+
+
+# --- a store that cannot take lines -----------------------------------------------------------------------------------
+
+
+def test_a_locked_database(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(1, 2)
+    other = sqlite3.connect(bench.folder / "gputui.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    bench.connection.execute("PRAGMA busy_timeout = 1")
+    with pytest.raises(sqlite3.OperationalError):
+        bench.ingest.pump()
+    assert not bench.connection.in_transaction
+    other.execute("ROLLBACK")
+    other.close()
+    assert bench.pump().lines == 2
+    assert bench.stored() == [(1, 1), (1, 2)]
+
+
+def test_a_full_disk(bench: Bench) -> None:
+    bench.begin()
+    bench.steps(*range(20_000))
+    pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
+    bench.connection.execute(f"PRAGMA max_page_count = {pages + 200}")
+    stored = 0
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        while True:
+            stored += bench.ingest.pump(budget_bytes=1000).lines
+    before = bench.stored()
+    assert 0 < len(before) < 20_000
+    assert bench.counts()[0] == len(before)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        bench.ingest.pump()
+    assert bench.stored() == before
+    bench.connection.execute("PRAGMA max_page_count = 1000000")
+    # What was stored before the disk was full is told with the first report after it.
+    while (report := bench.ingest.pump()).more or report.lines:
+        stored += report.lines
+    assert stored == 20_000
+    assert [step for _, step in bench.stored()] == list(range(20_000))
+
+
+def test_nothing_new_costs_no_transaction(bench: Bench) -> None:
+    bench.begin()
+    bench.append(line(1) + '{"half')
+    bench.pump()
+    changes = bench.connection.total_changes
+    bench.connection.execute("PRAGMA query_only = ON")
+    for _ in range(3):
+        assert bench.ingest.pump().lines == 0
+    assert bench.connection.total_changes == changes
