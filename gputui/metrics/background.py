@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from gputui.metrics.batch import BATCH_BYTES, MIN_BATCH_BYTES, Batch, MetricsNote, SourceState
-from gputui.metrics.sharing import Custody, Party, contests
+from gputui.metrics.sharing import Contest, Custody, Writers, contests
 from gputui.metrics.sources import (
     BackgroundRead,
     OpenSource,
@@ -23,6 +23,7 @@ from gputui.metrics.sources import (
     SourceRow,
     SourceTable,
 )
+from gputui.metrics.tailer import SourceReader
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.walk import MOST_ENTRIES, has_wildcards
 
@@ -55,7 +56,8 @@ class BackgroundSources:
         self._table = table
         self._sources = sources
         self._note = note
-        self._contests: dict[int, tuple[Party, ...]] | None = None
+        self._contests: dict[int, Contest] | None = None
+        self._writers: Writers = {}
 
     def note_begin(self) -> None:
         """Find again which runs share files: an attempt has begun."""
@@ -71,7 +73,7 @@ class BackgroundSources:
         if source.read is not None:
             return True
         is_compared = source.state.first_generation < source.state.generation
-        is_shared = bool(self._parties(source))
+        is_shared = self._contest(source) is not None
         must = source.pattern is not None and (is_compared or is_shared or self.must_read(source.row))
         if must != source.in_background:
             # A reader for the caller's thread shares its connection.
@@ -95,8 +97,7 @@ class BackgroundSources:
         source.read, source.awaits_since = None, None
         source.next_read_at = time.monotonic() + QUIET_INTERVAL_SECONDS
         batch: Batch | None = read.job.result()
-        parties = self._parties(source)
-        if read.parties != parties:
+        if (None if read.custody is None else read.custody.contest) != self._contest(source):
             # What was read may be the file of a run that has begun since.
             source.close()
             self._begin(source, budget_bytes, ended)
@@ -105,7 +106,7 @@ class BackgroundSources:
             text = f"the search for {source.pattern} ends after {MOST_ENTRIES} files and folders"
             text = f"{text}; name its folders"
             self._note(source, MetricsNote("metrics_search_cut", source.pattern, text))
-        self._note_doubt(source, None if read.custody is None else read.custody.doubtful, parties)
+        self._note_doubt(source, read.custody)
         if batch is None and ended and not read.ended:
             self._begin(source, budget_bytes, ended)
         return batch
@@ -123,15 +124,14 @@ class BackgroundSources:
         if now < source.next_read_at and not ended:
             return
         source.awaits_since = now if source.awaits_since is None else source.awaits_since
-        reads = [other.read for other in self._sources.all() if other.read is not None]
+        reads = [other.read for other in self._sources.by_id.values() if other.read is not None]
         slow = [read for read in reads if now - read.begun_at > SLOW_SECONDS]
         if sum(not read.job.is_over for read in slow) >= MOST_SLOW:
             self._note_unanswered(source)
             return
         reader, state, boundaries = source.reader, source.state, tuple(source.boundaries)
         budget_bytes = max(MIN_BATCH_BYTES, budget_bytes)
-        parties = self._parties(source)
-        custody = self._custody(source, parties) if parties else None
+        custody = self._custody(source)
 
         def work() -> Batch | None:
             reader.gate = custody
@@ -139,41 +139,37 @@ class BackgroundSources:
             return None if custody is not None and not custody.still_admits() else batch
 
         job = self.read_context.start(f"reading {source.pattern}", work)
-        source.read = BackgroundRead(job, ended, parties, custody, now)
+        source.read = BackgroundRead(job, ended, custody, now)
 
-    def _parties(self, source: OpenSource) -> tuple[Party, ...]:
-        """The runs that could write a source's files, its own first; empty if it is the only one."""
+    def _contest(self, source: OpenSource) -> Contest | None:
+        """The runs that could write a source's files; None if it is the only one."""
         if self._contests is None:
             connection = self._table.connection
             self._contests = contests(connection, self.read_context.run_dir, _NAMES)
-        return self._contests.get(source.source_id, ())
+        return self._contests.get(source.source_id)
 
-    def _custody(self, source: OpenSource, parties: tuple[Party, ...]) -> Custody:
-        inodes = {}
-        for party in parties:
-            one = self._sources.get(party.source_id)
-            if one is not None:
-                self._sources.load(one)
-                state, boundaries = one.state, one.boundaries
-            else:
-                state, boundaries = self._table.position(party.source_id)
-            was_read = boundaries and state.position > boundaries[0][:2]
-            inodes[party.source_id] = state.inode if was_read else None
-        return Custody(parties, inodes, self.read_context.written_by, source.foreign)
+    def _custody(self, source: OpenSource) -> Custody | None:
+        contest = self._contest(source)
+        if contest is None:
+            return None
+        was_read = source.boundaries and source.state.position > source.boundaries[0][:2]
+        inode = source.state.inode if was_read else None
+        run_dir = self.read_context.run_dir(source.run_id)
+        return Custody(contest, run_dir, inode, self.read_context.written_by, self._writers)
 
-    def _note_doubt(self, source: OpenSource, doubtful: str | None, parties: tuple[Party, ...]) -> None:
-        if doubtful is None:
+    def _note_doubt(self, source: OpenSource, custody: Custody | None) -> None:
+        if custody is None or custody.doubtful is None:
             source.unattributed_since = None
             return
         now = time.monotonic()
         source.unattributed_since = source.unattributed_since or now
         if now - source.unattributed_since >= UNATTRIBUTED_SECONDS:
-            others = ", ".join(sorted({rival.run_id for rival in parties[1:]}))
+            others = ", ".join(sorted(run_id for run_id, _ in custody.contest.attempts[1:]))
             text = (
-                f"{doubtful} is not read: {others} may write it too, and gputui cannot see whose "
-                "it is; let each run write below {run_dir}"
+                f"{custody.doubtful} is not read: {others} may write it too, and gputui cannot see whose it is; "
+                "let each run write below {run_dir}"
             )
-            self._note(source, MetricsNote("metrics_doubtful", doubtful, text))
+            self._note(source, MetricsNote("metrics_doubtful", custody.doubtful, text))
 
     def _note_unanswered(self, source: OpenSource) -> None:
         if source.is_unanswered():
@@ -198,8 +194,7 @@ class _Survey:
 
 class SourceEnds:
     """The ends of a run's files before an attempt: what is behind them belongs to the attempt.
-    Found in the caller's thread or, with ``background``, in others where needed. Methods are those
-    of `MetricsIngest`."""
+    Found in the caller's thread or, with ``background``, in others where needed."""
 
     def __init__(self, table: SourceTable, sources: OpenSources, background: BackgroundSources | None) -> None:
         self._table = table
@@ -207,20 +202,25 @@ class SourceEnds:
         self._background = background
         self._surveys: dict[str, _Survey] = {}
 
-    def survey(self, run_id: str) -> str | None:
+    def awaited(self, run_id: str) -> str | None:
+        """Find the ends for a run's next attempt. Returns None once they are known; until then the
+        path that is awaited. Call it outside of transactions, again and again."""
         survey, now = self._surveys.get(run_id), time.monotonic()
         if survey is None or (survey.is_over and now - survey.begun_at > SURVEY_SECONDS):
-            survey = self._surveys[run_id] = self._begin_survey(run_id)
+            survey = self._surveys[run_id] = self._begin(run_id)
         return None if survey.is_over else " or ".join(survey.paths)
 
-    def has_ended_survey(self) -> bool:
+    def has_new(self) -> bool:
+        """Whether ends have become known since the last call."""
         surveys = [one for one in self._surveys.values() if one.job is not None]
         ended = [one for one in surveys if one.is_over and not one.is_reported]
         for survey in ended:
             survey.is_reported = True
         return bool(ended)
 
-    def ends(self, run_id: str) -> dict[int, SourceState]:
+    def of(self, run_id: str) -> dict[int, SourceState]:
+        """The state at the end of each of a run's files, by source. Call it once nothing is
+        `awaited`. Raises OSError."""
         survey = self._surveys.pop(run_id, None)
         states: dict[int, SourceState] = {}
         if survey is not None and survey.job is not None:
@@ -232,12 +232,13 @@ class SourceEnds:
                 states[row.source_id] = self._end(row)
         return states
 
-    def ends_at(self, run_id: str, offsets: Mapping[str, int]) -> dict[int, SourceState]:
-        """The state of each of a run's files at an offset by path, by source."""
+    def at(self, run_id: str, offsets: Mapping[str, int]) -> dict[int, SourceState]:
+        """The state of each of a run's files at an offset by path, by source. Raises OSError."""
         rows = self._table.files_of(run_id)
         return {row.source_id: self._end(row, offsets.get(row.path, 0)) for row in rows}
 
     def sizes(self, run_id: str, ends: Mapping[int, SourceState]) -> dict[str, int]:
+        """The sizes (bytes) of a run's plain files that exist, by path, from what `of` returned."""
         rows = [row for row in self._table.files_of(run_id) if not has_wildcards(row.pattern)]
         found = {row.path: ends[row.source_id] for row in rows}
         return {path: end.byte_offset for path, end in found.items() if end.inode is not None}
@@ -245,32 +246,27 @@ class SourceEnds:
     def forget(self, run_id: str) -> None:
         self._surveys.pop(run_id, None)
 
-    def _begin_survey(self, run_id: str) -> _Survey:
-        now, background = time.monotonic(), self._background
-        if background is None:
-            return _Survey(now, [], None)
-        rows = [row for row in self._table.files_of(run_id) if background.must_read(row)]
-        if not rows:
-            return _Survey(now, [], None)
+    def _begin(self, run_id: str) -> _Survey:
+        background = self._background
+        rows = self._table.files_of(run_id) if background is not None else []
+        rows = [row for row in rows if background is not None and background.must_read(row)]
+        if background is None or not rows:
+            return _Survey(time.monotonic(), [], None)
         readers = [(row.source_id, self._sources.new_reader(row, True)) for row in rows]
         states = {row.source_id: self._table.position(row.source_id)[0] for row in rows}
 
         def work() -> dict[int, SourceState]:
-            found = {}
-            for source_id, reader in readers:
-                with closing(reader):
-                    found[source_id] = reader.end_state(states[source_id])
-            return found
+            return {source_id: _closed_end(reader, states[source_id]) for source_id, reader in readers}
 
         paths = [row.path for row in rows]
         job = background.read_context.start(f"looking at {' and '.join(paths)}", work)
-        return _Survey(now, paths, job)
+        return _Survey(time.monotonic(), paths, job)
 
     def _end(self, row: SourceRow, at_most: int | None = None) -> SourceState:
-        """The state at the end of a source, read in this thread. Raises OSError."""
         state, _ = self._table.position(row.source_id)
-        source = self._sources.get(row.source_id)
-        if source is not None and not source.in_background:
-            return source.reader.end_state(state, at_most)
-        with closing(self._sources.new_reader(row, in_background=False)) as reader:
-            return reader.end_state(state, at_most)
+        return _closed_end(self._sources.new_reader(row, False), state, at_most)
+
+
+def _closed_end(reader: SourceReader, state: SourceState, at_most: int | None = None) -> SourceState:
+    with closing(reader):
+        return reader.end_state(state, at_most)

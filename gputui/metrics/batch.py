@@ -63,6 +63,9 @@ _NUMBERS = frozenset({int, float})
 Row = tuple[int, int, int, int, int | None, int | None, float | None, str]
 """source_id, generation, byte_offset, attempt, rank, step, at, data: the columns of ``metrics``."""
 
+RejectedRow = tuple[int, int, int, str, str]
+"""generation, byte_offset, attempt, reason, and the line's beginning without secrets."""
+
 
 class SourceState(Struct, frozen=True):
     """The read position of a source: the committed columns of ``metric_sources``.
@@ -85,16 +88,6 @@ class SourceState(Struct, frozen=True):
     @property
     def position(self) -> FilePosition:
         return self.generation, self.byte_offset
-
-
-class RejectedLine(NamedTuple):
-    """A rejected line. ``excerpt`` is its beginning, without secrets."""
-
-    generation: int
-    byte_offset: int
-    attempt: int
-    reason: str
-    excerpt: str
 
 
 class MetricsNote(NamedTuple):
@@ -146,7 +139,7 @@ class Batch:
     earlier: LineComparison | None = None
     rows: list[Row] = field(default_factory=list)
     to_reduce: list[MetricLine] = field(default_factory=list)
-    rejected: list[RejectedLine] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
     newest: dict[int | None, dict[str, Any]] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
     steps: MeasuredSteps = field(default_factory=MeasuredSteps)
@@ -197,7 +190,7 @@ class Batch:
     def reject(self, generation: int, offset: int, line: bytes, answer: Rejected) -> None:
         """Add a rejected line."""
         shown = excerpt(line, self.redactor)
-        self.rejected.append(RejectedLine(generation, offset, self.attempt, answer.reason, shown))
+        self.rejected.append((generation, offset, self.attempt, answer.reason, shown))
 
     def note(self, kind: EventKind, key: str | None, text: str) -> None:
         """Add a remark. Each kind is reported once per source."""

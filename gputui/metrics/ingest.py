@@ -45,6 +45,7 @@ class MetricsIngest:
     the background, see `BackgroundSources`.
 
     The files and the store hold the whole state: a new object in a new process continues from the last commit.
+    ``ends`` finds the ends of a run's files before its next attempt.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class MetricsIngest:
         self._background: BackgroundSources | None = None
         if read_context is not None:
             self._background = BackgroundSources(read_context, self._table, self._sources, self._note)
-        self._ends = SourceEnds(self._table, self._sources, self._background)
+        self.ends = SourceEnds(self._table, self._sources, self._background)
         # The sources that did not fit into the last budget.
         self._waiting: list[int] = []
         self._report = IngestReport()
@@ -86,53 +87,34 @@ class MetricsIngest:
         rank_output: str = OUTPUT,
         ends: Mapping[int, SourceState] | None = None,
     ) -> None:
-        """Record that lines behind ``ends`` (see `ends`; None to find them now) belong to ``attempt``. Call it before
-        the attempt starts, inside the caller's transaction. ``rank_output`` is a glob, below the attempt's folder, for
-        the output of its first rank, with ``{stream}`` if stdout and stderr are separate.
+        """Record that lines behind ``ends`` (`SourceEnds.of`; None to find them now) belong to ``attempt``. Call it
+        before the attempt starts, inside the caller's transaction. ``rank_output`` is a glob, below the attempt's
+        folder, for the output of its first rank, with ``{stream}`` if stdout and stderr are separate.
 
         Lines before a run's first attempt do not belong to the run and are not read. Raises OSError if a file exists
         but cannot be read, and sqlite3.Error.
         """
-        self._begin(run_id, attempt, self.ends(run_id) if ends is None else ends, rank_output)
+        self._begin(run_id, attempt, self.ends.of(run_id) if ends is None else ends, rank_output)
 
     def readmit_attempt(self, run_id: str, attempt: int, offsets: Mapping[str, int], rank_output: str = OUTPUT) -> None:
         """The same for an attempt that the store has lost. Its lines begin at the given offset of each file, by path,
         or at the start of a file that is shorter, since that was rotated. Call it in the order of the attempts."""
-        self._begin(run_id, attempt, self._ends.ends_at(run_id, offsets), rank_output)
+        self._begin(run_id, attempt, self.ends.at(run_id, offsets), rank_output)
 
     def _begin(self, run_id: str, attempt: int, ends: Mapping[int, SourceState], rank_output: str) -> None:
         self._table.begin_attempt(run_id, attempt, ends, rank_output)
         if self._background is not None:
             self._background.note_begin()
-        self._sources.note_stale(run_id)
+        self._sources.reopen(run_id)
 
     def forget(self, run_id: str) -> None:
         """Close a run's files; the store does not change. The next call that names the run opens them again."""
         self._sources.forget(run_id)
-        self._ends.forget(run_id)
+        self.ends.forget(run_id)
 
     def close(self) -> None:
         """Close all files."""
         self._sources.close()
-
-    # --- before an attempt -------------------------------------------------------------------------------------------
-
-    def survey(self, run_id: str) -> str | None:
-        """Find the ends of a run's files for its next attempt. Returns None once they are known; until then the path
-        that is awaited. Call it outside of transactions, again and again."""
-        return self._ends.survey(run_id)
-
-    def has_ended_survey(self) -> bool:
-        """Whether a survey has ended since the last call."""
-        return self._ends.has_ended_survey()
-
-    def ends(self, run_id: str) -> dict[int, SourceState]:
-        """The state at the end of each of a run's files, by source. Call it after `survey`. Raises OSError."""
-        return self._ends.ends(run_id)
-
-    def sizes(self, run_id: str, ends: Mapping[int, SourceState]) -> dict[str, int]:
-        """The sizes (bytes) of a run's plain files that exist, by path, from what `ends` returned."""
-        return self._ends.sizes(run_id, ends)
 
     # --- in separate transactions -------------------------------------------------------------------------
 
@@ -147,26 +129,27 @@ class MetricsIngest:
         what this one stored. A file that cannot be read becomes a note in the report. Raises RuntimeError inside a
         transaction.
         """
-        return self._drain(self._sources.refreshed(run_id), budget_bytes, budget_seconds, ended=False)
+        return self._drain(run_id, budget_bytes, budget_seconds, ended=False)
 
     def finish(self, run_id: str, budget_bytes: int | None = None, budget_seconds: float = math.inf) -> IngestReport:
         """The same after an attempt has ended, up to the end of its files. A complete last line without a newline is
         stored, an incomplete one rejected. With a budget, ``more`` in the report asks for another call, and ``awaits``
         for one after a while. A file that does not answer is given up after ANSWER_SECONDS."""
-        report = self._drain(self._sources.refreshed(run_id), budget_bytes, budget_seconds, ended=True)
+        report = self._drain(run_id, budget_bytes, budget_seconds, ended=True)
         if not report.more and not report.awaits:
             self.forget(run_id)
         return report
 
     def has_answers(self) -> bool:
         """Whether a background read has ended."""
-        return any(source.read.job.is_over for source in self._sources.all() if source.read is not None)
+        return any(source.read.job.is_over for source in self._sources.by_id.values() if source.read is not None)
 
     def _drain(
-        self, sources: list[OpenSource], budget_bytes: int | None, budget_seconds: float, *, ended: bool
+        self, run_id: str | None, budget_bytes: int | None, budget_seconds: float, *, ended: bool
     ) -> IngestReport:
         if self._connection.in_transaction:
             raise RuntimeError("metrics are stored in transactions of their own")
+        sources = self._sources.refreshed(run_id)
         rank = {source_id: index for index, source_id in enumerate(self._waiting)}
         queue = deque(sorted(sources, key=lambda source: rank.get(source.source_id, len(rank))))
         until = time.monotonic() + budget_seconds
@@ -213,8 +196,7 @@ class MetricsIngest:
                 now = self._clock()
                 if not store_batch(self._connection, source.source_id, source.state, batch, now, source.reducer):
                     stored.pop()
-                    self.forget(source.run_id)
-                    self._sources.note_stale(source.run_id)
+                    self._sources.reopen(source.run_id)
                     continue
                 if batch.learned and batch.learned != source.learned:
                     self._table.learn(source.row, batch.learned)
@@ -249,7 +231,6 @@ class MetricsIngest:
 
     def _read(self, source: OpenSource, budget_bytes: int, *, ended: bool) -> Batch | None:
         """The next batch of a source, None if there is none now. An error is reported once."""
-        self._sources.load(source)
         try:
             if self._background is not None and self._background.includes(source):
                 batch = self._background.take(source, budget_bytes, ended)

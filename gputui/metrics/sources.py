@@ -6,7 +6,7 @@ import glob
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from gputui.metrics.earlier import EarlierLines
 from gputui.metrics.formats import PRINTED_STREAMS, Reading, line_format
 from gputui.metrics.history import HistoryReader
 from gputui.metrics.reduction import Reducer
-from gputui.metrics.sharing import Custody, FileIdentity, Party, WrittenBy
+from gputui.metrics.sharing import Custody, WrittenBy
 from gputui.metrics.tailer import Boundary, LineReader, SourceReader
 from gputui.metrics.trackers import TRACKERS, RecordReader
 from gputui.store.events import EventKind
@@ -188,11 +188,10 @@ class SourceTable:
 
 class BackgroundRead(Struct):
     """A read in progress since ``begun_at`` (monotonic seconds). ``ended`` is the argument of its
-    `SourceReader.read`, ``parties`` are the runs that could write the same files."""
+    `SourceReader.read`, ``custody`` is None if no other run could write the same files."""
 
     job: PendingWork
     ended: bool
-    parties: tuple[Party, ...]
     custody: Custody | None
     begun_at: float
 
@@ -204,8 +203,7 @@ class OpenSource:
 
     Attributes:
         make_reader: creates the reader; for reads in other threads it gets True.
-        state, boundaries: the committed read position, and where the attempts begin; valid while
-            ``is_loaded``.
+        state, boundaries: the committed read position, and where the attempts begin.
         problem: the last error of a read, which is reported once; None after a read without error.
         in_background: whether the source is read in other threads; ``read`` is the read in
             progress.
@@ -216,16 +214,14 @@ class OpenSource:
             seconds; else None.
         reported: kinds and keys of the notes that were reported.
         learned: what is stored of `LineFormat.learned`.
-        foreign: the files that another run was seen writing.
     """
 
     row: SourceRow
     make_reader: Callable[[bool], SourceReader]
     reducer: Reducer
-    state: SourceState = field(default_factory=SourceState)
-    boundaries: list[Boundary] = field(default_factory=list)
+    state: SourceState
+    boundaries: list[Boundary]
     order: StepOrder = field(default_factory=StepOrder)
-    is_loaded: bool = False
     problem: str | None = None
     in_background: bool = False
     read: BackgroundRead | None = None
@@ -234,7 +230,6 @@ class OpenSource:
     unattributed_since: float | None = None
     reported: set[tuple[EventKind, str | None]] = field(default_factory=set)
     learned: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    foreign: set[FileIdentity] = field(default_factory=set)
     _reader: SourceReader | None = None
 
     @property
@@ -282,60 +277,41 @@ class OpenSources:
         self._clock = clock
         self._redactor_of = redactor_of
         self._read_context = read_context
-        self._by_id: dict[int, OpenSource] = {}
-        # Runs whose sources must be read from the store again; None for all.
-        self._stale: set[str] | None = None
-
-    def all(self) -> Iterable[OpenSource]:
-        return self._by_id.values()
-
-    def get(self, source_id: int) -> OpenSource | None:
-        return self._by_id.get(source_id)
+        self.by_id: dict[int, OpenSource] = {}
+        # Runs whose sources are to be opened; None for all that live.
+        self._unopened: set[str] | None = None
 
     def refreshed(self, run_id: str | None) -> list[OpenSource]:
         """The open sources of one run or of all, after opening those that the store has since."""
-        if self._stale is None:
-            self._open(self._table.growing("runs.state IN ('starting', 'running', 'stopping')"))
-        for stale in self._stale or ():
-            for source in self._by_id.values():
-                if source.run_id == stale:
-                    source.is_loaded = False
-            condition = "runs.run_id = ? AND runs.ended_at IS NULL"
-            self._open(self._table.growing(condition, (stale,)))
-        self._stale = set()
+        if self._unopened is None:
+            self._open("runs.state IN ('starting', 'running', 'stopping')")
+        for unopened in self._unopened or ():
+            self._open("runs.run_id = ? AND runs.ended_at IS NULL", unopened)
+        self._unopened = set()
         if run_id is None:
-            return list(self._by_id.values())
-        if not any(source.run_id == run_id for source in self._by_id.values()):
-            self._open(self._table.growing("runs.run_id = ?", (run_id,)))
-        return [source for source in self._by_id.values() if source.run_id == run_id]
+            return list(self.by_id.values())
+        if not any(source.run_id == run_id for source in self.by_id.values()):
+            self._open("runs.run_id = ?", run_id)
+        return [source for source in self.by_id.values() if source.run_id == run_id]
 
-    def note_stale(self, run_id: str) -> None:
+    def reopen(self, run_id: str) -> None:
         """Let the next `refreshed` read a run's sources from the store again."""
-        if self._stale is not None:
-            self._stale.add(run_id)
-
-    def load(self, source: OpenSource) -> None:
-        """Read the position of a source from the store, unless it is known."""
-        if source.is_loaded:
-            return
-        before = source.boundaries
-        source.state, source.boundaries = self._table.position(source.source_id)
-        source.is_loaded = True
-        if source.read is not None and source.boundaries != before:
-            source.close()
+        self.forget(run_id)
+        if self._unopened is not None:
+            self._unopened.add(run_id)
 
     def forget(self, run_id: str) -> None:
         """Close a run's sources."""
-        for source in [source for source in self._by_id.values() if source.run_id == run_id]:
+        for source in [source for source in self.by_id.values() if source.run_id == run_id]:
             source.close()
-            del self._by_id[source.source_id]
+            del self.by_id[source.source_id]
 
     def close(self) -> None:
         """Close all sources."""
-        for source in self._by_id.values():
+        for source in self.by_id.values():
             source.close()
-        self._by_id.clear()
-        self._stale = None
+        self.by_id.clear()
+        self._unopened = None
 
     def new_reader(self, row: SourceRow, in_background: bool) -> SourceReader:
         """A reader of a source, for this thread or for others."""
@@ -360,8 +336,10 @@ class OpenSources:
             clock=self._clock,
         )
 
-    def _open(self, rows: Iterable[SourceRow]) -> None:
-        for row in rows:
-            if row.source_id not in self._by_id:
-                make_reader = partial(self.new_reader, row)
-                self._by_id[row.source_id] = OpenSource(row, make_reader, Reducer(row.source_id))
+    def _open(self, condition: str, *values: str) -> None:
+        for row in self._table.growing(condition, values):
+            if row.source_id not in self.by_id:
+                state, boundaries = self._table.position(row.source_id)
+                self.by_id[row.source_id] = OpenSource(
+                    row, partial(self.new_reader, row), Reducer(row.source_id), state, boundaries
+                )

@@ -27,9 +27,46 @@ class FoundPaths(NamedTuple):
 
 def find(pattern: str, most_entries: int = MOST_ENTRIES) -> FoundPaths:
     """The existing files and folders that match an absolute ``pattern``. Folders that cannot be read count as empty."""
-    walk = _Walk(most_entries)
-    paths = list(dict.fromkeys(walk.below("/", _parts(pattern))))
-    return FoundPaths(paths, walk.left < 0)
+    left = most_entries
+
+    def entries(folder: str) -> Iterator[os.DirEntry[str]]:
+        nonlocal left
+        try:
+            with os.scandir(folder) as found:
+                for entry in found:
+                    left -= 1
+                    if left < 0:
+                        return
+                    yield entry
+        except OSError:
+            return
+
+    def below(path: str, parts: Sequence[str]) -> Iterator[str]:
+        while parts and not glob.has_magic(parts[0]):
+            path, parts = os.path.join(path, parts[0]), parts[1:]  # noqa: PTH118 - for thousands of entries
+        if not parts:
+            if os.path.lexists(path):
+                yield path
+            return
+        first, following = parts[0], parts[1:]
+        if first == "**":
+            yield from below(path, following)
+        for entry in entries(path) if left >= 0 else ():
+            if first == "**":
+                if entry.name.startswith("."):
+                    continue
+                if _is_folder(entry, follows=False):
+                    yield from below(entry.path, parts)
+                elif not following:
+                    yield entry.path
+            elif _name_pattern(first).fullmatch(entry.name) and (first[0] == "." or entry.name[0] != "."):
+                if not following:
+                    yield entry.path
+                elif _is_folder(entry, follows=True):
+                    yield from below(entry.path, following)
+
+    paths = list(dict.fromkeys(below("/", _parts(pattern))))
+    return FoundPaths(paths, left < 0)
 
 
 def is_match(path: str, pattern: str) -> bool:
@@ -39,63 +76,15 @@ def is_match(path: str, pattern: str) -> bool:
 
 def may_overlap(pattern: str, other: str) -> bool:
     """Whether a path may match both patterns."""
-    if pattern == other:
-        return True
-    if not has_wildcards(pattern):
-        return has_wildcards(other) and is_match(pattern, other)
-    if not has_wildcards(other):
-        return is_match(other, pattern)
-    mine, theirs = _literal_start(pattern), _literal_start(other)
-    return mine.startswith(theirs) or theirs.startswith(mine)
+    if has_wildcards(pattern) and has_wildcards(other):
+        # The folders before the first wildcard.
+        mine, theirs = (re.split(r"[*?\[]", one, maxsplit=1)[0].rpartition("/")[0] + "/" for one in (pattern, other))
+        return mine.startswith(theirs) or theirs.startswith(mine)
+    return pattern == other or is_match(pattern, other) or is_match(other, pattern)
 
 
 def has_wildcards(pattern: str) -> bool:
     return "*" in pattern or "?" in pattern
-
-
-class _Walk:
-    """``left`` is the number of entries that may still be looked at; negative once there were more."""
-
-    def __init__(self, most_entries: int) -> None:
-        self.left = most_entries
-
-    def below(self, folder: str, parts: Sequence[str]) -> Iterator[str]:
-        path, parts_left = folder, list(parts)
-        while parts_left and not glob.has_magic(parts_left[0]):
-            path = os.path.join(path, parts_left.pop(0))  # noqa: PTH118 - for thousands of entries
-        if not parts_left:
-            if os.path.lexists(path):
-                yield path
-            return
-        first, following = parts_left[0], parts_left[1:]
-        if first == "**":
-            yield from self.below(path, following)
-        for entry in self._entries(path):
-            if first == "**":
-                if entry.name.startswith("."):
-                    continue
-                if _is_folder(entry, follows=False):
-                    yield from self.below(entry.path, parts_left)
-                elif not following:
-                    yield entry.path
-            elif _name_pattern(first).fullmatch(entry.name) and (first[0] == "." or entry.name[0] != "."):
-                if not following:
-                    yield entry.path
-                elif _is_folder(entry, follows=True):
-                    yield from self.below(entry.path, following)
-
-    def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:
-        if self.left < 0:
-            return
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    self.left -= 1
-                    if self.left < 0:
-                        return
-                    yield entry
-        except OSError:
-            return
 
 
 def _is_folder(entry: os.DirEntry[str], *, follows: bool) -> bool:
@@ -107,11 +96,6 @@ def _is_folder(entry: os.DirEntry[str], *, follows: bool) -> bool:
 
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.split("/") if part)
-
-
-def _literal_start(pattern: str) -> str:
-    """The folders before the first wildcard."""
-    return re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0] + "/"
 
 
 def _is_match(path: tuple[str, ...], parts: tuple[str, ...]) -> bool:

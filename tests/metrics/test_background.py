@@ -84,8 +84,8 @@ class Home:
             (run_id, run_id),
         )
         self.ingest.open_source(run_id, str(self.work / path), kind)
-        wait_until(lambda: self.ingest.survey(run_id) is None)
-        ends = self.ingest.ends(run_id)
+        wait_until(lambda: self.ingest.ends.awaited(run_id) is None)
+        ends = self.ingest.ends.of(run_id)
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(
             "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at) "

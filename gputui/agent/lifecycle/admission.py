@@ -215,7 +215,7 @@ class Admission:
     def _answers(self, run: Run) -> bool:
         """Whether the ends of the run's metrics files are known, behind which the new attempt's lines begin. They are
         read in the background, because the file system may not answer."""
-        awaited = self.context.ingest.survey(run.run_id)
+        awaited = self.context.ingest.ends.awaited(run.run_id)
         if awaited is None:
             return True
         began_at = self._survey_began_at.setdefault(run.run_id, self.context.monotonic())

@@ -109,7 +109,7 @@ def prepare_attempt(
             # A start by a person uses the current code, a restart the code of the attempt before.
             for_courier = _courier_fields(spec, run_dir, build, history, keeps_code=run.not_before is not None)
         folder = run_dir / "attempts" / str(number)
-        ends = ingest.ends(run.run_id)
+        ends = ingest.ends.of(run.run_id)
         for below in ("", "nodes", FIRST_NODE):
             (folder / below).mkdir(mode=PRIVATE_DIR_MODE, exist_ok=True)
         write_private(
@@ -127,7 +127,7 @@ def prepare_attempt(
                 "shares_gpus": shares_gpus,
                 "shell": None if spec.shell is None else asdict(spec.shell),
                 "agent": agent_for_executor(workspace),
-                "metrics_bytes": ingest.sizes(run.run_id, ends),
+                "metrics_bytes": ingest.ends.sizes(run.run_id, ends),
                 **for_courier,
             },
         )

@@ -292,7 +292,7 @@ class Supervisor:
         parts.do("notices", self.outbox.turn)
         is_one_drained = parts.do("draining", self.release.turn)
         is_one_over = parts.do("waits", self.waits.turn)
-        is_one_checked = self.resume_checks.is_one_over() or self.context.ingest.has_ended_survey()
+        is_one_checked = self.resume_checks.is_one_over() or self.context.ingest.ends.has_new()
         self.needs_schedule = self.needs_schedule or bool(is_one_drained or is_one_over or is_one_checked)
         if self.needs_schedule and self.context.turn.postpones("starting"):
             self.has_more_to_start = True
