@@ -12,8 +12,8 @@ from typing import Any
 from gputui.core.config import Workspace
 from gputui.metrics.batch import Batch, SourceState
 from gputui.metrics.contract import ParsedLine, parse_line
-from gputui.recovery.watch.rules import RULES
 from gputui.metrics.writer import store_batch
+from gputui.recovery.watch.rules import RULES
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec
 from gputui.store import queue
