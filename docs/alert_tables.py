@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from gputui.core.units import duration
-from gputui.recovery.watch.overrides import in_unit
+from gputui.recovery.watch.engine import in_unit
 from gputui.recovery.watch.rules import RULES, Rule, SubjectKind
 
 PAGE = Path(__file__).resolve().parent / "alerts.md"

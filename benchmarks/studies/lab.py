@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.scene import own_folder, wait_until
 from benchmarks.studies import moving, planted
-from gputui.runs import process_lock
+from gputui.runs import identity
 from gputui.runs.identity import ProcessIdentity, is_alive
 from gputui.studies.rows import LOCK_FILE
 from tests.machines import Machine
@@ -84,7 +84,7 @@ class Lab(Machine):
 
     def study_process(self, study: str) -> ProcessIdentity | None:
         """The process of a study, None where it has none."""
-        held = process_lock.holder(self.workspace.studies / study / LOCK_FILE)
+        held = identity.holder(self.workspace.studies / study / LOCK_FILE)
         return None if held is None or not is_alive(held.identity) else held.identity
 
     def trials(self, study: str) -> list[dict[str, Any]]:

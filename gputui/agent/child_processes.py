@@ -16,8 +16,7 @@ from gputui.core.config import PRIVATE_FILE_MODE, own_python
 from gputui.machine.child import signal_name
 from gputui.reports.export.follower import WRITE_SECONDS
 from gputui.runs.agent_process import AGENT_MARK, RUN_MARKS
-from gputui.runs.identity import ProcessIdentity, has_open, is_alive, send_signal
-from gputui.runs.process_lock import holder
+from gputui.runs.identity import ProcessIdentity, has_open, holder, is_alive, send_signal
 
 _ELSEWHERE = 5
 """Exit code for `Ended.is_elsewhere`: see `gputui.reports.export.__main__`."""

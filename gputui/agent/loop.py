@@ -16,7 +16,6 @@ from functools import partial
 
 from msgspec import Struct
 
-from gputui.agent.agent_log import HidingFormatter
 from gputui.agent.commands import dispatch
 from gputui.agent.context import AgentContext
 from gputui.agent.doorbell import Doorbell
@@ -28,8 +27,7 @@ from gputui.agent.lifecycle.execution import note_report
 from gputui.agent.lifecycle.rebuild import rebuild
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.agent.lifecycle.sweep import read_rest
-from gputui.agent.limits import why_unwritable
-from gputui.agent.lock import AgentLock
+from gputui.agent.lock import AgentLock, HidingFormatter, why_unwritable
 from gputui.agent.recording.output import FileOutput
 from gputui.agent.studies import Studies
 from gputui.core.config import Workspace

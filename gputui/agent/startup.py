@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from gputui.agent.limits import raise_limits
-from gputui.agent.lock import AgentLock, AgentRunningError
+from gputui.agent.lock import AgentLock, AgentRunningError, raise_limits
 from gputui.agent.loop import LINGER_SECONDS, Agent, AgentOptions, describe_failure, log_to_stderr
 from gputui.agent.recording.output import FileOutput, record_line, record_shape
 from gputui.core.config import Workspace

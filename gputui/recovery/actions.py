@@ -11,7 +11,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from gputui.recovery import machine_actions
-from gputui.recovery.action_results import (
+from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
+from gputui.recovery.machine_actions import (
+    ActionContext,
     AppliedAction,
     Change,
     Params,
@@ -25,8 +27,6 @@ from gputui.recovery.action_results import (
     unmapped,
     whole,
 )
-from gputui.recovery.batches import BATCH_FACTOR, effective, grain, shrink
-from gputui.recovery.machine_actions import ActionContext
 from gputui.runs.launchers import LAUNCHERS
 from gputui.runs.spec import RunSpec
 

@@ -10,14 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.action_results import AppliedAction, Result
 from gputui.recovery.checkpoint_search import choose
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
 from gputui.recovery.ledger_inputs import AttemptSpan
-from gputui.recovery.machine_actions import MachineContext
+from gputui.recovery.machine_actions import AppliedAction, MachineContext, Result
 from gputui.recovery.policies import STOP, Policy, PolicyAction
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar

@@ -19,8 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from gputui.core.config import PRIVATE_FILE_MODE, Workspace
-from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_stopped, send_signal
-from gputui.runs.process_lock import is_held
+from gputui.runs.identity import ProcessIdentity, has_open, is_alive, is_held, is_stopped, send_signal
 
 START_TIMEOUT_SECONDS = 15.0
 STOP_TIMEOUT_SECONDS = 15.0

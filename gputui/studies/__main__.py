@@ -16,9 +16,9 @@ from pathlib import Path
 
 from gputui.core.config import PRIVATE_DIR_MODE, Workspace
 from gputui.core.redaction import redact_text
-from gputui.runs import process_lock
+from gputui.runs import identity
 from gputui.runs.agent_process import AgentUnreachableError, ensure_agent, read_identity
-from gputui.runs.process_lock import HeldElsewhereError
+from gputui.runs.identity import HeldElsewhereError
 from gputui.runs.spec import SpecError
 from gputui.store.database import StoreError, data_version, is_locked, open_commander
 from gputui.studies import rows
@@ -58,7 +58,7 @@ def serve(workspace: Workspace, study_id: str) -> tuple[int, str]:
     try:
         # A study whose folder was removed can still be stopped.
         folder.mkdir(mode=PRIVATE_DIR_MODE, parents=True, exist_ok=True)
-        process_lock.take(folder / rows.LOCK_FILE, is_agents=True)
+        identity.take(folder / rows.LOCK_FILE, is_agents=True)
         with closing(open_commander(workspace.database)) as connection:
             _loop(workspace, connection, StudyProcess(workspace, connection, study_id, time.time))
     except HeldElsewhereError:

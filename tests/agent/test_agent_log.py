@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.agent.agent_log import HidingFormatter, rotate
+from gputui.agent.lock import HidingFormatter, rotate
 from gputui.core.redaction import REDACTED
 
 INHERITED, OWN = "inherited-secret", "of-the-run-alone"

@@ -6,11 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.recovery.action_results import AppliedAction, SkippedAction, apply_changes
 from gputui.recovery.actions import ACTIONS, new_port
 from gputui.recovery.batches import Grain, Pair, shrink
 from gputui.recovery.classify import Incident
-from gputui.recovery.machine_actions import ActionContext
+from gputui.recovery.machine_actions import ActionContext, AppliedAction, SkippedAction, apply_changes
 from gputui.runs.spec import RunSpec, Scalar
 from tests.tables import table
 

@@ -7,12 +7,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gputui.recovery.action_results import AppliedAction, Effect, Precondition, SkippedAction
 from gputui.recovery.actions import ACTIONS
 from gputui.recovery.checkpoints import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
-from gputui.recovery.machine_actions import NCCL_DEBUG_ENV, ActionContext, MachineContext
+from gputui.recovery.machine_actions import (
+    NCCL_DEBUG_ENV,
+    ActionContext,
+    AppliedAction,
+    Effect,
+    MachineContext,
+    Precondition,
+    SkippedAction,
+)
 from gputui.recovery.policies import policy_from
 from gputui.runs.spec import CheckpointSpec, GpuRequest, RunSpec
 from tests.tables import table

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gputui.runs import process_lock
+from gputui.runs import identity
 from gputui.runs.identity import is_alive
 from gputui.studies.rows import LOCK_FILE
 from tests.conftest import wait_until
@@ -111,8 +111,8 @@ def wait_for(lab: Machine, *states: str, study: str = "s-1") -> None:
     wait_until(lambda: state(lab, study) in states, WAIT_SECONDS, f"{study} {states}")
 
 
-def process_of(lab: Machine, study: str = "s-1") -> process_lock.Holder | None:
-    found = process_lock.holder(lab.workspace.studies / study / LOCK_FILE)
+def process_of(lab: Machine, study: str = "s-1") -> identity.Holder | None:
+    found = identity.holder(lab.workspace.studies / study / LOCK_FILE)
     return found if found is not None and is_alive(found.identity) else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gputui.agent.commands.handlers import RefusedError, answer
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core import units
-from gputui.recovery.watch.overrides import MAX_SECONDS
+from gputui.recovery.watch.engine import MAX_SECONDS
 from gputui.recovery.watch.rules import RULES
 from gputui.runs.repository import transaction
 from gputui.store import alerts

@@ -28,7 +28,7 @@ from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
 from gputui.agent.lifecycle.removal import move_to_removed
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
-from gputui.agent.limits import why_unwritable
+from gputui.agent.lock import why_unwritable
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import REDACTED, redact_params
 from gputui.core.units import bytes_text

@@ -21,18 +21,26 @@ from msgspec import Struct
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.feed import StoredCourse
-from gputui.agent.health.nccl_logs import NcclLogs
+from gputui.agent.health.stack_dump import NcclLogs
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import alerts_of
-from gputui.agent.notify.alert_messages import AlertDelivery, notice_for
+from gputui.agent.notify.outbox import AlertDelivery, notice_for
 from gputui.core import units
 from gputui.core.config import file_identity
 from gputui.core.text import clean
 from gputui.recovery.policies import NoticeTarget
 from gputui.recovery.watch.course import OLD_SECONDS, RateSchedule
-from gputui.recovery.watch.engine import AlertChange, Engine, Key, RuleState
+from gputui.recovery.watch.engine import (
+    AlertChange,
+    Delivery,
+    Engine,
+    Key,
+    Overrides,
+    RuleState,
+    sentence,
+    with_overrides,
+)
 from gputui.recovery.watch.machine import GpuWatch, HostWatch
-from gputui.recovery.watch.overrides import Delivery, Overrides, sentence, with_overrides
 from gputui.recovery.watch.rules import RULES, Observation, Rule, RuleSet, SubjectKind
 from gputui.runs.repository import transaction
 from gputui.runs.spec import known_spec

@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import IncidentArchive, start_archiving
-from gputui.agent.lifecycle import checkpoint_survey, profile_phases
+from gputui.agent.lifecycle import checkpoint_survey, run_files
 from gputui.agent.lifecycle.active_run import PostmortemResult, PostmortemTask
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
@@ -96,7 +96,7 @@ class Ending:
             add_event(connection, "stopped", cause, now=ended_at, run_id=run.run_id, attempt=attempt.number)
             if attempt.stop_requested == "restart":
                 self._requeue_from_start(run)
-            elif attempt.stop_requested == profile_phases.INTENT:
+            elif attempt.stop_requested == run_files.PHASE_INTENT:
                 self._requeue_next_phase(run, attempt)
 
     def _lost_by_stop(self, run: Run, attempt: Attempt, task: PostmortemTask, findings: PostmortemResult) -> str:
@@ -131,7 +131,7 @@ class Ending:
         repository.move(self.context.connection, stopped, RunState.QUEUED, cause="restart", now=now)
 
     def _requeue_next_phase(self, run: Run, attempt: Attempt) -> None:
-        next_phase = profile_phases.next_phase(self.context.connection, spec_of(run), attempt)
+        next_phase = run_files.next_phase(self.context.connection, spec_of(run), attempt)
         stopped = get_run(self.context.connection, run.run_id)
         assert stopped is not None
         if next_phase is None:
@@ -145,7 +145,7 @@ class Ending:
             not_before=None,
         )
         now = self.context.now()
-        repository.move(self.context.connection, stopped, RunState.QUEUED, cause=profile_phases.INTENT, now=now)
+        repository.move(self.context.connection, stopped, RunState.QUEUED, cause=run_files.PHASE_INTENT, now=now)
 
     def _succeeded(self, run: Run, attempt: Attempt, task: PostmortemTask, findings: PostmortemResult) -> None:
         ended_at = task.ended_at

@@ -1,4 +1,4 @@
-"""A run's specification resolved once, and its metrics files."""
+"""A run's specification resolved once, its metrics files, and the phases of its profile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import glob
 import logging
 import os
-from pathlib import Path
+import sqlite3
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,11 +20,14 @@ from gputui.metrics.ingest import MetricsIngest
 from gputui.metrics.trackers import TRACKERS
 from gputui.metrics.walk import has_wildcards
 from gputui.recovery.policies import POLICIES, NoticeTarget, Policy, PolicyError, policy_from
-from gputui.recovery.watch.overrides import Overrides, of_profile
+from gputui.recovery.watch.engine import Overrides, of_profile
+from gputui.runs.checkpoint_names import explicit_step
 from gputui.runs.command import in_run
 from gputui.runs.redaction import secrets_of
-from gputui.runs.spec import RunSpec, SpecError, spec_of
+from gputui.runs.spec import Phase, RunSpec, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_spec
+from gputui.store import checkpoints
+from gputui.store.attempts import Attempt
 from gputui.store.runs import Run
 
 log = logging.getLogger(__name__)
@@ -88,3 +93,36 @@ def redactor_of(workspace: Workspace, run_id: str) -> Redactor:
     with contextlib.suppress(SpecError):
         secrets |= secrets_of(read_spec(workspace.run_dir(run_id) / SPEC_FILE))
     return Redactor(secrets)
+
+
+PHASE_INTENT = "phase"
+"""The stop request of an attempt whose phase is over."""
+
+
+class NextPhase(NamedTuple):
+    """The next phase (``number`` counts from 1) and the checkpoint to continue from."""
+
+    number: int
+    phase: Phase
+    checkpoint: str
+
+
+def next_phase(connection: sqlite3.Connection, spec: RunSpec, attempt: Attempt) -> NextPhase | None:
+    """The phase after the attempt's, once the attempt has written the checkpoint that ends its phase, or a later one;
+    None before, and in the last phase. Raises sqlite3.Error."""
+    begun = 0
+    if attempt.resumed_from is not None:
+        # Names count steps as the profile does; the ledger counts like the metrics, from 0.
+        step = explicit_step(PurePath(attempt.resumed_from).name)
+        begun = attempt.resumed_step or 0 if step is None else step
+    number = sum(phase.until is not None and phase.until <= begun for phase in spec.phases)
+    if number + 1 >= len(spec.phases) or (until := spec.phases[number].until) is None:
+        return None
+    found = [
+        (step, row.path)
+        for row in checkpoints.of_run(connection, attempt.run_id)
+        if row.is_written and row.attempt == attempt.number and row.verdict in ("unexamined", "valid")
+        for step in (explicit_step(row.name) or row.step,)
+        if step is not None and step >= until
+    ]
+    return NextPhase(number + 2, spec.phases[number + 1], min(found)[1]) if found else None

@@ -22,7 +22,7 @@ from gputui.agent.error_barrier import ErrorBarrier, Parts
 from gputui.agent.health.log_bounds import AttemptFolder
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.jobs import Job
-from gputui.agent.lifecycle import attempt_launch, execution, postmortem, profile_phases, sweep
+from gputui.agent.lifecycle import attempt_launch, execution, postmortem, run_files, sweep
 from gputui.agent.lifecycle.active_run import (
     ActiveRun,
     ActiveRuns,
@@ -312,10 +312,10 @@ class Supervisor:
             run = get_run(self.context.connection, live.record.run_id)
             if run is None or run.state is not RunState.RUNNING:
                 continue
-            following = profile_phases.next_phase(self.context.connection, resolved.spec, live.record)
+            following = run_files.next_phase(self.context.connection, resolved.spec, live.record)
             if following is not None:
                 why = f"phase {following.number} of {len(resolved.spec.phases)} begins"
-                self.stop(run, intent=profile_phases.INTENT, actor="agent", at_once=False, reason=why)
+                self.stop(run, intent=run_files.PHASE_INTENT, actor="agent", at_once=False, reason=why)
 
     def folders(self) -> list[AttemptFolder]:
         """The folders of all live attempts."""

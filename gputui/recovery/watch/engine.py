@@ -6,13 +6,149 @@ Pure; time is passed in, and the states are values that can be stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gputui.recovery.watch.rules import Observation, Rule, SubjectKind
+from gputui.core.units import UNKNOWN, count, metric_value
+from gputui.core.yaml_forms.quantities import parse_duration
+from gputui.recovery.watch.course import RateSchedule
+from gputui.recovery.watch.rules import RULES, RUN_RULE_IDS, Observation, Rule, RuleSet, Severity, SubjectKind
+
+STANDARD = "standard"
+MAX_SECONDS = 30 * 86400.0
+# The keys of files, by the fields of a rule.
+_TIMES = {"for_seconds": "for", "clear_seconds": "clear_after", "cooldown_seconds": "cooldown"}
+_FIELDS = {key: name for name, key in _TIMES.items()}
+
+Override = Mapping[str, Any]
+"""The changes to one rule: a threshold's name, or a field of `Rule`."""
+
+
+class Delivery(Struct, frozen=True):
+    """Delivery of alerts outside the screen, by a command or a webhook, from a severity on."""
+
+    command: tuple[str, ...] = ()
+    webhook: str | None = None
+    severity: Severity = "warning"
+
+
+class Overrides(Struct, frozen=True):
+    """The overrides of one file."""
+
+    rules: Mapping[str, Override] = msgspec.field(default_factory=dict)
+    delivery: Delivery | None = None
+    schedule: RateSchedule | None = None
+
+
+def of_profile(alerts: str | Mapping[str, Any] | None) -> Overrides:
+    """The overrides in a profile's valid ``alerts:``: a mapping, ``standard``, or ``off`` (None).
+    Raises ValueError."""
+    if isinstance(alerts, Mapping):
+        return overrides_from(alerts)
+    is_off = alerts is None or alerts == "off"
+    return Overrides({name: {"enabled": False} for name in RUN_RULE_IDS}) if is_off else Overrides()
+
+
+def overrides_from(mapping: Mapping[str, Any]) -> Overrides:
+    """The overrides in a valid mapping. Raises ValueError for an invalid one."""
+    if unknown := mapping.keys() - RULES.keys() - {"notify"}:
+        raise ValueError(f"unknown alert rules: {', '.join(sorted(map(str, unknown)))}")
+    try:
+        rules = {name: _override(given) for name, given in mapping.items() if name != "notify"}
+        notify, own = mapping.get("notify"), mapping.get("lr_off_schedule")
+        schedule = own.get("schedule") if isinstance(own, Mapping) else None
+        if isinstance(schedule, str):
+            schedule = {"shape": schedule}
+        return Overrides(
+            rules,
+            None if notify is None else Delivery(**{**notify, "command": tuple(notify.get("command", ()))}),
+            None if schedule is None else RateSchedule(**schedule),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"the alert rules are not understood: {error!r}") from error
+
+
+def _override(given: object) -> Override:
+    if not isinstance(given, Mapping):
+        return {"enabled": given in (True, "on")}
+    found: dict[str, Any] = {"enabled": True} if set(given) - {"schedule"} else {}
+    for key, value in given.items():
+        if key in _FIELDS:
+            found[_FIELDS[key]] = parse_seconds(value)
+        elif key != "schedule":
+            found[key] = value if key == "severity" else float(value)
+    return found
+
+
+def parse_seconds(value: object) -> float | None:
+    """A duration: a number of seconds, or text such as ``90 s``, ``5 min``, ``2h``, ``1 d``; None
+    if it is none."""
+    if isinstance(value, bool):
+        return None
+    seconds = parse_duration(value) if isinstance(value, str) else value if isinstance(value, (int, float)) else None
+    return float(seconds) if seconds is not None and 0 <= seconds <= MAX_SECONDS else None
+
+
+def with_overrides(rules: RuleSet, overrides: Mapping[str, Override], source: str) -> RuleSet:
+    """The rules with the overrides of one source: the name of a file, or ``profile``."""
+    return {**rules, **{name: _overridden(rules[name], override, source) for name, override in overrides.items()}}
+
+
+def _overridden(rule: Rule, override: Override, source: str) -> Rule:
+    # An override that does not mention it switches a rule on.
+    is_switched_on = not rule.enabled and override.get("enabled", True)
+    fields = {"enabled": True, **override} if is_switched_on else override
+    return replace(
+        rule,
+        limits={name: float(override.get(name, value)) for name, value in rule.limits.items()},
+        sources={**rule.sources, **dict.fromkeys(fields, source)},
+        **{name: value for name, value in fields.items() if name not in rule.limits},
+    )
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def sentence(rule: Rule, seen: Observation, subject: str) -> str:
+    """The sentence of an alert. ``subject`` is its name: "GPU 3", a run's ID."""
+    value, limit = in_unit(seen.value, rule.unit), in_unit(seen.limit, rule.unit)
+    text = rule.sentence.format(subject=subject, value=value, limit=limit, text=seen.text)
+    return text[:1].upper() + text[1:] if rule.subject == "host" else text
+
+
+def in_unit(value: float | None, unit: str) -> str:
+    """``95 %``, ``82 °C``, ``2.4 GB/h``, ``1 000 steps``; a number without a unit with four
+    digits."""
+    if value is None:
+        return UNKNOWN
+    if value != value or abs(value) == float("inf"):
+        return metric_value(value)
+    is_whole = float(value).is_integer()
+    if not unit:
+        return count(value) if is_whole else metric_value(value)
+    if unit in ("GB/h", "GiB") or (unit in ("%", "°C", "ms", "min") and abs(value) < 10 and not is_whole):
+        return f"{value:.1f} {unit}"
+    is_plain = unit == "×" or (unit in ("steps", "epochs") and not is_whole)
+    return f"{value:g} {unit}" if is_plain else f"{count(value)} {unit}"
+
+
+def thresholds(rule: Rule) -> str:
+    """The thresholds by name: ``above_celsius 85 °C, margin_celsius 5 °C``; empty without any."""
+    return ", ".join(f"{each.name} {in_unit(rule.limits[each.name], each.unit)}" for each in rule.thresholds)
+
+
+def changed_by(rule: Rule) -> str:
+    """The sources of overrides: ``alerts.yaml: above_celsius, for``; ``standard`` without any."""
+    by: dict[str, list[str]] = {}
+    for name, source in rule.sources.items():
+        if name != "enabled" or not rule.enabled:
+            by.setdefault(source, []).append("off" if name == "enabled" else _TIMES.get(name, name))
+    return "; ".join(f"{source}: {', '.join(names)}" for source, names in by.items()) or STANDARD
 
 
 class Key(NamedTuple):

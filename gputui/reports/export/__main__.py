@@ -23,7 +23,7 @@ from gputui.reports.export.line_file import cannot_write
 from gputui.reports.export.sink import ExportError
 from gputui.reports.export.sink_factory import absolute_target
 from gputui.runs.command import sink_target
-from gputui.runs.process_lock import HeldElsewhereError
+from gputui.runs.identity import HeldElsewhereError
 from gputui.runs.spec import SpecError
 from gputui.runs.submission import SPEC_FILE, read_spec
 from gputui.store.database import StoreError

@@ -13,7 +13,7 @@ from msgspec import Struct
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.reports.export.formats import Format
 from gputui.reports.export.sink import Position
-from gputui.runs import process_lock
+from gputui.runs import identity
 from gputui.runs.submission import write_private
 from gputui.store.metrics.exported import ExportProgress
 
@@ -62,7 +62,7 @@ class MemoryPlace(Struct, frozen=True):
     def take(self, *, is_agents: bool) -> int:
         """Lock it for this process, which an agent or a person started, until the descriptor is closed or the process
         ends. Raises HeldElsewhereError or OSError."""
-        return process_lock.take(self.lock, is_agents=is_agents)
+        return identity.take(self.lock, is_agents=is_agents)
 
     def read(self) -> Remembered | None:
         """The stored progress; None if there is none or it is invalid."""

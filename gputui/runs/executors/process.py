@@ -22,11 +22,11 @@ from gputui.runs.identity import (
     identify,
     is_alive,
     is_elsewhere,
+    is_held,
     is_of_this_boot,
     open_pidfd,
     send_signal,
 )
-from gputui.runs.process_lock import is_held
 from gputui.runs.processes import tagged_processes
 from gputui.store.attempts import Attempt
 

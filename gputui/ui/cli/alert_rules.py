@@ -13,13 +13,13 @@ from gputui.core import units
 from gputui.core.yaml_forms.problems import ProfileError, shown_path
 from gputui.profiles.home_files import load_alerts
 from gputui.recovery.policies import NoticeTarget
-from gputui.recovery.watch import overrides
+from gputui.recovery.watch import engine
 from gputui.recovery.watch.rules import RULES, Rule
 from gputui.ui.cli.context import EXIT_REFUSED, EXIT_RUN_FAILED, EXIT_USAGE, Session, fail, print_json, print_table, say
 from gputui.ui.cli.launch_spec import load_profile, refuse
 
 
-def machine_overrides(session: Session) -> overrides.Overrides:
+def machine_overrides(session: Session) -> engine.Overrides:
     """The overrides in alerts.yaml; ends the command with one line per problem."""
     try:
         return load_alerts(session.workspace.alerts)
@@ -29,10 +29,10 @@ def machine_overrides(session: Session) -> overrides.Overrides:
 
 def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
     path = session.workspace.alerts
-    machine = overrides.with_overrides(RULES, machine_overrides(session).rules, path.name)
+    machine = engine.with_overrides(RULES, machine_overrides(session).rules, path.name)
     if profile is not None:
-        machine = overrides.with_overrides(
-            machine, overrides.of_profile(load_profile(session, profile).form.alerts).rules, "profile"
+        machine = engine.with_overrides(
+            machine, engine.of_profile(load_profile(session, profile).form.alerts).rules, "profile"
         )
     if as_json:
         print_json([rule_shape(rule) for rule in machine.values()])
@@ -43,8 +43,8 @@ def show_rules(session: Session, profile: str | None, as_json: bool) -> None:
             rule.subject,
             rule.severity if rule.enabled else "off",
             units.duration(rule.for_seconds) if rule.for_seconds else "at once",
-            overrides.thresholds(rule) or "when it is reported",
-            overrides.changed_by(rule),
+            engine.thresholds(rule) or "when it is reported",
+            engine.changed_by(rule),
         )
         for rule in machine.values()
     ]
@@ -65,13 +65,13 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
                 "value": rule.limits[threshold.name],
                 "unit": threshold.unit,
                 "meaning": threshold.help,
-                "source": rule.sources.get(threshold.name, overrides.STANDARD),
+                "source": rule.sources.get(threshold.name, engine.STANDARD),
             }
             for threshold in rule.thresholds
         ],
         "for_seconds": rule.for_seconds,
         "hysteresis": rule.hysteresis,
-        "hysteresis_words": overrides.in_unit(rule.hysteresis, rule.unit),
+        "hysteresis_words": engine.in_unit(rule.hysteresis, rule.unit),
         "clear_seconds": rule.clear_seconds,
         "cooldown_seconds": rule.cooldown_seconds,
         "sources": dict(rule.sources),

@@ -150,7 +150,7 @@ def _follow(session: Session, view: Run, names: tuple[str, ...], name: Format, w
     from gputui.reports.export.follower import Follower, Target
     from gputui.reports.export.sink import ExportError
     from gputui.reports.export.sink_factory import absolute_target
-    from gputui.runs.process_lock import HeldElsewhereError
+    from gputui.runs.identity import HeldElsewhereError
     from gputui.store.database import StoreError
 
     target = absolute_target(name, where, Path.cwd())

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from gputui.core.text import clean
+from gputui.runs.labels import stop_report
 from gputui.runs.logs import RankLog, rank_logs, read_window, tail_text
-from gputui.runs.stop_reports import stop_report
 from gputui.store.attempts import get_attempt
 from gputui.store.runs import find_run
 from gputui.ui.cli.context import EXIT_REFUSED, Session, fail

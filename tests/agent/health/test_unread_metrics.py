@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gputui.agent.health.unread_metrics import PRINTED_LINES, makes_group, missing_metrics, trace_of
+from gputui.agent.health.monitor import PRINTED_LINES, makes_group, missing_metrics, trace_of
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from tests.tables import table
 

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from gputui.agent.lifecycle.profile_phases import next_phase
+from gputui.agent.lifecycle.run_files import next_phase
 from gputui.runs.spec import Phase, RunSpec
 from gputui.store.attempts import Attempt
 from tests.agent.conftest import add_run, attempt_of

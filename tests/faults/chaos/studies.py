@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gputui.runs import process_lock
+from gputui.runs import identity
 from gputui.runs.identity import ProcessIdentity, is_alive, send_signal
 from gputui.studies.rows import LOCK_FILE
 from tests.faults.chaos.evidence import check_courses, check_lines, notes
@@ -126,7 +126,7 @@ class StudyChaos:
         return self.chance.choice(found) if found else None
 
     def study_process(self) -> ProcessIdentity | None:
-        held = process_lock.holder(self.machine.workspace.studies / self.studies[-1] / LOCK_FILE)
+        held = identity.holder(self.machine.workspace.studies / self.studies[-1] / LOCK_FILE)
         return None if held is None or not is_alive(held.identity) else held.identity
 
     def live(self) -> list[str]:

@@ -16,7 +16,7 @@ from gputui.reports.export.follower import Follower, Target
 from gputui.reports.export.formats import Format
 from gputui.reports.export.memory import MemoryPlace
 from gputui.reports.export.sink import ExportError
-from gputui.runs.process_lock import HeldElsewhereError
+from gputui.runs.identity import HeldElsewhereError
 from tests.ui.tui.filling import NOW, Filler
 
 
