@@ -14,26 +14,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import duration
-from gputui.recovery.actions import ACTIONS, tuned_by_study
-from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, rolled_back
-from gputui.recovery.checkpoints import CheckpointInfo
-from gputui.recovery.classify import Incident
-from gputui.recovery.kinds import KINDS
-from gputui.recovery.ledger_inputs import WORKED_SECONDS
-from gputui.recovery.machine_actions import (
-    ELSEWHERE,
+from gputui.recovery.action_results import (
     NO_EFFECT,
-    ActionContext,
     AppliedAction,
     Change,
     Effect,
-    MachineContext,
     Result,
     SkippedAction,
     apply_changes,
     show,
     whole,
 )
+from gputui.recovery.actions import ACTIONS, tuned_by_study
+from gputui.recovery.checkpoints.formats import CheckpointInfo
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, WORKED_SECONDS, rolled_back
+from gputui.recovery.classify import Incident
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.machine_actions import ELSEWHERE, ActionContext, MachineContext
 from gputui.recovery.policies import Ladder, Policy, Rung
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow
@@ -170,12 +167,7 @@ class ResumePoint(Struct, frozen=True):
             return SkippedAction("rollback", "the profile names no checkpoints"), 0
         if self.chosen_there:
             return SkippedAction("rollback", ELSEWHERE), 0
-        best = self.usable[0].modified_at if self.usable else None
-        older = [
-            index
-            for index, info in enumerate(self.usable[1:], start=1)
-            if best is None or info.modified_at is None or info.modified_at <= best
-        ]
+        older = [index for index, info in enumerate(self.usable) if info.seen < self.usable[0].seen]
         if not older:
             return SkippedAction("rollback", "there is no older valid checkpoint"), 0
         back = min(count, len(older))
@@ -195,8 +187,8 @@ class ResumePoint(Struct, frozen=True):
 
 
 def resume_points(checkpoints: Sequence[CheckpointInfo] | None, spec: RunSpec) -> ResumePoint:
-    """Split ``checkpoints``, as `gputui.recovery.checkpoint_search.choose` returns them, into usable and rejected ones.
-    None: only the target sees them."""
+    """Split ``checkpoints``, as `gputui.recovery.checkpoints.search` chooses them, into usable and rejected ones. None:
+    only the target sees them."""
     if checkpoints is None:
         return ResumePoint((), (), spec.checkpoints is not None, chosen_there=True)
     usable = tuple(info for info in checkpoints if info.valid)

@@ -124,8 +124,12 @@ def _has_saved_further(attempt: Attempt, ledger: Sequence[CheckpointRow]) -> boo
     """Whether an attempt that began from the newest checkpoint has written one where none was."""
     if attempt.resumed_from is None or any(row.left_by == attempt.number for row in ledger):
         return False
-    saved = (row for row in ledger if row.is_written and row.attempt == attempt.number and row.before_ns is None)
-    return any(row.verdict not in ("invalid", "cut", "struck") for row in saved)
+    saved = [row for row in ledger if row.is_written and row.attempt == attempt.number]
+    return any(
+        row.verdict not in ("invalid", "cut", "struck")
+        and not any(other.path == row.path and other.seen < row.seen for other in ledger)
+        for row in saved
+    )
 
 
 def _applied(decision: DecisionView) -> list[str]:

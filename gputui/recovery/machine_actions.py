@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.recovery.batches import fit, grain, share
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.runs.spec import RunSpec, Scalar
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.checkpoint_search import choose
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.action_results import AppliedAction, Result
+from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.formats import CheckpointInfo
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, AttemptSpan, UnsoundLoss
+from gputui.recovery.checkpoints.search import choose
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.ledger_inputs import AttemptSpan
-from gputui.recovery.machine_actions import AppliedAction, MachineContext, Result
+from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import STOP, Policy, PolicyAction
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar
@@ -96,7 +97,7 @@ def fresh(spec: RunSpec) -> Situation:
     directory = None if spec.checkpoints is None else Path(spec.checkpoints.directory)
     checkpoints = (
         () if spec.checkpoints is None or directory is None
-        else tuple(_checkpoint(directory, spec.checkpoints, step, 1, 0.0) for step in range(900, 0, -STEPS))
+        else tuple(_checkpoint(directory, spec.checkpoints, step, 1, step) for step in range(900, 0, -STEPS))
     )  # fmt: skip
     gpus = spec.gpus.uuids or tuple(str(place) for place in range(spec.gpus.count))
     return Situation(spec.name, spec, dict(spec.params), checkpoints=checkpoints, directory=directory, gpus=gpus)
@@ -123,8 +124,11 @@ def attempts_of(
         )
         incident = Incident(incident_kind, 0, step, KINDS[incident_kind].says.format(who="rank 0"), incident_kind, ())
         spans = (*now.before, _span(now, step))
-        rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, incident_kind, step)
-        choice = choose(rows, spans, policy.checkpoints_wanted, partial(_assumed_info, rows))
+        latest = {row.seen: row.step for row in now.checkpoints if row.step is not None}
+        trouble = UnsoundLoss(step, latest=latest) if incident_kind in NUMERIC_INCIDENTS else None
+        rows = ledger.attempt_ended(now.checkpoints, spans, now.attempt, incident_kind, trouble)
+        check = partial(_assumed_info, rows)
+        choice = choose(rows, spans, policy.checkpoints_wanted, check, is_same=lambda _: True)
         now = replace(now, checkpoints=choice.rows)
         plan = decide(
             incident,
@@ -204,8 +208,9 @@ def _written(now: Situation, begin: int | None) -> tuple[CheckpointRow, ...]:
     checkpoints = now.spec.checkpoints
     if now.fails_at is None or begin is None or now.directory is None or checkpoints is None:
         return now.checkpoints
+    seen = max((row.seen for row in now.checkpoints), default=0)
     new = [
-        _checkpoint(now.directory, checkpoints, step, now.attempt, now.started_at)
+        _checkpoint(now.directory, checkpoints, step, now.attempt, seen + step)
         for step in range((begin // STEPS + 1) * STEPS, now.fails_at + 1, STEPS)
     ]
     rewritten = {row.path for row in new}
@@ -216,10 +221,10 @@ def _assumed_info(rows: Sequence[CheckpointRow], path: Path) -> CheckpointInfo:
     """The checkpoint, assumed valid unless it is known to be damaged."""
     row = next(row for row in rows if row.path == str(path))
     is_whole = row.verdict != "invalid"
-    return CheckpointInfo(path, row.step, is_whole, row.why or "is assumed", row.size_bytes, row.modified_at)
+    return CheckpointInfo(path, row.step, is_whole, row.why or "is assumed", row.size_bytes, row.seen)
 
 
-def _checkpoint(directory: Path, spec: CheckpointSpec, step: int, attempt: int, at: float) -> CheckpointRow:
+def _checkpoint(directory: Path, spec: CheckpointSpec, step: int, attempt: int, seen: int) -> CheckpointRow:
     name = spec.pattern.replace("*", f"{step:08d}", 1).replace("*", "") if "*" in spec.pattern else spec.pattern
-    modified_ns = int((at + step / STEPS) * 1e9)
-    return CheckpointRow(str(directory / name), attempt, "run", modified_ns, CHECKPOINT_BYTES, step, at, True)
+    path, content = str(directory / name), f"{attempt} {step}"
+    return CheckpointRow(path, seen, content, "", attempt, "run", 0.0, 0.0, 0.0, step, CHECKPOINT_BYTES, True)

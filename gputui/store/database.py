@@ -20,7 +20,7 @@ from gputui.store.machine import other_machine
 
 BUSY_TIMEOUT_SECONDS = 5.0
 CHECKED_AT_START_BYTES = 64 * 2**20
-SCHEMA_VERSION = 33
+SCHEMA_VERSION = 34
 """The `user_version` of the database: raised with every change of the schema."""
 
 

@@ -69,6 +69,7 @@ class Run(Struct, frozen=True):
         stop: set while it stops.
         trial_state: of a trial of a study, its state there now, also in the past.
         metric: the only objective of its study, or the metric that a parameter names as the one to judge by.
+        unsound_since: the step since which its loss was no finite number when it ended; None if it was one.
     """
 
     run_id: str
@@ -106,6 +107,7 @@ class Run(Struct, frozen=True):
     note: str | None = None
     trial_state: str | None = None
     metric: str | None = None
+    unsound_since: int | None = None
 
     @property
     def is_renamed(self) -> bool:
@@ -142,7 +144,7 @@ _PLAIN = (
     "run_id", "sequence", "name", "profile", "attempt", "spec_json", "created_at", "queued_at", "not_before",
     "started_at", "ended_at", "reason", "waiting_for", "resume_from", "attempt_state", "attempt_started_at",
     "attempt_last_step", "attempt_resumed_step", "priority", "gpu_count", "target", "study_id", "trial",
-    "ended_seconds", "usual_start_seconds", "trial_state",
+    "ended_seconds", "usual_start_seconds", "trial_state", "unsound_since",
 )  # fmt: skip
 """The fields of `Run` that are columns of this query."""
 
@@ -163,13 +165,14 @@ SELECT r.*, r.spec AS spec_json,
     CASE WHEN json_valid(a.launch) THEN a.launch ->> '$.grace_seconds' END AS grace_seconds,
     a.stop_requested, l.tags, l.note,
     CASE r.state WHEN 'stopping' THEN (
-        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND verdict NOT IN ('invalid', 'cut', 'struck'))
-        END AS saved_step,
+        SELECT max(step) FROM checkpoints WHERE run_id = r.run_id AND gone_at IS NULL
+        AND verdict NOT IN ('invalid', 'cut', 'struck')) END AS saved_step,
     CASE WHEN r.state = 'stopping' AND json_valid(r.spec) THEN r.spec ->> '$.checkpoints' IS NOT NULL END
         AS has_checkpoints,
     t.state AS trial_state,
     (SELECT CASE json_array_length(spec, '$.objectives') WHEN 1 THEN spec ->> '$.objectives[0].metric' END
-        FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective
+        FROM studies WHERE study_id = r.study_id AND json_valid(spec)) AS objective,
+    CASE WHEN json_valid(a.exit) THEN a.exit ->> '$.unsound_since' END AS unsound_since
 FROM runs AS r
 LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.number = r.attempt
 LEFT JOIN placements AS p ON p.run_id = r.run_id AND p.attempt = r.attempt

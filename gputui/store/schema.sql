@@ -185,6 +185,7 @@ CREATE TABLE attempts (
     last_step INTEGER,
     stop_requested TEXT,
     checkpoint_folder TEXT,
+    scanned_at REAL,
     PRIMARY KEY (run_id, number)
 ) STRICT, WITHOUT ROWID;
 
@@ -680,47 +681,41 @@ CREATE TABLE store (
 ) STRICT;
 INSERT INTO store (id, identity) VALUES (1, lower(hex(randomblob(16))));
 
--- The ledger of checkpoints: what was seen in the checkpoint folder of each run, who wrote it, and whether it may be
--- resumed from. A file that is written again is entered again, in place of what it was.
--- origin: run (written by `attempt`), rebuilt (the same, concluded from times: the run is older than the ledger),
---   foreign (it lay there before, or another wrote it), contested (`attempt` or one of another run that lived too wrote
---   it), named (a person chose it; it counts as written by `attempt`).
+-- The ledger of checkpoints: what was seen in the checkpoint folder of each run, whose it is, and whether it may be
+-- resumed from. `seen` is the place in the order in which the contents were first seen; copies have the same one. What is
+-- gone, or was written over, keeps its row.
+-- origin: run (it appeared while `attempt` lived), foreign (it appeared while none did), contested (while one of another
+--   run lived too), named (a person chose it; it counts as written by `attempt`).
 -- verdict: unexamined, valid, invalid, doubtful (attempts that resumed from it made no step), cut (the end of its attempt
 --   may have cut its save short), struck; `why` says why.
 -- left_by: the attempt that began from an earlier checkpoint; counts once that attempt has made a step.
--- before_ns: the newest change of what it was before it was written again.
 CREATE TABLE checkpoints (
     run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
     path TEXT NOT NULL,
+    seen INTEGER NOT NULL,
+    content TEXT NOT NULL,
+    stamp TEXT NOT NULL,
     attempt INTEGER NOT NULL,
     origin TEXT NOT NULL,
-    modified_ns INTEGER NOT NULL,
-    size_bytes INTEGER,
+    unseen_at REAL NOT NULL,
+    seen_at REAL NOT NULL,
+    modified_at REAL NOT NULL,
     step INTEGER,
-    first_seen_at REAL NOT NULL,
-    is_settled INTEGER NOT NULL DEFAULT 0,
-    verdict TEXT NOT NULL DEFAULT 'unexamined',
-    why TEXT NOT NULL DEFAULT '',
-    failed_starts INTEGER NOT NULL DEFAULT 0,
+    size_bytes INTEGER,
+    is_settled INTEGER NOT NULL,
+    is_rewrite INTEGER NOT NULL,
+    verdict TEXT NOT NULL,
+    why TEXT NOT NULL,
+    failed_starts INTEGER NOT NULL,
     left_by INTEGER,
-    before_ns INTEGER,
     base_of INTEGER,
-    PRIMARY KEY (run_id, path)
+    gone_at REAL,
+    PRIMARY KEY (run_id, path, seen)
 ) STRICT, WITHOUT ROWID;
+
+CREATE UNIQUE INDEX checkpoints_present ON checkpoints (run_id, path) WHERE gone_at IS NULL;
 
 CREATE INDEX attempts_by_checkpoint_folder ON attempts (checkpoint_folder) WHERE checkpoint_folder IS NOT NULL;
-
--- Checkpoints that are not there any more, or were written again, with when that was seen: a past moment shows them.
-CREATE TABLE former_checkpoints (
-    run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-    path TEXT NOT NULL,
-    attempt INTEGER,
-    step INTEGER,
-    size_bytes INTEGER,
-    modified_at REAL NOT NULL,
-    gone_at REAL NOT NULL,
-    PRIMARY KEY (run_id, modified_at, path)
-) STRICT, WITHOUT ROWID;
 
 -- Studies: many runs, one question. A study's process is the only writer of its trials but for those that a person
 -- enqueued, for what a person wants of a trial, and for the run that the agent makes of it.
@@ -817,14 +812,4 @@ CREATE TABLE placements (
     contact_at REAL,
     problem TEXT,
     PRIMARY KEY (run_id, attempt)
-) STRICT, WITHOUT ROWID;
-
--- When attempts of runs that were removed had a checkpoint folder which others had at the same time: what was written
--- then is still nobody's. Times are UTC unix seconds.
-CREATE TABLE former_neighbours (
-    checkpoint_folder TEXT NOT NULL,
-    run_id TEXT NOT NULL,
-    begun_at REAL NOT NULL,
-    ended_at REAL NOT NULL,
-    PRIMARY KEY (checkpoint_folder, run_id, begun_at)
 ) STRICT, WITHOUT ROWID;

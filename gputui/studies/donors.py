@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gputui.core.config import PRIVATE_DIR_MODE, open_regular
-from gputui.recovery.checkpoints import measured, validate
+from gputui.recovery.checkpoints.files import measured
+from gputui.recovery.checkpoints.formats import validate
+from gputui.recovery.checkpoints.ledger import newest_first
 from gputui.runs.checkpoint_names import explicit_step
 from gputui.store import checkpoints
 from gputui.store.checkpoints import CheckpointRow
@@ -43,7 +45,7 @@ def newest_valid_checkpoint(
     written = [row for row in rows if row.is_written and row.verdict in ("unexamined", "valid")]
     if most_steps is not None:
         written = [row for row in written if (steps := _steps_of(row)) is not None and steps <= most_steps]
-    for row in sorted(written, key=lambda row: row.write_order, reverse=True)[:MAX_EXAMINED]:
+    for row in newest_first(written)[:MAX_EXAMINED]:
         if validate(Path(row.path)).valid:
             return row
     return None

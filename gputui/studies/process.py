@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from gputui.core.config import Workspace
-from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, SpecError, spec_of
 from gputui.runs.submission import read_spec, ticket_path, write_ticket

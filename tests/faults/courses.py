@@ -2,9 +2,10 @@
 
     python -m tests.faults.courses --rounds 10000 --seed 1
 
-Attempts end in any way, are restarted, rolled back and resumed by hand; folders are shared, by runs of one home or of
-two, names are foreign, files and folders are cut short, rotated away and put there by others. The real ledger, store
-and checks choose; after each choice the model says whether it is of this course, and the newest whole one of it.
+Attempts end in any way, with a sound loss or a NaN, are restarted, rolled back and resumed by hand; two runs share a
+folder; clocks of files are false; checkpoints are cut short, copied, touched, renamed, rotated away and put there by
+others; the agent is away; the database is restored from a backup. The real ledger, store and checks choose; after each
+choice the model says whether it is of this course, and the newest whole one of it.
 """
 
 from __future__ import annotations
@@ -19,28 +20,30 @@ import shutil
 import sqlite3
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
 from gputui.agent.lifecycle import checkpoint_survey
+from gputui.agent.lifecycle.waiting import readiness
 from gputui.core.config import Workspace, locate
-from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery import checkpoint_search, checkpoint_writers
-from gputui.recovery.attempt_steps import trouble_of
-from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS
-from gputui.recovery.checkpoint_scan import SETTLED_SECONDS
-from gputui.recovery.checkpoint_search import CheckpointChoice, choose, for_person, surveyed
-from gputui.recovery.checkpoints import look_in
-from gputui.recovery.ledger_inputs import UNKNOWN_TROUBLE, WORKED_SECONDS, CheckpointSearch, FoundCheckpoint
+from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.ledger import EXTERNAL_INCIDENTS, NUMERIC_INCIDENTS, WORKED_SECONDS
+from gputui.recovery.checkpoints.search import (
+    CheckpointChoice,
+    CheckpointSearch,
+    choose,
+    for_person,
+    surveyed,
+    trouble_of,
+)
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
-from gputui.store.checkpoints import AFTER_END_SECONDS
 from gputui.store.runs import Run, get_run
 from tests.stores import open_store
 
@@ -48,84 +51,62 @@ WANTED = 3
 # Of so many steps one is told, or their lines come at once.
 EVERY = 7
 BEGIN = 1_700_000_000.0
-# Nobody else writes within the time that a file server's clock may be ahead.
-PAUSE_SECONDS = 2 * AFTER_END_SECONDS
+PAUSE_SECONDS = 10.0
 LAUNCH = Launch(("x",), {}, "/", 1.0)
-
-
-def _archive(weights: str) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("weights", f"{weights:>40}")
-    return buffer.getvalue()
-
-
-@dataclass(frozen=True)
-class Home:
-    """One of the installations whose runs share a folder."""
-
-    workspace: Workspace
-    connection: sqlite3.Connection
 
 
 @dataclass(eq=False)
 class Content:
     """What one checkpoint really holds. ``attempt`` is 0 where no attempt of a run wrote it; ``loads``: a script can
-    begin from it; ``is_shared``: another run lived when it was written; ``is_known``: its format can be checked;
-    ``is_step_named``: its name tells its step; ``told``: how many lines its attempt had told before;
-    ``counted``: its step as the lines count it."""
+    begin from it; ``is_known``: its format can be checked; ``is_named``: its name tells its step; ``counted``: its step
+    as the lines count it; ``is_poisoned``: it holds a NaN."""
 
     run_id: str
     attempt: int
-    at: float
     step: int
     is_whole: bool = True
     loads: bool = True
-    is_shared: bool = False
     is_known: bool = True
-    is_step_named: bool = False
-    told: int = 0
+    is_named: bool = False
     counted: int = 0
+    is_poisoned: bool = False
 
 
 @dataclass(eq=False)
 class ModelRun:
-    """What is true of a run: the line of training that leads to where it stands, as (attempt, until when).
+    """What is true of a run.
 
-    ``base_step``: where its newest attempt began.
-
-    ``lines``: it tells each step, every few steps, or its lines come in blocks without times. ``told``: of each
-    attempt what came at once, as (step, whether the loss was a number). ``begins``: whether an attempt began anew.
+    ``line``: the contents of the course, as they were seen; ``unclear``: those that may be cast out, because the lines
+    leave it open whether they are sound; ``growing``: of unknown format, seen once alone at the end; ``named``: those
+    that a person chose from elsewhere; ``seen``: when each was seen first; ``told``: of each attempt when it told which
+    step, and whether the loss was a number; ``lives``: when its attempts lived.
     """
 
     record: Run
-    home: Home
     folder: Path
     has_metrics: bool
+    lines: str
     source_id: int = 0
     attempts: int = 0
-    line: list[tuple[int, float]] = field(default_factory=list)
+    line: list[Content] = field(default_factory=list)
     base: Content | None = None
     excluded: set[Content] = field(default_factory=set)
+    unclear: set[Content] = field(default_factory=set)
+    growing: set[Content] = field(default_factory=set)
+    named: set[Content] = field(default_factory=set)
     failed_starts: dict[Content, int] = field(default_factory=dict)
-    lives: list[tuple[float, float]] = field(default_factory=list)
-    lines: str = "each"
-    told: dict[int, list[list[tuple[int, bool]]]] = field(default_factory=dict)
+    seen: dict[Content, float] = field(default_factory=dict)
+    scanned_at: float = 0.0
+    has_worked: bool = False
+    is_alive: bool = False
+    lives: list[list[float]] = field(default_factory=list)
+    told: dict[int, list[tuple[float, int, bool]]] = field(default_factory=dict)
     unwritten: list[tuple[int, bool]] = field(default_factory=list)
-    begins: dict[int, bool] = field(default_factory=dict)
-    base_step: int = 0
+    counted_from: int = 0
 
     @property
     def run_id(self) -> str:
         return self.record.run_id
-
-    def cut_to(self, content: Content) -> None:
-        """The training goes back to this checkpoint."""
-        if content is self.base:
-            self.line = []
-            return
-        place = next(place for place, (number, _) in enumerate(self.line) if number == content.attempt)
-        self.line = [*self.line[:place], (content.attempt, content.at)]
 
 
 class LostError(AssertionError):
@@ -135,38 +116,43 @@ class LostError(AssertionError):
 class History:
     """One random history in a folder of its own."""
 
-    def __init__(self, seed: int, folder: Path, homes: Sequence[Home]) -> None:
+    def __init__(self, seed: int, folder: Path, workspace: Workspace, connection: sqlite3.Connection) -> None:
         self.seed = seed
-        self.random = random.Random(seed)
+        self.random = chance = random.Random(seed)
         self.folder = folder / "out"
-        self.homes = homes
+        self.workspace, self.connection = workspace, connection
         self.now = BEGIN
         self.contents: dict[str, Content] = {}
         self.told: list[str] = []
         self.choices = self.written = 0
         self.training: dict[str, tuple[Iterator[tuple[str | None, int | None] | None], Content | None]] = {}
         self.chosen: dict[str, tuple[str, Content] | None] = {}
-        chance = self.random
         self.is_folders = chance.random() < 0.3
-        self.naming = chance.choice(["step", "epoch", "odd", "last", "slots"])
+        self.naming = chance.choice(["step", "step", "epoch", "odd", "last", "slots"])
+        self.clock = chance.choice(["true", "true", "ahead", "behind", "frozen", "any"])
         self.keeps = chance.choice([0, 0, 2, 3])
         self.known = chance.choice([1.0, 1.0, 0.7])
         has_metrics = chance.random() < 0.8
         # The script counts its steps from 1 after each start. Names that tell nothing keep it from writing over others.
         self.counts_anew = self.naming == "odd" and chance.random() < 0.5
+        # What appears between two looks and tells its step neither by its name nor by its time has no order.
+        is_told = self.naming == "step" or (self.naming != "last" and self.clock in ("true", "ahead", "behind"))
+        self.looks = chance.choice([0.05, 0.3]) if is_told and not self.is_restless() else 1.0
         self.runs = [self._run(place, has_metrics) for place in range(chance.choice([1, 1, 2]))]
 
+    def is_restless(self) -> bool:
+        """Whether files are moved about, which an agent must see one by one where they are alike."""
+        return self.naming == "slots"
+
     def _run(self, place: int, has_metrics: bool) -> ModelRun:
-        folder = self.folder
-        folder.mkdir(exist_ok=True)
-        home = self.random.choice(self.homes)
+        self.folder.mkdir(exist_ok=True)
         spec = RunSpec(
             name="job", launcher="python", program=("x.py",), python="/p", workdir="/",
             metrics=(MetricsSpec("jsonl", "/m"),) if has_metrics else (),
-            checkpoints=CheckpointSpec(str(folder), "*", ("--resume", "{checkpoint}")),
+            checkpoints=CheckpointSpec(str(self.folder), "*", ("--resume", "{checkpoint}")),
         )  # fmt: skip
         run_id = f"job{self.seed}-{place}"
-        with transaction(home.connection) as connection:
+        with transaction(self.connection) as connection:
             sequence = connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM runs").fetchone()[0]
             repository.insert_run(
                 connection, run_id=run_id, sequence=sequence, name="job", spec=spec, params={}, now=self.now, actor="me"
@@ -174,10 +160,10 @@ class History:
             source = connection.execute(
                 "INSERT INTO metric_sources (run_id, path, format) VALUES (?, '/m', 'jsonl')", (run_id,)
             ).lastrowid
-        record = get_run(home.connection, run_id)
+        record = get_run(self.connection, run_id)
         assert record is not None and source is not None
         lines = "each" if self.counts_anew else self.random.choice(["each", "each", "every", "blocks"])
-        return ModelRun(record, home, folder, has_metrics, source, lines=lines)
+        return ModelRun(record, self.folder, has_metrics, lines, source)
 
     # --- the world ----------------------------------------------------------------------------------------------------
 
@@ -185,45 +171,51 @@ class History:
         return self.now
 
     def tell(self, text: str) -> None:
-        self.told.append(f"{self.now - BEGIN:7.0f}  {text}")
+        self.told.append(f"{self.now - BEGIN:7.1f}  {text}")
 
     def name(self, step: int) -> str:
         chance = self.random
         stem = {
             "step": f"step_{step:06d}",
             "epoch": f"epoch={step // 10}-val_loss=0.{chance.randrange(100):02d}",
-            "odd": f"{chance.randrange(1 << 30):x}",
+            "odd": "".join(chance.choices("abcdfghijkl", k=8)),
             "last": chance.choice(["last", f"step_{step}"]),
             "slots": "slot.0",
         }[self.naming]
         return stem if self.is_folders else f"{stem}.pt"
 
+    def file_time(self) -> float:
+        """What the clock of the file system says."""
+        shift = {"true": 0.0, "ahead": 3600.0, "behind": -120.0, "frozen": BEGIN - self.now}
+        return self.now + shift.get(self.clock, self.random.uniform(-5000.0, 5000.0))
+
     def write(self, path: Path, content: Content) -> None:
         """Bring it to the disk as it is; what is cut short looks so. All have one size, and no two the same weights."""
         self.written += 1
-        whole = _archive(f"{self.written}")
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as file:
+            file.writestr("weights", f"{self.written:>40}")
+        whole = buffer.getvalue()
         if path.is_dir():
             shutil.rmtree(path)
         if self.is_folders:
             path.mkdir()
             (path / "model.pt").write_bytes(whole if content.is_whole else whole[:-9])
             if content.loads:
-                (path / "trainer_state.json").write_text("{}")
-            for entry in (*path.iterdir(), path):
-                os.utime(entry, (content.at, content.at))
+                (path / "optimizer.txt").write_text("{}")
         else:
             data = whole if content.is_known else f"a format of its own {self.written}".encode()
             path.write_bytes(data if content.is_whole else whole[:-9])
-            os.utime(path, (content.at, content.at))
+        self.date(path, self.file_time())
         self.contents[str(path)] = content
+
+    def date(self, path: Path, at: float) -> None:
+        for entry in (*(path.iterdir() if path.is_dir() else ()), path):
+            os.utime(entry, (at, at))
 
     def remove(self, path: str) -> None:
         del self.contents[path]
-        target = Path(path)
-        if target.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.unlink()
+        shutil.rmtree(path) if Path(path).is_dir() else Path(path).unlink()
 
     def rename(self, path: Path, name: str) -> None:
         target = path.with_name(name)
@@ -232,45 +224,68 @@ class History:
         path.rename(target)
         self.contents[str(target)] = self.contents.pop(str(path))
 
-    def somebody_renames(self) -> None:
-        """A person or a script gives one of them another name."""
-        path = Path(self.random.choice(list(self.contents)))
-        self.rename(path, f"{path.stem}.bak{path.suffix}")
-        self.tell(f"somebody renames {path.name}")
-
-    def rotate(self, folder: Path) -> None:
+    def rotate(self) -> None:
         """Free the newest slot: each checkpoint goes to the next one."""
-        first = folder / self.name(0)
+        first = self.folder / self.name(0)
         for slot in (2, 1, 0):
             path = first.with_name(first.name.replace("0", str(slot)))
             if str(path) in self.contents:
                 self.rename(path, first.name.replace("0", str(slot + 1)))
 
+    def somebody_moves(self, run: ModelRun | None = None) -> None:
+        """A person or a script gives one another name or time, or copies it: of the course of a run that lives."""
+        paths = [
+            Path(path) for path, one in self.contents.items() if run is None or one in run.line or one in run.excluded
+        ]
+        if not paths:
+            return
+        path = self.random.choice(paths)
+        what = self.random.choice(["rename", "touch", "copy", "copy away and back"])
+        copy = path.with_name(self.random.choice(["best", f"{path.stem}.bak"]) + path.suffix)
+        if what == "rename":
+            self.rename(path, f"{path.stem}.bak{path.suffix}")
+        elif what == "touch":
+            self.date(path, self.now + self.random.uniform(-5000.0, 5000.0))
+        elif what == "copy" and copy != path:
+            if str(copy) in self.contents:
+                self.remove(str(copy))
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copyfile(path, copy)
+            self.contents[str(copy)] = self.contents[str(path)]
+        else:
+            away = path.with_name(".away")
+            shutil.copytree(path, away) if path.is_dir() else shutil.copyfile(path, away)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            away.rename(path)
+        self.tell(f"somebody: {what} {path.name} {copy.name}")
+
     def somebody_writes(self) -> None:
         """Another program, or a person, puts something there."""
-        self.now += PAUSE_SECONDS
         # Where not each step is told, one of the same name might have been written again by the training.
         step = self.random.randrange(200) + (0 if all(run.lines == "each" for run in self.runs) else 1000)
-        path = self.runs[0].folder / self.name(step)
-        self.write(path, Content("", 0, self.now, step))
+        path = self.folder / self.name(step)
+        self.write(path, Content("", 0, step))
         self.tell(f"somebody writes {path.name}")
-        self.now += PAUSE_SECONDS
 
     # --- what the model expects ---------------------------------------------------------------------------------------
 
-    def expected(self, run: ModelRun) -> list[Content]:
-        """The checkpoints of the run's training that can be gone on from, as they are to be taken."""
-        there = [one for one in self.contents.values() if one.is_whole and one not in run.excluded]
-        found = [
-            content
-            for number, until in run.line
-            for content in sorted(there, key=lambda one: one.at)
-            if (content.run_id, content.attempt) == (run.run_id, number)
-            and content.at <= until
-            and not content.is_shared
-        ]
-        if run.base is not None and run.base in there:
-            found.insert(0, run.base)
+    def saw(self, run: ModelRun) -> None:
+        """The agent has looked: what it had not seen is its living attempt's, unless another run lived."""
+        others = [life for other in self.runs if other is not run for life in other.lives]
+        is_shared = any(end >= run.scanned_at for _, end in others)
+        run.growing = set()
+        fresh = [one for one in dict.fromkeys(self.contents.values()) if one not in run.seen]
+        for content in sorted(fresh, key=lambda one: (one.attempt, one.step)):
+            run.seen[content] = self.now
+            run.growing = {content} if not content.is_known else set()
+            if run.is_alive and not is_shared:
+                run.line.append(content)
+        run.scanned_at = self.now
+
+    def expected(self, run: ModelRun, taken: list[Content]) -> list[Content]:
+        """The checkpoints of the run's training that can be gone on from, as they are to be taken. Those that may be
+        cast out count if they are taken."""
+        there = set(self.contents.values()) - ((run.unclear | run.growing) - set(taken))
+        found = [one for one in run.line if one in there and one.is_whole and one not in run.excluded]
         found.reverse()
         least = min((run.failed_starts.get(content, 0) for content in found), default=0)
         best = [content for content in found if run.failed_starts.get(content, 0) == least]
@@ -279,129 +294,133 @@ class History:
 
     def check(self, run: ModelRun, choice: CheckpointChoice, wanted: int) -> None:
         self.choices += 1
-        expected = self.expected(run)
+        taken = [self.contents[str(info.path)] for info in choice.usable]
+        expected = self.expected(run, taken)
         known = [content for content in expected if content.is_known]
         if len(known) >= wanted:
             # Enough that are whole: how many others are looked at on the way is of no consequence.
-            expected = known[:wanted]
-        taken = [self.contents[str(info.path)] for info in choice.usable]
-        if [id(one) for one in (taken[:wanted] if len(known) >= wanted else taken)] != [id(one) for one in expected]:
+            expected, taken = known[:wanted], taken[:wanted]
+        poisoned = [one for one in taken if one in run.excluded]
+        if [id(one) for one in taken] != [id(one) for one in expected] or poisoned:
             names = {content: Path(path).name for path, content in self.contents.items()}
             would, should = [info.path.name for info in choice.usable], [names[one] for one in expected]
             raise LostError(f"seed {self.seed}: {run.run_id} would take {would}, and should take {should}")
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 
+    def search(self, run: ModelRun, ended_at: float | None = None) -> CheckpointSearch:
+        found = checkpoint_survey.search_of(
+            self.connection, self.workspace, self.record(run), self.now, executors=Executors(), ended_at=ended_at
+        )
+        assert found is not None
+        return found
+
+    def record(self, run: ModelRun) -> Run:
+        record = get_run(self.connection, run.run_id)
+        assert record is not None
+        return record
+
+    def own_folder(self, run: ModelRun) -> Path:
+        folder = self.workspace.run_dir(run.run_id) / "attempts" / str(run.attempts)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def ready(self, run: ModelRun, path: str | None) -> bool:
+        """The look before an attempt; whether its checkpoint is still there."""
+        search = self.search(run)
+        ready = readiness(search, path, self.wall)
+        with transaction(self.connection) as connection:
+            checkpoint_survey.write(connection, search, ready.rows if ready.choice is None else ready.choice.rows)
+        self.saw(run)
+        return ready.choice is None
+
     def begin(self, run: ModelRun, base: Content | None, path: str | None) -> None:
         self.now += PAUSE_SECONDS
         run.attempts += 1
         number = run.attempts
-        run.begins[number], run.unwritten = path is None, []
-        with transaction(run.home.connection) as connection:
+        run.unwritten, run.has_worked = [], False
+        with transaction(self.connection) as connection:
             repository.set_next_attempt(connection, run.run_id, params={}, resume_from=path, not_before=None)
-            record = get_run(connection, run.run_id)
-            assert record is not None
+            record = self.record(run)
             repository.insert_attempt(connection, record, number=number, gpus=(), launch=LAUNCH, now=self.now)
-            checkpoint_survey.attempt_begins(connection, record, number, run.folder)
+            checkpoint_survey.attempt_begins(connection, record, number, run.folder, self.own_folder(run))
             repository.set_attempt_started(connection, run.run_id, number, self.now)
-            place = connection.execute("SELECT count(*) FROM metrics WHERE source_id = ?", (run.source_id,)).fetchone()[
-                0
-            ]
-            connection.execute("INSERT INTO metric_boundaries VALUES (?, 0, ?, ?)", (run.source_id, place, number))
-        run.lives.append((self.now, float("inf")))
-        search = self.search(run)
-        checkpoint_writers.write_record(search.home, run.run_id, search.attempts, run.folder, self.now)
+            connection.execute(
+                "INSERT INTO metric_boundaries SELECT ?1, 0, count(*), ?2 FROM metrics WHERE source_id = ?1",
+                (run.source_id, number),
+            )
+        run.is_alive, run.scanned_at = True, self.now
+        run.lives.append([self.now, float("inf")])
+        run.base = base
         if base is None:
-            run.line, run.base = [], None
+            run.line = []
         self.tell(f"{run.run_id} attempt {number} begins from {path}")
-
-    def counted_from(self, run: ModelRun) -> int:
-        """The step from which the lines of the newest attempt count."""
-        return run.base_step if self.counts_anew else 0
 
     def note_step(self, run: ModelRun, step: int, *, is_sound: bool = True, is_last: bool = False) -> None:
         if not run.has_metrics:
             return
-        step -= self.counted_from(run)
+        step -= run.counted_from
         told = run.told.setdefault(run.attempts, [])
         if run.lines != "every" or not told or is_last or step % EVERY == 0:
             run.unwritten.append((step, is_sound))
         if not run.unwritten or (run.lines == "blocks" and told and not is_last and len(run.unwritten) < EVERY):
             return
-        told.append(run.unwritten)
         for line_step, line_is_sound in run.unwritten:
-            place = run.home.connection.execute(
-                "SELECT count(*) FROM metrics WHERE source_id = ?", (run.source_id,)
-            ).fetchone()[0]
+            told.append((self.now, line_step, line_is_sound))
             data = {"loss": 1.0 if line_is_sound else "NaN"} | ({} if run.lines == "blocks" else {"time": self.now})
-            run.home.connection.execute(
-                "INSERT INTO metrics VALUES (?, 0, ?, ?, 0, ?, ?, ?)",
-                (run.source_id, place, run.attempts, line_step, self.now, json.dumps(data)),
+            self.connection.execute(
+                "INSERT INTO metrics SELECT ?1, 0, count(*), ?2, 0, ?3, ?4, ?5 FROM metrics WHERE source_id = ?1",
+                (run.source_id, run.attempts, line_step, self.now, json.dumps(data)),
             )
-            run.home.connection.execute(
+            self.connection.execute(
                 "UPDATE attempts SET first_step = coalesce(first_step, ?), last_step = ? "
                 "WHERE run_id = ? AND number = ?",
                 (line_step, line_step, run.run_id, run.attempts),
             )
         run.unwritten = []
 
-    def may_be_bad(self, run: ModelRun, content: Content, bad: int) -> bool:
-        """Whether a checkpoint may be of step ``bad`` or later, by what the lines and its name tell."""
-        if content.is_step_named or run.lines == "each":
-            return content.counted >= bad
-        told = run.told.get(content.attempt, [])
-        if content.told and told[content.told - 1][-1][0] >= bad:
-            return True
-        if content.told < len(told):
-            following = told[content.told]
-            return (following[-1][0] if run.lines == "blocks" else following[0][0] - 1) >= bad
-        ends = [[block[-1][0] for block in run.told.get(number, [])[-9:]] for number in range(content.attempt, 0, -1)]
-        widest = [max((later - earlier for earlier, later in itertools.pairwise(each)), default=None) for each in ends]
-        # Attempts with one block tell nothing, however many they were.
-        earlier_gaps = [gap for gap in widest[1:] if gap is not None][:3]
-        gap = max((gap for gap in (widest[0], *earlier_gaps) if gap is not None), default=1)
-        return told[-1][-1][0] + gap - 1 >= bad
-
-    def trouble(self, run: ModelRun) -> int:
-        """The first step that the lines tell to be bad; what may have been saved since the last sound one is left."""
-        step = next(step for block in run.told[run.attempts] for step, is_sound in block if not is_sound)
-        # What an attempt with a sound loss began from was sound, however its steps are counted.
-        own = [one for block in run.told[run.attempts] for one, is_sound in block if is_sound and one < step]
-        only_own = bool(own) or (self.counts_anew and not run.begins[run.attempts])
-        sound = -1
-        for number in range(run.attempts, 0, -1):
-            known = [one for block in run.told.get(number, []) for one, is_sound in block if is_sound and one < step]
-            if known or run.begins[number]:
-                sound = max(known, default=-1)
-                break
-        for content in self.contents.values():
-            first = run.attempts if only_own else 0
-            is_own = content.run_id == run.run_id and first <= content.attempt <= run.attempts
-            # What a person chose stays their choice.
-            if is_own and content is not run.base and self.may_be_bad(run, content, sound + 1):
+    def cast_out(self, run: ModelRun) -> int | None:
+        """What the lines tell to be bad when an attempt ends: the first bad step; None if the last loss was sound."""
+        told = run.told.get(run.attempts, [])
+        if not told or told[-1][2]:
+            return None
+        bad_at, bad = next((at, step) for at, step, is_sound in told if not is_sound)
+        own = [step for _, step, is_sound in told if is_sound and step < bad]
+        for content in run.line:
+            # What a person chose is theirs, and other courses are left already.
+            if content in run.named or (content.attempt != run.attempts and own):
+                continue
+            lines = run.told.get(content.attempt, [])
+            sound = max((step for _, step, is_sound in lines if is_sound), default=-1)
+            is_followed = any(is_sound and run.seen[content] + 1.0 < at < bad_at for at, _, is_sound in lines)
+            if content.attempt == run.attempts and content.counted >= bad:
                 run.excluded.add(content)
-        return step
+            elif content.counted > sound and lines:
+                run.unclear.add(content)
+                if content is run.base:
+                    run.excluded.add(content)
+            elif not (content.is_named or is_followed):
+                run.unclear.add(content)
+        return bad
 
-    def save(self, run: ModelRun, step: int, *, is_whole: bool, loads: bool) -> None:
+    def save(self, run: ModelRun, step: int, *, is_poisoned: bool) -> None:
+        chance = self.random
+        is_whole, loads = chance.random() > 0.1, not self.is_folders or chance.random() > 0.1
         path = run.folder / self.name(step)
         if self.naming == "slots":
-            self.rotate(run.folder)
-        others = [life for other in self.runs if other is not run for life in other.lives]
-        is_shared = any(begin <= self.now <= end + AFTER_END_SECONDS for begin, end in others)
-        is_known = self.is_folders or not is_whole or self.random.random() < self.known
-        content = Content(
-            run.run_id, run.attempts, self.now, step, is_whole, loads, is_shared, is_known,
-            path.name.startswith("step_"), len(run.told.get(run.attempts, [])), step - self.counted_from(run),
-        )  # fmt: skip
+            self.rotate()
+        is_known = self.is_folders or not is_whole or chance.random() < self.known
+        is_named, counted = path.name.startswith("step_"), step - run.counted_from
+        content = Content(run.run_id, run.attempts, step, is_whole, loads, is_known, is_named, counted, is_poisoned)
         self.write(path, content)
         told = ["" if is_whole else ", cut", "" if loads else ", does not load", "" if is_known else ", unknown"]
-        self.tell(f"{run.run_id} saves {path.name}{''.join(told)}")
-        own = sorted(
-            (path for path, one in self.contents.items() if one.run_id == run.run_id and one.attempt == run.attempts),
-            key=lambda path: self.contents[path].at,
-        )
-        for old in own[: -self.keeps] if self.keeps else ():
-            self.remove(old)
+        self.tell(f"{run.run_id} saves {path.name}{''.join(told)}{', poisoned' if is_poisoned else ''}")
+        own = {one: path for path, one in self.contents.items() if (one.run_id, one.attempt) == self.writer(run)}
+        for old in sorted(own, key=lambda one: one.step)[: -self.keeps] if self.keeps else ():
+            self.remove(own[old])
+
+    def writer(self, run: ModelRun) -> tuple[str, int]:
+        return run.run_id, run.attempts
 
     def train(self, run: ModelRun, base: Content | None) -> Iterator[tuple[str | None, int | None] | None]:
         """What the script does until it ends, step by step; at last the kind of incident and its step, None where there
@@ -413,103 +432,84 @@ class History:
         if chance.random() < 0.15:
             yield chance.choice(["killed", "launch_failed", "cuda_oom"]), None
             return
-        start = run.base_step = 0 if base is None else base.step
+        start = 0 if base is None else base.step
+        run.counted_from = start if self.counts_anew else 0
         steps = chance.randrange(1, 30)
-        poison = start + chance.randrange(steps) + 1 if run.has_metrics and chance.random() < 0.2 else None
+        poison = start + chance.randrange(steps) + 1 if run.has_metrics and chance.random() < 0.25 else 1 << 60
+        poison = start if base is not None and base.is_poisoned else poison
         every = chance.randrange(3, 9)
         if not run.has_metrics:
             # Without metrics nothing but time and checkpoints shows that it worked.
             self.now += WORKED_SECONDS
-        self.go_on(run, base)
+        self.work(run, base)
         for step in range(start + 1, start + steps + 1):
             self.now += chance.randrange(1, 4)
-            self.note_step(run, step, is_sound=poison is None or step < poison)
+            self.note_step(run, step, is_sound=step < poison)
             if step % every == 0 and self.naming == "slots" and chance.random() < 0.1:
                 # Killed before the new one is there.
-                self.rotate(run.folder)
-                self.now += 2 * SETTLED_SECONDS
+                self.rotate()
                 yield "killed", None
                 return
             if step % every == 0:
                 self.now += 0.5
-                self.save(run, step, is_whole=chance.random() > 0.1, loads=not self.is_folders or chance.random() > 0.1)
-            if chance.random() < 0.05:
-                self.survey(run)
-            if self.contents and chance.random() < 0.02:
-                self.somebody_renames()
+                self.save(run, step, is_poisoned=step >= poison)
+                if chance.random() < self.looks:
+                    self.scan(run)
+            if chance.random() < 0.03:
+                self.scan(run)
+            if chance.random() < 0.03:
+                self.somebody_moves(run)
             yield None
-        self.now += 2 * SETTLED_SECONDS
-        if poison is not None:
-            self.note_step(run, start + steps, is_sound=False, is_last=True)
-            yield "nan_loss", self.trouble(run)
-        else:
-            yield chance.choice([None, "killed", "user_exception", "interrupted"]), None
+        if chance.random() < 0.5:
+            self.note_step(run, start + steps, is_sound=start + steps < poison, is_last=True)
+        self.now += chance.choice([0.0, 10.0])
+        yield chance.choice([None, "killed", "user_exception", "interrupted", "nan_loss"]), None
 
-    def go_on(self, run: ModelRun, base: Content | None) -> None:
+    def work(self, run: ModelRun, base: Content | None) -> None:
         """The attempt makes its first step: what lies beyond its base is left."""
+        run.has_worked = True
         if base is not None:
-            run.cut_to(base)
+            run.line = run.line[: run.line.index(base) + 1]
             run.failed_starts.pop(base, None)
-        run.line.append((run.attempts, float("inf")))
 
-    def search(self, run: ModelRun, ended_at: float | None = None) -> CheckpointSearch:
-        found = checkpoint_survey.search_of(
-            run.home.connection,
-            run.home.workspace,
-            self.record(run),
-            self.now,
-            executors=Executors(),
-            ended_at=ended_at,
-        )
-        assert found is not None
-        return found
+    def scan(self, run: ModelRun) -> None:
+        """The agent looks while an attempt lives."""
+        search = self.search(run)
+        seen = checkpoint_survey.scan(search, self.now)
+        with transaction(self.connection) as connection:
+            checkpoints.note_scan(connection, run.run_id, run.attempts, seen.folder, self.now)
+            checkpoint_survey.write(connection, search, seen.rows)
+        if seen.claim is not None:
+            os.close(seen.claim)
+        self.saw(run)
 
-    def survey(self, run: ModelRun) -> None:
-        search = checkpoint_survey.search_of(
-            run.home.connection, run.home.workspace, self.record(run), self.now, executors=Executors()
-        )
-        assert search is not None
-        rows = surveyed(search, self.wall)
-        with transaction(run.home.connection) as connection:
-            checkpoint_survey.write(connection, search, rows, self.now)
-
-    def record(self, run: ModelRun) -> Run:
-        record = get_run(run.home.connection, run.run_id)
-        assert record is not None
-        return record
-
-    def end(self, run: ModelRun, base: Content | None, kind: str | None, step: int | None) -> CheckpointChoice:
+    def end(self, run: ModelRun, base: Content | None, kind: str | None) -> CheckpointChoice:
         """As the examination of an attempt does it."""
-        run.lives[-1] = (run.lives[-1][0], self.now)
+        self.now += 1.5
         number = run.attempts
-        if (
-            kind not in (None, *ledger.EXTERNAL_INCIDENTS)
-            and base is not None
-            and run.line[-1:] != [(number, float("inf"))]
-        ):
+        if kind not in (None, *EXTERNAL_INCIDENTS) and base is not None and not run.has_worked:
             if kind == "corrupt_checkpoint":
                 run.excluded.add(base)
             else:
                 run.failed_starts[base] = run.failed_starts.get(base, 0) + 1
-        self.tell(f"{run.run_id} attempt {number} ends: {kind} {step}")
         search = self.search(run, ended_at=self.now)
         rows = surveyed(search, self.wall)
-        trouble = trouble_of(search, rows, number, step) if kind in NUMERIC_INCIDENTS else UNKNOWN_TROUBLE
-        rows = ledger.attempt_ended(rows, search.attempts, number, kind, step, trouble)
-        checkpoint_writers.write_record(search.home, run.run_id, search.attempts, run.folder, self.now)
-        checkpoint_writers.remove_records(search.home, run.folder, self.now)
+        self.saw(run)
+        run.is_alive, run.lives[-1][1] = False, self.now
+        bad = self.cast_out(run)
+        if kind == "nan_loss" and bad is None:
+            kind = "killed"
+        self.tell(f"{run.run_id} attempt {number} ends: {kind}, bad since {bad}")
+        trouble = trouble_of(search, rows, number, bad) if kind in NUMERIC_INCIDENTS else None
+        rows = ledger.attempt_ended(rows, search.attempts, number, kind, trouble)
         choice = CheckpointChoice(rows) if kind is None else choose(rows, search.attempts, WANTED)
-        with transaction(run.home.connection) as connection:
+        with transaction(self.connection) as connection:
             repository.end_attempt(
                 connection, run.run_id, number, state="failed" if kind else "stopped", ended_at=self.now, exit_record={}
             )
-            if kind is not None:
-                connection.execute(
-                    "INSERT INTO incidents (run_id, attempt, at, kind, step, summary, fingerprint, evidence) "
-                    "VALUES (?, ?, ?, ?, ?, '', '', '[]')",
-                    (run.run_id, number, self.now, kind, step),
-                )
-            checkpoint_survey.write(connection, search, choice.rows, self.now)
+            checkpoint_survey.attempt_ended(
+                connection, search, choice.rows, self.own_folder(run), is_seen=True, now=self.now
+            )
         if kind is not None:
             self.check(run, choice, WANTED)
         return choice
@@ -523,49 +523,48 @@ class History:
             return None
         if kind == "nan_loss" and len(usable) > 1 and self.random.random() < 0.5:
             path = str(usable[1].path)
-            before = tuple(checkpoints.of_run(run.home.connection, run.run_id))
-            with transaction(run.home.connection) as connection:
+            before = tuple(checkpoints.of_run(self.connection, run.run_id, with_gone=True))
+            with transaction(self.connection) as connection:
                 after = ledger.rolled_back(before, path, "was left by a rollback")
-                checkpoints.save(connection, run.run_id, before, after, self.now)
-            run.cut_to(self.contents[path])
+                checkpoints.save(connection, run.run_id, before, after)
+                checkpoint_survey.keep(self.own_folder(run), after, self.now)
+            place = run.line.index(self.contents[path])
+            run.excluded |= set(run.line[place + 1 :])
+            run.line = run.line[: place + 1]
             self.tell(f"{run.run_id} rolls back to {path}")
             return path
         return str(usable[0].path)
 
     def by_hand(self, run: ModelRun) -> str | None:
         """A person resumes."""
-        search = checkpoint_survey.search_of(
-            run.home.connection, run.home.workspace, self.record(run), self.now, executors=Executors()
-        )
-        assert search is not None
+        search = self.search(run)
         path = None
         if self.contents and self.random.random() < 0.2:
             path, content = self.random.choice(list(self.contents.items()))
             if not content.is_whole:
                 return None
-        before = self.expected(run)
-        choice = for_person(search, None if path is None else Path(path))
+        choice = for_person(search, None if path is None else Path(path), wall=self.wall)
+        self.saw(run)
         if path is None:
             self.check(run, choice, 1)
-        with transaction(run.home.connection) as connection:
-            checkpoint_survey.write(connection, search, choice.rows, self.now)
+        with transaction(self.connection) as connection:
+            checkpoint_survey.write(connection, search, choice.rows)
+            checkpoint_survey.keep(self.own_folder(run), choice.rows, self.now)
         if path is None:
             return None if not choice.usable else str(choice.usable[0].path)
         self.tell(f"a person names {path}")
         named = self.contents[path]
-        if named in before or (named not in run.excluded and named in run.failed_starts and self._is_of(run, named)):
-            run.cut_to(named)
+        rows = [row for row in choice.rows if row.path == path and row.gone_at is None]
+        if rows[0].origin != "named" and named in run.line and named not in run.excluded:
+            run.line = run.line[: run.line.index(named) + 1]
         else:
-            run.line, run.base = [], named
+            run.excluded |= set(self.contents.values()) | set(run.line)
+            run.line = [named]
+            run.named.add(named)
         run.excluded.discard(named)
+        run.unclear.discard(named)
         run.failed_starts.pop(named, None)
         return path
-
-    def _is_of(self, run: ModelRun, content: Content) -> bool:
-        return content is run.base or any(
-            (run.run_id, number) == (content.run_id, content.attempt) and content.at <= until
-            for number, until in run.line
-        )
 
     def play(self) -> None:
         """All of it. Raises LostError."""
@@ -583,10 +582,10 @@ class History:
         """Begin an attempt where none lives, and let it do so many steps; what follows where it ends."""
         if run.run_id not in self.training:
             path, base = self.chosen.get(run.run_id) or (None, None)
-            if path is not None and self.contents.get(path) is not base:
-                # Somebody else wrote it again meanwhile.
+            if not self.ready(run, path):
                 path = self.by_hand(run)
                 base = None if path is None else self.contents[path]
+                self.ready(run, path)
             self.begin(run, base, path)
             self.training[run.run_id] = (self.train(run, base), base)
         training, base = self.training[run.run_id]
@@ -594,13 +593,16 @@ class History:
         if ended is None:
             return
         del self.training[run.run_id]
-        kind, step = ended
-        choice = self.end(run, base, kind, step)
+        backup = self.backup(run) if self.random.random() < 0.1 else None
+        kind, _ = ended
+        choice = self.end(run, base, kind)
         self.now += PAUSE_SECONDS
+        if backup is not None:
+            self.restore(run, backup)
         what = self.random.random()
         if what < 0.15:
             path = None  # a person restarts it
-        elif kind is None or what < 0.35:
+        elif kind is None or backup is not None or what < 0.35:
             path = self.by_hand(run)
         else:
             path = self.recover(run, choice, kind)
@@ -608,46 +610,51 @@ class History:
         # What a stranger writes while an attempt lives looks like the attempt's own.
         if self.random.random() < 0.15 and not self.training:
             self.somebody_writes()
-        if self.contents and self.random.random() < 0.15:
-            self.somebody_renames()
+        if self.random.random() < 0.2 and not self.training:
+            self.somebody_moves()
+
+    # --- a database from a backup -------------------------------------------------------------------------------------
+
+    def backup(self, run: ModelRun) -> dict[str, list[tuple[Any, ...]]]:
+        query = "SELECT * FROM {} WHERE run_id = ?"
+        return {
+            table: self.connection.execute(query.format(table), (run.run_id,)).fetchall()
+            for table in ("attempts", "checkpoints")
+        }
+
+    def restore(self, run: ModelRun, backup: dict[str, list[tuple[Any, ...]]]) -> None:
+        """The rows are as they were, but for the attempts that are read back from the disk, as is the ledger."""
+        self.tell(f"the rows of {run.run_id} come from a backup")
+        with transaction(self.connection) as connection:
+            connection.execute("DELETE FROM checkpoints WHERE run_id = ?", (run.run_id,))
+            for row in backup["checkpoints"]:
+                connection.execute(f"INSERT INTO checkpoints VALUES ({', '.join('?' * len(row))})", row)
+            checkpoint_survey.restore(connection, run.run_id, self.workspace.run_dir(run.run_id))
 
 
 def play(rounds: int, seed: int, folder: Path, tell: Callable[[str], None] = lambda _: None) -> int:
     """So many histories; how many choices were checked. Raises LostError."""
-    homes = [_home(folder / name) for name in ("home", "other")]
+    workspace = locate(folder / "home", {})
+    workspace.create()
+    connection = open_store(workspace.database)
+    connection.execute("PRAGMA synchronous = OFF")
     choices = 0
     for place in range(rounds):
         place_of_history = folder / f"history-{place}"
         place_of_history.mkdir()
-        history = History(seed + place, place_of_history, homes)
+        history = History(seed + place, place_of_history, workspace, connection)
         try:
-            with patch.object(checkpoint_search, "look_in", _without_inode_times):
-                history.play()
+            history.play()
         except Exception as error:
             error.add_note("\n".join([f"seed {history.seed}", *history.told]))
             raise
         choices += history.choices
         shutil.rmtree(place_of_history)
-        for home in homes:
-            home.connection.execute("DELETE FROM runs")
+        connection.execute("DELETE FROM runs")
         if place % 1000 == 999:
             tell(json.dumps({"histories": place + 1, "choices": choices}))
-    for home in homes:
-        home.connection.close()
+    connection.close()
     return choices
-
-
-def _home(folder: Path) -> Home:
-    workspace = locate(folder, {})
-    workspace.create()
-    connection = open_store(workspace.database)
-    connection.execute("PRAGMA synchronous = OFF")
-    return Home(workspace, connection)
-
-
-def _without_inode_times(folder: Path, pattern: str) -> list[FoundCheckpoint]:
-    """What lies there. The times of a history are made up, which those of inodes cannot be."""
-    return [one._replace(changed_ns=None) for one in look_in(folder, pattern)]
 
 
 def main() -> None:

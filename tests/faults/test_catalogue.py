@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.action_results import AppliedAction
+from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import classify, outcome
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import AppliedAction
 from gputui.recovery.policies import POLICIES
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.faults.drills import DRILLS, LAST_STEP, Drill
@@ -33,7 +33,7 @@ SPEC = RunSpec(
     checkpoints=CheckpointSpec("/c", "step_*.pt", ("--resume", "{checkpoint}")),
 )
 SAVED = [
-    CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, True, "matches its SHA-256", 10, 500.0) for step in (40, 30)
+    CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, True, "matches its SHA-256", 10, step) for step in (40, 30)
 ]
 # Verdicts of gputui's own, which nothing but a history leads to.
 OF_HISTORY = {"crash_loop"}

@@ -132,9 +132,9 @@ def test_a_folder_that_was_cut_short_costs_one_attempt(machine: Machine) -> None
 
 @pytest.mark.long
 def test_what_was_poisoned_does_not_come_back_by_a_rotation_of_slots(machine: Machine) -> None:
-    """A NaN from step 25; attempt 2 begins from step 20 and is killed at step 30 between the renames and the save."""
+    """A NaN from step 25, seen after step 10; attempt 2 is killed at step 30 between the renames and the save."""
     profile = trains(machine)
-    poisoned = {"to": 1000, "nan_from": 25, "until": "ended", "seconds": 0.2}
+    poisoned = {"to": 1000, "nan_from": 25, "until": "ended", "seconds": 0.6}
     plan(
         machine, "trains-1",
         {"slots": True, **poisoned}, {"slots": True, "to": 40, "rotate": 30}, {"slots": True, "to": 40},

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gputui.recovery.checkpoint_search import unmatched
-from gputui.recovery.ledger_inputs import AttemptSpan, CheckpointSearch
+from gputui.recovery.checkpoints.ledger import AttemptSpan
+from gputui.recovery.checkpoints.search import CheckpointSearch, unmatched
 from tests.machines import Machine
 
 

@@ -14,7 +14,8 @@ import struct
 import zipfile
 from pathlib import Path
 
-from gputui.recovery.checkpoints import look_in, validate
+from gputui.recovery.checkpoints.files import list_checkpoints
+from gputui.recovery.checkpoints.formats import validate
 from tests.tables import table
 from tests.texts import mentions
 
@@ -219,7 +220,7 @@ def test_a_model_in_parts_needs_every_part(tmp_path: Path) -> None:
 
 
 def names(directory: Path, pattern: str) -> list[str]:
-    return [Path(one.path).name for one in look_in(directory, pattern)]
+    return [Path(one.path).name for one in list_checkpoints(directory, pattern)]
 
 
 def test_the_newest_is_what_was_written_last_whatever_it_is_called(tmp_path: Path) -> None:
@@ -244,8 +245,8 @@ def test_folders_that_are_being_written_are_known_by_their_names(tmp_path: Path,
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
     folder(checkpoints / name, model__pt=archive())
-    assert bool(look_in(checkpoints, "*")) is is_found
-    assert bool(look_in(checkpoints, "*/*.pt")) is is_found
+    assert bool(list_checkpoints(checkpoints, "*")) is is_found
+    assert bool(list_checkpoints(checkpoints, "*/*.pt")) is is_found
 
 
 def flip(path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.action_results import SkippedAction
+from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import SkippedAction
 from gputui.recovery.policies import POLICIES, Backoff, Policy
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec, Scalar
 from tests.tables import table
@@ -37,8 +37,8 @@ def spec(**values: Any) -> RunSpec:
     return RunSpec(name="job", launcher="torchrun", program=("t.py",), workdir="/w", python="/p", nproc=2, **settings)
 
 
-def checkpoint(step: int, valid: bool = True, why: str = "matches its SHA-256", at: float = 500.0) -> CheckpointInfo:
-    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why, 10, at)
+def checkpoint(step: int, valid: bool = True, why: str = "matches its SHA-256", seen: int = 0) -> CheckpointInfo:
+    return CheckpointInfo(Path(f"/c/step_{step:08d}.pt"), step, valid, why, 10, seen or step)
 
 
 def plan_for(
@@ -268,7 +268,7 @@ def test_a_script_that_loads_a_later_checkpoint_by_itself_is_not_rolled_back_aga
 
 def test_a_rollback_goes_to_older_ones_only() -> None:
     """What cannot be checked comes behind what is whole, though it may be newer."""
-    newer, older = checkpoint(60, at=900.0), checkpoint(20, at=100.0)
+    newer, older = checkpoint(60), checkpoint(20)
     plan = plan_for(
         "nan_loss", history=[retry("nan_loss", 0)], progress=STUCK, checkpoints=[checkpoint(40), newer, older]
     )

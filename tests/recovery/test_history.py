@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from gputui.recovery.decide import PastDecision
 from gputui.recovery.history import past_decisions, person_started_at, progress_of
 from gputui.store.attempts import Attempt
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_history import DecisionView, IncidentView, TransitionView
+from tests.ledgers import ledger_row
 
 
 def attempt(number: int, *, at: float, last: int | None = None, **values: Any) -> Attempt:
@@ -94,8 +93,7 @@ def test_only_what_happened_since_a_person_started_it_counts() -> None:
 
 
 def saved(path: str, number: int, **values: Any) -> CheckpointRow:
-    row = CheckpointRow(path, number, "run", 50 * 10**9, 1, None, 50.0)
-    return replace(row, **values)
+    return ledger_row(path, attempt=number, **values)
 
 
 def test_without_steps_a_checkpoint_of_its_own_is_progress() -> None:

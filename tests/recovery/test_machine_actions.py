@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputui.recovery.actions import ACTIONS
-from gputui.recovery.checkpoints import CheckpointInfo
+from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import AttemptReach, decide
 from gputui.recovery.machine_actions import (
@@ -40,7 +40,7 @@ def spec(gpus: int = 2, **values: Any) -> RunSpec:
 
 
 def checkpoint(step: int, size: int | None = 100, valid: bool = True) -> CheckpointInfo:
-    return CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", size, 1.0)
+    return CheckpointInfo(Path(f"/c/step_{step}.pt"), step, valid, "", size)
 
 
 TWO = MachineContext(gpus=("GPU-a", "GPU-b"))

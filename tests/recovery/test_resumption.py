@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gputui.recovery.decide import Resumption
 from gputui.recovery.history import resumptions
-from gputui.store.checkpoints import CheckpointRow
+from tests.ledgers import ledger_row
 from tests.recovery.test_history import attempt
 from tests.tables import table
 
@@ -55,5 +55,5 @@ def test_a_script_that_loads_a_later_checkpoint_by_itself(
         attempt(1, at=0.0, last=75, first_step=1),
         attempt(2, at=60.0, last=first + 9, first_step=first, resumed_from="/c/step_60.pt", resumed_step=60),
     ]
-    ledger = [CheckpointRow(f"/c/step_{step}.pt", 1, "run", step, 1, step, 0.0) for step in steps]
+    ledger = [ledger_row(f"step_{step}.pt", step, step=step) for step in steps]
     assert resumptions(attempts, Lines(gap), ledger) == {2: what}

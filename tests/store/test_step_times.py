@@ -107,4 +107,4 @@ def test_since_when_no_loss_is_finite(store: sqlite3.Connection) -> None:
     line(store, 1, 60, 6, 106.0, event="checkpoint", loss="")
     boundary(store, 2, 100)
     line(store, 2, 110, 5, 201.0)
-    assert (times.unsound_since(1), times.unsound_since(2)) == (4, None)
+    assert (times.unsound_since(1), times.unsound_since(2)) == ((4, 104.0), None)

@@ -18,11 +18,12 @@ from gputui.agent.commands.handlers import RefusedError
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle.supervisor import Supervisor
 from gputui.core.config import Workspace
+from gputui.recovery.checkpoints.files import content_of
 from gputui.runs import repository
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, RunSpec
 from gputui.runs.submission import read_ticket, write_spec
-from gputui.store import commands
+from gputui.store import checkpoints, commands
 from gputui.store.commands import PendingCommand
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
@@ -30,6 +31,7 @@ from gputui.store.studies import StudyRecord, TrialRecord, get_study, read_trial
 from gputui.studies import rows
 from gputui.studies.process import StudyProcess
 from gputui.studies.spec import Dimension, Objective, PbtSpec, SamplerSpec, StudySpec
+from tests.ledgers import ledger_row
 
 STUDY = "s-1"
 BASE = RunSpec(
@@ -201,13 +203,10 @@ class Desk:
         path.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("state", f"{run_id} {step}")
-        found = path.stat()
-        self.connection.execute(
-            "INSERT OR REPLACE INTO checkpoints (run_id, path, attempt, origin, modified_ns, size_bytes, step, "
-            "first_seen_at, is_settled, verdict, why, failed_starts) "
-            "VALUES (?, ?, ?, 'run', ?, ?, ?, ?, 1, 'valid', '', 0)",
-            (run_id, str(path), attempt, found.st_mtime_ns, found.st_size, step, self.wall),
-        )
+        (seen,) = self.connection.execute("SELECT 1 + count(*) FROM checkpoints").fetchone()
+        row = ledger_row(str(path), seen, attempt, step, content=content_of(path), verdict="valid")
+        self.connection.execute("DELETE FROM checkpoints WHERE path = ?", (str(path),))
+        checkpoints.save(self.connection, run_id, (), [row])
         return path
 
     def end(self, number: int, state: RunState, *, incident: str | None = None) -> None:

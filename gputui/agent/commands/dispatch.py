@@ -23,8 +23,10 @@ from gputui.agent.commands import (
 )
 from gputui.agent.commands.handlers import RefusedError, UnansweredError, answer, find_run, refuse_id_as_name
 from gputui.agent.error_barrier import roll_back
+from gputui.agent.lifecycle.active_run import Adopting
 from gputui.agent.lifecycle.checkpoint_survey import attempts_to_resume, search_of
 from gputui.agent.lifecycle.checkpoint_survey import write as write_ledger
+from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.removal import move_to_removed
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.agent.lifecycle.supervisor import Supervisor
@@ -32,8 +34,13 @@ from gputui.agent.lock import why_unwritable
 from gputui.core.config import PRIVATE_DIR_MODE
 from gputui.core.redaction import REDACTED, redact_params
 from gputui.core.units import bytes_text
-from gputui.recovery.checkpoint_search import CheckpointChoice, NotUsableError, for_person, passed_over
-from gputui.recovery.ledger_inputs import CheckpointSearch
+from gputui.recovery.checkpoints.search import (
+    CheckpointChoice,
+    CheckpointSearch,
+    NotUsableError,
+    for_person,
+    passed_over,
+)
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.identity import is_elsewhere, is_gone
@@ -41,7 +48,7 @@ from gputui.runs.redaction import redact_spec
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
 from gputui.runs.submission import SPEC_FILE, read_ticket
-from gputui.store import alerts, checkpoints, commands
+from gputui.store import alerts, commands
 from gputui.store.commands import PendingCommand, WithdrawnError
 from gputui.store.database import is_locked
 from gputui.store.events import add_event
@@ -290,7 +297,7 @@ def resume(supervisor: Supervisor, command: PendingCommand) -> None:
         raise RefusedError(f"{folder}: {error.strerror or error}; see whether its file system answers") from error
     if not choice.usable:
         with transaction(supervisor.context.connection) as connection:
-            write_ledger(connection, search, choice.rows, supervisor.context.now())
+            write_ledger(connection, search, choice.rows)
         kind = commands.NO_CHECKPOINT if choice.unreadable is None else None
         raise RefusedError(none_usable(target.run_id, folder, choice), kind)
     requeue(
@@ -330,6 +337,9 @@ def none_usable(run_id: str, folder: Path, choice: CheckpointChoice) -> str:
 def remove(supervisor: Supervisor, command: PendingCommand) -> None:
     """Remove a run that is over. It disappears at once; its data are deleted in the background."""
     target = find_run(supervisor, command)
+    if target.state.is_over and catch_up(supervisor.context, target):
+        supervisor.runs.of(target.run_id).phase = Adopting()
+        target = find_run(supervisor, command)
     if not target.state.is_over:
         raise RefusedError(f"{target.run_id} is {target.state}; stop it first")
     active = supervisor.runs.get(target.run_id)
@@ -343,7 +353,6 @@ def remove(supervisor: Supervisor, command: PendingCommand) -> None:
         with transaction(supervisor.context.connection) as connection:
             repository.release_leases(connection, target.run_id)
             keep_cost(connection, target.run_id)
-            checkpoints.forget_run(connection, target.run_id)
             connection.execute("DELETE FROM runs WHERE run_id = ?", (target.run_id,))
             connection.execute("DELETE FROM events WHERE run_id = ?", (target.run_id,))
             alerts.forget_run(connection, target.run_id)
@@ -412,7 +421,7 @@ def requeue(
     with transaction(supervisor.context.connection) as connection:
         if found is not None:
             search, choice = found
-            write_ledger(connection, search, choice.rows, now)
+            write_ledger(connection, search, choice.rows)
             skipped = f"; {skips}" if (skips := passed_over(choice.refused)) else ""
         repository.set_next_attempt(connection, target.run_id, params=params, resume_from=resume_from, not_before=None)
         next_attempt.take_away(connection, target.run_id)

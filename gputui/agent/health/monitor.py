@@ -32,7 +32,7 @@ from gputui.core.config import open_regular
 from gputui.core.redaction import BY_LOOK
 from gputui.core.text import clean
 from gputui.metrics.formats import PRINTED_STREAMS
-from gputui.recovery.checkpoints import look_in
+from gputui.recovery.checkpoints.files import list_checkpoints
 from gputui.recovery.history import resumptions
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.attempt import LOOK_SECONDS
@@ -93,7 +93,7 @@ def missing_metrics(trace: TrainingTrace) -> str | None:
     line."""
     if trace.checkpoints is not None:
         try:
-            newest = next(iter(look_in(trace.checkpoints, trace.pattern, most=1)), None)
+            newest = next(iter(list_checkpoints(trace.checkpoints, trace.pattern)), None)
         except OSError:
             newest = None
         if newest is not None and newest.modified_ns / 1e9 >= trace.since:

@@ -18,10 +18,10 @@ from gputui.agent.health.feed import WatchedAttempt
 from gputui.agent.jobs import Job
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core.redaction import BY_LOOK, Redactor
-from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
+from gputui.recovery.checkpoints.ledger import Rows
+from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
 from gputui.recovery.classify import Incident
 from gputui.recovery.evidence import Evidence, ObservedCause
-from gputui.recovery.ledger_inputs import CheckpointSearch, Rows
 from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.gpu_locks import HeldLocks
 from gputui.runs.identity import ProcessIdentity, send_signal
@@ -36,22 +36,25 @@ UNKILLABLE_SECONDS = 30.0
 
 
 class CheckpointScan(NamedTuple):
-    """Result of a scan: the real path of the folder and the updated ledger. ``is_recorded``: the folder contains the
-    record that tells other runs about the live attempt."""
+    """Result of a scan: the real path of the folder, the updated ledger, when it was (UTC unix seconds), the lock on
+    the folder if it was taken, and why the folder may be another home's too."""
 
     folder: str
     rows: Rows
-    is_recorded: bool
+    at: float
+    claim: int | None
+    intruder: str | None
 
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """The time of an attempt's next checkpoint scan (monotonic), and the scan that runs now."""
+    """The time of an attempt's next scan for checkpoints (monotonic), the scan that runs now, and the real folder."""
 
     due_at: float
     search: CheckpointSearch | None = None
     job: Job[CheckpointScan] | None = None
     is_reported: bool = False
+    folder: str | None = None
 
 
 @dataclass(slots=True)
@@ -179,14 +182,23 @@ class DiskCheck:
     job: Job[tuple[int, int]] | None = None
 
 
-@dataclass(slots=True)
-class ResumeCheck:
-    """A job that checks whether the checkpoint at ``path`` is still the chosen one. ``is_noticed``: the loop has seen
-    the job end."""
+class Readiness(NamedTuple):
+    """Result of a scan before an attempt: the ledger with what lies there, and, if the chosen checkpoint is not there
+    any more, the choice of another one. ``intruder`` is why the folder must not be written to."""
 
-    path: str
+    rows: Rows
+    choice: CheckpointChoice | None = None
+    intruder: str | None = None
+
+
+@dataclass(slots=True)
+class ReadinessCheck:
+    """A job that lists the checkpoint folder before an attempt, and checks that the one at ``path`` is still the chosen
+    one. ``is_noticed``: the loop has seen the job end."""
+
+    path: str | None
     search: CheckpointSearch
-    job: Job[CheckpointChoice | None]
+    job: Job[Readiness]
     is_noticed: bool = False
 
 
@@ -194,15 +206,14 @@ class ResumeCheck:
 class Waiting:
     """No attempt exists; the run waits for the next one. ``due_at`` (monotonic) is the end of its back-off, None once
     it is queued. ``free_disk`` and ``pruning`` are preconditions that are being checked. Of a queued run, ``checked``
-    has the checkpoint that ``resume_check`` found unchanged (None if it could not be read) and the time of the check
-    (monotonic); ``short_since`` (monotonic) is set while GPUs are missing that only a person or the driver can bring
-    back."""
+    says whether ``check`` found it ready, and when (monotonic); ``short_since`` (monotonic) is set while GPUs are
+    missing that only a person or the driver can bring back."""
 
     due_at: float | None = None
     free_disk: DiskCheck | None = None
     pruning: Job[list[Path]] | None = None
-    resume_check: ResumeCheck | None = None
-    checked: tuple[str | None, float] | None = None
+    check: ReadinessCheck | None = None
+    checked: tuple[bool, float] | None = None
     short_since: float | None = None
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
 from gputui.agent.lifecycle import attempt_launch
-from gputui.agent.lifecycle.active_run import ActiveRuns, Waiting
+from gputui.agent.lifecycle.active_run import ActiveRuns, Adopting, Waiting
 from gputui.agent.lifecycle.ending import add_notices
+from gputui.agent.lifecycle.rebuild import catch_up
 from gputui.agent.lifecycle.release import GpuRelease
 from gputui.agent.lifecycle.run_files import notice_of, policy_of
 from gputui.agent.lifecycle.scheduler import (
@@ -225,6 +226,10 @@ class Admission:
 
     def _start(self, start: Start) -> None:
         self._survey_began_at.pop(start.run.run_id, None)
+        if catch_up(self.context, start.run):
+            # The database was restored from a backup: what lives is adopted, and nothing is begun beside it.
+            self.runs.of(start.run.run_id).phase = Adopting()
+            return
         facts = self.context.recorder.facts
         indices = [facts[uuid].index for uuid in start.uuids]
         disk = spec_of(start.run).disk_bytes

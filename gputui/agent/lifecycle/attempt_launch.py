@@ -148,7 +148,7 @@ def prepare_attempt(
             add_event(connection, "gpus_replaced", text, now=now, severity="warning", run_id=run.run_id)
         repository.insert_attempt(connection, run, number=number, gpus=uuids, launch=stored, now=now)
         next_attempt.take_away(connection, run.run_id)
-        checkpoint_survey.attempt_begins(connection, run, number, checkpoint_directory(spec_of(run), run_dir))
+        checkpoint_survey.attempt_begins(connection, run, number, checkpoint_directory(spec_of(run), run_dir), folder)
         ingest.begin_attempt(run.run_id, number, rank_output(spec, len(uuids), folder), ends)
         repository.move(connection, run, RunState.STARTING, cause=f"attempt {number}", now=now)
         where = f" on {len(uuids)} GPU{'s' if len(uuids) != 1 else ''}" if uuids else ""

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import IncidentArchive, start_archiving
@@ -19,14 +19,13 @@ from gputui.core import units
 from gputui.core.config import Workspace
 from gputui.core.redaction import redact_text
 from gputui.core.text import clean
-from gputui.recovery.checkpoint_ledger import candidates, out_of_order
-from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern
+from gputui.recovery.checkpoints.ledger import candidates
+from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, UnmatchedPattern
 from gputui.recovery.classify import Incident, outcome
 from gputui.recovery.decide import RecoveryPlan, decide
 from gputui.recovery.findings import printed_at_end, reports_of
 from gputui.recovery.history import past_decisions, progress_of
 from gputui.recovery.kinds import KINDS, SHARED_OOM
-from gputui.recovery.ledger_inputs import CheckpointSearch
 from gputui.recovery.machine_actions import MachineContext
 from gputui.recovery.policies import NoticeTarget
 from gputui.runs import next_attempt, notices, repository
@@ -44,6 +43,7 @@ from gputui.store.run_states import RunState
 from gputui.store.runs import KILL, Run, get_run
 
 KILLED = "killed because it did not stop in time"
+UNSOUND = "its loss was no finite number since step"
 # More exceptions of ranks that ended with code 0 are not named.
 MOST_REMARKS = 3
 
@@ -89,6 +89,10 @@ class Ending:
         if cause is None:
             cause = "stopped" if not forced else "killed" if attempt.stop_requested == KILL else KILLED
             cause += self._lost_by_stop(run, attempt, task, findings)
+        unsound = StepTimes(self.context.connection, run.run_id).unsound_since(attempt.number)
+        if unsound is not None:
+            record = {**record, "unsound_since": unsound[0]}
+            cause += f"; {UNSOUND} {units.count(unsound[0])}"
         with transaction(self.context.connection) as connection:
             self._close(attempt, "stopped", ended_at, {**record, "forced": forced} if record else None)
             self._enter_checkpoints(task, findings)
@@ -159,6 +163,10 @@ class Ending:
         record = dict(task.exit_record or {})
         left = [str(name) for name in record.get("left_behind") or ()]
         remarks = printed_at_end(findings.evidence)[:MOST_REMARKS]
+        unsound = StepTimes(self.context.connection, run.run_id).unsound_since(attempt.number)
+        if unsound is not None:
+            record["unsound_since"] = unsound[0]
+            remarks.append(f"{UNSOUND} {units.count(unsound[0])}")
         if left:
             which = clean(", ".join(dict.fromkeys(left)))
             count = "1 process" if len(left) == 1 else f"{len(left)} processes"
@@ -191,7 +199,7 @@ class Ending:
     ) -> None:
         ended_at = task.ended_at
         incident = findings.incident
-        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, machine, task.checkpoints)
+        plan = self._decide(run, attempt, incident, findings.checkpoints, ended_at, machine)
         must_notify = plan.effect.notify or plan.verdict == "stop"
         notice = self.resolved.notice if must_notify else None
         now = self.context.now()
@@ -262,14 +270,8 @@ class Ending:
         checkpoints: CheckpointChoice | None,
         ended_at: float,
         machine: MachineContext | None,
-        search: CheckpointSearch | None,
     ) -> RecoveryPlan:
         rows = () if checkpoints is None else checkpoints.rows
-        contradiction = None if search is None else out_of_order(rows, search.attempts)
-        if machine is not None and contradiction is not None:
-            names = " and ".join(contradiction)
-            why = f"the steps in their names do not follow the order in which they were written ({names})"
-            machine = replace(machine, no_pruning=why)
         attempts = read_attempts(self.context.connection, run.run_id)
         transitions = read_transitions(self.context.connection, run.run_id)
         steps_start_again = has_event(self.context.connection, "steps_restarted", run_id=run.run_id)
@@ -327,7 +329,14 @@ class Ending:
         if task.checkpoints is None or findings.checkpoints is None:
             return
         rows = findings.checkpoints.rows if plan is None else plan.applied_to(findings.checkpoints.rows)
-        checkpoint_survey.write(self.context.connection, task.checkpoints, rows, self.context.now())
+        checkpoint_survey.attempt_ended(
+            self.context.connection,
+            task.checkpoints,
+            tuple(rows),
+            task.folder,
+            is_seen=findings.checkpoints.is_seen,
+            now=self.context.now(),
+        )
         self._note_unmatched(task.checkpoints, findings.unmatched, task.attempt, is_whole=is_whole)
 
     def _note_unmatched(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,13 +20,17 @@ from gputui.agent.lifecycle.attempt_launch import attempt_dir
 from gputui.agent.lifecycle.ending import Ending, current_rows, machine_context
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.agent.lifecycle.scheduler import GpuAvailability
-from gputui.recovery import checkpoint_writers
-from gputui.recovery.attempt_steps import trouble_of, unsound_since
-from gputui.recovery.checkpoint_ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
-from gputui.recovery.checkpoint_search import CheckpointChoice, UnmatchedPattern, choose, surveyed, unmatched
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, attempt_ended, candidates
+from gputui.recovery.checkpoints.search import (
+    CheckpointChoice,
+    CheckpointSearch,
+    UnmatchedPattern,
+    choose,
+    trouble_of,
+    unmatched,
+)
 from gputui.recovery.classify import Incident, classify, outcome
 from gputui.recovery.evidence import Evidence, ExitRecord, ObservedCause, collect
-from gputui.recovery.ledger_inputs import UNKNOWN_TROUBLE, CheckpointSearch
 from gputui.runs import repository
 from gputui.runs.executors.base import Executor
 from gputui.runs.executors.process import is_of_former_boot
@@ -199,21 +205,23 @@ def _unmatched(task: PostmortemTask, choice: CheckpointChoice | None) -> Unmatch
 def _checkpoints(search: CheckpointSearch, task: PostmortemTask, incident: Incident | None) -> CheckpointChoice:
     """The ledger after the attempt; after a failure, also the candidates to resume from."""
     kind, step = (None, None) if incident is None else (incident.kind, incident.step)
+    number = task.attempt.number
     try:
         if task.unanswered is not None:
             raise OSError(task.unanswered)
-        rows = surveyed(search)
-        checkpoint_writers.write_record(search.home, search.run_id, search.attempts, search.folder, task.ended_at)
+        seen = checkpoint_survey.scan(search, time.time())
     except OSError as error:
         # The recorded checkpoints still exist, on a disk that does not answer now.
-        rows = attempt_ended(search.rows, search.attempts, task.attempt.number, kind, step)
+        trouble = trouble_of(search, search.rows, number, step if kind in NUMERIC_INCIDENTS else None)
+        rows = attempt_ended(search.rows, search.attempts, number, kind, trouble)
         is_lost = bool(candidates(rows, search.attempts))
-        return CheckpointChoice(rows, unreadable=f"{search.folder}: {error.strerror or error}" if is_lost else None)
-    if kind not in NUMERIC_INCIDENTS and (bad_step := unsound_since(search, task.attempt.number)) is not None:
-        # It ended for another reason, such as a stop by a person who saw it: what it saved since is as bad.
-        kind, step = "nan_loss", bad_step
-    trouble = trouble_of(search, rows, task.attempt.number, step) if kind in NUMERIC_INCIDENTS else UNKNOWN_TROUBLE
-    rows = attempt_ended(rows, search.attempts, task.attempt.number, kind, step, trouble)
+        unreadable = f"{search.folder}: {error.strerror or error}" if is_lost else None
+        return CheckpointChoice(rows, unreadable=unreadable, is_seen=False)
+    if seen.claim is not None:
+        os.close(seen.claim)
+    # What it saved since its loss was no finite number is struck off already, whatever it ended by.
+    trouble = trouble_of(search, seen.rows, number, step) if kind in NUMERIC_INCIDENTS else None
+    rows = attempt_ended(seen.rows, search.attempts, number, kind, trouble)
     if incident is None:
         return CheckpointChoice(rows)
     return choose(rows, search.attempts, task.checkpoints_wanted, folder=search.folder)

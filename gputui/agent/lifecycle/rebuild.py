@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.incident_folder import incident_folder
+from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.attempt_launch import rank_output, read_record
 from gputui.agent.lifecycle.run_files import open_metrics
 from gputui.core.config import read_regular
@@ -31,6 +32,7 @@ from gputui.runs.redaction import redact_launch, redact_spec, secrets_of
 from gputui.runs.repository import transaction
 from gputui.runs.spec import RunSpec, Scalar, SpecError
 from gputui.runs.submission import MAX_SPEC_BYTES, SPEC_FILE, read_spec, ticket_inodes
+from gputui.store.attempts import get_attempt
 from gputui.store.events import add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -64,6 +66,10 @@ def rebuild(context: AgentContext) -> list[str]:
             added.append(folder.name)
         except (SpecError, _DamagedPlanError, OSError, sqlite3.IntegrityError) as error:
             log.warning("%s cannot be read back: %s", folder, error)
+    for run_id in known:
+        run = _run(connection, run_id)
+        if catch_up(context, run) and _run(connection, run_id).state.is_over:
+            added.append(run_id)
     if added:
         text = f"{len(added)} {'run was' if len(added) == 1 else 'runs were'} read back from the run folders"
         add_event(connection, "runs_rebuilt", text, now=now, severity="warning")
@@ -76,6 +82,50 @@ def _is_cut_launch(folder: Path, tickets: Set[int]) -> bool:
     content = list(folder.iterdir())
     is_made_for_launch = [entry.name for entry in content] == [SPEC_FILE] and content[0].lstat().st_ino in tickets
     return is_made_for_launch or not content
+
+
+def catch_up(context: AgentContext, run: Run) -> bool:
+    """Add the attempts of a run that are on the disk and not in the database, as when that was restored from a backup,
+    and move the run to where the newest of them is; False if there are none. Raises sqlite3.Error."""
+    connection, now = context.connection, context.now()
+    folder = context.workspace.run_dir(run.run_id)
+    try:
+        if not any(
+            int(path.name) > run.attempt for path in (folder / "attempts").glob("[0-9]*") if path.name.isdigit()
+        ):
+            return False
+        found = _read_attempts(folder)
+        newer = [attempt for attempt in found if attempt.number > run.attempt]
+        if not newer:
+            return False
+        spec = read_spec(folder / SPEC_FILE)
+    except (SpecError, _DamagedPlanError, OSError) as error:
+        log.warning("%s cannot be compared with its folder: %s", run.run_id, error)
+        return False
+    newest = newer[-1]
+    with transaction(connection):
+        for attempt in found:
+            row = get_attempt(connection, run.run_id, attempt.number)
+            if row is None:
+                _insert_attempt(connection, context.ingest, folder, spec, attempt)
+            if attempt is not newest and (row is None or row.ended_at is None):
+                _end_attempt(connection, run.run_id, attempt, "failed", now)
+        checkpoint_survey.restore(connection, run.run_id, folder)
+        behind = replace(_run(connection, run.run_id), state=RunState.UNKNOWN)
+        cause = f"{_CAUSE}: attempt {newest.number} is newer than the database"
+        if newest.exit_record is None:
+            repository.move(connection, behind, RunState.STARTING, cause=cause, now=now)
+            for uuid, holders in repository.leases(connection).items():
+                for holder in holders.run_ids if uuid in newest.gpus and not newest.shares_gpus else ():
+                    repository.end_lease(connection, holder, uuid)
+            repository.take_leases(connection, run.run_id, newest.gpus, now, shared=newest.shares_gpus)
+        else:
+            state, ended = _outcome(newest.exit_record)
+            _end_attempt(connection, run.run_id, newest, state, now)
+            repository.move(connection, behind, state, cause=f"{ended}; {cause}", now=newest.ended_at(now))
+            repository.release_leases(connection, run.run_id)
+        add_event(connection, "runs_rebuilt", cause, now=now, severity="warning", run_id=run.run_id)
+    return True
 
 
 class _DamagedPlanError(Exception):
@@ -173,6 +223,7 @@ def _insert(
         _insert_attempt(connection, ingest, folder, spec, attempt)
         if attempt is not newest:
             _end_attempt(connection, folder.name, attempt, "failed", now)
+    checkpoint_survey.restore(connection, folder.name, folder)
     repository.move(connection, queued, RunState.STARTING, cause=_CAUSE, now=now)
     if newest.exit_record is None:
         repository.take_leases(connection, folder.name, newest.gpus, now, shared=newest.shares_gpus)

@@ -38,11 +38,10 @@ from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys
 from gputui.agent.lifecycle.release import LOOK_SECONDS, GpuRelease
 from gputui.agent.lifecycle.removal import Removal
 from gputui.agent.lifecycle.run_files import resolved_run
-from gputui.agent.lifecycle.waiting import Preconditions, RecoveryWaits, ResumeChecks
+from gputui.agent.lifecycle.waiting import Preconditions, ReadinessChecks, RecoveryWaits
 from gputui.agent.notify.outbox import Outbox
 from gputui.machine.gpu_model import Occupant
-from gputui.recovery.checkpoint_search import CheckpointChoice
-from gputui.recovery.ledger_inputs import CheckpointSearch
+from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch
 from gputui.runs import notices, repository
 from gputui.runs.executors.base import Executor, ExecutorGoneError
 from gputui.runs.executors.process import ExecutorProcess, find, start
@@ -88,7 +87,7 @@ class Supervisor:
     waits: RecoveryWaits = field(init=False)
     outbox: Outbox = field(init=False)
     surveys: CheckpointSurveys = field(init=False)
-    resume_checks: ResumeChecks = field(init=False)
+    readiness_checks: ReadinessChecks = field(init=False)
 
     def __post_init__(self) -> None:
         context = self.context
@@ -97,9 +96,9 @@ class Supervisor:
         self.guard = ErrorBarrier(context, self.runs)
         self.parts = Parts(self.guard)
         self.release = GpuRelease(context, self.runs, GpuLocks.of(context.workspace))
-        self.resume_checks = ResumeChecks(context, self.runs, partial(give_up, context))
+        self.readiness_checks = ReadinessChecks(context, self.runs, partial(give_up, context))
         self.admission = Admission(
-            context, self.runs, self.guard, self.release, self._spawn, self.resume_checks.may_start
+            context, self.runs, self.guard, self.release, self._spawn, self.readiness_checks.may_start
         )
         self.waits = RecoveryWaits(context, self.runs, Preconditions(context), self.guard, self.admission.is_understood)
         self.outbox = Outbox(context)
@@ -292,7 +291,7 @@ class Supervisor:
         parts.do("notices", self.outbox.turn)
         is_one_drained = parts.do("draining", self.release.turn)
         is_one_over = parts.do("waits", self.waits.turn)
-        is_one_checked = self.resume_checks.is_one_over() or self.context.ingest.ends.has_new()
+        is_one_checked = self.readiness_checks.is_one_over() or self.context.ingest.ends.has_new()
         self.needs_schedule = self.needs_schedule or bool(is_one_drained or is_one_over or is_one_checked)
         if self.needs_schedule and self.context.turn.postpones("starting"):
             self.has_more_to_start = True

@@ -1,10 +1,12 @@
 """The phase Waiting: a recovering run waits for the end of its back-off and for the preconditions of its next attempt.
-Before a queued run starts from a checkpoint, a job checks that it is still the chosen one: days may pass in the queue,
-and another run may write a file of the same name."""
+Before an attempt starts, a job lists the checkpoint folder, because what lies there is not the attempt's, and checks
+that the checkpoint to start from is still there: days may pass in the queue."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,18 +17,17 @@ from msgspec import Struct
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import ErrorBarrier
-from gputui.agent.lifecycle.active_run import ActiveRuns, DiskCheck, ResumeCheck, Waiting
+from gputui.agent.lifecycle.active_run import ActiveRuns, DiskCheck, Readiness, ReadinessCheck, Waiting
 from gputui.agent.lifecycle.admission import give_up
-from gputui.agent.lifecycle.checkpoint_survey import search_of, write
+from gputui.agent.lifecycle.checkpoint_survey import HeldByOtherHomeError, claim, search_of, write
 from gputui.core import units
-from gputui.recovery.checkpoint_removal import prune
-from gputui.recovery.checkpoint_search import CheckpointChoice, choose, is_unchanged, surveyed
-from gputui.recovery.ledger_inputs import CheckpointSearch
+from gputui.recovery.checkpoints.ledger import newest_first
+from gputui.recovery.checkpoints.removal import prune
+from gputui.recovery.checkpoints.search import CheckpointChoice, CheckpointSearch, choose, is_unchanged, surveyed
 from gputui.runs import next_attempt, repository
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.repository import transaction
 from gputui.runs.spec import spec_of
-from gputui.store.checkpoints import CheckpointRow
 from gputui.store.events import EventKind, Severity, add_event
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, get_run
@@ -238,8 +239,9 @@ class Preconditions:
 
 
 @dataclass(slots=True)
-class ResumeChecks:
-    """Checks the checkpoints of queued runs, each in a job. ``give_up`` fails a run, with the reason."""
+class ReadinessChecks:
+    """Looks into the checkpoint folders of queued runs before they start, each in a job. ``give_up`` fails a run, with
+    the reason."""
 
     context: AgentContext
     runs: ActiveRuns
@@ -247,79 +249,76 @@ class ResumeChecks:
 
     def is_one_over(self) -> bool:
         """Whether a check has ended since the last call."""
-        checks = [phase.resume_check for _, phase in self.runs.waiting()]
+        checks = [phase.check for _, phase in self.runs.waiting()]
         over = [check for check in checks if check is not None and not check.is_noticed and check.job.is_over]
         for check in over:
             check.is_noticed = True
         return bool(over)
 
     def may_start(self, run: Run) -> bool:
-        """Whether the run may start now. A checkpoint that has changed is replaced by the next best one; without one,
-        the run fails. Raises sqlite3.Error."""
-        path = run.resume_from
-        if path is None:
-            return True
+        """Whether the run may start now. A checkpoint that is not there any more is replaced by the next best one;
+        without one, the run fails. Raises sqlite3.Error."""
         waiting = self.runs.waiting_of(run.run_id)
-        check = waiting.resume_check
-        checked_path, checked_at = waiting.checked or (None, float("-inf"))
-        is_late = self.context.monotonic() - checked_at >= CHECKED_SECONDS
-        if path == checked_path and not is_late:
-            waiting.checked = None
-            return True
-        if check is None or check.path != path:
-            return self._begin(run, path, waiting) if is_late else False
+        check = waiting.check
+        if check is None or check.path != run.resume_from:
+            is_ready, checked_at = waiting.checked or (False, float("-inf"))
+            if self.context.monotonic() - checked_at >= CHECKED_SECONDS:
+                return self._begin(run, waiting)
+            waiting.checked = None if is_ready else waiting.checked
+            return is_ready
         if not check.job.is_over:
             return False
-        waiting.resume_check = None
+        waiting.check, waiting.checked = None, (False, self.context.monotonic())
         try:
-            choice = check.job.result()
+            ready = check.job.result()
         except OSError as error:
-            waiting.checked = (None, self.context.monotonic())
-            reason = f"waits until {Path(path).name} can be read: {error.strerror or error}"
+            what = check.search.folder if check.path is None else Path(check.path).name
+            reason = f"waits until {what} can be read: {error.strerror or error}"
             repository.set_waiting_for(self.context.connection, run.run_id, reason)
             return False
-        if choice is None:
+        if ready.intruder is not None:
+            self.give_up(run, ready.intruder)
+        elif ready.choice is not None:
+            self._choose_again(run, check, ready.choice, waiting)
+        else:
+            with transaction(self.context.connection) as connection:
+                write(connection, check.search, ready.rows)
             return True
-        self._choose_again(run, check, choice, waiting)
         return False
 
-    def _begin(self, run: Run, path: str, waiting: Waiting) -> bool:
+    def _begin(self, run: Run, waiting: Waiting) -> bool:
         context = self.context
         search = search_of(context.connection, context.workspace, run, context.now(), executors=context.executors)
-        row = None if search is None else next((row for row in search.rows if row.path == path), None)
-        if search is None or row is None:
-            # The ledger does not have it, so there is nothing to compare it with.
+        if search is None:
             return True
-        job = context.jobs.start(f"looking at {path}", partial(recheck, search, row), deadline_seconds=DEADLINE_SECONDS)
-        waiting.resume_check = ResumeCheck(path, search, job)
+        work = partial(readiness, search, run.resume_from)
+        job = context.jobs.start(f"looking into {search.folder}", work, deadline_seconds=DEADLINE_SECONDS)
+        waiting.check = ReadinessCheck(run.resume_from, search, job)
         return False
 
-    def _choose_again(self, run: Run, check: ResumeCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
-        name = Path(check.path).name
+    def _choose_again(self, run: Run, check: ReadinessCheck, choice: CheckpointChoice, waiting: Waiting) -> None:
+        name = Path(check.path or "").name
         changed = f"{name} was removed or overwritten after it was chosen"
+        with transaction(self.context.connection) as connection:
+            write(connection, check.search, choice.rows)
+            if choice.usable:
+                following = choice.usable[0].path
+                repository.set_next_attempt(
+                    connection, run.run_id, params=run.params, resume_from=str(following), not_before=run.not_before
+                )
+                add_event(
+                    connection,
+                    "checkpoint_replaced",
+                    f"{changed}; continuing from {following.name}",
+                    now=self.context.now(),
+                    key=str(check.path),
+                    severity="warning",
+                    run_id=run.run_id,
+                )
         if not choice.usable:
-            with transaction(self.context.connection) as connection:
-                write(connection, check.search, choice.rows, self.context.now())
             hint = "use gputui resume --from, or gputui restart"
             self.give_up(run, f"{changed}, and there is no other; {hint}")
-            return
-        following = choice.usable[0].path
-        with transaction(self.context.connection) as connection:
-            write(connection, check.search, choice.rows, self.context.now())
-            repository.set_next_attempt(
-                connection, run.run_id, params=run.params, resume_from=str(following), not_before=run.not_before
-            )
-            text = f"{changed}; continuing from {following.name}"
-            add_event(
-                connection,
-                "checkpoint_replaced",
-                text,
-                now=self.context.now(),
-                key=check.path,
-                severity="warning",
-                run_id=run.run_id,
-            )
-        waiting.checked = (str(following), self.context.monotonic())
+        waiting.checked = (bool(choice.usable), self.context.monotonic())
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:
@@ -330,12 +329,19 @@ def disk_bytes(folder: Path) -> tuple[int, int]:
     return usage.free, usage.total
 
 
-def recheck(search: CheckpointSearch, row: CheckpointRow) -> CheckpointChoice | None:
-    """None if the checkpoint is unchanged since it was chosen, else the choice of another one. Raises what `surveyed`
-    raises, and OSError if some checkpoints cannot be read now."""
-    if is_unchanged(row):
-        return None
-    choice = choose(surveyed(search), search.attempts, 1, folder=search.folder)
+def readiness(search: CheckpointSearch, resume_from: str | None, wall: Callable[[], float] = time.time) -> Readiness:
+    """Scan the folder before an attempt. Raises what `surveyed` raises, and OSError if the chosen checkpoint is
+    gone and some cannot be read now."""
+    try:
+        if (held := claim(search.real_folder, search.home)) is not None:
+            os.close(held)
+    except HeldByOtherHomeError as error:
+        return Readiness(search.rows, intruder=str(error))
+    rows = surveyed(search, wall)
+    chosen = next((row for row in newest_first(search.rows) if row.path == resume_from), None)
+    if chosen is None or is_unchanged(chosen):
+        return Readiness(rows)
+    choice = choose(rows, search.attempts, 1, folder=search.folder)
     if choice.unreadable is not None and not choice.is_lost:
         raise OSError(f"{choice.unreadable}; gputui stop ends the wait")
-    return choice
+    return Readiness(rows, choice)

@@ -107,8 +107,8 @@ TABLES: Mapping[str, _Table] = {
     "checkpoints": _Table(
         {"path": str, "attempt": int, "step": int, "origin": str, "verdict": str, "why": str, "size_bytes": int,
          "modified_at": float}, "path", {"attempt": "attempts"},
-        query="SELECT path, attempt, step, origin, verdict, why, size_bytes, modified_ns / 1e9 FROM checkpoints "
-        "WHERE run_id = :run_id",
+        query="SELECT path, attempt, step, origin, verdict, why, size_bytes, modified_at FROM checkpoints "
+        "WHERE run_id = :run_id AND gone_at IS NULL",
     ),
     "samples": _Table(
         {"attempt": int, "gpu_uuid": str, "at": float, "span_seconds": float, **_SAMPLE, "throttled": float}, None,

@@ -47,7 +47,7 @@ AFTER_END_SECONDS = 5.0
 RUN_HERE = "{the run's folder there}"
 CODE_HERE = "{the code's folder there}"
 FRAME = "gputui:"
-# Files that each save of a checkpoint folder writes, as in gputui/recovery/checkpoint_folders.py.
+# Files that each save of a checkpoint folder writes, as in gputui/recovery/checkpoints/files.py.
 SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")
 # File in an attempt's folder: the attempt is over, and no job may run it any more.
 OVER = "over"

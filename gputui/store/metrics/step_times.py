@@ -176,12 +176,13 @@ class StepTimes(Struct, frozen=True):
             block = (told_at, step)
         return block
 
-    def last_sound(self, attempt: int, step: int) -> int | None:
-        """The last step before ``step`` whose loss was a finite number; None if there is none."""
+    def last_sound(self, attempt: int, step: int | None = None) -> int | None:
+        """The last step, or the last before ``step``, whose loss was a finite number; None if there is none."""
         rows = [
             self.connection.execute(
-                f"{_FROM} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) AND step < ? "
-                f"AND json_type(data, '$.loss') IN ('real', 'integer') AND coalesce(rank, 0) = 0 {_IS_STEP} "
+                f"{_FROM} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
+                f"AND step < coalesce(?, 9e999) AND json_type(data, '$.loss') IN ('real', 'integer') "
+                f"AND coalesce(rank, 0) = 0 {_IS_STEP} "
                 "ORDER BY generation DESC, byte_offset DESC LIMIT 1",
                 (source, attempt, *begin, *end, step),
             ).fetchone()
@@ -189,19 +190,9 @@ class StepTimes(Struct, frozen=True):
         ]
         return max((row[0] for row in rows if row is not None), default=None)
 
-    def is_unsound(self, attempt: int, step: int) -> bool:
-        """Whether a line of this step has a loss that is not finite."""
-        return any(
-            self.connection.execute(
-                f"SELECT 1 {_LINES} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
-                "AND step = ? AND json_type(data, '$.loss') = 'text' LIMIT 1",
-                (source, attempt, *begin, *end, step),
-            ).fetchone()
-            for source, begin, end in self._sections(attempt)
-        )
-
-    def unsound_since(self, attempt: int) -> int | None:
-        """The step since which no loss of the attempt was a finite number; None if its newest one was, or has none."""
+    def unsound_since(self, attempt: int) -> tuple[int, float] | None:
+        """The step and the time since which no loss of the attempt was a finite number; None if its newest one was, or
+        has none."""
         for source, begin, end in self._sections(attempt):
             lines = (
                 f"{_LINES} AND (generation, byte_offset) >= (?, ?) AND (generation, byte_offset) < (?, ?) "
@@ -217,12 +208,12 @@ class StepTimes(Struct, frozen=True):
                 f"SELECT generation, byte_offset {lines} AND json_type(data, '$.loss') != 'text' {backwards}",
                 (source, attempt, *begin, *end),
             ).fetchone()
-            after = (-1, -1) if sound is None else sound
             row = self.connection.execute(
-                f"SELECT step {lines} AND (generation, byte_offset) > (?, ?) ORDER BY generation, byte_offset LIMIT 1",
-                (source, attempt, *begin, *end, *after),
+                f"SELECT step, at {lines} AND (generation, byte_offset) > (?, ?) "
+                "ORDER BY generation, byte_offset LIMIT 1",
+                (source, attempt, *begin, *end, *((-1, -1) if sound is None else sound)),
             ).fetchone()
-            return int(row[0])
+            return int(row[0]), float(row[1])
         return None
 
     def _stretch(self, source: int, attempt: int, at: float) -> tuple[int, int] | None:

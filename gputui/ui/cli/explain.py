@@ -34,8 +34,8 @@ MAX_ALERTS = 8
 @click.pass_obj
 def command(session: Session, run: str | None, evidence: bool) -> None:
     """What happened to a run (the newest, if none is named), why each decision was taken, and its state now."""
-    from gputui.recovery.checkpoint_words import checkpoints_sentence
-    from gputui.recovery.ledger_inputs import spans_of
+    from gputui.recovery.checkpoints.ledger import spans_of
+    from gputui.recovery.checkpoints.words import checkpoints_sentence
 
     with closing(session.reader()) as connection:
         view = session.find_run(connection, run)

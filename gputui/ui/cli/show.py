@@ -37,10 +37,9 @@ from gputui.ui.tui.layout.run_words import placement_words, tag_words
 def command(session: Session, run: str | None, with_diff: bool, against: str | None, as_json: bool) -> None:
     """One run (the newest, if none is named): parameters, attempts, how each ended, what failures cost."""
     from gputui.recovery import cost
-    from gputui.recovery.checkpoint_ledger import candidates, refused
-    from gputui.recovery.checkpoint_words import checkpoints_shape
+    from gputui.recovery.checkpoints.ledger import candidates, refused, spans_of
+    from gputui.recovery.checkpoints.words import checkpoints_shape
     from gputui.recovery.history import resumptions
-    from gputui.recovery.ledger_inputs import spans_of
 
     if against is not None and not with_diff:
         fail("--against goes with --diff", EXIT_USAGE)

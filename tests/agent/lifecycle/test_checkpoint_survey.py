@@ -1,11 +1,13 @@
-"""The agent's side of the ledger: what living attempts write, what is pruned, what changed since it was chosen."""
+"""The agent's side of the ledger: what it sees before, during and after attempts, what is pruned, what is read back."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import sqlite3
-import time
+import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +19,14 @@ from msgspec.structs import replace
 from gputui.agent.context import AgentContext
 from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRuns, LiveAttempt, PostmortemTask
-from gputui.agent.lifecycle.checkpoint_survey import CheckpointSurveys, search_of
+from gputui.agent.lifecycle.checkpoint_survey import TWO_HOMES, CheckpointSurveys, scan, search_of
 from gputui.agent.lifecycle.postmortem import examine
-from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ResumeChecks
-from gputui.core.config import Workspace
+from gputui.agent.lifecycle.waiting import CHECKED_SECONDS, ReadinessChecks
+from gputui.core.config import Workspace, locate
 from gputui.core.redaction import Redactor
-from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery import checkpoint_search
-from gputui.recovery.checkpoint_removal import prune
-from gputui.recovery.checkpoint_search import for_person, surveyed
-from gputui.recovery.checkpoints import look_in
-from gputui.recovery.ledger_inputs import CheckpointSearch, FoundCheckpoint
+from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.removal import prune
+from gputui.recovery.checkpoints.search import CheckpointSearch, for_person, surveyed
 from gputui.runs import repository
 from gputui.runs.command import Launch
 from gputui.runs.executors import Executors
@@ -35,95 +34,135 @@ from gputui.runs.executors.process import ExecutorProcess
 from gputui.runs.repository import transaction
 from gputui.runs.spec import CheckpointSpec, MetricsSpec, RunSpec
 from gputui.store import checkpoints
-from gputui.store.attempts import Attempt
+from gputui.store.checkpoints import CheckpointRow
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run
 from tests.agent.conftest import add_run, attempt_of, run_of
 from tests.conftest import wait_until
 from tests.stores import open_store
+from tests.tables import table
 
-HOUR = 3600.0
+BEGIN = 1_700_000_000.0
+FALSE_CLOCKS = [0.0, 3600.0, -7200.0]
 
 
 class Bench:
-    """A run whose attempts lived at given hours, in a folder of its own."""
+    """A run and its checkpoint folder. Steps take a second of a clock that the test moves."""
 
-    def __init__(self, workspace: Workspace, pattern: str = "*.pt") -> None:
+    def __init__(self, workspace: Workspace, pattern: str = "*") -> None:
         self.workspace = workspace
         self.connection: sqlite3.Connection = open_store(workspace.database)
-        self.clock = 0.0
-        self.begin = time.time() - 100 * HOUR
+        self.clock, self.now, self.saved, self.shift = 0.0, BEGIN, 0, 0.0
         self.folder = workspace.run_dir("a-1") / "checkpoints"
         self.folder.mkdir(parents=True)
-        self.context = AgentContext.of(self.connection, workspace, wake=lambda: None, monotonic=lambda: self.clock)
+        self.context = AgentContext.of(
+            self.connection, workspace, wake=lambda: None, monotonic=lambda: self.clock, now=lambda: self.now
+        )
         self.given_up: list[str] = []
         spec = RunSpec(
             name="a", launcher="python", program=("x.py",), python="/p", workdir="/",
             metrics=(MetricsSpec("jsonl", "/m"),),
             checkpoints=CheckpointSpec("{run_dir}/checkpoints", pattern, ("--resume", "{checkpoint}")),
         )  # fmt: skip
-        add_run(self.connection, spec=spec, now=self.begin)
+        add_run(self.connection, spec=spec, now=self.now)
+        self.connection.execute(
+            "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'a-1', '/m', 'jsonl')"
+        )
 
     def run(self) -> Run:
         return run_of(self.connection)
 
-    def attempt(
-        self, number: int, begun: float, ended: float | None, base: str | None = None, *, steps: int | None = 1
-    ) -> Attempt:
-        """An attempt between two hours since the begin."""
+    def own(self, number: int) -> Path:
+        folder = self.workspace.run_dir("a-1") / "attempts" / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def begin(self, number: int, base: str | None = None) -> None:
+        """An attempt begins, after a look."""
+        self.now += 10.0
+        self.scan()
         with transaction(self.connection) as connection:
             path = None if base is None else str(self.folder / base)
             repository.set_next_attempt(connection, "a-1", params={}, resume_from=path, not_before=None)
-            repository.insert_attempt(
-                connection, self.run(), number=number, gpus=(), launch=Launch(("x",), {}, "/", 1.0),
-                now=self.begin + begun * HOUR,
-            )  # fmt: skip
-            checkpoint_survey.attempt_begins(connection, self.run(), number, self.folder)
+            launch = Launch(("x",), {}, "/", 1.0)
+            repository.insert_attempt(connection, self.run(), number=number, gpus=(), launch=launch, now=self.now)
+            checkpoint_survey.attempt_begins(connection, self.run(), number, self.folder, self.own(number))
             connection.execute(
-                "UPDATE attempts SET ended_at = ?, first_step = ?, last_step = ? WHERE number = ?",
-                (None if ended is None else self.begin + ended * HOUR, steps, steps, number),
+                "INSERT INTO metric_boundaries SELECT 1, 0, count(*), ? FROM metrics WHERE source_id = 1", (number,)
             )
-        return attempt_of(self.connection, number)
 
-    def save(self, name: str, at: float, data: bytes | None = None) -> Path:
-        """A checkpoint that was written at this hour."""
+    def step(self, *steps: int, nan_from: int = 1 << 60) -> None:
+        for step in steps:
+            self.now += 1.0
+            data = json.dumps({"step": step, "time": self.now, "loss": 1.0 if step < nan_from else "NaN"})
+            self.connection.execute(
+                "INSERT INTO metrics SELECT 1, 0, count(*), ?, NULL, ?, ?, ? FROM metrics WHERE source_id = 1",
+                (self.run().attempt, step, self.now, data),
+            )
+            self.connection.execute("UPDATE attempts SET last_step = ? WHERE number = ?", (step, self.run().attempt))
+
+    def save(self, name: str, data: bytes | None = None) -> Path:
+        """A checkpoint with weights of its own, dated by a clock that may be false."""
+        self.saved += 1
         path = self.folder / name
-        path.write_bytes(archive() if data is None else data)
-        os.utime(path, (self.begin + at * HOUR,) * 2)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(archive(f"{self.saved:09}") if data is None else data)
+        os.utime(path, (self.now + self.shift,) * 2)
         return path
 
-    def search(self) -> CheckpointSearch:
-        found = search_of(self.connection, self.workspace, self.run(), time.time(), executors=Executors())
+    def search(self, ended: bool = False) -> CheckpointSearch:
+        found = search_of(
+            self.connection, self.workspace, self.run(), self.now, executors=Executors(),
+            ended_at=self.now if ended else None,
+        )  # fmt: skip
         assert found is not None
         return found
 
-    def look(self) -> tuple[str, ...]:
-        """Enter what lies there; the names that may be resumed from, the best first."""
+    def scan(self) -> list[str]:
+        """Scan the folder; the names that may be resumed from, the best first."""
         search = self.search()
+        seen = scan(search, self.now)
         with transaction(self.connection) as connection:
-            checkpoint_survey.write(connection, search, surveyed(search), time.time())
-        now = self.search()
-        return tuple(row.name for row in ledger.candidates(now.rows, now.attempts))
+            if search.writer is not None:
+                checkpoints.note_scan(connection, "a-1", search.writer, seen.folder, self.now)
+            checkpoint_survey.write(connection, search, seen.rows)
+        return self.usable()
 
-    def events(self) -> list[str]:
-        return [row[0] for row in self.connection.execute("SELECT kind FROM events ORDER BY event_id")]
+    def end(self, kind: str | None = "killed") -> list[str]:
+        """The newest attempt ends; the names that may be resumed from."""
+        self.now += 1.0
+        search = self.search(ended=True)
+        rows = ledger.attempt_ended(
+            surveyed(search, lambda: self.now), search.attempts, search.attempts[-1].number, kind
+        )
+        with transaction(self.connection) as connection:
+            number = search.attempts[-1].number
+            repository.end_attempt(connection, "a-1", number, state="failed", ended_at=self.now, exit_record={})
+            checkpoint_survey.attempt_ended(connection, search, rows, self.own(number), is_seen=True, now=self.now)
+        return self.usable()
+
+    def usable(self) -> list[str]:
+        search = self.search()
+        return [row.name for row in ledger.candidates(search.rows, search.attempts)]
+
+    def rows(self) -> dict[str, CheckpointRow]:
+        return {row.name: row for row in checkpoints.of_run(self.connection, "a-1")}
+
+    def taken(self) -> list[str]:
+        return [info.path.name for info in for_person(self.search(), None, wall=lambda: self.now).usable]
 
 
-def archive() -> bytes:
+def archive(weights: str = "w") -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("weights", "w" * 40)
+        file.writestr("weights", weights)
     return buffer.getvalue()
 
 
-@pytest.fixture(autouse=True)
-def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The times of inodes cannot be made up as those of files are."""
-
-    def found(folder: Path, pattern: str) -> list[FoundCheckpoint]:
-        return [one._replace(changed_ns=None) for one in look_in(folder, pattern)]
-
-    monkeypatch.setattr(checkpoint_search, "look_in", found)
+def another(workspace: Workspace, name: str) -> Workspace:
+    made = locate(workspace.state.parent / name, {})
+    made.create()
+    return made
 
 
 @pytest.fixture
@@ -133,150 +172,226 @@ def bench(workspace: Workspace) -> Iterator[Bench]:
     made.connection.close()
 
 
-# --- while an attempt lives -------------------------------------------------------------------------------------------
+# --- looks ------------------------------------------------------------------------------------------------------------
 
 
-def lines(bench: Bench, attempt: int, times: dict[int, float]) -> None:
-    """Lines of an attempt: when each step was made."""
-    source = bench.connection.execute(
-        "INSERT INTO metric_sources (run_id, path, format) VALUES ('a-1', '/m', 'jsonl')"
-    ).lastrowid
-    bench.connection.execute("INSERT INTO metric_boundaries VALUES (?, 0, 0, ?)", (source, attempt))
-    for step, at in times.items():
-        row = (source, 0, step, attempt, None, step, at, f'{{"step": {step}}}')
-        bench.connection.execute("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+@pytest.mark.parametrize("shift", FALSE_CLOCKS)
+def test_what_appears_is_of_the_attempt_and_its_step_of_the_metrics_whatever_its_time(
+    bench: Bench, shift: float
+) -> None:
+    bench.shift = shift
+    bench.save("theirs.pt")
+    bench.begin(1)
+    bench.step(*range(1, 9))
+    bench.save("last.pt")
+    bench.save("step_8.pt")
+    bench.save("step_5000.pt")
+    bench.scan()
+    rows = bench.rows()
+    assert {name: (row.origin, row.step) for name, row in rows.items()} == {
+        "theirs.pt": ("foreign", None), "last.pt": ("run", 8), "step_8.pt": ("run", 8), "step_5000.pt": ("run", 8),
+    }  # fmt: skip
+    # A clock that is set right makes nothing older.
+    bench.shift = 0.0
+    bench.step(9, 10)
+    bench.save("step_10.pt")
+    assert bench.scan()[0] == "step_10.pt"
 
 
-def test_what_a_living_attempt_writes_is_entered_with_its_step(bench: Bench) -> None:
+def test_an_agent_that_was_away_finds_what_was_saved_between_its_looks(bench: Bench) -> None:
+    bench.begin(1)
+    for step in (10, 20, 30):
+        bench.step(*range(step - 9, step + 1))
+        bench.save(f"model_{step}.pt")
+    assert bench.end() == ["model_30.pt", "model_20.pt", "model_10.pt"]
+    assert [row.step for row in bench.rows().values()] == [10, 20, 30]
+    bench.save("model_40.pt")
+    bench.scan()
+    assert bench.taken() == ["model_30.pt"] and bench.rows()["model_40.pt"].origin == "foreign"
+
+
+def test_a_copy_of_an_older_one_is_not_the_newest_and_what_was_copied_away_is_found(bench: Bench) -> None:
+    bench.begin(1)
+    bench.step(*range(1, 21))
+    bench.save("step_20.pt")
+    bench.step(*range(21, 41))
+    bench.save("step_40.pt")
+    bench.scan()
+    shutil.copyfile(bench.folder / "step_20.pt", bench.folder / "best.pt")
+    bench.step(41)
+    assert bench.end()[0] == "step_40.pt"
+    assert bench.rows()["best.pt"].step == 20
+    chosen(bench, "step_40.pt")
+    shutil.copytree(bench.folder, bench.folder.with_name("away"))
+    shutil.rmtree(bench.folder)
+    bench.folder.with_name("away").rename(bench.folder)
+    assert decided(bench, checks(bench)) and bench.taken() == ["step_40.pt"]
+
+
+@table(("kind", "every"), [(kind, every) for kind in (None, "killed", "user_exception") for every in (1, 10)])
+def test_what_a_nan_poisoned_is_not_taken_whatever_the_attempt_ended_by(
+    kind: str | None, every: int, workspace: Workspace
+) -> None:
+    bench = Bench(another(workspace, f"{kind} {every}"))
+    bench.begin(1)
+    for step in (50, 60):
+        bench.step(*range(step - 9, step + 1, every), nan_from=58 if every == 1 else 51)
+        bench.save(f"step_{step}.pt")
+    assert bench.end(kind) == (["step_50.pt"] if every == 1 else [])
+    bench.connection.close()
+
+
+def test_a_cut_folder_is_not_whole_for_lack_of_what_those_before_it_have(bench: Bench) -> None:
+    bench.begin(1)
+    for step in (10, 20, 30):
+        bench.step(*range(step - 9, step + 1))
+        bench.save(f"save_{step}/model.pt")
+        if step != 30:
+            bench.save(f"save_{step}/optimizer.pt")
+        bench.scan()
+    assert bench.end() == ["save_20", "save_10"] and "lacks a file such as optimizer.pt" in bench.rows()["save_30"].why
+
+
+@table(("files", "is_whole"), [
+    (("config.json", "model.safetensors"), False), (("config.json", "trainer_state.json"), False),
+    (("config.json", "model.safetensors", "trainer_state.json"), True),
+    (("model.safetensors", "random_states_0.pkl"), True), (("mp_rank_00_model_states.pt",), False),
+    (("mp_rank_00_model_states.pt", "../latest"), True),
+])  # fmt: skip
+def test_a_first_checkpoint_that_was_cut_short_means_the_beginning(
+    files: tuple[str, ...], is_whole: bool, workspace: Workspace
+) -> None:
+    bench = Bench(another(workspace, " ".join(files).replace("/", "")), "checkpoint-*")
+    header = json.dumps({"w": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    bench.begin(1)
+    bench.step(1, 2)
+    for name in files:
+        weights = struct.pack("<Q", len(header)) + header + bytes(4)
+        data = weights if name.endswith("safetensors") else None if name.endswith(".pt") else b"checkpoint-500"
+        bench.save(f"checkpoint-500/{name}", data)
+    bench.end()
+    choice = for_person(bench.search(), None)
+    assert bool(choice.usable) is is_whole and choice.doubted is choice.unreadable is None
+    assert is_whole or "cut short" in choice.refused[0].why
+    bench.connection.close()
+
+
+def test_a_living_attempt_is_looked_after(bench: Bench) -> None:
+    bench.begin(1)
     attempt, living = (
-        LiveAttempt(bench.attempt(1, 1.0, None), ExecutorProcess(None, Path())),
-        CheckpointSurveys(bench.context),
-    )
-    at = bench.begin + 2.0 * HOUR
-    lines(bench, 1, {7: at - 5.0, 8: at + 5.0})
-    bench.save("step_5000.pt", 2.0)
-    bench.save("earlier.pt", 0.5)
-    bench.clock += 11.0
-    wait_until(lambda: living.turn([attempt]) or checkpoints.of_run(bench.connection, "a-1"), what="the look")
-    assert {row.name: (row.origin, row.step) for row in checkpoints.of_run(bench.connection, "a-1")} == {
-        "step_5000.pt": ("run", 7),
-        "earlier.pt": ("foreign", None),
-    }
+        LiveAttempt(attempt_of(bench.connection, 1), ExecutorProcess(None, Path())), CheckpointSurveys(bench.context),
+    )  # fmt: skip
+    bench.step(1)
+    bench.save("step_1.pt")
+    wait_until(lambda: living.turn([attempt]) or bench.rows(), what="the look")
+    assert bench.rows()["step_1.pt"].step == 1 and attempt.checkpoint_watch is not None
+    assert attempt.checkpoint_watch.folder == str(bench.folder.resolve())
+
+
+def test_two_homes_in_one_folder_are_told_apart_and_stopped(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    searches = []
+    for name in ("one", "two"):
+        workspace = locate(tmp_path / name, {})
+        workspace.create()
+        open_store(workspace.database).close()
+        searches.append(CheckpointSearch(workspace.database, "a-1", shared, "*", (), ()))
+    first, again, other = (scan(search, BEGIN) for search in (searches[0], searches[0], searches[1]))
+    assert first.claim is not None and first.intruder is again.intruder is None
+    assert other.intruder is not None and other.intruder.startswith(TWO_HOMES)
+    os.close(first.claim)
+    after = scan(searches[1], BEGIN)
+    assert after.intruder is None and after.claim is not None
+    os.close(after.claim)
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------
 
 
 def test_only_what_is_older_by_the_ledger_is_pruned(bench: Bench) -> None:
-    """(e): neither the number of an epoch nor that of a loss says which is old."""
-    for name, at in (
-        ("epoch=1-val_loss=0.93.pt", 2.0), ("epoch=2-val_loss=0.90.pt", 3.0), ("best.pt", 3.5),
-        ("epoch=5-val_loss=0.40.pt", 4.0), ("epoch=9-val_loss=0.12.pt", 5.0),
-    ):  # fmt: skip
-        bench.save(name, at)
-    bench.save("epoch=10-val_loss=0.11.pt", 6.0, b"PK\x03\x04 cut short")
-    theirs = bench.save("epoch=0-val_loss=9.99.pt", 0.5)
-    bench.attempt(1, 1.0, 9.0)
-    bench.look()
-    (bench.folder / "epoch=2-val_loss=0.90.pt.sha256").write_text("")
+    """Neither the number of an epoch nor that of a loss says which is old."""
+    theirs = bench.save("epoch=0-val_loss=9.99.pt")
+    bench.begin(1)
+    names = ["epoch=1-val_loss=0.93.pt", "epoch=2-val_loss=0.90.pt", "best.pt", "epoch=5-val_loss=0.40.pt"]
+    for number, name in enumerate([*names, "epoch=9-val_loss=0.12.pt", "epoch=10-val_loss=0.11.pt"], start=1):
+        bench.step(number)
+        bench.save(name, b"PK\x03\x04 cut short" if "=10-" in name else None)
+        bench.scan()
+    bench.end()
     assert prune(bench.search(), keep=9) == []
-    (bench.folder / "epoch=2-val_loss=0.90.pt.sha256").unlink()
-    kept = str(bench.folder / "epoch=1-val_loss=0.93.pt")
+    kept = str(bench.folder / names[0])
     removed = prune(bench.search(), keep=2, resume_from=kept)
     assert [path.name for path in removed] == ["epoch=2-val_loss=0.90.pt"] and theirs.exists()
 
 
-def pruned(bench: Bench, keep: int, resume_from: Path | None = None) -> list[str]:
-    """What remains of what was pruned, folders with a slash."""
-    bench.attempt(1, 1.0, 9.0)
-    bench.look()
-    prune(bench.search(), keep, None if resume_from is None else str(resume_from))
-    found = (path for path in bench.folder.rglob("*") if not path.name.startswith("."))
-    return sorted(f"{path.relative_to(bench.folder)}{'/' if path.is_dir() else ''}" for path in found)
-
-
-def save_ranks(bench: Bench, *steps: int, folder: str = "") -> None:
-    for step in steps:
-        (bench.folder / folder.format(step)).mkdir(exist_ok=True)
+def test_the_files_of_all_ranks_are_pruned_together(bench: Bench) -> None:
+    bench.begin(1)
+    for step in (10, 20, 30, 40):
+        bench.step(step)
         for rank in range(3):
-            saved = bench.save(f"{folder.format(step)}step_{step}_rank{rank}.pt", 1.0 + step / 10 + rank / 100)
-        if folder:
-            os.utime(saved.parent, (bench.begin + (1.0 + step / 10) * HOUR,) * 2)
+            # Of the newest one a rank's file was cut short: it does not count.
+            is_cut = (step, rank) == (40, 1)
+            bench.save(f"step_{step}_rank{rank}.pt", b"PK\x03\x04 cut short" if is_cut else None)
+        bench.scan()
+    bench.end()
+    prune(bench.search(), 1, str(bench.folder / "step_10_rank1.pt"))
+    left = [f"step_{step}_rank{rank}.pt" for step in (10, 30, 40) for rank in range(3)]
+    assert sorted(path.name for path in bench.folder.iterdir()) == left
 
 
-def test_the_files_of_all_ranks_are_one_checkpoint(bench: Bench) -> None:
-    save_ranks(bench, 10, 20, 30, 40)
-    # Of the newest one a rank's file was cut short: it does not count.
-    bench.save("step_40_rank1.pt", 5.01, b"PK\x03\x04 cut short")
-    resumed = bench.folder / "step_10_rank1.pt"
-    assert pruned(bench, 1, resumed) == [f"step_{step}_rank{rank}.pt" for step in (10, 30, 40) for rank in range(3)]
+@pytest.mark.parametrize("bond", ["link", "parts"])
+def test_what_others_need_is_not_pruned(bench: Bench, bond: str) -> None:
+    bench.begin(1)
+    for step in (10, 20, 30):
+        bench.step(step)
+        bench.save(f"step_{step}.pt")
+        bench.scan()
+    if bond == "link":
+        (bench.folder.parent / "checkpoints" / ".kept").symlink_to("step_10.pt")
+    else:
+        import hashlib
+
+        lines = [f"{hashlib.sha256((bench.folder / name).read_bytes()).hexdigest()}  {name}\n"
+                 for name in ("step_30.pt", "step_10.pt")]  # fmt: skip
+        (bench.folder / "step_30.pt.sha256").write_text("".join(lines))
+    bench.end()
+    assert [path.name for path in prune(bench.search(), 1)] == ["step_20.pt"]
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
-
-
-def folder_of(bench: Bench, name: str, **hours: float) -> None:
-    """A checkpoint that is a folder, of whose files each was written at an hour."""
-    (bench.folder / name).mkdir(exist_ok=True)
-    for part, hour in hours.items():
-        bench.save(f"{name}/{part}.pt", hour)
-    os.utime(bench.folder / name, (bench.begin + max(hours.values()) * HOUR,) * 2)
-
-
-@pytest.mark.parametrize(
-    ("last_step", "model", "optimizer", "is_cut"),
-    [
-        (5, 5.6, 5.7, False),
-        (5, 5.6, 3.7, True),
-        # It went on after it.
-        (7, 5.6, 3.7, False),
-    ],
-)
-def test_a_folder_that_is_written_over_is_of_one_save(
-    workspace: Workspace, last_step: int, model: float, optimizer: float, is_cut: bool
-) -> None:
-    bench = Bench(workspace, "latest")
-    bench.attempt(1, 1.0, None)
-    lines(bench, 1, {step: bench.begin + (step + 0.5) * HOUR for step in range(1, last_step + 1)})
-    folder_of(bench, "latest", model=3.6, optimizer=3.7)
-    bench.look()
-    folder_of(bench, "latest", model=model, optimizer=optimizer)
-    bench.connection.execute("UPDATE attempts SET ended_at = ?", (bench.begin + 9 * HOUR,))
-    assert bench.look() == (() if is_cut else ("latest",))
-    choice = for_person(bench.search(), None)
-    assert (choice.doubted is not None) is is_cut is (not choice.usable)
-    (row,) = bench.search().rows
-    assert (row.verdict == "cut") is is_cut
-    bench.connection.close()
+# --- a target that chooses itself -------------------------------------------------------------------------------------
 
 
 def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
     """Of what a person began last; with when numbers went wrong, and who could not begin from a checkpoint."""
 
-    def move(run: Run, state: RunState, at: float, cause: str = "") -> None:
+    def move(run: Run, state: RunState, cause: str = "") -> None:
+        bench.now += 1.0
         with transaction(bench.connection) as connection:
-            repository.move(connection, run, state, cause=cause, now=bench.begin + at * HOUR)
+            repository.move(connection, run, state, cause=cause, now=bench.now)
 
     def elsewhere() -> list[dict[str, Any]]:
-        return checkpoint_survey.attempts_to_resume(
-            bench.connection, bench.workspace, replace(bench.run(), resume_from=None)
-        )
+        fresh = replace(bench.run(), resume_from=None)
+        return checkpoint_survey.attempts_to_resume(bench.connection, bench.workspace, fresh)
 
-    bench.attempt(1, 1.0, 2.0)
+    bench.begin(1)
+    bench.end()
     for state in (RunState.STARTING, RunState.STOPPED, RunState.QUEUED):
-        move(bench.run(), state, 2.5)
+        move(bench.run(), state)
     assert elsewhere() == []
-    bench.attempt(2, 3.0, 4.0, steps=50)
-    bench.attempt(3, 5.0, 6.0, steps=None)
+    bench.begin(2)
+    begun_at = bench.now
+    bench.step(*range(1, 51), nan_from=40)
+    bench.end()
+    bench.begin(3)
+    bench.end()
     bench.connection.execute(
         "INSERT INTO incidents (run_id, attempt, at, kind, step, summary, fingerprint, evidence) VALUES "
-        "('a-1', 2, 1.0, 'nan_loss', 40, '', '', '[]'), ('a-1', 3, 1.0, 'user_exception', NULL, '', '', '[]')"
+        "('a-1', 3, 1.0, 'user_exception', NULL, '', '', '[]')"
     )
-    lines(bench, 2, {step: bench.begin + 3 * HOUR + step * 60 for step in range(30, 51)})
     nan, cut = elsewhere()
-    assert (nan["attempt"], nan["failed"]) == (2, False)
+    assert (nan["attempt"], nan["failed"]) == (2, False) and begun_at + 30 < nan["until"] < begun_at + 40
     assert cut == {"attempt": 3, "until": None, "failed": True, "base": None}
-    assert bench.begin + 3 * HOUR + 39 * 60 < nan["until"] < bench.begin + 3 * HOUR + 40 * 60
 
 
 # --- a folder that is away --------------------------------------------------------------------------------------------
@@ -286,36 +401,39 @@ def test_the_far_side_hears_whose_checkpoints_it_may_take(bench: Bench) -> None:
 def test_the_beginning_is_not_taken_for_checkpoints_whose_folder_went_away(
     bench: Bench, tmp_path: Path, state: str, is_away: bool
 ) -> None:
-    attempt = bench.attempt(1, 1.0, 3.0)
-    bench.save("step_10.pt", 2.0)
-    bench.look()
-    (bench.folder / "step_10.pt").unlink()
+    bench.begin(1)
+    bench.step(10)
+    bench.save("step_10.pt")
+    bench.scan()
+    away = (bench.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
     if state == "gone":
         bench.folder.rmdir()
     if state == "in use":
-        (bench.folder / "notes.txt").touch()
+        (bench.folder / ".notes.txt").touch()
     task = PostmortemTask(
-        folder=tmp_path, attempt=attempt, exit_record={"code": 1}, survivors=(), launcher="python", rebooted=False,
-        ended_at=bench.begin + 3 * HOUR, checkpoints=bench.search(), checkpoints_wanted=1, redactor=Redactor([]),
+        folder=tmp_path, attempt=attempt_of(bench.connection, 1), exit_record={"code": 1}, survivors=(),
+        launcher="python", rebooted=False, ended_at=bench.now, checkpoints=bench.search(ended=True),
+        checkpoints_wanted=1, redactor=Redactor([]),
     )  # fmt: skip
     after_failure, by_hand = examine(task).checkpoints, for_person(bench.search(), None)
     assert after_failure is not None and after_failure.usable == by_hand.usable == ()
     assert (after_failure.unreadable is not None) is (by_hand.unreadable is not None) is is_away
     bench.folder.mkdir(exist_ok=True)
-    bench.save("step_10.pt", 2.0)
-    assert [info.path.name for info in for_person(bench.search(), None).usable] == ["step_10.pt"]
+    shutil.copyfile(away, bench.folder / "step_10.pt")
+    assert bench.taken() == ["step_10.pt"]
 
 
-def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: Bench) -> None:
-    bench.attempt(1, 1.0, 3.0)
-    bench.save("step_10.pt", 2.0)
-    bench.look()
+def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: Bench, tmp_path: Path) -> None:
+    bench.begin(1)
+    bench.step(10)
+    bench.save("step_10.pt")
+    bench.end()
     chosen(bench, "step_10.pt")
-    (bench.folder / "step_10.pt").unlink()
+    away = (bench.folder / "step_10.pt").rename(tmp_path / "step_10.pt")
     checking = checks(bench)
     assert not decided(bench, checking)
     assert bench.given_up == [] and "step_10.pt" in (bench.run().waiting_for or "")
-    bench.save("step_10.pt", 2.0)
+    away.rename(bench.folder / "step_10.pt")
     bench.clock += CHECKED_SECONDS
     assert decided(bench, checking)
 
@@ -323,8 +441,8 @@ def test_an_attempt_waits_for_the_folder_of_its_checkpoint_to_come_back(bench: B
 # --- between the choice and the start ---------------------------------------------------------------------------------
 
 
-def checks(bench: Bench) -> ResumeChecks:
-    return ResumeChecks(bench.context, ActiveRuns(), lambda _run, why: bench.given_up.append(why))
+def checks(bench: Bench) -> ReadinessChecks:
+    return ReadinessChecks(bench.context, ActiveRuns(), lambda _run, why: bench.given_up.append(why))
 
 
 def chosen(bench: Bench, name: str) -> None:
@@ -332,28 +450,44 @@ def chosen(bench: Bench, name: str) -> None:
         repository.set_next_attempt(connection, "a-1", params={}, resume_from=str(bench.folder / name), not_before=None)
 
 
-def decided(bench: Bench, checking: ResumeChecks) -> bool:
-    """Whether it may start, once its file was looked at."""
-    first = checking.may_start(bench.run())
-    if first or not checking.runs.waiting_of("a-1").resume_check:
-        return first
+def decided(bench: Bench, checking: ReadinessChecks) -> bool:
+    """Whether it may start, once its folder was looked into."""
+    assert not checking.may_start(bench.run())
     wait_until(checking.is_one_over, what="the look")
     return checking.may_start(bench.run())
 
 
 @pytest.mark.parametrize("remains", [True, False])
 def test_one_that_another_wrote_again_meanwhile_is_not_begun_from(bench: Bench, remains: bool) -> None:
-    bench.attempt(1, 1.0, 3.0)
+    bench.begin(1)
+    bench.step(10)
     if remains:
-        bench.save("step_10.pt", 2.0)
-    bench.save("last.pt", 2.5)
-    bench.look()
+        bench.save("step_10.pt")
+        bench.scan()
+    bench.save("last.pt")
+    bench.end()
     chosen(bench, "last.pt")
-    bench.save("last.pt", 4.0)
+    bench.save("last.pt")
     checking = checks(bench)
     assert not decided(bench, checking)
     if remains:
         assert bench.run().resume_from == str(bench.folder / "step_10.pt") and checking.may_start(bench.run())
-        assert bench.events()[-1] == "checkpoint_replaced"
+        (kind,) = bench.connection.execute("SELECT kind FROM events ORDER BY event_id DESC").fetchone()
+        assert kind == "checkpoint_replaced"
     else:
         assert len(bench.given_up) == 1 and "last.pt" in bench.given_up[0]
+
+
+# --- read back --------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_is_read_back_with_what_was_struck_off(bench: Bench) -> None:
+    bench.begin(1)
+    for step in (50, 60):
+        bench.step(*range(step - 9, step + 1), nan_from=58)
+        bench.save(f"step_{step}.pt")
+    before = bench.end(None)
+    bench.connection.execute("DELETE FROM checkpoints")
+    assert bench.usable() == []
+    checkpoint_survey.restore(bench.connection, "a-1", bench.workspace.run_dir("a-1"))
+    assert bench.usable() == before == ["step_50.pt"] and bench.taken() == ["step_50.pt"]

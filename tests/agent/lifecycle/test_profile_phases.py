@@ -8,8 +8,10 @@ import pytest
 
 from gputui.agent.lifecycle.run_files import next_phase
 from gputui.runs.spec import Phase, RunSpec
+from gputui.store import checkpoints
 from gputui.store.attempts import Attempt
 from tests.agent.conftest import add_run, attempt_of
+from tests.ledgers import ledger_row
 
 PHASES = (Phase(10, {"lr": 0.1}), Phase(20, {"lr": 0.2}), Phase(None, {"lr": 0.3}))
 SPEC = RunSpec("a", "python", ("x.py",), "/", "/p", phases=PHASES)
@@ -30,11 +32,7 @@ def attempt(connection: sqlite3.Connection, number: int, resumed_from: str | Non
 
 
 def saved(connection: sqlite3.Connection, name: str, number: int, verdict: str = "valid", step: int = 0) -> None:
-    connection.execute(
-        "INSERT INTO checkpoints (run_id, path, attempt, origin, modified_ns, size_bytes, step, first_seen_at, "
-        "is_settled, verdict, why, failed_starts) VALUES ('a-1', ?, ?, 'run', 1, 1, ?, 1, 1, ?, '', 0)",
-        (f"/c/{name}", number, step, verdict),
-    )
+    checkpoints.save(connection, "a-1", (), [ledger_row(name, attempt=number, step=step, verdict=verdict)])
 
 
 def test_a_phase_ends_with_its_checkpoint(connection: sqlite3.Connection) -> None:

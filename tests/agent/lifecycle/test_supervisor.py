@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gputui.agent.context import AgentContext
 from gputui.agent.error_barrier import TROUBLE_SECONDS
-from gputui.agent.lifecycle import postmortem
+from gputui.agent.lifecycle import checkpoint_survey
 from gputui.agent.lifecycle.active_run import ActiveRun, LiveAttempt, Postmortem
 from gputui.agent.lifecycle.postmortem import EXAMINE_SECONDS
 from gputui.agent.lifecycle.supervisor import Supervisor
@@ -108,7 +108,7 @@ def test_checkpoints_that_cannot_be_reached_do_not_keep_a_run_from_ending(
     workspace: Workspace, connection: sqlite3.Connection, made: Doctored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr(postmortem, "surveyed", lambda _search: over.wait(60) and ())
+    monkeypatch.setattr(checkpoint_survey, "surveyed", lambda *_: over.wait(60) and ())
     spec = replace(SPEC, checkpoints=CheckpointSpec("/dead/checkpoints", "*.pt", ()))
     run = add_run(connection, spec=spec, workspace=workspace)
     with transaction(connection):

@@ -16,7 +16,9 @@ from gputui.core.config import Workspace
 from gputui.reports.export.once import export
 from gputui.reports.export.sqlite_sink import TABLES
 from gputui.reports.export.subject import read_subject
+from gputui.store import checkpoints
 from gputui.store.events import add_event
+from tests.ledgers import ledger_row
 from tests.ui.tui.filling import NOW, Filler
 
 PAGE = Path(__file__).parents[3] / "docs" / "schema.md"
@@ -30,10 +32,7 @@ def filler(workspace: Workspace) -> Iterator[Filler]:
     made.metrics(RUN, 3, [{"step": 9001, "time": NOW, "loss": math.nan, "grad_norm": math.inf, "lr": 0.5}])
     add_event(made.connection, "sink_failed", "no answer", now=NOW, key="csv", run_id=RUN, attempt=3)
     add_event(made.connection, "launched", "by me", now=NOW, run_id="resnet50-2")
-    made.connection.execute(
-        "INSERT INTO checkpoints (run_id, path, attempt, origin, modified_ns, step, first_seen_at) "
-        "VALUES (?, '/c/step_1.pt', 99, 'rebuilt', 5000000000, 1, 5)", (RUN,),
-    )  # fmt: skip
+    checkpoints.save(made.connection, RUN, (), [ledger_row("step_1.pt", 5, 99, 1), ledger_row("2", 6, gone_at=7.0)])
     made.connection.execute("UPDATE attempts SET params = ? WHERE number = 2", (json.dumps({"lr": 1, "token": "abc"}),))
     yield made
     made.close()

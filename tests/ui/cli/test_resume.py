@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gputui.store.checkpoints import CheckpointRow
 from gputui.ui.cli.resume import named_path
+from tests.ledgers import ledger_row
 
 
 def test_a_path_or_the_name_of_one_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [CheckpointRow(f"/c/{name}", 1, "run", 1, 1, None, 1.0) for name in ("step_1.pt", "a/last.pt", "b/last.pt")]
+    rows = [ledger_row(name) for name in ("step_1.pt", "a/last.pt", "b/last.pt")]
     assert named_path("step_1.pt", rows) == "/c/step_1.pt"
     assert named_path("/c/step_2.pt", rows) == "/c/step_2.pt"
     # Two of that name, and one that lies here.

@@ -16,7 +16,7 @@ from gputui.core.text import clean
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
 
 if TYPE_CHECKING:
-    from gputui.recovery.ledger_inputs import FoundCheckpoint
+    from gputui.recovery.checkpoints.files import FoundCheckpoint
 
 LIST_SECONDS = 5.0
 MOST_LISTED = 50
@@ -26,11 +26,13 @@ CHECKED_UNASKED_BYTES = 256 * 1024 * 1024
 
 
 class LedgerFact(Struct, frozen=True):
-    """The ledger's entry of a checkpoint; ``refused`` says why the run will not resume from it."""
+    """The ledger's entry of a checkpoint; ``refused`` says why the run will not resume from it, ``seen`` is its place
+    in the order of all."""
 
     step: int | None
     attempt: int | None
     refused: str
+    seen: int = 0
 
 
 Facts = Mapping[str, LedgerFact]
@@ -79,12 +81,14 @@ class CheckpointReader:
 
     def _look(self, wish: _Wish) -> None:
         # Imported on first use: the archive and hash libraries would slow the start.
-        from gputui.recovery.checkpoints import look_in, validate
+        from gputui.recovery.checkpoints.files import list_checkpoints
+        from gputui.recovery.checkpoints.formats import validate
 
         try:
-            lying = look_in(wish.folder, wish.pattern)
+            lying = list_checkpoints(wish.folder, wish.pattern)
         except OSError:
             lying = []
+        lying.sort(key=lambda one: facts.seen if (facts := wish.facts.get(one.path)) else 1 << 62, reverse=True)
         listed = [self._checkpoint(one, wish) for one in lying[:MOST_LISTED]]
         self._show(wish, listed, len(lying))
         for number, (one, found) in enumerate(zip(lying, listed, strict=False)):
@@ -101,7 +105,7 @@ class CheckpointReader:
 
         path = Path(one.path)
         found = Checkpoint(
-            clean(path.name), step_in_name(path, wish.folder), one.total_bytes, one.modified_ns / 1e9,
+            clean(path.name), step_in_name(path, wish.folder), one.size_bytes, one.modified_ns / 1e9,
             *self._checked.get(one, (None, "")),
         )  # fmt: skip
         fact = wish.facts.get(one.path)

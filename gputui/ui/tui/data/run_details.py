@@ -12,9 +12,7 @@ from msgspec.structs import replace
 
 from gputui.core.config import Workspace
 from gputui.core.text import clean
-from gputui.recovery import checkpoint_ledger as ledger
 from gputui.recovery.cost import Cost, costs
-from gputui.recovery.ledger_inputs import spans_of
 from gputui.runs.code_version import code_words
 from gputui.runs.command import checkpoint_directory, sinks_of
 from gputui.runs.executors import chooses_start
@@ -129,11 +127,13 @@ class RunCheckpoints:
 
     def note_ledger(self, connection: sqlite3.Connection, run: Run, attempts: Sequence[Attempt]) -> None:
         """Read the ledger of the run's checkpoints. Raises sqlite3.Error."""
+        from gputui.recovery.checkpoints import ledger  # its checks of files would slow the start
+
         rows = checkpoints.of_run(connection, run.run_id)
-        known = spans_of(run, attempts, time.time())
+        known = ledger.spans_of(run, attempts, time.time())
         refused = {row.path: why for row, why in ledger.refused(rows, known)}
         facts = {
-            row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""))
+            row.path: LedgerFact(row.step, row.attempt if row.is_written else None, refused.get(row.path, ""), row.seen)
             for row in rows
         }
         self._facts = (run.run_id, facts)

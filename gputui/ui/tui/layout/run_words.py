@@ -39,7 +39,8 @@ def outlook(row: RunRow, now: float) -> Span:
         reason = clean(run.told_reason or "")
         if run.state == "succeeded" or not reason:
             took = "" if run.ended_seconds is None else f"took {duration(run.ended_seconds)}"
-            return (" · ".join(filter(None, (ended, took))), "dim")
+            bad = "" if run.unsound_since is None else f"loss not finite since step {count(run.unsound_since)}"
+            return (" · ".join(filter(None, (ended, bad, took))), "warn" if bad else "dim")
         return (f"{ended} · {reason}" if ended else reason, "text")
     if run.placement is not None and not run.placement.is_seen_running(now):
         return placement_words(run, now)

@@ -8,10 +8,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from gputui.store import checkpoints
-from gputui.store.checkpoints import CheckpointRow
 from gputui.ui.tui.data import checkpoints as checkpoint_list
 from gputui.ui.tui.data.checkpoints import CheckpointReader, LedgerFact
 from gputui.ui.tui.data.snapshot import Checkpoint, CheckpointList
+from tests.ledgers import ledger_row
 from tests.ui.tui.filling import Filler
 
 
@@ -71,12 +71,12 @@ def test_of_a_past_moment_only_what_was_there() -> None:
 
 
 def test_a_checkpoint_that_is_gone_or_written_again_was_there_in_the_past(filler: Filler) -> None:
-    rows = [CheckpointRow(f"/c/{name}", 1, "run", int(at * 1e9), 7, step, at, is_settled=True)
-            for name, at, step in (("step_1.pt", 10.0, 1), ("last.pt", 11.0, 1), ("kept.pt", 12.0, 2))]  # fmt: skip
-    again = replace(rows[1], modified_ns=int(30e9), step=3)
+    rows = [ledger_row(name, seen, step=seen) for name, seen in (("step_1.pt", 10), ("last.pt", 11), ("kept.pt", 12))]
+    gone = [replace(row, gone_at=40.0) for row in rows[:2]]
     filler.run("a-1")
-    checkpoints.save(filler.connection, "a-1", (), rows, 12.0)
-    checkpoints.save(filler.connection, "a-1", rows, (again, rows[2]), 40.0)
+    checkpoints.save(filler.connection, "a-1", (), rows)
+    checkpoints.save(filler.connection, "a-1", rows, (*gone, ledger_row("last.pt", 30), rows[2]))
+    assert [row.name for row in checkpoints.of_run(filler.connection, "a-1")] == ["kept.pt", "last.pt"]
     then = {at: [row[0] for row in checkpoints.former(filler.connection, "a-1", at)] for at in (10.5, 39.0, 40.0)}
     assert then == {10.5: ["/c/step_1.pt"], 39.0: ["/c/step_1.pt", "/c/last.pt"], 40.0: []}
 

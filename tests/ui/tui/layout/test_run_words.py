@@ -6,10 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from gputui.core.config import Workspace
+from gputui.store import checkpoints
 from gputui.store.run_states import RunState
 from gputui.store.runs import Run, StopRequest
 from gputui.ui.tui.data.snapshot import Progress, RunRow
 from gputui.ui.tui.layout.run_words import outlook, silent_seconds, unsaved_words
+from tests.ledgers import ledger_row
 from tests.ui.tui.filling import NOW, Filler
 from tests.ui.tui.pages.overview.test_render import read
 
@@ -83,11 +85,7 @@ def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> 
     assert stop is not None and (stop.saved_step, stop.has_checkpoints) == (None, True)
     assert unsaved_words(40, stop).startswith("40 steps") and unsaved_words(None, stop) == ""
     for step, verdict in ((30, "valid"), (39, "struck"), (20, "unexamined")):
-        filler.connection.execute(
-            "INSERT INTO checkpoints (run_id, path, step, attempt, origin, modified_ns, first_seen_at, verdict) "
-            "VALUES ('vit-1', ?, ?, 1, 'run', 1, 1.0, ?)",
-            (f"/c/{step}", step, verdict),
-        )
+        checkpoints.save(filler.connection, "vit-1", (), [ledger_row(str(step), step=step, verdict=verdict)])
     stop = row_of(workspace, "vit-1").run.stop
     assert stop is not None and stop.saved_step == 30
     assert unsaved_words(40, stop).startswith("10 steps") and unsaved_words(30, stop) == ""
@@ -95,6 +93,15 @@ def test_a_stop_says_what_is_not_saved(filler: Filler, workspace: Workspace) -> 
     row = row_of(workspace, "vit-1")
     assert row.run.stop is not None and not row.run.stop.has_checkpoints
     assert "no checkpoints" in outlook(row, NOW)[0]
+
+
+def test_a_success_with_a_loss_that_is_no_number_says_so(filler: Filler, workspace: Workspace) -> None:
+    filler.run("vit-1", "succeeded")
+    filler.attempt("vit-1", 1)
+    assert outlook(row_of(workspace, "vit-1"), NOW)[1] == "dim"
+    filler.connection.execute("UPDATE attempts SET exit = ?", ('{"unsound_since": 1200}',))
+    words, style = outlook(row_of(workspace, "vit-1"), NOW)
+    assert "loss not finite since step 1 200" in words.replace("\u202f", " ").replace("\u00a0", " ") and style == "warn"
 
 
 def test_the_parameters_say_how_long_a_script_trains(filler: Filler, workspace: Workspace) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from gputui.core.text import clean
 from gputui.core.units import count
-from gputui.recovery import checkpoint_ledger as ledger
-from gputui.recovery.ledger_inputs import AttemptSpan
+from gputui.recovery.checkpoints import ledger
+from gputui.recovery.checkpoints.ledger import AttemptSpan
 from gputui.runs.checkpoint_names import is_step_named, step_words
 from gputui.store.checkpoints import CheckpointRow
 from gputui.store.json_shapes import iso
@@ -31,9 +31,6 @@ def checkpoints_sentence(rows: Sequence[CheckpointRow], attempts: Sequence[Attem
         shown = [f"{row.name} {why}" for row, why in refused[:MOST_SHOWN]]
         more = [f"and {count(len(refused) - len(shown))} more"] if len(refused) > len(shown) else []
         parts.append(f"Passed over: {'; '.join([*shown, *more])}.")
-    if (contradiction := ledger.out_of_order(rows, attempts)) is not None:
-        older, newer = contradiction
-        parts.append(f"{newer} was written after {older}, against the steps in their names: the times count.")
     return clean(" ".join(parts))
 
 
@@ -49,9 +46,10 @@ def checkpoints_shape(rows: Sequence[CheckpointRow], attempts: Sequence[AttemptS
             "attempt": row.attempt if row.is_written else None,
             "origin": row.origin,
             "size_bytes": row.size_bytes,
+            "seen_at": iso(row.seen_at),
             "modified_at": iso(row.modified_at),
             "verdict": row.verdict,
             "refused": refused.get(row.path),
         }
-        for row in sorted(rows, key=lambda row: row.write_order, reverse=True)
+        for row in ledger.newest_first(rows)
     ]

@@ -1,0 +1,164 @@
+"""Listing of checkpoint folders, and the identity of what lies there: its content, whatever its name, place or time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from gputui.core.config import open_regular
+
+CHECKSUM_SUFFIX = ".sha256"
+# Files that each save writes; others, such as a tokenizer's or an evaluation's, may be written once or at any time.
+SAVED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gz", ".distcp", ".metadata", ".pkl", ".npz", ".npy")
+MAX_FILES = 10_000
+# A smaller file is hashed as a whole; of a larger one its head, its tail and as many blocks between them.
+WHOLE_BYTES = 1 << 20
+BLOCK_BYTES = 64 << 10
+MIDDLE_BLOCKS = 6
+
+# Names under which checkpoints are written before they are renamed: `checkpoint-40-tmp`, `x.orbax-checkpoint-tmp-17`,
+# `x.pt.partial-123`, and the random names of Python's tempfile.
+_UNFINISHED = re.compile(
+    r"""(?:^|[._-])(?:tmp|incomplete)(?:[._-]|$)
+    | \.(?:temp|part|partial|stale|lock)(?:[._-][^.]*)?$
+    | ^tmp[a-z0-9_]{8}$
+    | ~$""",
+    re.VERBOSE,
+)
+
+
+class TooManyFilesError(Exception):
+    """The folder holds more files than a checkpoint has; the message completes "the checkpoint …"."""
+
+
+class FoundCheckpoint(NamedTuple):
+    """A file or folder in a checkpoint folder. ``stamp`` changes whenever it is written; ``content`` identifies it, and
+    is "" until `identified` has read it. Size and time are for people only; the size is that of all its files."""
+
+    path: str
+    stamp: str
+    size_bytes: int | None
+    modified_ns: int
+    content: str = ""
+
+
+def is_unfinished(name: str) -> bool:
+    return _UNFINISHED.search(name) is not None or name.endswith(CHECKSUM_SUFFIX)
+
+
+def list_checkpoints(directory: Path, pattern: str) -> list[FoundCheckpoint]:
+    """Checkpoints that match the pattern (a glob relative to the directory) except unfinished files, newest first.
+    Empty if the directory does not exist. Raises OSError if it cannot be read."""
+    try:
+        os.scandir(directory).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    files = []
+    try:
+        for path in directory.glob(pattern):
+            parts = path.relative_to(directory).parts
+            if not path.name.startswith(".") and not any(map(is_unfinished, parts)) and _is_text(path):
+                file = measured(path)
+                files += [] if file is None else [file]
+    except (ValueError, NotImplementedError):
+        return []  # an invalid pattern
+    # A link to another one of them, such as ``latest``, is no separate checkpoint.
+    links = {file.path for file in files if Path(file.path).is_symlink()}
+    real = {os.path.realpath(file.path) for file in files if file.path not in links} if links else set()
+    files = [file for file in files if file.path not in links or os.path.realpath(file.path) not in real]
+    return sorted(files, key=lambda file: (file.modified_ns, file.path), reverse=True)
+
+
+def measured(path: Path) -> FoundCheckpoint | None:
+    """Stamp, size and last change of a file, or of the files in a folder. None if it is neither, or missing. A link
+    counts as what it leads to."""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            return FoundCheckpoint(str(path), _stamp(status), status.st_size, status.st_mtime_ns)
+        if not stat.S_ISDIR(status.st_mode):
+            return None
+        files = files_of(path)
+        saved = {entry: entry.stat() for entry in _saved(files)}
+        size_bytes = sum(entry.stat().st_size for entry in files)
+    except TooManyFilesError:
+        return FoundCheckpoint(str(path), _stamp(status), None, status.st_mtime_ns)
+    except OSError:
+        return None  # scripts delete their old checkpoints
+    stamp = _digest("\n".join(f"{entry.relative_to(path)} {_stamp(saved[entry])}" for entry in saved).encode())
+    modified_ns = max((each.st_mtime_ns for each in saved.values()), default=status.st_mtime_ns)
+    return FoundCheckpoint(str(path), stamp, size_bytes, modified_ns)
+
+
+def identified(file: FoundCheckpoint, known: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:
+    """The file with its content, which is read unless ``known`` has it (stamp and content by path); None if it is gone.
+    Raises OSError if it cannot be read now."""
+    stamp, content = known.get(file.path, ("", ""))
+    if stamp != file.stamp:
+        try:
+            content = content_of(Path(file.path))
+        except FileNotFoundError:
+            return None
+    return file._replace(content=content)
+
+
+def content_of(path: Path) -> str:
+    """The identity of a checkpoint: sizes and hashes, of a folder of each file in it that a save writes. Raises
+    OSError."""
+    if not path.is_dir():
+        return _content_of_file(path)
+    try:
+        files = _saved(files_of(path))
+    except TooManyFilesError:
+        return f"folder {path}"
+    parts = (f"{entry.relative_to(path)} {_content_of_file(entry)}" for entry in files)
+    return f"{len(files)} files {_digest(chr(10).join(parts).encode())}"
+
+
+def files_of(path: Path) -> list[Path]:
+    """The regular files below a folder. Raises TooManyFilesError."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        found += [entry for name in sorted(names) if (entry := Path(folder, name)).is_file()]
+        if len(found) > MAX_FILES:
+            raise TooManyFilesError(f"holds more than {MAX_FILES} files")
+    return found
+
+
+def _saved(files: list[Path]) -> list[Path]:
+    return [entry for entry in files if entry.name.endswith((*SAVED_SUFFIXES, "trainer_state.json"))] or files
+
+
+def _content_of_file(path: Path) -> str:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= WHOLE_BYTES:
+            return f"{size} {_digest(file.read(WHOLE_BYTES))}"
+        blocks = []
+        for place in range(MIDDLE_BLOCKS + 2):
+            file.seek((size - BLOCK_BYTES) * place // (MIDDLE_BLOCKS + 1))
+            blocks.append(file.read(BLOCK_BYTES))
+    return f"{size} {_digest(b''.join(blocks))}"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the name is valid UTF-8, so that it can be stored and shown."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
