@@ -14,23 +14,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputui.core.units import duration
-from gputui.recovery.action_results import (
+from gputui.recovery.actions import ACTIONS, tuned_by_study
+from gputui.recovery.checkpoints.formats import CheckpointInfo
+from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, WORKED_SECONDS, rolled_back
+from gputui.recovery.classify import Incident
+from gputui.recovery.kinds import KINDS
+from gputui.recovery.machine_actions import (
+    ELSEWHERE,
     NO_EFFECT,
+    ActionContext,
     AppliedAction,
     Change,
     Effect,
+    MachineContext,
     Result,
     SkippedAction,
     apply_changes,
     show,
     whole,
 )
-from gputui.recovery.actions import ACTIONS, tuned_by_study
-from gputui.recovery.checkpoints.formats import CheckpointInfo
-from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, WORKED_SECONDS, rolled_back
-from gputui.recovery.classify import Incident
-from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import ELSEWHERE, ActionContext, MachineContext
 from gputui.recovery.policies import Ladder, Policy, Rung
 from gputui.runs.spec import RunSpec, Scalar
 from gputui.store.checkpoints import CheckpointRow

@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.action_results import AppliedAction, Result
 from gputui.recovery.checkpoints import ledger
 from gputui.recovery.checkpoints.formats import CheckpointInfo
 from gputui.recovery.checkpoints.ledger import NUMERIC_INCIDENTS, AttemptSpan, UnsoundLoss
@@ -17,7 +16,7 @@ from gputui.recovery.checkpoints.search import choose
 from gputui.recovery.classify import Incident
 from gputui.recovery.decide import UNDO, AttemptReach, PastDecision, RecoveryPlan, decide
 from gputui.recovery.kinds import KINDS
-from gputui.recovery.machine_actions import MachineContext
+from gputui.recovery.machine_actions import AppliedAction, MachineContext, Result
 from gputui.recovery.policies import STOP, Policy, PolicyAction
 from gputui.runs.launchers import FOR_RANKS
 from gputui.runs.spec import CheckpointSpec, GpuRequest, MetricsSpec, RunSpec, Scalar

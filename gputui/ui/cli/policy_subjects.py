@@ -15,12 +15,11 @@ from gputui.core.yaml_forms.nearest import did_you_mean
 from gputui.profiles.loading import ProfileNotFoundError
 from gputui.profiles.loading import find as find_profile
 from gputui.recovery import policy_simulation
-from gputui.recovery.action_results import Result
 from gputui.recovery.checkpoints.search import CheckpointChoice, choose, surveyed
 from gputui.recovery.history import past_decisions, progress_of
-from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, policy_from
+from gputui.recovery.machine_actions import Result
+from gputui.recovery.policies import POLICIES, Policy, PolicyAction, PolicyError, actions_in, policy_from
 from gputui.recovery.policy_simulation import Situation
-from gputui.recovery.policy_words import actions_in
 from gputui.runs.command import checkpoint_directory
 from gputui.runs.executors import Executors
 from gputui.runs.spec import RunSpec, Scalar, SpecError, spec_of
