@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gputui.agent.health.setup_checks import SetupChecks
 from gputui.agent.jobs import Job
 from gputui.recovery.watch.attempt import AttemptWatch, ProcessSnapshot
 from gputui.recovery.watch.course import MetricsCourse
@@ -50,15 +51,7 @@ class WatchedAttempt:
     ending: str | None = None
     stack_dump: Job[tuple[int | None, str] | None] | None = None
     memory_at: float = -math.inf
-    metrics_search: Job[str | None] | None = None
-    metrics_searched_at: float = -math.inf
-    # The last check for a process group, and how many of them found ranks without connections.
-    group_at: float = -math.inf
-    ungrouped_checks: int = 0
-    group_search: Job[bool] | None = None
-    is_grouped: bool = False
-    # Whether it was compared where the attempt's steps begin and where its checkpoint ends.
-    is_start_known: bool = False
+    setup: SetupChecks = field(default_factory=SetupChecks)
 
     @property
     def stored(self) -> StoredCourse:

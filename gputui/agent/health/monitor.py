@@ -9,16 +9,11 @@ then the attempt is ended.
 from __future__ import annotations
 
 import logging
-import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-
-from msgspec import Struct
 
 from gputui.agent.context import AgentContext
 from gputui.agent.health.feed import LINES_PER_LOOK, StoredCourse, WatchedAttempt, read_history, take_snapshot
@@ -28,113 +23,27 @@ from gputui.agent.lifecycle import attempt_launch
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
 from gputui.core import units
-from gputui.core.config import open_regular
 from gputui.core.redaction import BY_LOOK
 from gputui.core.text import clean
-from gputui.metrics.formats import PRINTED_STREAMS
-from gputui.recovery.checkpoints.files import list_checkpoints
-from gputui.recovery.history import resumptions
 from gputui.recovery.policies import Policy
 from gputui.recovery.watch.attempt import LOOK_SECONDS
 from gputui.recovery.watch.numbers import MemorySample
 from gputui.recovery.watch.rules import FINDINGS, Observation
 from gputui.recovery.watch.silence import EARLY_LINES, silence
-from gputui.runs.command import checkpoint_directory, in_run
-from gputui.runs.launchers import LAUNCHERS
-from gputui.runs.logs import node_folder
-from gputui.runs.process_readings import available_bytes, is_connected
+from gputui.runs.process_readings import available_bytes
 from gputui.runs.processes import AttemptProcess, ProcessScan
 from gputui.runs.repository import transaction
-from gputui.runs.spec import RunSpec
-from gputui.store import checkpoints
-from gputui.store.attempts import read_attempts
 from gputui.store.events import EventKind, Severity, add_event
-from gputui.store.metrics.step_times import StepTimes
 from gputui.store.metrics.watched import ObservationRow, newest_lines, observations, put_observation
 from gputui.store.run_states import RunState
 from gputui.store.runs import get_run
 from gputui.store.series import GpuSample
-
-PRINTED_LINES = 200
-_READ_BYTES = 256 << 10
-_GROUP = re.compile(
-    rb"^[^#\n]*\b(?:init_process_group|init_device_mesh|DistributedDataParallel|FullyShardedDataParallel|fully_shard)\b",
-    re.MULTILINE,
-)
-
-
-class TrainingTrace(Struct, frozen=True):
-    """Traces of training: the output files of the attempt's first rank and its checkpoints.
-    ``where`` describes the sources of metrics in the profile. ``since`` (unix seconds) is the
-    attempt's begin."""
-
-    outputs: tuple[Path, ...]
-    checkpoints: Path | None
-    pattern: str
-    since: float
-    where: str
-
-
-def trace_of(spec: RunSpec, run_dir: Path, attempt: int, since: float) -> TrainingTrace:
-    folder = node_folder(run_dir / "attempts" / str(attempt))
-    outputs = LAUNCHERS[spec.launcher].log_files(folder, spec.nproc)
-    printed = next((source.kind for source in spec.metrics if source.kind in PRINTED_STREAMS), None)
-    files = [str(in_run(source.path, spec, run_dir)) for source in spec.metrics if source.path is not None]
-    unread = [f"no metrics line was read from {' or '.join(files)}"] if files else []
-    if printed is not None:
-        unread.append(f"nothing in its {printed} matches the patterns of its profile")
-    pattern = "" if spec.checkpoints is None else spec.checkpoints.pattern
-    return TrainingTrace(tuple(outputs), checkpoint_directory(spec, run_dir), pattern, since, " and ".join(unread))
-
-
-def missing_metrics(trace: TrainingTrace) -> str | None:
-    """A sentence once the attempt has saved a checkpoint or printed PRINTED_LINES lines; None
-    before. Call it in a job, because folders may be slow, and only while there is no metrics
-    line."""
-    if trace.checkpoints is not None:
-        try:
-            newest = next(iter(list_checkpoints(trace.checkpoints, trace.pattern)), None)
-        except OSError:
-            newest = None
-        if newest is not None and newest.modified_ns / 1e9 >= trace.since:
-            return f"it has saved {Path(newest.path).name}, but {trace.where}"
-    if any(count >= PRINTED_LINES for count in map(_lines, _readable(trace.outputs))):
-        return f"it has printed {PRINTED_LINES} lines, but {trace.where}"
-    return None
-
-
-def makes_group(spec: RunSpec) -> bool:
-    """Whether the text of the run's script makes a process group or wraps a model in one. Call it
-    in a job."""
-    scripts = [Path(spec.workdir, word) for word in spec.program if word.endswith(".py")]
-    return any(_GROUP.search(text) for text in _readable(scripts[:1]))
-
-
-def _readable(paths: Iterable[Path]) -> Iterable[bytes]:
-    for path in paths:
-        try:
-            with open_regular(path) as file:
-                yield file.read(_READ_BYTES)
-        except OSError:
-            continue
-
-
-def _lines(content: bytes) -> int:
-    """Number of lines; updates of a progress bar, which end with a carriage return, count too."""
-    return content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n")
-
 
 log = logging.getLogger(__name__)
 
 MEMORY_SECONDS = 30.0
 # A lost GPU ends an attempt that makes no progress for so long.
 LOST_SECONDS = 20.0
-# Interval of the checks for a process group, from the first step until one is found.
-GROUP_SECONDS = 15.0
-UNGROUPED_CHECKS = 3
-METRICS_SEARCH_SECONDS = 6.0
-# So many lines of an attempt show how far apart they are.
-START_LINES = 3
 HISTORY_SECONDS = 60.0
 # A turn that is this late means that the agent was suspended, probably together with its runs.
 SLEPT_SECONDS = 10.0
@@ -222,15 +131,9 @@ class HealthMonitor:
         if watched.ending is None:
             self._look_for_lost_gpu(attempt, watched, resolved.policy)
             self._look_for_hang(attempt, watched, resolved.policy)
-        self._look_for_metrics(watched, resolved.spec)
-        self._look_for_group(attempt, watched, resolved.spec)
-        self._look_at_start(watched)
-        if (rank := watched.watch.lone_rank) is not None:
-            text = (
-                f"all of its metrics lines have rank {rank}, and gputui watches and draws those of rank 0 or without a "
-                "rank: let rank 0 write them; if it is no process's rank, such as LoRA's, give it another name"
-            )
-            self._show(watched, Observation("no_first_rank", text=text))
+        processes = partial(self._processes, attempt)
+        for seen in watched.setup.look(self.context, watched.watch, resolved.spec, processes, watched.reported):
+            self._show(watched, seen)
         # Before the first steps, loading data and filling caches looks like a leak.
         is_settled = not resolved.spec.metrics or watched.watch.progress.lines >= EARLY_LINES
         if watched.ending is None and is_settled and self.context.monotonic() - watched.memory_at >= MEMORY_SECONDS:
@@ -305,79 +208,6 @@ class HealthMonitor:
         verdict, is_certain = watch.assess(snapshot, self._gpus(), quiet, policy.hang_after_seconds)
         if verdict is not None and is_certain:
             self._act_on(attempt, watched, verdict, policy)
-
-    def _look_for_metrics(self, watched: WatchedAttempt, spec: RunSpec) -> None:
-        """Report once why a run that trains has no metrics line; it would look like one that is
-        starting."""
-        if watched.watch.had_lines or not spec.metrics or "no_metrics" in watched.reported:
-            return
-        now, record = self.context.monotonic(), watched.watch.record
-        if watched.metrics_search is not None:
-            if watched.metrics_search.is_over:
-                search, watched.metrics_search = watched.metrics_search, None
-                try:
-                    text = search.result()
-                except OSError as error:
-                    log.warning("%s", error)
-                    text = None
-                if text is not None:
-                    self._show(watched, Observation("no_metrics", text=text))
-        elif now >= watched.metrics_searched_at + METRICS_SEARCH_SECONDS:
-            watched.metrics_searched_at = now
-            run_dir = self.context.workspace.run_dir(record.run_id)
-            trace = trace_of(spec, run_dir, record.number, record.started_at or record.created_at)
-            name = f"looking for what {record.run_id} prints and saves"
-            work = partial(missing_metrics, trace)
-            watched.metrics_search = self.context.jobs.start(name, work, deadline_seconds=60.0)
-
-    def _look_for_group(self, attempt: LiveAttempt, watched: WatchedAttempt, spec: RunSpec) -> None:
-        """Report once that the ranks have made no process group although their script's text makes
-        one. A member of a group has a connection to its store or to another rank; a rank with any
-        connection counts as a member."""
-        now, progress = self.context.monotonic(), watched.watch.progress
-        is_over = watched.is_grouped or "no_group" in watched.reported
-        if is_over or not progress.lines or now < watched.group_at + GROUP_SECONDS:
-            return
-        watched.group_at = now
-        ranks = [process for process in self._processes(attempt) if process.rank is not None]
-        size = len({process.rank for process in ranks})
-        if size < 2:
-            return
-        if any(is_connected(process.identity.pid) for process in ranks):
-            watched.is_grouped = True
-            return
-        watched.ungrouped_checks += 1
-        if watched.ungrouped_checks == UNGROUPED_CHECKS:
-            name = f"reading the script of {watched.watch.record.run_id}"
-            watched.group_search = self.context.jobs.start(name, partial(makes_group, spec), deadline_seconds=60.0)
-        elif watched.group_search is not None and watched.group_search.is_over:
-            # The ranks of other scripts may be meant to work apart.
-            watched.is_grouped = True
-            with suppress(OSError):
-                watched.is_grouped = not watched.group_search.result()
-            if not watched.is_grouped:
-                text = f"its {size} ranks have not made the process group of their script: each trains its own model"
-                self._show(watched, Observation("no_group", text=text, since=progress.step))
-
-    def _look_at_start(self, watched: WatchedAttempt) -> None:
-        """Report once that the script loaded a later checkpoint than it was given: one that is
-        passed over, perhaps because it was written after a NaN."""
-        record = watched.watch.record
-        if watched.is_start_known or record.resumed_from is None or watched.watch.progress.lines < START_LINES:
-            return
-        watched.is_start_known = True
-        connection = self.context.connection
-        attempts = read_attempts(connection, record.run_id)
-        ledger = checkpoints.of_run(connection, record.run_id)
-        if resumptions(attempts, StepTimes(connection, record.run_id), ledger).get(record.number) != "later":
-            return
-        first = next(row.first_step for row in attempts if row.number == record.number)
-        text = (
-            f"steps begin at {first}, after {Path(record.resumed_from).name} (step {record.resumed_step}), which was "
-            "given: the script found a later one, which gputui had passed over; pass it {checkpoint} in the profile's "
-            "resume, or let it read $GPUTUI_CHECKPOINT"
-        )
-        self._show(watched, Observation("not_resumed", text=text, since=first))
 
     def _look_for_leak(self, attempt: LiveAttempt, watched: WatchedAttempt, resolved: ResolvedRun) -> None:
         watched.memory_at = self.context.monotonic()

@@ -196,9 +196,8 @@ class HostWatch(Struct):
         if used is None or total is None:
             return Observation("host_memory_growth")
         age = now.at - self.memory[-1].at if self.memory else math.inf
-        if not 0 <= age <= 4 * GROWTH_EVERY_SECONDS:
-            # The first sample, or the one after a time without an agent or a clock that was set.
-            self.memory.clear()
+        if age < 0:
+            self.memory.clear()  # the clock was set back
         if not self.memory or age >= GROWTH_EVERY_SECONDS:
             self.memory.append(MemorySample(now.at, used, total - used))
             del self.memory[:-GROWTH_SAMPLES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 
 import msgspec
@@ -56,10 +57,8 @@ def test_a_nan_that_a_predecessor_did_not_live_to_tell_is_told(connection: sqlit
 def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
     write(connection, 2, {"step": 1, "loss": 1.0}, {"step": 1, "event": "checkpoint"})
     lines, cursor = newest_lines(connection, "r", {}, 100)
-    assert [(line.step, line.event, dict(line.values)) for line in lines] == [
-        (1, None, {"loss": 1.0}),
-        (1, "checkpoint", {}),
-    ]
+    found = [(line.step, line.event, dict(line.values)) for line in lines]
+    assert found == [(1, None, {"loss": 1.0}), (1, "checkpoint", {})]
     assert newest_lines(connection, "r", cursor, 100) == ([], cursor)
     write(connection, 2, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": "Infinity"})
     lines, _ = newest_lines(connection, "r", cursor, 2)
@@ -67,14 +66,14 @@ def test_only_what_is_new_is_looked_at(connection: sqlite3.Connection) -> None:
 
 
 def test_a_course_goes_on_with_the_lines_that_its_agent_did_not_live_to_see(connection: sqlite3.Connection) -> None:
-    write(connection, 2, *({"step": step, "loss": 2.0, "time": NOW + step} for step in range(9)))
+    write(connection, 2, *({"step": step, "loss": 2.0, "lr": "Infinity", "time": NOW + step} for step in range(9)))
     first = begin(connection, RECORD, clock=5.0, wall=NOW)
     write(connection, 1, {"step": 3, "loss": 9.0})
     write(connection, 2, {"step": 9, "loss": 3.0, "time": NOW + 9}, {"step": 9, "epoch": 1.0, "time": NOW + 19})
     stored = msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(first.stored))), StoredCourse, strict=False)
     stored.course.validation.value = 0.5  # from longer ago than is read again
     found = begin(connection, RECORD, 5.0, NOW, stored).watch.metrics
-    assert (found.step, found.values, found.trained_seconds) == (9, {"loss": 3.0, "epoch": 1.0}, 19.0)
+    assert (found.step, found.values, found.trained_seconds) == (9, {"loss": 3.0, "lr": math.inf, "epoch": 1.0}, 19.0)
     assert found.validation.value == 0.5
     other = msgspec.structs.replace(stored, attempt=1)
     assert begin(connection, RECORD, 5.0, NOW, other).watch.metrics.validation.value is None

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import sqlite3
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from gputui.agent.context import AgentContext
 from gputui.agent.health.monitor import HealthMonitor
 from gputui.agent.lifecycle.active_run import LiveAttempt
 from gputui.agent.lifecycle.run_files import ResolvedRun
-from gputui.core.config import Workspace
 from gputui.core.redaction import BY_LOOK
 from gputui.recovery.policies import POLICIES, Policy
 from gputui.runs.executors.process import ExecutorProcess
-from gputui.store.attempts import get_attempt
-from gputui.store.run_states import RunState
-from tests.agent.conftest import NOW, SPEC, add_run
+from tests.agent.conftest import SPEC
+from tests.agent.health.bench import Bench, train
 from tests.conftest import wait_until
 from tests.tables import table
 
@@ -31,22 +28,18 @@ JUMP = [{"step": step, "loss": 1.0 + step % 3 / 100} for step in range(99)] + [
 LONE = [{"step": step, "rank": 3} for step in range(30)]
 
 
-class Machine:
-    """A store with one living attempt on one GPU, and a clock that only moves when told."""
+class Machine(Bench):
+    """A living attempt on one GPU, whose executor is this."""
 
-    def __init__(self, connection: sqlite3.Connection, workspace: Workspace) -> None:
-        self.connection, self.workspace, self.now = connection, workspace, 0.0
-        add_run(connection, "r", RunState.STARTING, RunState.RUNNING)
-        connection.execute("UPDATE runs SET attempt = 1")
-        connection.execute(
-            "INSERT INTO attempts (run_id, number, state, params, gpus, launch, created_at, started_at) "
-            "VALUES ('r', 1, 'running', '{}', '[\"GPU-a\"]', '{}', ?, ?)", (NOW, NOW),
-        )  # fmt: skip
-        connection.execute("INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'r', 'p', 'jsonl')")
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        train(self)
+        self.connection.execute(
+            "INSERT INTO metric_sources (source_id, run_id, path, format) VALUES (1, 'vit-1', 'p', 'jsonl')"
+        )
         self.asked: list[bool] = []
         self.begin(STANDARD)
 
-    # The part of an executor that is used here.
     kind = property(lambda self: self)
 
     def processes(self, *_: object) -> list[object]:
@@ -57,25 +50,20 @@ class Machine:
 
     def begin(self, policy: Policy) -> None:
         """An agent begins to watch."""
-        context = AgentContext.of(
-            self.connection, self.workspace, wake=lambda: None, now=lambda: NOW + self.now, monotonic=lambda: self.now
-        )
-        record = get_attempt(self.connection, "r", 1)
-        assert record is not None
+        self.start()
         resolved = ResolvedRun(SPEC, policy, None, BY_LOOK)
-        self.live = LiveAttempt(record, cast("ExecutorProcess", self), resolved=resolved)
-        self.monitor = HealthMonitor(context)
-        self.look()
+        self.live = LiveAttempt(self.living[0].record, cast("ExecutorProcess", self), resolved=resolved)
+        self.monitor = HealthMonitor(self.context)
         wait_until(lambda: bool(self.look() or self.live.watched), what="the history")
 
-    def look(self, seconds: float = 2.0) -> None:
-        self.now += seconds
+    def look(self) -> None:
+        self.now += 2.0
         self.monitor.turn([self.live])
 
-    def write(self, *lines: dict[str, Any]) -> None:
+    def lines(self, *lines: dict[str, Any]) -> None:
         (offset,) = self.connection.execute("SELECT byte_offset FROM metric_sources").fetchone()
         for place, line in enumerate(lines, offset):
-            values = (place, line.get("rank"), line.get("step"), NOW + self.now, json.dumps(line))
+            values = (place, line.get("rank"), line.get("step"), self.wall(), json.dumps(line))
             self.connection.execute("INSERT INTO metrics VALUES (1, 0, ?, 1, ?, ?, ?, ?)", values)
         self.connection.execute("UPDATE metric_sources SET byte_offset = ?", (offset + len(lines),))
 
@@ -87,8 +75,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(connection: sqlite3.Connection, workspace: Workspace) -> Machine:
-    return Machine(connection, workspace)
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
 
 
 @pytest.mark.parametrize(("lines", "policy", "observed", "asked"), [
@@ -101,10 +89,10 @@ def test_a_finding_is_shown_once_or_ends_the_attempt(
     machine: Machine, lines: list[dict[str, Any]], policy: Policy, observed: list[object], asked: list[bool]
 ) -> None:
     machine.begin(policy)
-    machine.write(*lines)
+    machine.lines(*lines)
     for _ in range(3):
         machine.look()
-    machine.write(*lines)
+    machine.lines(*lines)
     machine.look()
     assert (machine.observed(), machine.asked) == (observed, asked)
     (severity, key, text), *others = machine.rows(
@@ -127,9 +115,9 @@ def test_an_attempt_that_waits_for_a_lost_gpu_is_ended(
     machine.connection.execute("DELETE FROM events")
     machine.asked.clear()
     machine.begin(STANDARD)
-    machine.write({"step": int(machine.now)})
+    machine.lines({"step": int(machine.now)})
     machine.look()
-    rows = [(NOW + machine.now + place, "GPU-a", *event) for place, event in enumerate(events)]
+    rows = [(machine.wall() + place, "GPU-a", *event) for place, event in enumerate(events)]
     machine.connection.executemany("INSERT INTO gpu_events (at, uuid, event, code) VALUES (?, ?, ?, ?)", rows)
     for _ in range(9):
         machine.look()

@@ -9,6 +9,7 @@ from gputui.agent.health.stack_dump import NcclLogs
 from gputui.core.config import Workspace
 from gputui.recovery.signatures import nccl_trouble
 from gputui.store.attempts import Attempt
+from tests.tables import table
 
 TROUBLE = "box:4242:4343 [1] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer box<41234>"
 WATCHDOG = (
@@ -17,23 +18,16 @@ WATCHDOG = (
 )
 
 
-COMPLAINTS = [
-    TROUBLE,
-    WATCHDOG,
-    "box:4242:4343 [0] transport/net_ib.cc:95 NCCL WARN NET/IB : Got async event : port error",
-    "box:4242:4343 [1] enqueue.cc:1200 NCCL WARN Cuda failure 'an illegal memory access was encountered'",
-]
-LOOK_ALIKES = [
-    "box:4242:4343 [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
-    "box:4242:4343 [1] NCCL WARN NET/Plugin : Failed to open libnccl-net.so, error: no such file",
-    "[I1121 03:02:11.123456 ProcessGroupNCCL.cpp:616] [Rank 1] initialization options: timeout 600",
-    "my script says: NCCL error handling is on",
-]
-
-
-def test_complaints_are_told_from_what_only_looks_like_them() -> None:
-    found = {line: nccl_trouble(f"step 5\n{line}\nstep 6\n") for line in (*COMPLAINTS, *LOOK_ALIKES)}
-    assert found == {line: [line] for line in COMPLAINTS} | {line: [] for line in LOOK_ALIKES}
+@table("line, is_trouble", [
+    (TROUBLE, True), (WATCHDOG, True), ("my script says: NCCL error handling is on", False),
+    ("box:4242:4343 [0] transport/net_ib.cc:95 NCCL WARN NET/IB : Got async event : port error", True),
+    ("box:4242:4343 [1] enqueue.cc:1200 NCCL WARN Cuda failure 'an illegal memory access was encountered'", True),
+    ("box:4242:4343 [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>", False),
+    ("box:4242:4343 [1] NCCL WARN NET/Plugin : Failed to open libnccl-net.so, error: no such file", False),
+    ("[I1121 03:02:11.123456 ProcessGroupNCCL.cpp:616] [Rank 1] initialization options: timeout 600", False),
+])  # fmt: skip
+def test_complaints_are_told_from_what_only_looks_like_them(line: str, is_trouble: bool) -> None:
+    assert nccl_trouble(f"step 5\n{line}\nstep 6\n") == [line] * is_trouble
 
 
 def test_only_what_is_new_is_told_and_once(workspace: Workspace, connection: sqlite3.Connection) -> None:

@@ -32,7 +32,6 @@ USUAL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 UNKNOWN: dict[str, dict[str, Any]] = {kind: {"is_unknown": True} for kind in USUAL}
-_GPU_EXTRAS = ("training", "holder", "xids")
 
 Scene = Iterable[tuple[Mapping[str, Any], float]]
 """What differs from the usual, and for how many seconds; a function is called with the second."""
@@ -71,10 +70,9 @@ class Stage:
     def _observe(self, now: dict[str, Any]) -> Iterator[Observation]:
         is_unknown = now.pop("is_unknown", False)
         if self.rule.subject == "gpu":
-            extras = {name: now.pop(name) for name in _GPU_EXTRAS if name in now}
-            facts = now.pop("facts", FACTS)
-            slow = now.pop("slow")
-            extras["slow"] = None if is_unknown or slow is None else GpuSlowSample("GPU-a", **slow)
+            extras = {name: now.pop(name) for name in ("training", "holder", "xids") if name in now}
+            facts, slow = now.pop("facts", FACTS), now.pop("slow")
+            extras["slow"] = None if is_unknown else GpuSlowSample("GPU-a", **slow)
             sample = None if is_unknown else GpuSample("GPU-a", **now)
             return self.gpu.observe(facts, sample, 1.0, self.rules, **extras)
         if self.rule.subject == "host":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from gputui.recovery.watch.course import LossCourse, MetricsCourse, RateSchedule, expected_rate
@@ -64,14 +62,6 @@ def test_samples_that_were_skipped_are_counted_by_events_of_all_ranks() -> None:
         course.add(step, {"samples": 1.0}, float(step), rank=1)
     (seen,) = (seen for seen in course.observe(True, RULES) if seen.kind == "skipped_samples")
     assert seen.value == pytest.approx(100 * 40 / (39 * 32 + 40)), "without those of earlier attempts"
-
-
-def test_a_course_continues_in_the_next_agent() -> None:
-    course = MetricsCourse()
-    for step in range(0, 3000, 10):
-        course.add(step, {"loss": 2.0 + step % 7, "step_time": 0.3, "grad_norm": float("inf")}, float(step))
-    stored = json.loads(json.dumps(msgspec.to_builtins(course)))
-    assert msgspec.convert(stored, MetricsCourse, strict=False) == course
 
 
 @table("schedule, step, expected", [
