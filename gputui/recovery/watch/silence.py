@@ -195,10 +195,6 @@ class GpuActivity(Struct, frozen=True):
     power_share: float | None
 
     @property
-    def is_busy(self) -> bool:
-        return (self.utilization_percent or 0.0) > IDLE_UTILIZATION_PERCENT
-
-    @property
     def spins(self) -> bool:
         """Whether a busy GPU only waits for another one. All values must be known and agree: a
         kernel that computes in registers looks similar."""
@@ -233,7 +229,7 @@ def doing(
     # uses the CPU.
     if min(later, key=lambda process: process.start_ticks).state == "T" and not is_busy:
         return Doing.STOPPED
-    if gpu is not None and gpu.is_busy:
+    if gpu is not None and (gpu.utilization_percent or 0.0) > IDLE_UTILIZATION_PERCENT:
         return Doing.SPINNING if gpu.spins else Doing.COMPUTING
     return Doing.COMPUTING if is_busy or queued / seconds >= BUSY_SHARE else Doing.WAITING
 
