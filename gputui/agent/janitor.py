@@ -37,6 +37,7 @@ PRUNE_SECONDS = 30.0
 EXPIRE_SECONDS = 3600.0
 FAILED_SECONDS = 20.0
 STOP_SECONDS = 2.0
+BUSY_MILLISECONDS = 20
 # How long the wall clock must run evenly before it decides the age of samples.
 TRUST_SECONDS = 3600.0
 JUMP_SECONDS = 60.0
@@ -146,6 +147,11 @@ class Janitor:
         if self._connection is None:
             # One thread at a time uses it: the one that starts the janitor hands it over.
             self._connection = open_commander(self.workspace.database, check_same_thread=False)
+            # What is done under the lock must wait neither for the disk nor for another program: no sync at a commit,
+            # no move of the log, no patience.
+            for setting in ("synchronous = NORMAL", "wal_autocheckpoint = 0", f"busy_timeout = {BUSY_MILLISECONDS}"):
+                self._connection.execute(f"PRAGMA {setting}")
+            self._connection.execute(f"PRAGMA journal_size_limit = {_KEPT_LOG_BYTES}")
             self._connection.execute("PRAGMA foreign_keys = ON")
         return self._connection
 

@@ -4,6 +4,7 @@ the loop."""
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from gputui.agent.recording.recorder import Recorder
 from gputui.core.config import Workspace
 from gputui.machine.gpu_model import FastTick, GpuFacts, Inventory, SlowTick
 from gputui.store.agent import Retention
-from gputui.store.database import room
+from gputui.store.database import pragma, room
 from gputui.store.series import GpuSample, GpuSlowSample, HostSample
 from tests.agent.conftest import add_run
 from tests.conftest import wait_until
@@ -280,6 +281,19 @@ def test_the_log_is_moved_beside_the_loop_and_becomes_short_again(machine: Machi
         wait_until(lambda: write(machine, 1) or log_bytes(machine) < MOVED_AT_BYTES)
     finally:
         machine.janitor.stop()
+
+
+def test_under_the_lock_nothing_waits_for_the_disk_or_another_program(machine: Machine) -> None:
+    bound_log(machine.connection)
+    read = {name: pragma(machine.janitor.connection, name) for name in ("synchronous", "wal_autocheckpoint")}
+    assert read == {"synchronous": 1, "wal_autocheckpoint": 0}
+    machine.connection.execute("BEGIN IMMEDIATE")
+    machine.now += 500 * DAY
+    began = time.monotonic()
+    with pytest.raises(sqlite3.OperationalError):
+        machine.janitor.expire(machine.now)
+    assert time.monotonic() - began < 2.0
+    machine.connection.execute("ROLLBACK")
 
 
 def test_the_thread_waits_for_the_turn_of_the_loop(machine: Machine) -> None:
