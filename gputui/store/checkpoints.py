@@ -31,7 +31,8 @@ class CheckpointRow(Struct, frozen=True):
         content: its identity; stamp: changes when the file is written, see `gputui.recovery.checkpoints.files`.
         attempt: the attempt in whose life it appeared; for a foreign or named one, the newest attempt then.
         unseen_at, seen_at: UTC unix seconds of the last scan without it and of the first with it.
-        modified_at: its time on the disk, for people only.
+        modified_at: its time on the disk, for people only; saved_at: the same when it appeared, None unless all times
+            of that scan can be true.
         step: from its name where the metrics allow it, else the newest step in the metrics; None is unknown.
         is_settled: it has stopped growing; is_rewrite: its attempt wrote over another one there.
         why: completes "the checkpoint …" for its verdict or origin.
@@ -50,6 +51,7 @@ class CheckpointRow(Struct, frozen=True):
     unseen_at: float
     seen_at: float
     modified_at: float
+    saved_at: float | None
     step: int | None
     size_bytes: int | None
     is_settled: bool = False

@@ -126,6 +126,13 @@ def test_slots_that_are_rotated_keep_what_is_known_of_each() -> None:
     assert usable(rows, ALIVE) == ["2"]
 
 
+@table(("content", "left"), [("x 1\ny 2", ["b"]), ("x 1\ny 9", ["a", "b"]), ("x 1\ny 2\nz 3\nw 4", ["a", "b"])])
+def test_a_folder_that_is_being_deleted_is_no_new_checkpoint(content: str, left: list[str]) -> None:
+    rows = looked((), file("a", "x 1\ny 2\nz 3"), file("b"), attempts=ALIVE, writer=1)
+    after = looked(rows, file("a", content), file("b"), attempts=ALIVE, writer=1)
+    assert usable(after, ALIVE) == left
+
+
 def test_what_another_run_may_have_written_is_named_where_nothing_else_is_left() -> None:
     other = "may be of job-2, which had the same folder"
     rows = looked((), file("s10.pt"), attempts=ALIVE, writer=1)

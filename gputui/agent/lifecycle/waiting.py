@@ -261,14 +261,13 @@ class ReadinessChecks:
         waiting = self.runs.waiting_of(run.run_id)
         check = waiting.check
         if check is None or check.path != run.resume_from:
-            is_ready, checked_at = waiting.checked or (False, float("-inf"))
-            if self.context.monotonic() - checked_at >= CHECKED_SECONDS:
+            is_ready, path, checked_at = waiting.checked or (False, None, float("-inf"))
+            if path != run.resume_from or self.context.monotonic() - checked_at >= CHECKED_SECONDS:
                 return self._begin(run, waiting)
-            waiting.checked = None if is_ready else waiting.checked
             return is_ready
         if not check.job.is_over:
             return False
-        waiting.check, waiting.checked = None, (False, self.context.monotonic())
+        waiting.check, waiting.checked = None, (False, run.resume_from, self.context.monotonic())
         try:
             ready = check.job.result()
         except OSError as error:
@@ -283,6 +282,7 @@ class ReadinessChecks:
         else:
             with transaction(self.context.connection) as connection:
                 write(connection, check.search, ready.rows)
+            waiting.checked = (True, run.resume_from, self.context.monotonic())
             return True
         return False
 
@@ -318,7 +318,8 @@ class ReadinessChecks:
         if not choice.usable:
             hint = "use gputui resume --from, or gputui restart"
             self.give_up(run, f"{changed}, and there is no other; {hint}")
-        waiting.checked = (bool(choice.usable), self.context.monotonic())
+        following_path = str(choice.usable[0].path) if choice.usable else None
+        waiting.checked = (bool(choice.usable), following_path, self.context.monotonic())
 
 
 def disk_bytes(folder: Path) -> tuple[int, int]:

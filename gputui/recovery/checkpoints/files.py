@@ -20,6 +20,8 @@ MAX_FILES = 10_000
 WHOLE_BYTES = 1 << 20
 BLOCK_BYTES = 64 << 10
 MIDDLE_BLOCKS = 6
+# Of a folder with more files, only one hash is kept.
+MOST_NAMED = 256
 
 # Names under which checkpoints are written before they are renamed: `checkpoint-40-tmp`, `x.orbax-checkpoint-tmp-17`,
 # `x.pt.partial-123`, and the random names of Python's tempfile.
@@ -97,18 +99,20 @@ def measured(path: Path) -> FoundCheckpoint | None:
 
 def identified(file: FoundCheckpoint, known: Mapping[str, tuple[str, str]]) -> FoundCheckpoint | None:
     """The file with its content, which is read unless ``known`` has it (stamp and content by path); None if it is gone.
-    Raises OSError if it cannot be read now."""
+    One that cannot be read now is known by its stamp."""
     stamp, content = known.get(file.path, ("", ""))
     if stamp != file.stamp:
         try:
             content = content_of(Path(file.path))
         except FileNotFoundError:
             return None
+        except OSError:
+            content = f"unread {file.stamp}"
     return file._replace(content=content)
 
 
 def content_of(path: Path) -> str:
-    """The identity of a checkpoint: sizes and hashes, of a folder of each file in it that a save writes. Raises
+    """The identity of a checkpoint: size and hash, of a folder a line for each file in it that a save writes. Raises
     OSError."""
     if not path.is_dir():
         return _content_of_file(path)
@@ -116,8 +120,20 @@ def content_of(path: Path) -> str:
         files = _saved(files_of(path))
     except TooManyFilesError:
         return f"folder {path}"
-    parts = (f"{entry.relative_to(path)} {_content_of_file(entry)}" for entry in files)
-    return f"{len(files)} files {_digest(chr(10).join(parts).encode())}"
+    lines = [f"{str(entry.relative_to(path))!r} {_content_of_file(entry)}" for entry in files]
+    text = "\n".join(lines)
+    return text if len(lines) <= MOST_NAMED else f"{len(lines)} files {_digest(text.encode())}"
+
+
+def has_lost_files(content: str, before: str) -> bool:
+    """Whether a folder is what it was before but for files that it lacks now."""
+    return content != before and set(content.splitlines()) < set(before.splitlines())
+
+
+def kept_files(content: str, before: str) -> set[str]:
+    """The lines of the files of a folder that stayed as they were when others were written again; empty if all were."""
+    now, then = set(content.splitlines()), set(before.splitlines())
+    return now & then if now - then else set()
 
 
 def files_of(path: Path) -> list[Path]:

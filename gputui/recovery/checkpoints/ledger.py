@@ -15,7 +15,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputui.recovery.checkpoints.files import FoundCheckpoint
+from gputui.recovery.checkpoints.files import FoundCheckpoint, has_lost_files
 from gputui.runs.checkpoint_names import explicit_step, step_in_name
 from gputui.runs.spec import known_spec
 from gputui.store.attempts import Attempt
@@ -90,6 +90,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
         step_of: the step of an entry, and whether an attempt may have been at a step between two times.
         intruder: why what appeared at a path may be of somebody else; None if it is the writer's.
         folder: the checkpoint folder, with links resolved.
+        is_dated: the times of all that appeared lie between the two scans, so that they can be true.
     """
 
     now: float
@@ -100,6 +101,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
     may_be_at: Callable[[int, int, float, float], bool]
     intruder: Callable[[str], str | None] = lambda _: None
     folder: PurePath
+    is_dated: bool = False
 
     def entry(self, file: FoundCheckpoint, row: CheckpointRow | None) -> CheckpointRow:
         """The entry of a content that was not seen before, at the place of ``row``."""
@@ -117,6 +119,7 @@ class FolderScan(Struct, frozen=True, kw_only=True):
             unseen_at=row.unseen_at if row is not None and is_growing else since,
             seen_at=self.now,
             modified_at=file.modified_ns / 1e9,
+            saved_at=file.modified_ns / 1e9 if self.is_dated else None,
             step=step_in_name(PurePath(file.path), self.folder),
             size_bytes=file.size_bytes,
             is_rewrite=is_again and (not is_growing or (row is not None and row.is_rewrite)),
@@ -161,11 +164,16 @@ def after_scan(rows: Sequence[CheckpointRow], found: Sequence[FoundCheckpoint], 
                 is_settled=True,
                 gone_at=None,
             )
+        elif row is not None and has_lost_files(file.content, row.content):
+            # Its deletion goes on, or was interrupted.
+            why = "lost a part of it since it was saved"
+            there[file.path] = replace(row, content=file.content, stamp=file.stamp, verdict="struck", why=why)
         else:
-            appeared.append(scan.entry(file, row))
+            appeared.append((file, row))
+    scan = replace(scan, is_dated=all(scan.since <= file.modified_ns / 1e9 <= scan.now for file, _ in appeared))
     seen = max((row.seen for row in rows), default=0)
     numbers: dict[str, CheckpointRow] = {}
-    for entry in sorted(appeared, key=_order_in_scan):
+    for entry in sorted((scan.entry(file, row) for file, row in appeared), key=_order_in_scan):
         # Copies that appear together with their original are one checkpoint.
         first = numbers.setdefault(entry.content, replace(entry, seen=seen + 1 + len(numbers)))
         there[entry.path] = replace(entry, seen=first.seen, step=first.step)
@@ -361,6 +369,7 @@ def chosen_by_person(
         unseen_at=now,
         seen_at=now,
         modified_at=file.modified_ns / 1e9,
+        saved_at=None,
         step=step if row is None else row.step,
         size_bytes=file.size_bytes,
         is_settled=True,

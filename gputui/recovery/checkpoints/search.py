@@ -25,6 +25,7 @@ from gputui.recovery.checkpoints.files import (
     content_of,
     files_of,
     identified,
+    kept_files,
     list_checkpoints,
     measured,
 )
@@ -198,15 +199,29 @@ def _last_save_judged(rows: Rows, ended: AttemptSpan, attempts: Sequence[Attempt
     marks: dict[str, CheckpointRow] = {}
     if not steps.has_stepped(ended.number, own[0].seen_at) and own[0].verdict not in ("cut", "struck"):
         reason = _lacking_rank(last, own, rows, ended, attempts) if own[0].ranks else _lacking_file(own[0], rows)
+        if reason is None and (name := _kept_file(own[0], rows)) is not None:
+            is_followed = own[0].saved_at is not None and steps.has_stepped(ended.number, own[0].saved_at)
+            reason = None if is_followed else f"was written over just before its attempt ended, but for {name}"
         if reason is not None:
             why = f"{reason}; its save may have been cut short"
             marks = {row.path: replace(row, verdict="cut", why=why) for row in last}
     paths = {row.path for row in last}
     for row in own:
-        was_quiet = row.unseen_at <= row.modified_at <= (ended.ended_at or 0.0) - SETTLED_SECONDS
+        was_quiet = row.saved_at is not None and row.saved_at <= (ended.ended_at or 0.0) - SETTLED_SECONDS
         if not row.is_settled and (row.path not in paths or was_quiet):
             marks.setdefault(row.path, replace(row, is_settled=True))
     return tuple(marks.get(row.path, row) if row.gone_at is None else row for row in rows)
+
+
+def _kept_file(row: CheckpointRow, rows: Rows) -> str | None:
+    """A file of a folder that is still of the save before, while others were written over; None if there is none. What
+    stayed as it was before that too is no part of each save."""
+    earlier = sorted((each.seen, each.content) for each in rows if each.path == row.path and each.seen < row.seen)
+    if row.is_settled or not earlier or not Path(row.path).is_dir():
+        return None
+    kept = kept_files(row.content, earlier[-1][1])
+    kept -= kept_files(earlier[-1][1], earlier[-2][1]) if len(earlier) > 1 else set()
+    return min(kept).rsplit(" ", 2)[0] if kept else None
 
 
 def _lacking_file(row: CheckpointRow, rows: Rows) -> str | None:

@@ -33,9 +33,8 @@ class CheckpointSteps:
 
     def step_of(self, row: CheckpointRow) -> int | None:
         """The step at which its attempt wrote a checkpoint: of its name, if the attempt may have been there between the
-        two scans, else the newest step in the metrics. The time of the file counts only within the scans."""
-        at = row.modified_at if row.unseen_at <= row.modified_at <= row.seen_at else row.seen_at
-        recorded = self._recorded(row.attempt, at)
+        two scans, else the newest step in the metrics at the time of the file, if that can be true."""
+        recorded = self._recorded(row.attempt, row.seen_at if row.saved_at is None else row.saved_at)
         if (named := self._named(row)) is not None:
             return named
         path = PurePath(row.path)
@@ -84,7 +83,11 @@ class CheckpointSteps:
             if attempt != number and (last := self._times.last_sound(attempt)) is not None:
                 sound[attempt] = last
         written = [row for row in rows if (row.is_written and row.attempt in sound) or row.attempt == number]
-        latest = {row.seen: last for row in written if (last := self.latest_of(row)) is not None}
+        latest: dict[int, int] = {}
+        for row in written:
+            # Of copies, the name that tells its step counts.
+            if (last := self.latest_of(row)) is not None:
+                latest[row.seen] = min(last, latest.get(row.seen, last))
         return UnsoundLoss(first, None, sound, latest)
 
     def _named(self, row: CheckpointRow) -> int | None:
@@ -93,8 +96,7 @@ class CheckpointSteps:
         named = explicit_step(row.name)
         if named is None or row.is_rewrite:
             return None
-        is_plausible = row.unseen_at <= row.modified_at <= row.seen_at
-        earliest = self._recorded(row.attempt, row.modified_at if is_plausible else row.unseen_at)
+        earliest = self._recorded(row.attempt, row.unseen_at if row.saved_at is None else row.saved_at)
         latest = self._latest(row.attempt, row.seen_at)
         # A name may count completed steps where the metrics count from 0.
         if latest is None or named > latest + 1 or (earliest is not None and named < earliest):
