@@ -183,7 +183,7 @@ class MetricsIngest:
                 batch_bytes = int(min(BATCH_BYTES, budget_bytes - spent_bytes, fitting_bytes))
                 batch = self._read(source, batch_bytes, ended=ended)
                 queue.popleft()
-                if batch is None and not source.reducer.is_behind:
+                if batch is None and (source.read is not None or not source.reducer.is_behind):
                     continue
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN IMMEDIATE")

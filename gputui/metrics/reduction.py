@@ -21,8 +21,8 @@ from gputui.store.metrics.queries import NOT_METRICS, as_float, named_by_event
 MAX_NAMES = 500
 """The metrics that are reduced per stretch; a script that invents a name for each line must not fill the disk."""
 
-STRETCHES_AT_ONCE = 4
-"""More than a batch has: about 20 ms of the agent's turn."""
+STRETCHES_AT_ONCE = 2
+"""As many as a batch has: about 10 ms of the agent's turn."""
 
 _NUMBERS = frozenset({int, float})
 _UNKNOWN = math.nan
@@ -52,13 +52,14 @@ class Reducer:
         self._lines = None
 
     def restart(self, connection: sqlite3.Connection, attempt: int) -> None:
-        """Reduce an attempt again whose lines have changed. Raises sqlite3.Error."""
+        """Reduce an attempt again whose lines have changed, in the next calls of `take`. Raises sqlite3.Error."""
         for table in ("metric_stretches", "metric_envelopes"):
             connection.execute(
                 f"DELETE FROM {table} WHERE source_id = ? AND attempt = ?",  # noqa: S608
                 (self._source_id, attempt),
             )
         self._lines = None
+        self.is_behind = True
 
     def take(self, connection: sqlite3.Connection, lines: Sequence[MetricLine]) -> None:
         """Reduce lines that were just stored, in order. ``is_behind``: more are left for the next call. Raises

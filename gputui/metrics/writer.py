@@ -64,6 +64,8 @@ def store_batch(
     if batch.replaced:
         _replace(connection, source_id, batch)
         reducer.restart(connection, batch.attempt)
+    else:
+        reducer.take(connection, batch.to_reduce)
     if batch.rejected:
         _store_rejected(connection, source_id, batch, now)
     if batch.steps.last is not None:
@@ -71,28 +73,22 @@ def store_batch(
         connection.execute(_NOTE_STEPS, (*steps, now, source_id, batch.attempt))
     for rank, newest in batch.newest.items():
         _update_newest(connection, source_id, batch.attempt, -1 if rank is None else rank, newest)
-    reducer.take(connection, batch.to_reduce)
     return True
 
 
 def _replace(connection: sqlite3.Connection, source_id: int, batch: Batch) -> None:
     """Drop values that the batch's lines changed from the lines that had them before."""
-    emptied = 0
-    for place, values in batch.replaced.items():
-        if values.keys() <= NOT_METRICS:
-            connection.execute(
-                "DELETE FROM metrics WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-                (source_id, *place),
-            )
-            emptied += 1
-        else:
-            connection.execute(
-                "UPDATE metrics SET data = ? WHERE source_id = ? AND generation = ? AND byte_offset = ?",
-                (orjson.dumps(values).decode(), source_id, *place),
-            )
+    emptied = [(source_id, *place) for place, values in batch.replaced.items() if values.keys() <= NOT_METRICS]
+    kept = [
+        (orjson.dumps(values).decode(), source_id, *place)
+        for place, values in batch.replaced.items()
+        if not values.keys() <= NOT_METRICS
+    ]
+    where = "WHERE source_id = ? AND generation = ? AND byte_offset = ?"
+    connection.executemany(f"DELETE FROM metrics {where}", emptied)  # noqa: S608
+    connection.executemany(f"UPDATE metrics SET data = ? {where}", kept)  # noqa: S608
     connection.execute(
-        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?",
-        (emptied, source_id),
+        "UPDATE metric_sources SET line_count = line_count - ? WHERE source_id = ?", (len(emptied), source_id)
     )
 
 
