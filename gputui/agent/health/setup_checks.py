@@ -1,5 +1,4 @@
-"""Checks of how an attempt is set up: that its metrics are found, that its ranks train together, and
-that it loaded the checkpoint that it was given."""
+"""Checks of how an attempt is set up: its metrics, its process group, the checkpoint that it loaded."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class SetupChecks:
             if text is not None:
                 yield Observation("no_metrics", text=text)
         elif self.metrics_job is None and context.monotonic() >= self.metrics_at + METRICS_SECONDS:
-            self.metrics_at = context.monotonic()
-            record = watch.record
+            self.metrics_at, record = context.monotonic(), watch.record
             began = record.started_at or record.created_at
             work = partial(missing_metrics, spec, context.workspace.run_dir(record.run_id), record.number, began)
             name = f"looking for what {record.run_id} prints and saves"
@@ -107,8 +105,7 @@ class SetupChecks:
             return
         self.group_at = context.monotonic()
         ranks = [process for process in processes() if process.rank is not None]
-        size = len({process.rank for process in ranks})
-        if size < 2:
+        if (size := len({process.rank for process in ranks})) < 2:
             return
         self.is_grouped = any(is_connected(process.identity.pid) for process in ranks)
         self.ungrouped_checks += not self.is_grouped
@@ -166,8 +163,7 @@ def missing_metrics(spec: RunSpec, run_dir: Path, attempt: int, began: float) ->
 
 
 def makes_group(spec: RunSpec) -> bool:
-    """Whether the text of the run's script makes a process group or wraps a model in one. Call it
-    in a job."""
+    """Whether the run's script makes a process group or wraps a model in one. Call it in a job."""
     scripts = [Path(spec.workdir, word) for word in spec.program if word.endswith(".py")]
     return any(_GROUP.search(text) for text in _readable(scripts[:1]))
 
