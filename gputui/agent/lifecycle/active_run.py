@@ -206,14 +206,14 @@ class ReadinessCheck:
 class Waiting:
     """No attempt exists; the run waits for the next one. ``due_at`` (monotonic) is the end of its back-off, None once
     it is queued. ``free_disk`` and ``pruning`` are preconditions that are being checked. Of a queued run, ``checked``
-    says whether ``check`` found it ready, and when (monotonic); ``short_since`` (monotonic) is set while GPUs are
-    missing that only a person or the driver can bring back."""
+    says whether ``check`` found it ready to begin from a checkpoint, which one, and when (monotonic); ``short_since``
+    (monotonic) is set while GPUs are missing that only a person or the driver can bring back."""
 
     due_at: float | None = None
     free_disk: DiskCheck | None = None
     pruning: Job[list[Path]] | None = None
     check: ReadinessCheck | None = None
-    checked: tuple[bool, float] | None = None
+    checked: tuple[bool, str | None, float] | None = None
     short_since: float | None = None
 
 
